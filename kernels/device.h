@@ -177,8 +177,9 @@ struct zr_device_ops {
     /* finishes queued work first; NULL is allowed */
     void (*stream_close)(struct zr_stream *s);
     /* Instead of it, where work does not end: no more is begun, and the stream is left behind for as long as
-     * the process lives, with its device. Does not wait; NULL is allowed. NULL where work that was put on a
-     * stream cannot be stopped. */
+     * the process lives, with its device. When it returns, nothing of the stream's works any more but a call
+     * (below) and a wait for an event, which may go on for ever. Again, and several threads at once, are
+     * allowed, and so is NULL. NULL where work that was put on a stream cannot be stopped. */
     void (*stream_leave)(struct zr_stream *s);
 
     /* Of a stream that holds a bounded number of operations, and makes who puts more on it wait. reserve:

@@ -38,6 +38,8 @@ int zr_host_device_open_with(const struct zr_host_options *options, struct zr_de
 struct zr_host_op {
     _Alignas(16) unsigned char arg[ZR_CALL_BYTES];
     void (*fn)(void *arg);
+    /* it may wait for somebody, for ever */
+    bool waits;
 };
 
 /* A counter that only grows, and those who sleep until it reaches a value. */
@@ -63,6 +65,8 @@ struct zr_stream {
     /* operations finished so far; waiters sleep here */
     struct zr_host_gate done;
     _Atomic bool stop;
+    /* its thread is in an operation that waits for nobody, or is about to ask stop whether to begin one */
+    _Atomic bool works;
     struct zr_thread thread;
     struct zr_stream *next_free;
     /* (n_ring), replaced only while nothing is on it */
@@ -123,6 +127,8 @@ int zr_host_event_query(struct zr_event *e);
 /* Runs fn on a copy of arg in stream order: at once on a caller stream, else on the stream's thread. Waits
  * while the ring is full. Never fails. bytes <= ZR_CALL_BYTES. */
 void zr_host_put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes);
+/* Of what may wait for somebody: who leaves the stream does not wait for it to end. */
+void zr_host_put_waiting(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes);
 
 /* host_ops.c: the kernels and call as operations. */
 int zr_host_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes);

@@ -10,7 +10,7 @@ int zr_host_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, si
 {
     int err = zr_check_call(bytes);
     if (!err)
-        zr_host_put(s, fn, arg, bytes);
+        zr_host_put_waiting(s, fn, arg, bytes);
     return err;
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { TICKET_BITS = 48, ASK_MS = 100 };
 #define TICKET_MASK ((UINT64_C(1) << TICKET_BITS) - 1)
@@ -127,6 +128,18 @@ static void stop_thread(void *arg)
     atomic_store(&s->stop, true);
 }
 
+/* The stream may have been left. Both sides write their own word, then read the other's, all sequentially
+ * consistent: either the operation is not begun, or who leaves sees it and waits for its end. */
+static bool may_begin(struct zr_stream *s, const struct zr_host_op *op)
+{
+    if (!op->waits)
+        atomic_store(&s->works, true);
+    if (!atomic_load(&s->stop))
+        return true;
+    atomic_store(&s->works, false);
+    return false;
+}
+
 static void stream_main(void *arg)
 {
     struct zr_stream *s = arg;
@@ -134,12 +147,15 @@ static void stream_main(void *arg)
     while (!atomic_load_explicit(&s->stop, memory_order_relaxed)) {
         gate_wait(&s->put, done + 1, s->dev->spin_ns);
         struct zr_host_op *op = &s->ring[done % s->n_ring];
+        if (!may_begin(s, op))
+            break;
         op->fn(op->arg);
+        atomic_store_explicit(&s->works, false, memory_order_release);
         gate_advance(&s->done, ++done);
     }
 }
 
-void zr_host_put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes)
+static void put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes, bool waits)
 {
     if (!s->is_queue) {
         struct zr_host_op op;
@@ -148,14 +164,25 @@ void zr_host_put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, si
         return;
     }
     /* Fed by one thread at a time: this thread wrote put last, or learned of who did. */
-    uint64_t put = atomic_load_explicit(&s->put.value, memory_order_relaxed);
-    if (put >= s->n_ring)
-        gate_wait(&s->done, put - s->n_ring + 1, s->dev->spin_ns);
-    struct zr_host_op *op = &s->ring[put % s->n_ring];
+    uint64_t n = atomic_load_explicit(&s->put.value, memory_order_relaxed);
+    if (n >= s->n_ring)
+        gate_wait(&s->done, n - s->n_ring + 1, s->dev->spin_ns);
+    struct zr_host_op *op = &s->ring[n % s->n_ring];
     if (bytes)
         memcpy(op->arg, arg, bytes);
     op->fn = fn;
-    gate_advance(&s->put, put + 1);
+    op->waits = waits;
+    gate_advance(&s->put, n + 1);
+}
+
+void zr_host_put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes)
+{
+    put(s, fn, arg, bytes, false);
+}
+
+void zr_host_put_waiting(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes)
+{
+    put(s, fn, arg, bytes, true);
 }
 
 /* --- streams --- */
@@ -262,8 +289,11 @@ void zr_host_stream_close(struct zr_stream *s)
 
 void zr_host_stream_leave(struct zr_stream *s)
 {
-    if (s && s->is_queue)
-        atomic_store(&s->stop, true);
+    if (!s || !s->is_queue)
+        return;
+    atomic_store(&s->stop, true);
+    while (atomic_load(&s->works))
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
 void zr_host_stream_free(struct zr_stream *s)
@@ -360,7 +390,7 @@ int zr_host_stream_wait(struct zr_stream *s, struct zr_event *e)
         return gate_wait_asking(s->dev, a.gate, a.ticket);
     if (a.gate == &s->done)
         return 0; /* its own earlier work */
-    zr_host_put(s, wait_op, &a, sizeof a);
+    zr_host_put_waiting(s, wait_op, &a, sizeof a);
     return 0;
 }
 

@@ -235,7 +235,7 @@ int zr_engine_allocate(struct zr_engine *e)
     return err;
 }
 
-static void leave_streams(struct zr_engine *e)
+void zr_engine_leave_streams(struct zr_engine *e)
 {
     struct zr_stream *const all[] = {e->gather_stream, e->gather_outer_stream, e->reduce_outer_stream,
                                      e->reduce_stream};
@@ -275,8 +275,8 @@ bool zr_engine_close(struct zr_engine *e)
         return true;
     if (e->dev->ops->ask_while_waiting)
         e->dev->ops->ask_while_waiting(e->dev, NULL, NULL);
-    if (zr_roles_stuck(e)) {
-        leave_streams(e);
+    if (atomic_load(&e->s.left) || zr_roles_stuck(e)) {
+        zr_engine_leave_streams(e);
         zr_snapshot_listener_close(e->s.listener);
         return false;
     }

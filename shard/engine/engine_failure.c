@@ -117,13 +117,18 @@ int zr_engine_status(struct zr_engine *e)
     return zr_fail(zr_first_code(&e->s.failure), "rank %d: %s", e->rank, e->s.failure.text);
 }
 
-/* Operations that are told of a failure end soon; what has not by then may never. */
+/* Operations that are told of a failure end soon; what has not by then may never. Or it does after all, and
+ * what is behind it would use memory that is the program's again once the wait has ended. */
 static int ask_of_waiting(void *arg)
 {
     struct zr_engine *e = arg;
     int err = zr_engine_status(e);
     int64_t failed_ns = atomic_load(&e->s.failed_ns);
-    return err && failed_ns && zr_now_ns() - failed_ns > LEFT_AFTER_NS ? err : 0;
+    if (!err || !failed_ns || zr_now_ns() - failed_ns <= LEFT_AFTER_NS)
+        return 0;
+    atomic_store(&e->s.left, true);
+    zr_engine_leave_streams(e);
+    return err;
 }
 
 void zr_engine_guard_waits(struct zr_engine *e)

@@ -192,6 +192,8 @@ struct zr_shared {
     struct zr_first failure;
     /* when, on zr_now_ns()'s clock; 0: not yet */
     _Atomic int64_t failed_ns;
+    /* A wait was given up: the streams are left, with what is on them, which never runs. */
+    atomic_bool left;
 };
 
 /* A communicator in its role, and the stream that its collectives go on. */
@@ -328,6 +330,8 @@ int zr_engine_wait(struct zr_engine *e, struct zr_event *event);
 /* Of an engine whose waits may be for a call that does not come back (zr_comm_ops.stuck): each ends with the
  * failure that is known, when that has been so for a while. Closing ends it. */
 void zr_engine_guard_waits(struct zr_engine *e);
+/* Nothing that is on the streams and has not begun ever runs. Any thread. */
+void zr_engine_leave_streams(struct zr_engine *e);
 
 /* Once, where ZERO_FLIGHT_DIR asks for it. Keeps this thread's message. */
 void zr_engine_save_flight(struct zr_engine *e);

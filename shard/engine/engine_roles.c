@@ -152,12 +152,13 @@ int zr_roles_make_room(struct zr_engine *e)
     return zr_roles_have_room(e, 1) ? 0 : zr_engine_drain(e);
 }
 
+/* One is enough, and each would wait its own time. */
 bool zr_roles_stuck(const struct zr_engine *e)
 {
     bool stuck = false;
-    for (int i = 0; i < e->n_distinct; i++) {
+    for (int i = 0; i < e->n_distinct && !stuck; i++) {
         struct zr_comm *c = e->distinct[i];
-        stuck |= c->ops->stuck && c->ops->stuck(c);
+        stuck = c->ops->stuck && c->ops->stuck(c);
     }
     return stuck;
 }

@@ -64,6 +64,14 @@ void mpi_stand_in_hang(const char *call, int rank, int k)
     set_fault(call, rank, k, MPI_STAND_IN_OTHER, true);
 }
 
+void mpi_stand_in_come_back(void)
+{
+    pthread_mutex_lock(&msi.lock);
+    msi.ending = true;
+    pthread_cond_broadcast(&msi.moved);
+    pthread_mutex_unlock(&msi.lock);
+}
+
 void mpi_stand_in_die(int rank)
 {
     pthread_mutex_lock(&msi.lock);

@@ -59,6 +59,8 @@ void mpi_stand_in_program_finalize(int rank);
 void mpi_stand_in_fail(const char *call, int rank, int k, int class);
 /* That call does not come back instead. */
 void mpi_stand_in_hang(const char *call, int rank, int k);
+/* Calls that hang come back, all, and from now on nothing moves any more. */
+void mpi_stand_in_come_back(void);
 /* From now on nothing moves to or from that rank any more. */
 void mpi_stand_in_die(int rank);
 

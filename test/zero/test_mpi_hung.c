@@ -1,6 +1,6 @@
 /* test_mpi_hung.c: a call of MPI's that does not come back: every rank's step ends with an error, that of the
- * rank which is inside the call too, and so does zero_unwrap. When the call does come back, after that, it
- * does no harm. */
+ * rank which is inside the call too, and so does zero_unwrap. When the call does come back, after that, or
+ * after a zero_read or a zero_write that was given up, it does no harm. */
 #include "test/kernels/random.h"
 #include "test/stand_in/mpi_stand_in.h"
 #include "test/zero/toy_net.h"
@@ -23,12 +23,16 @@ struct plan {
     /* the rank whose k-th poll from its second step on does not come back */
     int stage, hung, k;
     bool check;
+    /* they read and write values instead of training; of the k that are drawn then most are in a broadcast,
+     * behind which the copy to the caller's memory is queued */
+    bool values;
     char log[WORLD][4096];
 };
 
 /* The stand-in that libzero has loaded. */
 static struct {
     void (*hang)(const char *call, int rank, int k);
+    void (*come_back)(void);
     void (*counts)(struct mpi_stand_in_counts *out);
     int (*end)(const char **first);
     struct mpi_stand_in_machine *(*the_machine)(void);
@@ -55,6 +59,51 @@ static void keep_line(void *arg, const char *line)
 extern void __lsan_disable(void) __attribute__((weak));
 extern void __lsan_enable(void) __attribute__((weak));
 
+/* Until one fails. Then what it had is the program's again, also when MPI's call comes back. */
+static void move_values(struct toy_rank *r, zero_ctx *z)
+{
+    const struct plan *p = r->arg;
+    int64_t n = toy_elems(1), changed = 0;
+    size_t bytes = (size_t)n * sizeof(float);
+    unsigned char *own = calloc(1, bytes);
+    int err = own ? 0 : ZERO_ERR_NOMEM;
+    for (int i = 0; !err && i < STEPS; i++) {
+        if (i == 1 && r->rank == p->hung)
+            mpi.hang("poll", r->rank, p->k);
+        err = zero_read(z, 1, ZERO_VALUE_STATE, 0, n, (float *)own);
+        if (!err)
+            err = zero_write(z, 1, ZERO_VALUE_STATE, 0, n, (float *)own);
+    }
+    toy_note(r, err);
+    if (!own)
+        return;
+    memset(own, 0xab, bytes);
+    if (r->rank == p->hung)
+        mpi.come_back();
+    sleep(1);
+    for (size_t i = 0; i < bytes; i++)
+        changed += own[i] != 0xab;
+    if (changed)
+        toy_wrong(r, "%lld bytes were written after the call had returned", (long long)changed);
+    free(own);
+}
+
+static void make_steps(struct toy_rank *r, zero_ctx *z, struct toy *m)
+{
+    const struct plan *p = r->arg;
+    int err = 0;
+    for (int step = 0; !err && step < STEPS; step++) {
+        if (step == 1 && r->rank == p->hung)
+            mpi.hang("poll", r->rank, p->k);
+        err = toy_forward(m, z, true);
+        if (!err)
+            err = toy_backward(m, z, true, step, r->rank);
+        if (!err)
+            err = zero_step(z, 1e-2f, NULL);
+    }
+    toy_note(r, err);
+}
+
 static void train(struct toy_rank *r)
 {
     const struct plan *p = r->arg;
@@ -72,16 +121,12 @@ static void train(struct toy_rank *r)
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
-    for (int step = 0; !err && step < STEPS; step++) {
-        if (step == 1 && r->rank == p->hung)
-            mpi.hang("poll", r->rank, p->k);
-        err = toy_forward(&m, z, true);
-        if (!err)
-            err = toy_backward(&m, z, true, step, r->rank);
-        if (!err)
-            err = zero_step(z, 1e-2f, NULL);
-    }
-    toy_note(r, err);
+    if (err)
+        toy_note(r, err);
+    else if (p->values)
+        move_values(r, z);
+    else
+        make_steps(r, z, &m);
     int64_t from = toy_now_ms();
     zero_unwrap(&z);
     r->ms = toy_now_ms() - from;
@@ -91,9 +136,8 @@ static void train(struct toy_rank *r)
         __lsan_enable();
 }
 
-static void test_poll(void **state)
+static void run_hung(bool values)
 {
-    (void)state;
     struct random_source random = random_open();
     const char *text = getenv("N_HUNG");
     for (int i = 0, n = text ? atoi(text) : 2; i < n; i++) {
@@ -101,10 +145,11 @@ static void test_poll(void **state)
         struct mpi_stand_in_counts counts;
         static struct plan p;
         const char *first;
-        p = (struct plan){.stage = (int)random_below(&random, 4),
+        p = (struct plan){.stage = values ? 3 : (int)random_below(&random, 4),
                           .hung = (int)random_below(&random, WORLD),
-                          .k = 1 + (int)random_below(&random, 200),
-                          .check = i % 2};
+                          .k = (int)(values ? 8 + random_below(&random, 23) : 1 + random_below(&random, 200)),
+                          .check = i % 2,
+                          .values = values};
         print_message("stage %d, poll %d of rank %d, check %d\n", p.stage, p.k, p.hung, p.check);
         mpi.the_machine()->n_ranks = WORLD;
         toy_ranks(WORLD, train, &p, r);
@@ -120,14 +165,28 @@ static void test_poll(void **state)
     }
 }
 
+static void test_poll(void **state)
+{
+    (void)state;
+    run_hung(false);
+}
+
+static void test_values(void **state)
+{
+    (void)state;
+    run_hung(true);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_poll)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_poll), cmocka_unit_test(test_values)};
     void *at[] = {function("mpi_stand_in_hang"), function("mpi_stand_in_counts"),
-                  function("mpi_stand_in_end"), function("mpi_stand_in_the_machine")};
+                  function("mpi_stand_in_end"), function("mpi_stand_in_the_machine"),
+                  function("mpi_stand_in_come_back")};
     memcpy(&mpi.hang, &at[0], sizeof at[0]);
     memcpy(&mpi.counts, &at[1], sizeof at[1]);
     memcpy(&mpi.end, &at[2], sizeof at[2]);
     memcpy(&mpi.the_machine, &at[3], sizeof at[3]);
+    memcpy(&mpi.come_back, &at[4], sizeof at[4]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * demand, poison, instruction sets by name. --bench times streams and events. */
 #include "kernels/host/host_device.h"
 #include "test/kernels/device_suite.h"
+#include "test/kernels/random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -200,6 +202,48 @@ static void test_waits_that_ask(void **state)
     dev->ops->close(dev);
 }
 
+/* At any moment: what the stream is in is waited for, and what is behind that is not begun. */
+static void test_left_streams_rest(void **state)
+{
+    (void)state;
+    enum { N = 4 << 20, TRIALS = 60 };
+    unsigned char *to[2], *seen = malloc(N);
+    void *at[2];
+    struct zr_device *dev;
+    struct random_source random = random_open();
+    int n_within = 0;
+    assert_non_null(seen);
+    assert_int_equal(zr_host_device_open_with(NULL, &dev), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(dev->ops->alloc(dev, N, &at[i]), 0);
+        to[i] = at[i];
+    }
+    for (int i = 0; i < TRIALS; i++) {
+        struct zr_stream *s;
+        memset(to[0], 1, N);
+        memset(to[1], 1, N);
+        assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, NULL, NULL, &s), 0);
+        for (int k = 0; k < 2; k++)
+            assert_int_equal(dev->ops->zero(s, to[k], N), 0);
+        for (int64_t until = zr_now_ns() + (int64_t)random_below(&random, 2000000); zr_now_ns() < until;)
+            zr_relax();
+        dev->ops->stream_leave(s);
+        memcpy(seen, to[0], N);
+        n_within += seen[N - 1] != to[1][N - 1];
+        dev->ops->stream_leave(s); /* again */
+        usleep(2000);
+        assert_memory_equal(seen, to[0], N);
+        assert_true(to[1][0] == to[1][N - 1]);
+        zr_host_put(s, NULL, NULL, 0); /* its thread may sleep for more */
+        zr_thread_join(&s->thread);
+    }
+    print_message("%d of %d were left between two operations\n", n_within, TRIALS);
+    for (int i = 0; i < 2; i++)
+        dev->ops->free(dev, at[i], N);
+    dev->ops->close(dev);
+    free(seen);
+}
+
 static void test_poison(void **state)
 {
     (void)state;
@@ -343,6 +387,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_stream_fails_and_works_again),
         cmocka_unit_test(test_room_on_a_stream),
         cmocka_unit_test(test_waits_that_ask),
+        cmocka_unit_test(test_left_streams_rest),
         cmocka_unit_test(test_poison),
         cmocka_unit_test(test_isa_by_name),
         cmocka_unit_test(test_refused_operations),
