@@ -85,7 +85,7 @@ struct zero_ctx {
     struct zr_loaded_ranks *loaded;
     /* since that load: the program gave data of this rank; a warning said that it did not */
     bool rank_data_set, reported_no_rank_data;
-    /* of those that are left where they are (wrap.c) */
+    /* of those that are left where they are (unwrap.c) */
     struct zero_ctx *next_left;
     /* world * ZR_EXCHANGE_BYTES, for zr_engine_exchange: what ranks tell each other must not fail for want of
      * memory */

@@ -254,9 +254,6 @@ static void report_world(const struct zero_ctx *z)
     zr_log_set_rank(log, z->world.rank);
     zr_info(log, "rank %d of %d, found in: %s%s%s", z->world.rank, z->world.world, z->world.source,
             z->world.way[0] ? "; where ranks meet, in: " : "", z->world.way);
-    if (z->world.interface[0] && zr_world_is_on_loopback(&z->world))
-        zr_info(log, "interface %s is not used: ranks meet on loopback, at %s", z->world.interface,
-                z->world.host);
     bool makes_key = z->lent || z->world.by_mpi; /* and tells it to the others */
     if (z->world.world > 1 && z->world.rank == 0 && !z->world.key.n_bytes && !makes_key)
         zr_warn(log,
@@ -288,6 +285,14 @@ static bool needs_loop(const struct zero_ctx *z)
 {
     const struct zr_backend *asked = zr_backend_row(z->config.user.backend);
     return z->world.world > 1 || z->lent || (asked && !asked->alone);
+}
+
+/* Once they have met: ranks that tell each other over MPI or NCCL where know it only then. */
+static void report_interface(const struct zero_ctx *z)
+{
+    if (z->rendezvous && z->world.interface[0] && zr_world_is_on_loopback(&z->world))
+        zr_info(z->config.options.log, "interface %s is not used: ranks meet on loopback, at %s",
+                z->world.interface, z->world.host);
 }
 
 /* A launcher that counts a host's ranks otherwise may have given two of them one GPU. */
@@ -330,6 +335,7 @@ static int meet(struct zero_ctx *z, int err)
         return err;
     if (z->rendezvous)
         zr_rendezvous_hosts(z->rendezvous, &z->topology);
+    report_interface(z);
     report_topology(z);
     return 0;
 }

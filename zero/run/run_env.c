@@ -1,4 +1,5 @@
 /* run_env.c: the environment that makes a process a rank. */
+#include "kernels/asserts.h"
 #include "zero/run/run.h"
 
 #include <stdarg.h>
@@ -8,7 +9,7 @@
 #include <unistd.h>
 
 /* The variables by which a process takes itself for a rank of another launcher, or of an outer zero-run. The
- * first eleven are set anew. A name ending in _ stands for all that begin so. */
+ * first twelve are set anew. A name ending in _ stands for all that begin so. */
 static const char *const launcher_variables[] = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
     "ZERO_JOB", "ZERO_JOB_KEY", "ZERO_ATTEMPT", "ZERO_PROGRESS", "ZERO_FLIGHT_FD",
@@ -36,13 +37,15 @@ static bool is_launchers(const char *entry)
 /* An environment that is being made, in one allocation: where the next entry and its text go. */
 struct entries {
     char **env, *text;
-    size_t n;
+    size_t n, n_new;
 };
 enum { N_NEW = 16, NEW_BYTES = sizeof((struct zr_run_options *)0)->meet_file + 64 };
 
 static void __attribute__((format(printf, 2, 3))) add(struct entries *e, const char *fmt, ...)
 {
     va_list ap;
+    ZR_ASSERT(e->n_new < N_NEW);
+    e->n_new++;
     va_start(ap, fmt);
     vsnprintf(e->text, NEW_BYTES, fmt, ap);
     va_end(ap);
@@ -62,7 +65,7 @@ static bool copy_own(struct entries *e, const struct zr_run_start *s, bool plain
     size_t n = 0;
     while (environ[n])
         n++;
-    e->n = 0;
+    e->n = e->n_new = 0;
     e->env = malloc((n + N_NEW + 1) * sizeof *e->env + (size_t)N_NEW * NEW_BYTES);
     if (!e->env)
         return false;
