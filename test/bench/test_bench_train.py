@@ -67,11 +67,11 @@ class Shape(unittest.TestCase):
     def test_paused(self):
         """All ranks stand still for longer than they wait for each other, as a suspended machine's do, and go on."""
         script = 'echo "pid $$" >&2; exec "$@"'
-        command = [ZERO_RUN, '-n', '2', '--raw', 'sh', '-c', script, 'sh', ZERO_BENCH, 'train', '--json', *TINY, '--stage=3', '--seconds=4']
+        command = [ZERO_RUN, '-n', '4', '--raw', 'sh', '-c', script, 'sh', ZERO_BENCH, 'train', '--json', *TINY, '--stage=3', '--seconds=4']
         env = {k: v for k, v in os.environ.items() if not k.startswith('ZERO_') and k not in ('RANK', 'WORLD_SIZE')}
         env['ZERO_TIMEOUT_MS'] = '1000'
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as p:
-            ranks = [int(p.stderr.readline().split()[1]) for _ in range(2)]
+            ranks = [int(p.stderr.readline().split()[1]) for _ in range(4)]
             p.stdout.readline()  # it trains
             for _ in range(2):
                 for sig, seconds in ((signal.SIGSTOP, 1.5), (signal.SIGCONT, 0.3)):
