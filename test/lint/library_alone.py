@@ -26,6 +26,8 @@ FLOORS = ("zero", "shard", "comm", "kernels", "bench")
 ALONE = ["-Dbench=disabled", "-Dtests=disabled"]
 TARGETS = {"zero", "zero-run", "zero-internal", "shard", "comm", "kernels", "kernels_avx2", "kernels_avx512", "kernels_profiler",
            "cuda_copy", "cuda_kernels", "cuda_norm"}
+# Where help2man is.
+MAN_PAGE = "zero-run.1"
 # One for each MPI that this machine has.
 SHIMS = {"zero-mpi-ompi", "zero-mpi-mpich"}
 SUPERPROJECT = """
@@ -88,7 +90,7 @@ def check_install(root, folder, meson):
     source, build, prefix = (os.path.join(folder, name) for name in ("libzero", "build", "prefix"))
     run(*meson, "setup", build, source, "--prefix", prefix, "--libdir", "lib", "-Ddefault_library=both", *ALONE, *FAST)
     targets = set(targets_of(meson, build))
-    extra = targets - TARGETS - SHIMS
+    extra = targets - TARGETS - SHIMS - {MAN_PAGE}
     if extra:
         yield f"built besides the library: {sorted(extra)}"
     run(*meson, "compile", "-C", build)
@@ -98,6 +100,7 @@ def check_install(root, folder, meson):
     expected = {"bin/zero-run", "lib/libzero.so", "lib/libzero.so.0", "lib/libzero.a", "lib/pkgconfig/libzero.pc",
                 "share/doc/libzero/README.md", EXAMPLE,
                 *("share/doc/libzero/" + path for path in tracked(root) if path.endswith("/README.md") and path.split("/")[0] in FLOORS),
+                *(f"share/man/man1/{page}" for page in targets & {MAN_PAGE}),
                 *(f"lib/zero/lib{shim}.so" for shim in targets & SHIMS), *("include/" + header for header in HEADERS)}
     yield from (f"{path} is not installed" for path in sorted(expected - found))
     yield from (f"installed besides: {path}" for path in sorted(found - expected)
