@@ -300,7 +300,7 @@ struct zero_config {
 
     /* + 1: check the run: whether anything orders every two accesses to a byte, and, at stages 2 and 3 on the
      * host, whether the model touches a unit outside its bracket, by memory that is closed to it then, or on
-     * a GPU filled with NaN (see zero/README.md, "The check"). A fault on the host goes to the log at once,
+     * a GPU filled with NaN (see zero/check_mode.md). A fault on the host goes to the log at once,
      * by a thread of the library while the thread at fault waits; it ends the context with a message naming
      * it. On the host zero_wrap overwrites with NaN what *param pointed at, where that is private and
      * writable memory and not a buffer's. With hybrid hsdp the groups' copies of the weights are compared

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Makes a program of the example that a text shows: zero/examples/minimal.c with that example in place of its own.
+"""Makes a program of the example that a text shows: zero/examples/minimal.c with that example in place of its own, or, without PROGRAM,
+the example as it is.
 
-    take_example.py TEXT PROGRAM OUT
+    take_example.py TEXT [PROGRAM] OUT
 
 TEXT is Markdown, whose first block of C is taken, or a header, whose first comment has the example as its indented lines.
 """
@@ -22,21 +23,24 @@ def of_header(text):
     return "\n".join(line[4:] for line in lines[first:last]).rstrip() + "\n"
 
 
-def main(source, program, out):
-    with open(source, encoding="utf-8") as f:
-        text = f.read()
-    example = of_markdown(text) if source.endswith(".md") else of_header(text)
+def into_program(source, example, program):
     for function in (FIRST, LAST):
         if function not in example:
             sys.exit(f"{source}: its example has no {function}:\n{example}")
     with open(program, encoding="utf-8") as f:
         before, rest = f.read().split(FIRST)
-    after = rest.split(LAST)[1].split("\n}\n", 1)[1]
+    return before + example + rest.split(LAST)[1].split("\n}\n", 1)[1]
+
+
+def main(source, *program, out):
+    with open(source, encoding="utf-8") as f:
+        text = f.read()
+    example = of_markdown(text) if source.endswith(".md") else of_header(text)
     with open(out, "w", encoding="utf-8") as f:
-        f.write(before + example + after)
+        f.write(into_program(source, example, *program) if program else example)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
+    if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    main(*sys.argv[1:-1], out=sys.argv[-1])

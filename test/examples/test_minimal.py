@@ -1,23 +1,17 @@
 """zero/examples/minimal.c learns the same at every stage and on every number of ranks, and what the plain program learns; and so does
-the same program with the example of README.md, or of zero.h, in it.
+the same program with the example of zero/guide.md, or of zero.h, in it.
 
     test_minimal.py ZERO_RUN PLAIN PROGRAM WORLDS STAGES
 """
-import os
 import re
-import subprocess
 import sys
 import unittest
+
+from clean_run import run
 
 ZERO_RUN, PLAIN, PROGRAM = sys.argv[1:4]
 WORLDS, STAGES = ([int(n) for n in arg.split(',')] for arg in sys.argv[4:6])
 del sys.argv[1:6]  # the rest is unittest's
-
-
-def run(command, **variables):
-    env = {k: v for k, v in os.environ.items()
-           if not k.startswith('ZERO_') and k not in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT')}
-    return subprocess.run(command, capture_output=True, text=True, env={**env, **variables}, check=False)
 
 
 def losses(text):

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The library alone, as somebody takes it who wants nothing else: a copy of the tree is configured without benches and tests, built
-and installed; a program is compiled by pkg-config against the shared and the static library and runs; and the same tree as a
-Meson subproject of another project serves its program, statically linked, which runs on two ranks.
+and installed, and README.md's program compiled, all by the four commands that README.md gives; other programs are compiled by pkg-config
+against the shared and the static library and run; and the same tree as a Meson subproject of another project serves its program,
+statically linked, which runs on two ranks.
 
     library_alone.py ROOT MESON...
 """
@@ -15,15 +16,18 @@ import tempfile
 
 from asserts import held
 from installed import HEADERS, PROGRAM
+from readme_text import commands, program, read
 from symbols import NVCC, NVTX, declared, defined
 from tree_clean import tracked
 
 ANSWER = "0 1 2 3"
 # How the library is built here is of no matter, so it is built fast.
 FAST = ["-Doptimization=0", "-Ddebug=false", "-Dgpu_arch=90"]
+# README.md's.
+PREFIX = "--prefix=/usr/local"
+ALONE = ["-Dbench=disabled", "-Dtests=disabled"]
 EXAMPLE = "share/doc/libzero/zero/examples/minimal.c"
 FLOORS = ("zero", "shard", "comm", "kernels", "bench")
-ALONE = ["-Dbench=disabled", "-Dtests=disabled"]
 TARGETS = {"zero", "zero-run", "zero-internal", "shard", "comm", "kernels", "kernels_avx2", "kernels_avx512", "kernels_profiler",
            "cuda_copy", "cuda_kernels", "cuda_norm"}
 # Where help2man is.
@@ -86,20 +90,38 @@ def compile_and_run(folder, name, libdir, flags):
         yield f"the {name} program {'needs' if needs else 'does not need'} libzero.so"
 
 
+def run_readme(root, source, prefix, meson):
+    """README.md's commands of the build, in the tree that they are for. Only where it is installed is different, and how fast it is built."""
+    text = read(root)
+    found = [command for _, command in commands(text) if re.match(r"(meson|cc) ", command)]
+    if [command.split()[:2] for command in found] != [["meson", "setup"], ["meson", "compile"], ["meson", "install"], ["cc", "program.c"]] or \
+            not {PREFIX, *ALONE} <= set(found[0].split()):
+        print(f"README.md builds, installs and compiles by {found}; that is not what is tested here")
+        sys.exit(1)
+    with open(os.path.join(source, "program.c"), "w", encoding="utf-8") as f:
+        f.write(program(text))
+    env = {**environment(), "PKG_CONFIG_PATH": os.path.join(prefix, "lib", "pkgconfig")}
+    for command in found:
+        command = command.replace(PREFIX, f"--prefix={prefix} --libdir=lib -Ddefault_library=both {' '.join(FAST)}")
+        run("sh", "-euc", re.sub(r"^meson\b", " ".join(meson), command), env=env, cwd=source)
+    told = run(os.path.join(prefix, "bin", "zero-run"), "-n", "2", "./program", env={**env, "LD_LIBRARY_PATH": os.path.join(prefix, "lib")}, cwd=source)
+    if "step 100 error" not in told:
+        yield f"README.md's program printed {told!r}"
+
+
 def check_install(root, folder, meson):
-    source, build, prefix = (os.path.join(folder, name) for name in ("libzero", "build", "prefix"))
-    run(*meson, "setup", build, source, "--prefix", prefix, "--libdir", "lib", "-Ddefault_library=both", *ALONE, *FAST)
+    source, prefix = (os.path.join(folder, name) for name in ("libzero", "prefix"))
+    build = os.path.join(source, "build")
+    yield from run_readme(root, source, prefix, meson)
     targets = set(targets_of(meson, build))
     extra = targets - TARGETS - SHIMS - {MAN_PAGE}
     if extra:
         yield f"built besides the library: {sorted(extra)}"
-    run(*meson, "compile", "-C", build)
-    run(*meson, "install", "--no-rebuild", "-C", build)
 
     found = {os.path.relpath(os.path.join(at, name), prefix) for at, _, names in os.walk(prefix) for name in names}
     expected = {"bin/zero-run", "lib/libzero.so", "lib/libzero.so.0", "lib/libzero.a", "lib/pkgconfig/libzero.pc",
                 "share/doc/libzero/README.md", EXAMPLE,
-                *("share/doc/libzero/" + path for path in tracked(root) if path.endswith("/README.md") and path.split("/")[0] in FLOORS),
+                *("share/doc/libzero/" + path for path in tracked(root) if path.endswith(".md") and path.split("/")[0] in FLOORS),
                 *(f"share/man/man1/{page}" for page in targets & {MAN_PAGE}),
                 *(f"lib/zero/lib{shim}.so" for shim in targets & SHIMS), *("include/" + header for header in HEADERS)}
     yield from (f"{path} is not installed" for path in sorted(expected - found))

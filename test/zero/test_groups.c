@@ -147,7 +147,7 @@ static int plan_of(int hybrid, int shard_group, int world, int micro, struct zer
     return zero_plan(table, MODEL_UNITS, &cfg, info);
 }
 
-/* Bytes per parameter by the formulas of zero/README.md: AdamW keeps a master and two moments, fp32. */
+/* Bytes per parameter by the formulas of zero/memory.md: AdamW keeps a master and two moments, fp32. */
 static void expect_plan(int hybrid, int inner, int world)
 {
     struct zero_plan_info info;
