@@ -1,13 +1,13 @@
 /* plan_cmd.c: zero-bench plan: what every stage would take, from zero_plan alone. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
+#include "bench/plan_model.h"
 #include "bench/report.h"
 #include "bench/stage_table.h"
 #include "bench/train.h"
 
 #include "kernels/device.h"
 
-#include <math.h>
 #include <string.h>
 
 struct plan_options {
@@ -52,50 +52,6 @@ static const struct option_table table = {
     .read_word = option_refuse_word,
     OPTIONS_WITH_MODEL(struct plan_options),
 };
-
-/* Sizes of a GPT of at most n parameters: about a hundred channels per layer, as published models have, and
- * the most channels that fit (a multiple of 8 where there are enough). Channels 0: n is too small for any. */
-static struct gpt2_config sizes_for(int64_t n)
-{
-    bool large = n >= 100000000;
-    struct gpt2_config c = {.heads = 1, .context = large ? 1024 : 64, .vocab = large ? 50257 : 256};
-    double layers = round(cbrt((double)n / 120000.0)); /* n = 12 * L * C^2 with C = 100 * L */
-    c.layers = layers < 1 ? 1 : (int64_t)layers;
-    double per_channel = (double)(c.vocab + c.context + 13 * c.layers + 2), a = 12.0 * (double)c.layers;
-    double channels = (sqrt(per_channel * per_channel + 4 * a * (double)n) - per_channel) / (2 * a);
-    c.channels = (int64_t)channels + 1; /* one more than rounding may have cost */
-    while (c.channels > 0 && gpt2_n_params(&c) > n)
-        c.channels--;
-    c.channels -= c.channels > 64 ? c.channels % 8 : 0;
-    return c;
-}
-
-/* The tensors to plan for; returns how many. *layers: units beside unit 0. What a GPT's sizes cannot reach of
- * --params is one more unit, smaller than a layer, so that the number is met exactly. */
-static int32_t describe(const struct plan_options *o, struct zero_tensor out[TRAIN_N_TENSORS + 1],
-                        int32_t *layers)
-{
-    static void *nowhere;
-    struct gpt2_config c = o->params ? sizes_for(o->params) : o->model.config;
-    int32_t n = 0;
-    *layers = 0;
-    if (c.channels) {
-        (o->dtype == ZERO_BF16 ? train_describe_bf16 : train_describe_f32)(out, &c, NULL);
-        n = TRAIN_N_TENSORS;
-        *layers = (int32_t)c.layers;
-    }
-    int64_t rest = o->params ? o->params - (c.channels ? gpt2_n_params(&c) : 0) : 0;
-    if (rest) {
-        *layers += n > 0;
-        out[n++] = (struct zero_tensor){.name = "rest",
-                                        .param = &nowhere,
-                                        .grad = &nowhere,
-                                        .shape = {rest},
-                                        .dtype = (enum zero_dtype)o->dtype,
-                                        .unit = *layers};
-    }
-    return n;
-}
 
 /* For cfg.log behind stage 0, which has been warned of everything else: what comes of groups. */
 static void report_groups(void *arg, const char *line)
@@ -190,8 +146,8 @@ int plan_command(const char *name, int argc, char **argv)
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;
-    struct zero_tensor tensors[TRAIN_N_TENSORS + 1];
-    int32_t layers, n = describe(&o, tensors, &layers);
+    struct zero_tensor tensors[PLAN_N_TENSORS];
+    int32_t layers, n = plan_model(tensors, &layers, &o.model.config, o.params, o.dtype);
     struct zero_plan_info info[N_COLUMNS];
     int64_t ns[N_COLUMNS];
     int n_columns = o.shard_group ? N_COLUMNS : N_STAGES;
