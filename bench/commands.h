@@ -8,6 +8,7 @@
  * be used, after one line on stderr. */
 int train_command(const char *name, int argc, char **argv);
 int plan_command(const char *name, int argc, char **argv);
+int tune_command(const char *name, int argc, char **argv);
 int memory_command(const char *name, int argc, char **argv);
 int overhead_command(const char *name, int argc, char **argv);
 int comm_command(const char *name, int argc, char **argv);

@@ -13,6 +13,8 @@ static const struct {
     {"train", "train a GPT-2 on text, at any stage, and say what it took", train_command},
     {"plan", "memory and traffic of every stage for a model and a number of ranks, without running it",
      plan_command},
+    {"tune", "choose stage, hybrid, prefetch, budget and wire dtype for a model, a world and a memory limit",
+     tune_command},
     {"memory", "run the stages for real and compare planned, allocated and resident memory", memory_command},
     {"checkpoint", "how fast checkpoints are saved and loaded, beside dd on the same disk",
      checkpoint_command},

@@ -6,8 +6,8 @@
 
 #define PLAN_N_TENSORS (TRAIN_N_TENSORS + 1)
 
-/* Describes a GPT-2 of the sizes given or, where params is above 0, one of exactly that many parameters; dtype
- * is an enum zero_dtype. Returns how many tensors; *layers: units beside unit 0. */
+/* Describes a GPT-2 of the sizes given or, where params is above 0, one of exactly that many parameters;
+ * dtype is an enum zero_dtype. Returns how many tensors; *layers: units beside unit 0. */
 int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, const struct gpt2_config *model,
                    int64_t params, int dtype);
 

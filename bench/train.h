@@ -7,6 +7,8 @@
 
 #include <stdbool.h>
 
+#define TRAIN_MOST_STEP_MS 64 /* what zero_mean takes */
+
 struct train_options {
     struct model_options model;
     enum zero_dtype dtype;
@@ -60,6 +62,10 @@ struct train_options {
     const char *export_to;
     /* the most bytes of an exported file; 0: the default */
     int64_t export_max;
+
+    /* (steps, at most TRAIN_MOST_STEP_MS) room for each step's time, the mean over ranks, which is all that
+     * is wanted: nothing is printed; NULL: train */
+    double *step_ms;
 };
 
 /* Describes the tensors of a GPT-2 of these sizes to libzero; the pointers are those of *model. With model

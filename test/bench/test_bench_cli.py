@@ -7,7 +7,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import CATEGORIES, OPTIMIZERS, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
 
-SUBCOMMANDS = ['train', 'plan', 'memory', 'checkpoint', 'export', 'overhead', 'kernels', 'comm', 'verify']
+SUBCOMMANDS = ['train', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'overhead', 'kernels', 'comm', 'verify']
 
 
 class Refused(unittest.TestCase):

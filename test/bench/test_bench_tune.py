@@ -1,0 +1,343 @@
+"""zero-bench tune: its choice and its order against a search over the numbers of zero-bench plan, its lines, its probe, what it refuses."""
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from bench_program import ROOT, TEXT, ZERO_BENCH, ZERO_RUN, bench, lines, run, train  # noqa: E402
+
+NANO = ['--model=gpt2-nano']
+DEEP = ['--layers=9', '--heads=2', '--channels=64', '--context=32', '--vocab=512']
+FIELDS = {'stage': 0, 'hybrid': 0, 'shard_group': -1, 'prefetch': 2, 'param_budget_bytes': -1, 'wire_dtype': 0, 'deterministic': -1}
+WORDS = {'hsdp': 1, 'hfsdp': 2, 'bf16': 2}
+
+
+def tune(*args):
+    done = bench('tune', '--json', *args)
+    assert (done.returncode, done.stderr) == (0, ''), done
+    *candidates, choice = lines(done.stdout)
+    assert [c['event'] for c in candidates] == ['candidate'] * len(candidates) and choice['event'] == 'choice'
+    return candidates, choice
+
+
+class Search:
+    """Every candidate again, by running zero-bench plan."""
+
+    def __init__(self, model, world, per_host, limit, dtype, accum):
+        self.model, self.world, self.per_host, self.limit, self.dtype, self.accum = model, world, per_host, limit, dtype, accum
+        self.found = []
+        for wire in [None] if dtype == 'bf16' else [None, 'bf16']:
+            for stage in range(3):
+                self.keep(self.plan(None, wire, 2)[stage], None, wire, 2, None)
+            for group in [None] + [g for g in range(2, world) if world % g == 0 and (per_host % g == 0 or g % per_host == 0)]:
+                for prefetch in [0, 1, 2]:
+                    for kind in [3] if group is None else ['hsdp', 'hfsdp']:
+                        self.sharded(kind, group, wire, prefetch)
+
+    def plan(self, group, wire, prefetch, budget=None):
+        args = [*self.model, f'--world={self.world}', f'--dtype={self.dtype}', f'--accum={self.accum}', f'--prefetch={prefetch}']
+        args += [f'--shard-group={group}'] if group else []
+        args += [f'--wire-dtype={wire}'] if wire else []
+        args += [f'--budget={budget}'] if budget else []
+        args += ['--deterministic=on'] if group and self.accum > 1 and self.per_host == self.world else []
+        done = bench('plan', '--json', *args)
+        return {p.get('hybrid', p['stage']): p for p in lines(done.stdout)} if done.returncode == 0 else None
+
+    def far(self, plan, group):
+        """Of the others that a rank receives from, those on other hosts, axis by axis."""
+        inner, total = group or self.world, 0
+        outer_bytes = plan.get('outer_bytes', 0)
+        for bytes_, ranks in [(plan['wire_bytes'] - outer_bytes, range(inner)), (outer_bytes, range(0, self.world, inner))]:
+            others = len(ranks) - 1
+            total += bytes_ * sum(r // self.per_host != 0 for r in ranks) // others if others else 0
+        return total
+
+    def keep(self, plan, group, wire, prefetch, budget):
+        if plan['stage'] == 3 and not group and not plan['bytes']['param_slots']:
+            return  # as stage 2
+        self.found.append({'stage': plan['stage'], 'hybrid': plan.get('hybrid'), 'shard_group': group, 'wire_dtype': wire, 'prefetch': prefetch,
+                           'bytes': plan['bytes'], 'wire_bytes': plan['wire_bytes'], 'between_bytes': self.far(plan, group),
+                           'fits': plan['bytes']['total'] <= self.limit, 'auto': budget is None})
+
+    def sharded(self, kind, group, wire, prefetch):
+        least = self.plan(group, wire, prefetch)[kind]
+        self.keep(least, group, wire, prefetch, None)
+        slots = least['bytes']['param_slots']
+        budget = self.limit - least['bytes']['total'] + slots
+        if not slots or budget < 1:
+            return
+        planned = self.plan(group, wire, prefetch, budget)
+        over = planned[kind]['bytes']['total'] - self.limit if planned else 0
+        if over > 0:
+            budget -= over
+            planned = self.plan(group, wire, prefetch, budget)
+        if planned and (planned[kind]['bytes'], planned[kind]['wire_bytes']) != (least['bytes'], least['wire_bytes']):
+            self.keep(planned[kind], group, wire, prefetch, budget)
+
+
+def place(c):
+    """By which candidates are ordered, but for what makes the simplest."""
+    refused = c['wire_dtype'] is not None
+    if not c['fits']:
+        return (True, refused, c['bytes']['total'])
+    waits = c['prefetch'] == 0 and c['bytes']['param_slots'] > 0
+    return (False, refused, waits, c['between_bytes'], c['wire_bytes'], -c['prefetch'], c['bytes']['total'], c['stage'], c['hybrid'] == 'hfsdp',
+            -(c['shard_group'] or 0))
+
+
+def numbers(c):
+    return [c[k] for k in ('stage', 'hybrid', 'shard_group', 'wire_dtype', 'prefetch', 'bytes', 'wire_bytes', 'between_bytes', 'fits')] + [
+        c['auto'] if 'auto' in c else c['budget'] is None]
+
+
+CASES = [(NANO, 4, 4, 4500000, 'bf16', 1), (NANO, 8, 4, 5200000, 'bf16', 1), (DEEP, 8, 2, 4300000, 'bf16', 2), (DEEP, 4, 4, 7000000, 'f32', 3),
+         (NANO, 12, 4, 4000000, 'f32', 1), (['--params=3e8'], 64, 8, 900000000, 'bf16', 1), (DEEP, 3, 1, 3900000, 'bf16', 1)]
+
+
+def arguments(model, world, per_host, limit, dtype, accum):
+    return [*model, f'--world={world}', f'--ranks-per-host={per_host}', f'--limit={limit}', f'--dtype={dtype}', f'--accum={accum}']
+
+
+class Order(unittest.TestCase):
+    def test_against_a_search(self):
+        kinds = set()
+        for case in CASES:
+            with self.subTest(case=case):
+                search = Search(*case).found
+                candidates, choice = tune(*arguments(*case))
+                best = min((c for c in search if c['fits'] and not c['wire_dtype']), key=place)
+                self.assertEqual(numbers(choice), numbers(best))
+                self.assertEqual(sorted(map(str, map(numbers, candidates))), sorted(map(str, map(numbers, search))))
+                self.assertEqual([place(c) for c in candidates], sorted(place(c) for c in candidates))
+                self.assertEqual([c['order'] for c in candidates], list(range(1, len(candidates) + 1)))
+                self.assertTrue(any(not c['fits'] for c in candidates), 'a limit that everything fits')
+                kinds.add((choice['stage'], choice['hybrid'], choice['budget'] is None))
+        self.assertGreater(len(kinds), 2, kinds)  # the cases differ
+
+    def test_no_budget_is_better(self):
+        """Of any budget that fits, none receives less than what tune gives to the same prefetch, or stage 2 where that fits."""
+        limit, draw = 4300000, random.Random(1)
+        candidates, _ = tune(*DEEP, '--world=4', f'--limit={limit}')
+        n_fit = 0
+        for prefetch in [0, 1, 2]:
+            best = min(c['wire_bytes'] for c in candidates if c['fits'] and not c['hybrid'] and (c['stage'], c['prefetch']) in [(2, 2), (3, prefetch)])
+            for budget in [draw.randrange(100000, 1000000) for _ in range(12)]:
+                done = bench('plan', '--json', *DEEP, '--world=4', f'--prefetch={prefetch}', f'--budget={budget}')
+                plan = lines(done.stdout)[3] if done.returncode == 0 else {'bytes': {'total': limit + 1}}
+                if plan['bytes']['total'] <= limit:
+                    n_fit += 1
+                    self.assertGreaterEqual(plan['wire_bytes'], best, f'prefetch {prefetch} budget {budget}')
+        self.assertGreater(n_fit, 3)
+
+    def test_ratio_of_links(self):
+        """From the ratio on that is told, nothing takes less time for its bytes; just below it something does."""
+        n_told = 0
+        for model in [NANO, DEEP]:
+            for limit in [4500000, 5200000, 9000000]:
+                candidates, choice = tune(*model, '--world=16', '--ranks-per-host=4', f'--limit={limit}')
+                rivals = [c for c in candidates if c['fits'] and (c['prefetch'] or not c['bytes']['param_slots'])]
+
+                def least(ratio, among=rivals):
+                    return min(c['wire_bytes'] + (ratio - 1) * c['between_bytes'] for c in among)
+                told = choice['least_ratio']
+                above, below = max(told, 1) * 1.001, told * 0.999
+                self.assertEqual(least(above), least(above, [choice]))
+                if told > 0:
+                    n_told += 1
+                    self.assertLess(least(below), least(below, [choice]))
+        self.assertGreater(n_told, 2)
+
+    def test_more_memory_never_receives_more(self):
+        args = [*DEEP, '--world=8', '--ranks-per-host=4']
+        before = None
+        for limit in [3600000, 4000000, 4500000, 5000000, 6000000, 10000000]:
+            _, choice = tune(*args, f'--limit={limit}')
+            self.assertLessEqual(choice['bytes']['total'], limit)
+            if before:
+                self.assertLessEqual(choice['between_bytes'], before['between_bytes'])
+            before = choice
+        _, free = tune(*args)
+        self.assertEqual((free['between_bytes'], free['limit']), (before['between_bytes'], None))
+
+    def test_wire_dtype(self):
+        args = [*NANO, '--world=4', '--dtype=f32']
+        _, own = tune(*args)
+        _, both = tune(*args, '--wire-dtype=any')
+        only, bf16 = tune(*args, '--wire-dtype=bf16')
+        self.assertEqual((own['wire_dtype'], both['wire_dtype'], bf16['wire_dtype']), (None, 'bf16', 'bf16'))
+        self.assertEqual({c['wire_dtype'] for c in only}, {'bf16'})
+        self.assertLess(both['wire_bytes'], own['wire_bytes'])
+        refused = [c for c in tune(*args)[0] if c['wire_dtype']]
+        self.assertEqual({c['why'] for c in refused}, {'rounds gradients to bf16 on their way; --wire-dtype any allows it'})
+
+    def test_only_groups_of(self):
+        candidates, _ = tune(*NANO, '--world=8', '--shard-group=4')
+        self.assertEqual({c['shard_group'] for c in candidates}, {None, 4})
+
+
+def fields_of(choice):
+    want = dict(FIELDS, stage=choice['stage'])
+    if choice['hybrid']:
+        want.update(hybrid=WORDS[choice['hybrid']], shard_group=choice['shard_group'])
+    if choice['stage'] == 3:
+        want.update(prefetch=choice['prefetch'], param_budget_bytes=-1 if choice['budget'] is None else choice['budget'])
+    want.update(wire_dtype=WORDS[choice['wire_dtype']] if choice['wire_dtype'] else 0)
+    want.update(deterministic=choice['deterministic'] if choice['deterministic'] is not None else -1)
+    return want
+
+
+class Lines(unittest.TestCase):
+    """What is to be pasted means the choice, and takes what was planned."""
+
+    def test_environment(self):
+        for model, world, per_host, limit, dtype, accum in CASES:
+            with self.subTest(model=model, world=world):
+                _, choice = tune(*arguments(model, world, per_host, limit, dtype, accum))
+                env = dict(pair.split('=') for pair in choice['environment'].split())
+                told = bench('plan', '--json', *model, f'--world={world}', f'--dtype={dtype}', f'--accum={accum}', env=env)
+                self.assertEqual(told.returncode, 0, told.stderr)
+                for stage in lines(told.stdout):  # the variables override all of them
+                    self.assertEqual((stage['bytes'], stage['wire_bytes']), (choice['bytes'], choice['wire_bytes']))
+
+    def test_run(self):
+        """Two hosts of two are one here, whose ranks take what was planned all the same."""
+        args = [*DEEP, '--dtype=bf16']
+        for limit in [3700000, 4600000, 6000000]:
+            _, choice = tune(*args, '--world=4', '--ranks-per-host=2', f'--limit={limit}')
+            env = dict(pair.split('=') for pair in choice['environment'].split())
+            _, summary = train(4, *args, '--batch=1', '--data', TEXT, '--steps=1', env=env)
+            self.assertEqual((summary['bytes'], summary['stage']), (choice['bytes'], choice['stage']))
+
+    def test_c(self):
+        cc = shutil.which('cc') or shutil.which('gcc')
+        if not cc:
+            self.skipTest('no C compiler in PATH')
+        choices = [tune(*arguments(*case), *more)[1] for case in CASES[:5] for more in [[], ['--wire-dtype=any'], ['--deterministic=off'], ['--shard-group=2']] if case[1] % 4 == 0]
+        body = ''
+        for choice in choices:
+            body += '{ struct zero_config cfg = ZERO_CONFIG_INIT;\n' + '\n'.join(choice['c']) + '\n'
+            body += ''.join(f'printf("%lld ", (long long)cfg.{field});' for field in FIELDS) + 'puts(""); }\n'
+        with tempfile.TemporaryDirectory() as folder:
+            source, program = os.path.join(folder, 'pasted.c'), os.path.join(folder, 'pasted')
+            with open(source, 'w', encoding='utf-8') as f:
+                f.write('#include <stdio.h>\n#include "zero/zero.h"\nint main(void)\n{\n' + body + 'return 0; }\n')
+            subprocess.run([cc, '-Wall', '-Werror', '-I', ROOT, source, '-o', program], check=True)
+            rows = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+        self.assertEqual(len(rows), len(choices))
+        for choice, row in zip(choices, rows):
+            got = dict(zip(FIELDS, map(int, row.split())))
+            self.assertEqual(got, fields_of(choice))
+
+    def test_sums_of_groups_on_one_host(self):
+        """Where groups of one host add up micro-batches, zero_wrap keeps the fixed order; a plan has to be asked for it."""
+        args = [*DEEP, '--accum=4', '--dtype=f32']
+        for c in tune(*args, '--world=4')[0]:
+            if c['hybrid'] and c['prefetch'] == 2 and c['budget'] is None and not c['wire_dtype']:
+                _, summary = train(4, *args, '--batch=1', '--data', TEXT, '--steps=1', '--stage=3', f"--hybrid={c['hybrid']}", '--shard-group=2')
+                self.assertEqual(summary['bytes'], c['bytes'])
+        _, off = tune(*args, '--world=4', '--deterministic=off')
+        self.assertEqual((off['c'][-1], off['environment'].split()[-1]), ('cfg.deterministic = 0;', 'ZERO_DETERMINISTIC=0'))
+
+    def test_text(self):
+        case = arguments(*CASES[1])
+        _, choice = tune(*case)
+        done = bench('tune', *case)
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        for line in [*choice['c'], choice['environment']]:
+            self.assertIn(f'    {line}\n', done.stdout)
+        self.assertRegex(done.stdout, r'\n +1 .* chosen\n')
+        self.assertRegex(done.stdout, r'stage 0 .* more than the limit\n')
+        self.assertRegex(done.stdout, r' more between hosts\n')
+
+
+def chosen_by_rule(candidates):
+    best = candidates[0]
+    for c in candidates[1:]:
+        if c['probe'] and c['probe']['ms_upper'] < best['probe']['ms_lower']:
+            best = c
+    return best
+
+
+class Probe(unittest.TestCase):
+    RANKS = [ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'tune', '--batch=1', '--data', TEXT]
+
+    def test_all_ranks_choose_the_same(self):
+        done = run([*self.RANKS, *NANO, '--dtype=f32', '--json', '--log'])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        *candidates, choice = lines(done.stdout)
+        probed = [c for c in candidates if c['probe']]
+        self.assertEqual([c['probe']['steps'] for c in probed], [10] * 3)
+        self.assertEqual(probed, candidates[:1] + [c for c in candidates[1:] if c['probe']])  # the first is among them
+        self.assertEqual(len({(c['stage'], c['hybrid'], c['shard_group']) for c in probed}), 3)
+        for c in probed:
+            self.assertLessEqual(0 < c['probe']['ms_lower'], c['probe']['ms_median'])
+            self.assertLessEqual(c['probe']['ms_median'], c['probe']['ms_upper'])
+        best = chosen_by_rule(candidates)
+        self.assertEqual(choice['order'], best['order'])
+        self.assertEqual(choice['by'], 'order' if best['order'] == 1 else 'probe')
+        said = sorted(line for line in done.stderr.splitlines() if ' chose ' in line)
+        self.assertEqual(len(said), 2, done.stderr)
+        self.assertEqual([line.split(' chose ')[0] for line in said], [f'zero-bench tune: rank {rank}' for rank in range(2)])
+        self.assertEqual(said[0].split(' chose ')[1], said[1].split(' chose ')[1])
+
+    def test_none(self):
+        done = run([*self.RANKS, *NANO, '--json', '--probe=0'])
+        alone, _ = tune(*NANO, '--world=2')
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        self.assertEqual(lines(done.stdout)[:-1], alone)
+
+    def test_sizes_alone_are_not_run(self):
+        done = run([*self.RANKS, '--params=1e6', '--json'])
+        self.assertEqual((done.returncode, done.stderr), (0, 'zero-bench tune: no probe: --params names sizes, not a model that runs\n'))
+        self.assertTrue(all(c['probe'] is None for c in lines(done.stdout)))
+
+    def test_one_that_fails_leaves_the_order(self):
+        with tempfile.NamedTemporaryFile() as short:
+            done = run([*self.RANKS[:-1], short.name, *NANO, '--json'])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(lines(done.stdout)[:-1], tune(*NANO, '--world=2')[0])
+        self.assertEqual(done.stderr.count('the probe failed, so the order decides'), 2)
+
+
+class Refused(unittest.TestCase):
+    def refused(self, args, *words, **more):
+        done = bench('tune', *args, **more)
+        self.assertEqual((done.returncode, done.stdout, len(done.stderr.splitlines())), (2, '', 1), done)
+        for word in ('zero-bench tune: ', *words):
+            self.assertIn(word, done.stderr)
+
+    def test_options(self):
+        self.refused(['--world=4', '--limit=0'], "--limit: '0' is not a number of bytes of at least 1")
+        self.refused([], '--world: with 1 rank there is nothing to shard')
+        self.refused(['--world=1'], '--world: with 1 rank there is nothing to shard')
+        self.refused(['--world=8', '--ranks-per-host=3'], '--ranks-per-host: 3 does not divide the 8 ranks')
+        self.refused(['--world=12', '--shard-group=5'], '--shard-group: 5 does not divide the 12 ranks')
+        self.refused(['--world=12', '--ranks-per-host=4', '--shard-group=6'], '--shard-group: groups of 6 neither divide the 4 ranks of a host nor fill')
+        self.refused(['--world=4', '--shard-group=4'], '--shard-group: 4 of 4 ranks are no groups')
+        self.refused(['--world=4', '--wire-dtype=f16'], "--wire-dtype: 'f16' is not own, bf16 or any")
+        self.refused(['--world=4', '--vocab=10'], '--vocab')
+
+    def test_nothing_fits(self):
+        for dtype in ['bf16', 'f32']:
+            args = [*DEEP, '--world=4', f'--dtype={dtype}']
+            least = min(c['bytes']['total'] for c in tune(*args)[0] if not c['wire_dtype'])
+            self.refused([*args, f'--limit={least - 1}'], f'no candidate fits {least - 1} bytes; the least that one needs is {least}, by stage 3, prefetch 0')
+            _, choice = tune(*args, f'--limit={least}')
+            self.assertEqual(choice['bytes']['total'], least)
+
+    def test_variables_that_would_decide(self):
+        for name, value in [('ZERO_STAGE', '2'), ('ZERO_PREFETCH', '1'), ('ZERO_HYBRID', 'hsdp'), ('ZERO_PARAM_BUDGET_BYTES', '1G')]:
+            self.refused(['--world=4'], f'{name} is set in the environment and would override every candidate', env={name: value})
+
+    def test_another_world(self):
+        done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'tune', '--world=4'])
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn('--world: 4, but 2 ranks were started', done.stderr)
+
+
+if __name__ == '__main__':
+    unittest.main()
