@@ -144,6 +144,15 @@ static struct why why_not(const struct tune_options *o, const struct candidate *
     }
 }
 
+/* What a choice gives up; NULL: nothing. As zero_wrap has it with deterministic left to it. */
+static const char *note_on(const struct tune_options *o, const struct candidate *c)
+{
+    bool off = c->hybrid && o->accum > 1 && c->deterministic == ZERO_AUTO && o->device == ZERO_DEVICE_HOST;
+    return off ? "its groups add micro-batches up in no fixed order, so it ends in other bits than stage 3; "
+                 "--deterministic on keeps them, for more bytes"
+               : NULL;
+}
+
 /* ---- for people ---- */
 
 /* The middle of its steps; blank where it was not probed. */
@@ -245,6 +254,8 @@ void tune_report(const struct tune_options *o, const struct candidates *c, int64
                "least %.2f times\nas long as one inside.\n",
                tune_ratio(c, chosen) > 1 ? tune_ratio(c, chosen) : 1.0);
     print_choice(&c->all[chosen], chosen_by(c, chosen));
+    if (note_on(o, &c->all[chosen]))
+        printf("Note: %s.\n", note_on(o, &c->all[chosen]));
 }
 
 /* ---- for programs ---- */
@@ -287,6 +298,8 @@ void tune_report_json(const struct tune_options *o, const struct candidates *c, 
     json_object_set_new(choice, "event", json_string("choice"));
     json_object_set_new(choice, "by", json_string(chosen ? "probe" : "order"));
     json_object_set_new(choice, "least_ratio", chosen ? json_null() : report_number(tune_ratio(c, 0)));
+    const char *note = note_on(o, &c->all[chosen]);
+    json_object_set_new(choice, "note", note ? json_string(note) : json_null());
     json_object_set_new(choice, "c", lines);
     json_object_set_new(choice, "environment", json_string(environment(s, n, text)));
     report_line(choice);

@@ -174,6 +174,13 @@ class Order(unittest.TestCase):
         refused = [c for c in tune(*args)[0] if c['wire_dtype']]
         self.assertEqual({c['why'] for c in refused}, {'rounds gradients to bf16 on their way; --wire-dtype any allows it'})
 
+    def test_bits_that_are_given_up_are_told(self):
+        args = [*DEEP, '--world=8', '--ranks-per-host=2', '--accum=2', '--limit=4300000']
+        for more, gives_up in [([], True), (['--deterministic=on'], False), (['--ranks-per-host=8'], False)]:
+            _, choice = tune(*args, *more)
+            self.assertEqual(bool(choice['note']), gives_up, choice)
+            self.assertEqual('\nNote: ' in bench('tune', *args, *more).stdout, gives_up)
+
     def test_only_groups_of(self):
         candidates, _ = tune(*NANO, '--world=8', '--shard-group=4')
         self.assertEqual({c['shard_group'] for c in candidates}, {None, 4})
