@@ -24,7 +24,7 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     struct zr_sim_comm *m = zr_sim_comm_of(c);
     struct zr_sim_comm_world *d = m->world;
     const struct zr_sim_options *o = zr_sim_config(d->w);
-    int rank = zr_comm_rank(c, c->group.rank);
+    int rank = m->sim_rank;
     struct sim_arena *a = calloc(1, sizeof *a);
     void *p = NULL;
     if (!a)
@@ -117,6 +117,8 @@ static int sim_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, in
                          const struct zr_tag *tag)
 {
     int err = zr_range_check("sim broadcast", zr_sim_comm_of(c)->arena_bytes, off, bytes, 1);
+    if (zr_sim_comm_of(c)->world->symmetric)
+        return zr_fail(ZR_ERR_NOTSUP, "sim: representatives of a world have no broadcast");
     struct zr_sim_part p = {.op = ZR_OP_BROADCAST, .off = off, .bytes = bytes, .root = root, .tag = *tag};
     return err ? err : zr_sim_meeting_join(c, s, &p);
 }
@@ -174,6 +176,7 @@ static void free_world(struct zr_sim_comm_world *d)
     free(d->ranks);
     free(d->members);
     free(d->place_of);
+    free(d->weight);
     free(d);
 }
 
@@ -185,6 +188,7 @@ static void sim_close(struct zr_comm *c)
     struct zr_sim_comm_world *d = m->world;
     zr_arena_drop(m->held);
     zr_arena_drop(m->making);
+    free(m->own_members);
     free(m);
     if (--d->n_open)
         return;
@@ -213,49 +217,133 @@ static const struct zr_comm_ops sim_comm_ops = {
     .close = sim_close,
 };
 
-/* Of one group. */
-static int open_world(struct zr_sim *w, enum zr_role role, const struct zr_group *g,
-                      struct zr_sim_order *order, struct zr_sim_role *all, struct zr_comm **out)
+/* ---- opening ---- */
+
+static struct zr_sim_tiers tiers_of(const struct zr_sim *w, const struct zr_group *g)
 {
-    int n = g->size, world = zr_sim_config(w)->world;
+    const struct zr_sim_options *o = zr_sim_config(w);
+    struct zr_sim_tiers t = {.near = -1};
+    int32_t mine = zr_group_member(g, g->rank), last = -1;
+    int per = o->ranks_per_node > 0 ? o->ranks_per_node : INT32_MAX;
+    for (int p = 0; p < g->size; p++) {
+        int32_t host = zr_group_member(g, p) / per;
+        t.near += host == mine / per;
+        t.hosts += host != last; /* places go host by host */
+        last = host;
+    }
+    t.far = g->size - t.near - 1;
+    return t;
+}
+
+/* A handle of the world's part number p; false: no memory. */
+static bool open_part(struct zr_sim_comm_world *d, const struct zr_sim_opening *o, int p)
+{
+    const struct zr_group *g = o->groups[p];
+    struct zr_sim_comm *m = calloc(1, sizeof *m);
+    if (!m)
+        return false;
+    d->members[p] = zr_group_member(g, g->rank);
+    m->part = p;
+    m->sim_rank = o->sim_ranks ? o->sim_ranks[p] : d->members[p];
+    m->world = d;
+    m->tiers = tiers_of(o->w, g);
+    m->base = (struct zr_comm){.ops = &sim_comm_ops,
+                               .group = {.size = g->size, .rank = g->rank, .members = d->members},
+                               .role = o->role,
+                               .alarm = &d->alarm};
+    d->place_of[m->sim_rank] = p;
+    d->ranks[p] = &m->base;
+    if (!d->symmetric)
+        return true;
+    m->own_members = calloc((size_t)g->size, sizeof *m->own_members);
+    for (int k = 0; m->own_members && k < g->size; k++)
+        m->own_members[k] = zr_group_member(g, k);
+    m->base.group.members = m->own_members;
+    return m->own_members != NULL;
+}
+
+static void close_parts(struct zr_sim_comm_world *d)
+{
+    for (int p = 0; d->ranks && p < d->n; p++) {
+        if (d->ranks[p])
+            free(zr_sim_comm_at(d, p)->own_members);
+        free(d->ranks[p]);
+    }
+    free_world(d);
+}
+
+int zr_sim_comm_open_one(const struct zr_sim_opening *o, struct zr_comm **out)
+{
+    int n = o->n, world = zr_sim_config(o->w)->world;
     struct zr_sim_comm_world *d = calloc(1, sizeof *d);
-    if (!d)
+    if (!d) {
+        free(o->weight);
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
-    *d = (struct zr_sim_comm_world){.w = w,
-                                    .order = order,
-                                    .rec = zr_sim_recorder(w),
-                                    .role = role,
-                                    .name = zr_role_name(role),
+    }
+    *d = (struct zr_sim_comm_world){.w = o->w,
+                                    .order = o->order,
+                                    .rec = zr_sim_recorder(o->w),
+                                    .role = o->role,
+                                    .name = zr_role_name(o->role),
                                     .n = n,
                                     .n_open = n,
-                                    .all = all,
+                                    .size = o->groups[0]->size,
+                                    .symmetric = o->weight != NULL,
+                                    .weight = o->weight,
+                                    .all = o->all,
                                     .members = calloc((size_t)n, sizeof *d->members),
                                     .place_of = calloc((size_t)world, sizeof *d->place_of),
                                     .ranks = calloc((size_t)n, sizeof *d->ranks)};
     bool ok = d->members && d->place_of && d->ranks;
-    all->n_groups++;
-    for (int p = 0; ok && p < n; p++) {
-        struct zr_sim_comm *m = calloc(1, sizeof *m);
-        ok = m != NULL;
-        if (!ok)
-            break;
-        d->members[p] = zr_group_member(g, p);
-        d->place_of[d->members[p]] = p;
-        m->base = (struct zr_comm){.ops = &sim_comm_ops,
-                                   .group = {.size = n, .rank = p, .members = d->members},
-                                   .role = role,
-                                   .alarm = &d->alarm};
-        m->world = d;
-        d->ranks[p] = &m->base;
-    }
+    o->all->n_groups++;
     for (int p = 0; ok && p < n; p++)
-        out[d->members[p]] = d->ranks[p];
-    if (ok)
-        return 0;
-    for (int p = 0; d->ranks && p < n; p++)
-        free(d->ranks[p]);
-    free_world(d);
-    return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
+        ok = open_part(d, o, p);
+    if (!ok) {
+        close_parts(d);
+        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
+    }
+    for (int p = 0; p < n; p++)
+        out[zr_sim_comm_at(d, p)->sim_rank] = d->ranks[p];
+    return 0;
+}
+
+/* Of one group, all of its ranks. */
+static int open_group(struct zr_sim_opening *o, const struct zr_group *g, struct zr_comm **out)
+{
+    struct zr_group *each = calloc((size_t)g->size, sizeof *each);
+    const struct zr_group **groups = calloc((size_t)g->size, sizeof *groups);
+    int err = each && groups ? 0 : zr_fail(ZR_ERR_NOMEM, "sim: no memory for a group of %d ranks", g->size);
+    for (int p = 0; !err && p < g->size; p++) {
+        each[p] = *g;
+        each[p].rank = p;
+        groups[p] = &each[p];
+    }
+    o->n = g->size;
+    o->groups = groups;
+    if (!err)
+        err = zr_sim_comm_open_one(o, out);
+    free(groups);
+    free(each);
+    return err;
+}
+
+struct zr_sim_role *zr_sim_role_new(void)
+{
+    struct zr_sim_role *all = calloc(1, sizeof *all);
+    if (all)
+        all->n_groups = 1; /* while they are opened */
+    return all;
+}
+
+int zr_sim_comm_opened(struct zr_sim *w, struct zr_sim_role *all, int err, struct zr_comm **out)
+{
+    for (int r = 0; err && r < zr_sim_config(w)->world; r++) {
+        sim_close(out[r]);
+        out[r] = NULL;
+    }
+    if (--all->n_groups == 0)
+        free(all);
+    return err;
 }
 
 int zr_sim_comm_open(struct zr_sim *w, enum zr_role role, int n_groups, const struct zr_group *groups,
@@ -267,17 +355,10 @@ int zr_sim_comm_open(struct zr_sim *w, enum zr_role role, int n_groups, const st
         return zr_fail(ZR_ERR_ARG, "sim: world is %d; allowed: 1..%d", world, ZR_SIM_MOST_RANKS);
     for (int r = 0; r < world; r++)
         out[r] = NULL;
-    struct zr_sim_role *in_common = calloc(1, sizeof *in_common);
-    if (!in_common)
+    struct zr_sim_opening o = {.w = w, .role = role, .order = order, .all = zr_sim_role_new()};
+    if (!o.all)
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", world);
-    in_common->n_groups = 1; /* while they are opened */
     for (int k = 0; k < (n_groups ? n_groups : 1) && !err; k++)
-        err = open_world(w, role, n_groups ? &groups[k] : &all, order, in_common, out);
-    for (int r = 0; err && r < world; r++) {
-        sim_close(out[r]);
-        out[r] = NULL;
-    }
-    if (--in_common->n_groups == 0)
-        free(in_common);
-    return err;
+        err = open_group(&o, n_groups ? &groups[k] : &all, out);
+    return zr_sim_comm_opened(w, o.all, err, out);
 }

@@ -4,19 +4,29 @@
 
 #include <string.h>
 
-/* Time of moving `bytes` from each of the other members to this one: near and far links work at once. */
-static int64_t wire_ns(const struct zr_sim_comm_world *d, int64_t bytes_each, int me)
+static int64_t direct_ns(const struct zr_sim_options *o, const struct zr_sim_tiers *t, int64_t bytes_each)
+{
+    double near_s = (double)t->near * (double)bytes_each / o->near_bytes_per_s;
+    double far_s = t->far ? (double)t->far * (double)bytes_each / o->far_bytes_per_s : 0;
+    return (int64_t)((near_s > far_s ? near_s : far_s) * 1e9) + (t->far ? o->far_ns : o->near_ns);
+}
+
+/* The slower of the two kinds of links, as a ring passes on while it receives. */
+static int64_t ring_ns(const struct zr_sim_options *o, const struct zr_sim_tiers *t, int64_t bytes_each)
+{
+    double near_s = t->near ? (double)(t->near + t->far) * (double)bytes_each / o->near_bytes_per_s : 0;
+    double far_s = (double)t->far * (double)bytes_each / ((t->near + 1) * o->far_bytes_per_s);
+    int n_far = t->hosts - 1, n_near = t->near + t->far - n_far;
+    return (int64_t)((near_s > far_s ? near_s : far_s) * 1e9) + n_near * o->near_ns + n_far * o->far_ns;
+}
+
+int64_t zr_sim_wire_ns(const struct zr_sim_comm_world *d, int64_t bytes_each, int me)
 {
     const struct zr_sim_options *o = zr_sim_config(d->w);
-    if (d->n == 1 || o->near_bytes_per_s <= 0)
+    const struct zr_sim_tiers *t = &zr_sim_comm_at(d, me)->tiers;
+    if (d->size == 1 || o->near_bytes_per_s <= 0)
         return 0;
-    int per = o->ranks_per_node > 0 ? o->ranks_per_node : o->world, near = -1;
-    for (int p = 0; p < d->n; p++)
-        near += d->members[p] / per == d->members[me] / per;
-    int far = d->n - near - 1;
-    double near_s = (double)near * (double)bytes_each / o->near_bytes_per_s;
-    double far_s = far ? (double)far * (double)bytes_each / o->far_bytes_per_s : 0;
-    return (int64_t)((near_s > far_s ? near_s : far_s) * 1e9) + (far ? o->far_ns : o->near_ns);
+    return o->links == ZR_SIM_LINKS_RING ? ring_ns(o, t, bytes_each) : direct_ns(o, t, bytes_each);
 }
 
 void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
@@ -39,7 +49,7 @@ void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, i
         }
     }
     zr_sim_comm_at(d, me)->stats.n_all_gather++;
-    zr_sim_spend(d->w, l, wire_ns(d, each, me));
+    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, each, me));
 }
 
 void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
@@ -73,7 +83,7 @@ void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, i
         }
     }
     zr_sim_comm_at(d, me)->stats.n_reduce_scatter++;
-    zr_sim_spend(d->w, l, wire_ns(d, each, me));
+    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, each, me));
 }
 
 void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
@@ -92,7 +102,7 @@ void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m,
         zr_sim_comm_at(d, me)->stats.wire_bytes += mine->bytes;
     }
     zr_sim_comm_at(d, me)->stats.n_exchange++;
-    zr_sim_spend(d->w, l, wire_ns(d, mine->bytes, me));
+    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->bytes, me));
 }
 
 /* The places that agree with the one at `me`: from first on, n of them. */
@@ -145,7 +155,7 @@ void zr_sim_agree_half(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, in
         return;
     if (!second) {
         put_together(d, l, mine, me);
-        zr_sim_spend(d->w, l, wire_ns(d, mine->bytes / d->n, me));
+        zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->bytes / d->n, me));
         return;
     }
     const struct agreeing with = agreeing_with(d, me);
@@ -162,7 +172,7 @@ void zr_sim_agree_half(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, in
     int32_t n_max = (int32_t)(mine->bytes / (int64_t)sizeof(uint64_t)) - mine->n_sum;
     zr_sim_comm_at(d, me)->stats.wire_bytes += zr_agree_wire(d->n, me, mine->n_sum, n_max);
     zr_sim_comm_at(d, me)->stats.n_agree++;
-    zr_sim_spend(d->w, l, wire_ns(d, mine->bytes / d->n, me));
+    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->bytes / d->n, me));
 }
 
 void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
@@ -177,5 +187,5 @@ void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m
         zr_sim_comm_at(d, me)->stats.wire_bytes += mine->bytes;
     }
     zr_sim_comm_at(d, me)->stats.n_broadcast++;
-    zr_sim_spend(d->w, l, wire_ns(d, mine->bytes / d->n, me));
+    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->bytes / d->n, me));
 }

@@ -3,6 +3,7 @@
  *   sim.c             the communicator: arenas, checks, opening, closing
  *   sim_meet.c        how ranks meet in a collective, and what becomes of those that cannot
  *   sim_collective.c  what a collective does on one rank: the bytes that it touches, and how long it takes
+ *   sim_symmetric.c   the same where a few ranks stand for all
  *   sim_order.c       the order of collectives over all communicators, and on one */
 #ifndef ZR_COMM_SIM_INSIDE_H
 #define ZR_COMM_SIM_INSIDE_H
@@ -47,7 +48,13 @@ struct zr_sim_role {
     bool arena_failed;
 };
 
-/* A communicator of one group, in the middle between its ranks. Parts, handles and bodies are by place. */
+/* Of a member's group: those on its host besides itself, all others, and hosts. */
+struct zr_sim_tiers {
+    int near, far, hosts;
+};
+
+/* A communicator of one group, in the middle between its ranks. Parts, handles and bodies are by place; of
+ * representatives, which are not all of a group, in their own order. */
 struct zr_sim_comm_world {
     struct zr_sim *w;
     struct zr_sim_order *order;
@@ -56,11 +63,15 @@ struct zr_sim_comm_world {
     enum zr_role role;
     /* of the role */
     const char *name;
-    /* (n) ranks of the world, by place */
+    /* (n) ranks of the world, by part */
     int32_t *members;
-    /* (world) place of each rank */
+    /* (simulated ranks) part of each */
     int32_t *place_of;
-    int n, n_open;
+    /* parts; members of the group, which are more where parts are representatives */
+    int n, size, n_open;
+    /* representatives (sim_symmetric.c); (n) how many of the group each stands for */
+    bool symmetric;
+    int32_t *weight;
     struct zr_sim_role *all;
     struct zr_comm **ranks;
     /* open meetings by number */
@@ -73,6 +84,11 @@ struct zr_sim_comm_world {
 struct zr_sim_comm {
     struct zr_comm base;
     struct zr_sim_comm_world *world;
+    /* among those that meet, and its number in the simulated world */
+    int part, sim_rank;
+    struct zr_sim_tiers tiers;
+    /* the members of a representative's group; NULL: they are the world's */
+    int32_t *own_members;
     struct zr_arena *held;
     /* memory of held */
     char *arena;
@@ -99,6 +115,33 @@ static inline bool zr_sim_comm_flawed(const struct zr_sim_comm_world *d, enum zr
     const struct zr_sim_options *o = zr_sim_config(d->w);
     return (o->comm_flaws & flaw) && (!o->flawed_roles || o->flawed_roles >> d->role & 1);
 }
+
+/* Who is to meet: n of a group of `size`. */
+struct zr_sim_opening {
+    struct zr_sim *w;
+    enum zr_role role;
+    struct zr_sim_order *order;
+    struct zr_sim_role *all;
+    int n;
+    /* (n) each one's group, with its place; its number in the simulated world. NULL: as its place is */
+    const struct zr_group **groups;
+    const int32_t *sim_ranks;
+    /* (n), taken over; NULL: each is one of the group */
+    int32_t *weight;
+};
+
+/* sim.c: one communicator; out: by number in the simulated world. */
+int zr_sim_comm_open_one(const struct zr_sim_opening *o, struct zr_comm **out);
+/* Of what was opened of a role, and the role itself, when n_groups comes to 0. err: what is open is closed. */
+int zr_sim_comm_opened(struct zr_sim *w, struct zr_sim_role *all, int err, struct zr_comm **out);
+struct zr_sim_role *zr_sim_role_new(void);
+
+/* sim_symmetric.c: what a representative does when those of its group are there. */
+void zr_sim_symmetric_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me);
+void zr_sim_symmetric_agree(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me, bool second);
+
+/* sim_collective.c: time of moving `bytes_each` from each of the other members to this one. */
+int64_t zr_sim_wire_ns(const struct zr_sim_comm_world *d, int64_t bytes_each, int me);
 
 /* sim_meet.c: puts a rank's part, which is taken over, on its stream. */
 int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_sim_part *mine);

@@ -74,6 +74,13 @@ void zr_sim_comm_waits(const struct zr_comm *any, char *text, size_t n)
 
 /* ---- meeting ---- */
 
+/* Representatives of several groups meet: what depends on a place in them may differ. */
+static bool alike(const struct zr_sim_part *a, const struct zr_sim_part *b)
+{
+    return a->op == b->op && a->tag.unit == b->tag.unit && a->tag.step == b->tag.step &&
+           a->tag.call_hash == b->tag.call_hash && a->n_seg == b->n_seg && a->bytes == b->bytes;
+}
+
 static bool same_part(const struct zr_sim_part *a, const struct zr_sim_part *b, int size)
 {
     if (a->op != b->op || a->tag.unit != b->tag.unit || a->tag.step != b->tag.step ||
@@ -96,7 +103,7 @@ static bool parts_agree(struct zr_sim_comm_world *d, const struct zr_sim_meeting
 {
     for (int r = 1; r < d->n; r++) {
         const struct zr_sim_part *a = &m->part[0], *b = &m->part[r];
-        if (same_part(a, b, d->n))
+        if (d->symmetric ? alike(a, b) : same_part(a, b, d->n))
             continue;
         char why[512];
         snprintf(why, sizeof why,
@@ -142,6 +149,10 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
     for (int r = 0; r < d->n; r++) {
         if (op == ZR_OP_BROADCAST && r != root && !zr_sim_comm_flawed(d, ZR_SIM_BROADCAST_STARTS_ALONE))
             zr_line_join(d->rec, zr_sim_line_of(m->part[r].stream), m->part[root].entry);
+        if (d->symmetric) {
+            zr_sim_symmetric_body(d, m, r);
+            continue;
+        }
         switch (op) {
         case ZR_OP_ALL_GATHER:
             zr_sim_gather_body(d, m, r);
@@ -163,7 +174,7 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
     if (op == ZR_OP_AGREE) {
         join_all(d, m, false);
         for (int r = 0; r < d->n; r++)
-            zr_sim_agree_half(d, m, r, true);
+            (d->symmetric ? zr_sim_symmetric_agree : zr_sim_agree_half)(d, m, r, true);
     }
     if (!leave_alone)
         join_all(d, m, false);
@@ -222,7 +233,7 @@ int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_
     struct zr_sim_comm_world *d = me->world;
     if (zr_first_code(&d->failure))
         return 0;
-    zr_sim_order_keep(d, zr_comm_rank(c, c->group.rank), mine);
+    zr_sim_order_keep(d, me->sim_rank, mine);
     uint64_t k = me->n_put++;
     while (k >= d->first + d->n_ring) {
         if (d->n_ring == d->cap) {
@@ -245,6 +256,6 @@ int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_
         d->n_ring++;
     }
     struct zr_sim_meeting *m = d->ring[k % d->cap];
-    m->part[c->group.rank] = *mine;
+    m->part[me->part] = *mine;
     return zr_sim_put(s, zr_op_name(mine->op), mine->tag.unit, mine->tag.step, sim_start, m);
 }

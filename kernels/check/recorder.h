@@ -70,6 +70,8 @@ struct zr_recorder {
     int64_t n_ops, n_accesses, n_reports;
     /* touching memory that was not added is a fault, too */
     bool every_byte_known;
+    /* what bytes hold is not looked at */
+    bool contents_unknown;
     /* from here on bytes need not make sense any more, and nothing is reported */
     bool forgiving;
     bool broken;

@@ -2,6 +2,7 @@
 #include "kernels/sim/sim_device_inside.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 /* ---- looks from outside ---- */
 
@@ -60,6 +61,26 @@ bool zr_sim_refused(struct zr_sim *w)
     return ++w->n_allocs == w->opt.fail_alloc;
 }
 
+/* Large blocks are addresses alone, of more than the machine has: little of them is ever touched. */
+enum { LARGE_BYTES = 64 << 20 };
+
+static void *take(int64_t bytes)
+{
+    if (bytes < LARGE_BYTES)
+        return calloc(1, (size_t)bytes);
+    void *p =
+        mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static void give_back(void *p, int64_t bytes)
+{
+    if (bytes < LARGE_BYTES)
+        free(p);
+    else
+        munmap(p, (size_t)bytes);
+}
+
 int zr_sim_alloc(struct zr_device *dev, int64_t bytes, void **out)
 {
     struct zr_sim_device *d = zr_sim_device_of(dev);
@@ -68,8 +89,7 @@ int zr_sim_alloc(struct zr_device *dev, int64_t bytes, void **out)
                        (long long)bytes);
     if (zr_sim_refused(d->w))
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for %lld bytes", (long long)bytes);
-    /* Untouched pages of a large block cost nothing. */
-    void *p = calloc(1, (size_t)bytes);
+    void *p = take(bytes);
     if (!p)
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for %lld bytes", (long long)bytes);
     d->held += bytes;
@@ -83,7 +103,7 @@ void zr_sim_free(struct zr_device *dev, void *p, int64_t bytes)
     struct zr_sim_device *d = zr_sim_device_of(dev);
     zr_shadow_remove(&d->w->rec, p);
     d->held -= bytes;
-    free(p);
+    give_back(p, bytes);
 }
 
 int zr_sim_register(struct zr_sim *w, int rank, const char *name, const void *at, int64_t bytes)
@@ -116,6 +136,7 @@ int zr_sim_open(const struct zr_sim_options *opt, struct zr_sim **out)
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for %d ranks", opt->world);
     }
     w->rec.every_byte_known = true;
+    w->rec.contents_unknown = opt->contents_unknown;
     w->ops = zr_sim_ops;
     w->ops.compute_on_caller = opt->compute_on_caller;
     for (int r = 0; r < opt->world; r++)

@@ -67,7 +67,18 @@ enum zr_sim_comm_flaw {
     ZR_SIM_AGREE_MOVES_A_PART = 16384
 };
 
+/* How a collective uses the links. */
+enum zr_sim_links {
+    /* Each member takes from every other one, over its own links; near and far ones work at once. */
+    ZR_SIM_LINKS_DIRECT,
+    /* Along rings that go from host to host, one for each of a host's members in the group: what comes from
+     * other hosts comes to a host once, over the network of all of them, and is passed on inside. A latency
+     * for each member on the way. As NCCL's rings. */
+    ZR_SIM_LINKS_RING
+};
+
 struct zr_sim_options {
+    /* simulated ranks: all of them, or representatives (comm/sim/symmetry.h) */
     int world;
     /* as the host device: the model's stream is the calling thread */
     bool compute_on_caller;
@@ -97,6 +108,9 @@ struct zr_sim_options {
     double memory_bytes_per_s, near_bytes_per_s, far_bytes_per_s;
     int64_t launch_ns, near_ns, far_ns;
     int ranks_per_node;
+    enum zr_sim_links links;
+    /* What bytes hold is not looked at: some that would have written them are not simulated. */
+    bool contents_unknown;
 };
 
 int zr_sim_open(const struct zr_sim_options *opt, struct zr_sim **out);

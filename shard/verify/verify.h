@@ -8,7 +8,7 @@
  *   verify_turns.c    who goes on next: model threads, loops, ranks that die
  *   verify_groups.c   the communicators of a case, by role and group
  *   verify_run.c      a case: the world below its ranks, and whether all ended as they should
- *   verify_time.c     a case on the virtual clock
+ *   verify_time.c     a case on the virtual clock, of all ranks or by symmetry
  *   verify_mutants.c  schedules with one thing missing, to show that the checker would notice
  *   verify_search.c   every interleaving of small models
  *
@@ -142,13 +142,33 @@ struct zr_verify_speed {
     double flops_per_s, memory_bytes_per_s, near_bytes_per_s, far_bytes_per_s;
     int64_t launch_ns, near_ns, far_ns;
     int ranks_per_node, tokens;
+    /* NCCL's rings, as ZR_SIM_LINKS_RING of kernels/sim/sim_device.h; else each rank takes from each */
+    bool rings;
     int64_t unit_elems;
+    /* (n_units) of a model whose units differ; NULL: all have unit_elems, of which tokens make the work */
+    const struct zr_verify_unit *units;
+    /* bytes for gathered parameters at stage 3; 0: what prefetch needs, or the case's budget */
+    int64_t budget_bytes;
 };
+/* Elements, and floating-point operations of a micro-batch. */
+struct zr_verify_unit {
+    int64_t elems;
+    double forward_flop, backward_flop;
+};
+/* Of rank 0: the last step; what it received in all steps; the plan's of one. */
 struct zr_verify_time {
     int64_t step_ns, exposed_ns, compute_ns, peak_bytes, plan_bytes;
+    int64_t received_bytes, step_wire_bytes, step_outer_bytes;
+    /* ranks that were simulated */
+    int n_simulated;
 };
 int zr_verify_time(const struct zr_verify_case *c, const struct zr_verify_speed *speed, const char *path,
                    struct zr_verify_time *out, struct zr_verify_result *result);
+/* The same by symmetry (comm/sim/symmetry.h): a rank of each kind is simulated and stands for all of its kind,
+ * so the world may have any size (c->world; zr_verify_possible does not bound it). Not of cases with granules
+ * or dealt groups, whose ranks differ. ZR_ERR_ARG: such a case, or ranks of too many kinds. */
+int zr_verify_scale(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
+                    struct zr_verify_time *out, struct zr_verify_result *result);
 
 /* Mutants. */
 int zr_mutant_count(void);

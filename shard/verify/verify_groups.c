@@ -33,16 +33,17 @@ static void place_ranks(const struct zr_verify_case *c, int32_t inner, struct zr
     }
 }
 
-/* (world) what each rank finds its groups to be. */
-static int make_meshes(const struct zr_verify_case *c, int32_t inner, struct zr_mesh *mesh)
+/* (n_ranks) what each rank finds its groups to be. */
+static int make_meshes(const struct zr_verify_world *v, int32_t inner, struct zr_mesh *mesh)
 {
     struct zr_topology t = {.world = 0};
     int err = 0;
-    place_ranks(c, inner, &t);
-    for (t.rank = 0; !err && t.rank < c->world; t.rank++) {
+    place_ranks(v->c, inner, &t);
+    for (int id = 0; !err && id < v->n_ranks; id++) {
+        t.rank = v->by_symmetry ? v->symmetry.rank[id] : id;
         t.host = t.host_of[t.rank];
         t.local_rank = t.place_of[t.rank] % inner;
-        err = zr_mesh_make(&t, inner, &mesh[t.rank]);
+        err = zr_mesh_make(&t, inner, &mesh[id]);
     }
     free(t.host_of);
     free(t.place_of);
@@ -66,16 +67,17 @@ static const struct zr_group *group_of(const struct zr_mesh *mesh, enum zr_role 
 
 /* ---- opening and closing ---- */
 
-/* Each group as its first rank has it. */
+/* Each group as its first rank has it; by symmetry as each representative has its own. */
 static int open_role(struct zr_verify_world *v, enum zr_role role, const struct zr_mesh *mesh)
 {
-    int world = v->c->world, n = 0;
-    struct zr_comm **of = room_for(world, sizeof(struct zr_comm *));
-    struct zr_group *groups = room_for(world, sizeof *groups);
-    for (int r = 0; r < world; r++)
-        if (group_of(&mesh[r], role)->rank == 0)
+    int n = 0;
+    struct zr_comm **of = room_for(v->n_ranks, sizeof(struct zr_comm *));
+    struct zr_group *groups = room_for(v->n_ranks, sizeof *groups);
+    for (int r = 0; r < v->n_ranks; r++)
+        if (v->by_symmetry || group_of(&mesh[r], role)->rank == 0)
             groups[n++] = *group_of(&mesh[r], role);
-    int err = zr_sim_comm_open(v->sim, role, n, groups, v->order, of);
+    int err = v->by_symmetry ? zr_sim_comm_open_symmetric(v->sim, role, &v->symmetry, groups, v->order, of)
+                             : zr_sim_comm_open(v->sim, role, n, groups, v->order, of);
     free(groups);
     if (err)
         free(of);
@@ -103,11 +105,11 @@ static int open_roles(struct zr_verify_world *v, const struct zr_mesh *mesh)
 
 int zr_groups_open(struct zr_verify_world *v)
 {
-    struct zr_mesh *mesh = room_for(v->c->world, sizeof *mesh);
-    int err = make_meshes(v->c, v->plan->hop[ZR_INNER].size, mesh);
+    struct zr_mesh *mesh = room_for(v->n_ranks, sizeof *mesh);
+    int err = make_meshes(v, v->plan->hop[ZR_INNER].size, mesh);
     if (!err)
         err = open_roles(v, mesh);
-    for (int r = 0; r < v->c->world; r++)
+    for (int r = 0; r < v->n_ranks; r++)
         zr_mesh_free(&mesh[r]);
     free(mesh);
     return err;
@@ -116,7 +118,7 @@ int zr_groups_open(struct zr_verify_world *v)
 void zr_groups_close(struct zr_verify_world *v)
 {
     for (int k = 0; k < v->n_opened; k++) {
-        for (int r = 0; r < v->c->world; r++)
+        for (int r = 0; r < v->n_ranks; r++)
             v->opened[k][r]->ops->close(v->opened[k][r]);
         free(v->opened[k]);
     }
@@ -126,7 +128,7 @@ void zr_groups_close(struct zr_verify_world *v)
 void zr_groups_each(const struct zr_verify_world *v, bool (*fn)(void *arg, struct zr_comm *any), void *arg)
 {
     for (int k = 0; k < v->n_opened; k++)
-        for (int r = 0; r < v->c->world; r++)
+        for (int r = 0; r < v->n_ranks; r++)
             if (v->opened[k][r]->group.rank == 0 && !fn(arg, v->opened[k][r]))
                 return;
 }

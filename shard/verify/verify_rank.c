@@ -188,7 +188,7 @@ static int wrap(struct zr_verify_rank *r)
         zr_report(zr_sim_recorder(v->sim), "rank %d holds %lld bytes, at most %lld; the plan says %lld",
                   r->id, (long long)held, (long long)peak, (long long)v->plan->total_bytes);
     zr_sim_speaker(v->sim)->during = "zero_wrap values";
-    err = zr_engine_adopt(&r->engine, true);
+    err = zr_engine_adopt(&r->engine, !v->by_symmetry);
     if (!err)
         zr_engine_point(&r->engine, true);
     return err;
@@ -242,6 +242,8 @@ static void live(struct zr_verify_rank *r)
         err = zr_engine_barrier(&r->engine);
     if (!err)
         look_at_kept(r);
+    if (!err)
+        r->received_bytes = zr_roles_wire_bytes(&r->engine) - r->engine.m.wire_at_open;
     r->finished = !err;
     r->error = err;
 }
@@ -262,7 +264,7 @@ static void own_values(struct zr_verify_world *v)
 {
     const struct zr_layout *l = v->layout;
     struct zr_verify_rank *r = &v->ranks[0];
-    for (int32_t t = 0; t < l->n_tensors; t++) {
+    for (int32_t t = 0; !v->by_symmetry && t < l->n_tensors; t++) {
         const struct zr_tensor *x = &l->tensors[t];
         int64_t size = zr_dtype_bytes(x->dtype);
         r->own[t] = calloc((size_t)x->n_elems, (size_t)size);
@@ -334,7 +336,7 @@ int zr_rank_open(struct zr_verify_world *v, int id)
 
 void zr_ranks_close(struct zr_verify_world *v)
 {
-    for (int id = 0; v->ranks && id < v->c->world; id++) {
+    for (int id = 0; v->ranks && id < v->n_ranks; id++) {
         struct zr_verify_rank *r = &v->ranks[id];
         if (!r->v)
             continue;
@@ -344,7 +346,7 @@ void zr_ranks_close(struct zr_verify_world *v)
             zr_engine_close(&r->engine);
     }
     zr_groups_close(v);
-    for (int id = 0; v->ranks && id < v->c->world; id++) {
+    for (int id = 0; v->ranks && id < v->n_ranks; id++) {
         struct zr_verify_rank *r = &v->ranks[id];
         int64_t peak;
         if (r->v && zr_sim_held(v->sim, id, &peak))

@@ -10,7 +10,7 @@ static struct zr_content whole_grad(void *arg, int32_t flat, uint32_t step)
 {
     const struct zr_verify_world *v = arg;
     struct zr_content content = {.kind = ZR_CONTENT_GRAD, .size = sizeof(float), .flat = flat};
-    if (flat < 0 || flat >= v->layout->n_flats || step < 1 || (int)step > v->c->n_steps)
+    if (v->by_symmetry || flat < 0 || flat >= v->layout->n_flats || step < 1 || (int)step > v->c->n_steps)
         return content;
     int32_t n = v->script.n_contrib[((int)step - 1) * v->c->n_units + v->layout->flats[flat].unit];
     for (int r = 0; r < v->c->world; r++)
@@ -83,6 +83,8 @@ static void set_options(struct zr_verify_world *v)
     for (int32_t u = 0; u < v->layout->n_units; u++)
         all += v->layout->units[u].param_bytes;
     v->opt.param_budget_bytes = c->budget ? all * c->budget / 100 : -1;
+    if (v->speed && v->speed->budget_bytes)
+        v->opt.param_budget_bytes = v->speed->budget_bytes;
 }
 
 /* Did everyone end as it should? */
@@ -91,7 +93,7 @@ static void check_ends(struct zr_verify_world *v)
     const struct zr_verify_case *c = v->c;
     const struct zr_verify_rank *first = &v->ranks[0];
     bool died = c->dead >= 0 && v->ranks[c->dead].dead;
-    for (int id = 0; id < c->world; id++) {
+    for (int id = 0; id < v->n_ranks; id++) {
         const struct zr_verify_rank *r = &v->ranks[id];
         if (!r->done)
             zr_report(zr_sim_recorder(v->sim), "rank %d never ended", id);
@@ -129,12 +131,13 @@ static void set_speed(const struct zr_verify_world *v, struct zr_sim_options *o)
     o->near_ns = speed->near_ns;
     o->far_ns = speed->far_ns;
     o->ranks_per_node = speed->ranks_per_node;
+    o->links = speed->rings ? ZR_SIM_LINKS_RING : ZR_SIM_LINKS_DIRECT;
 }
 
 static int open_sim(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
-    struct zr_sim_options o = {.world = c->world,
+    struct zr_sim_options o = {.world = v->n_ranks,
                                .compute_on_caller = c->caller,
                                .event_done = c->event_done,
                                .fail_alloc = c->fail_alloc,
@@ -142,6 +145,7 @@ static int open_sim(struct zr_verify_world *v)
                                .drop = v->mutant ? zr_mutant_drops : NULL,
                                .whole_grad = whole_grad,
                                .poisoned = poisoned,
+                               .contents_unknown = v->by_symmetry,
                                .arg = v};
     if (v->mutant && v->mutant->what == ZR_FLAWED_COMM) {
         o.comm_flaws = v->mutant->flaw;
@@ -156,7 +160,7 @@ static int open_sim(struct zr_verify_world *v)
 static int open_world(struct zr_verify_world *v)
 {
     int err = open_sim(v);
-    v->ranks = calloc((size_t)v->c->world, sizeof *v->ranks);
+    v->ranks = calloc((size_t)v->n_ranks, sizeof *v->ranks);
     if (!v->ranks)
         abort();
     if (!err) {
@@ -165,14 +169,14 @@ static int open_world(struct zr_verify_world *v)
     }
     if (!err)
         err = zr_groups_open(v);
-    for (int id = 0; !err && id < v->c->world; id++)
+    for (int id = 0; !err && id < v->n_ranks; id++)
         err = zr_rank_open(v, id);
     return err;
 }
 
 static void add_up(const struct zr_verify_world *v, struct zr_verify_result *out)
 {
-    for (int id = 0; id < v->c->world; id++) {
+    for (int id = 0; id < v->n_ranks; id++) {
         const struct zr_verify_rank *r = &v->ranks[id];
         out->n_calls += r->n_calls;
         out->action_hash = out->action_hash * 31 + r->action_hash;
@@ -192,7 +196,23 @@ static struct zr_verify_time time_of(const struct zr_verify_world *v)
                                    .compute_ns = v->step_compute_ns,
                                    .exposed_ns = step_ns - v->step_compute_ns,
                                    .peak_bytes = peak,
+                                   .received_bytes = v->ranks[0].received_bytes,
+                                   .step_wire_bytes = v->plan->traffic.wire_bytes,
+                                   .step_outer_bytes = v->plan->traffic.outer_bytes,
+                                   .n_simulated = v->n_ranks,
                                    .plan_bytes = v->plan->total_bytes};
+}
+
+/* Who is simulated. */
+static int count_ranks(struct zr_verify_world *v)
+{
+    v->n_ranks = v->c->world;
+    if (!v->by_symmetry)
+        return 0;
+    int err =
+        zr_symmetry_make(v->c->world, v->plan->hop[ZR_INNER].size, v->speed->ranks_per_node, &v->symmetry);
+    v->n_ranks = v->symmetry.n;
+    return err;
 }
 
 static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct zr_verify_time *time)
@@ -202,6 +222,8 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
         out->refused = err;
         return 0;
     }
+    if (!err)
+        err = count_ranks(v);
     if (!err)
         err = open_world(v);
     if (err)
@@ -236,6 +258,7 @@ int zr_verify_world_run(struct zr_verify_world *v, struct zr_verify_result *out,
     zr_plan_free(v->plan);
     zr_layout_free(v->layout);
     zr_script_free(&v->script);
+    zr_symmetry_free(&v->symmetry);
     return err;
 }
 

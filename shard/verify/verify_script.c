@@ -41,7 +41,7 @@ int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_spe
                                     .dtype = ZR_F32,
                                     .n_slices = 1,
                                     .unit = u < 0 ? first : u};
-            x->n_elems = speed ? speed->unit_elems : any_size(&s);
+            x->n_elems = !speed ? any_size(&s) : speed->units ? speed->units[zr_max(u, 0)].elems : speed->unit_elems;
             name_tensor(x, *n);
             if (!x->name) {
                 zr_tensors_free(t, *n);
@@ -443,6 +443,16 @@ struct zr_content zr_script_values(const struct zr_layout *l, int32_t piece, int
                                .value = f->trainable ? (uint64_t)n_updates : 0};
 }
 
+/* Of one use of a unit. */
+static int64_t compute_ns(const struct zr_verify_speed *s, const struct zr_script_op *op, int64_t elems)
+{
+    const struct zr_verify_unit *u = s->units ? &s->units[op->unit] : NULL;
+    double flop = !u             ? (op->backward ? 4.0 : 2.0) * (double)elems * s->tokens
+                  : op->backward ? u->backward_flop
+                                 : u->forward_flop;
+    return (int64_t)(flop / s->flops_per_s * 1e9);
+}
+
 int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
     struct zr_verify_world *v = r->v;
@@ -476,9 +486,7 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op)
         }
     }
     r->n_used[op->unit] += op->backward;
-    int64_t ns = v->speed ? (int64_t)((op->backward ? 4.0 : 2.0) * (double)elems * v->speed->tokens /
-                                      v->speed->flops_per_s * 1e9)
-                          : 0;
+    int64_t ns = v->speed ? compute_ns(v->speed, op, elems) : 0;
     if (r->id == 0)
         v->compute_ns += ns;
     return zr_sim_compute(r->engine.compute, op->backward ? "backward" : "forward", touch, n, ns);

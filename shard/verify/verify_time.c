@@ -21,10 +21,21 @@ void zr_trace_ran(void *arg, const struct zr_info *info, const char *line, int r
 
 void zr_trace_name_lines(struct zr_verify_world *v)
 {
-    for (int32_t i = 0; v->trace && i < v->c->world * ZR_SIM_LINES && i < 16 * ZR_SIM_LINES; i++)
+    for (int32_t i = 0; v->trace && i < v->n_ranks * ZR_SIM_LINES && i < 16 * ZR_SIM_LINES; i++)
         fprintf(v->trace,
                 "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",
                 i / ZR_SIM_LINES, i % ZR_SIM_LINES, zr_sim_recorder(v->sim)->lines[i].name);
+}
+
+int zr_verify_scale(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
+                    struct zr_verify_time *out, struct zr_verify_result *result)
+{
+    struct zr_verify_world v = {.c = c, .speed = speed, .by_symmetry = true};
+    if (c->granule || c->dealt || c->dead >= 0 || c->poison >= 0 || c->values)
+        return zr_fail(ZR_ERR_ARG,
+                       "by symmetry ranks are alike: granule, dealt, dead, poison and values are of "
+                       "cases whose ranks differ");
+    return zr_verify_world_run(&v, result, out);
 }
 
 int zr_verify_time(const struct zr_verify_case *c, const struct zr_verify_speed *speed, const char *path,

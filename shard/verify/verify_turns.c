@@ -121,7 +121,7 @@ void zr_turn_yield(void *arg, int rank)
 int zr_turn_agree(struct zr_verify_rank *r, int err)
 {
     struct zr_verify_world *v = r->v;
-    int until = (v->n_agreed / v->c->world + 1) * v->c->world;
+    int until = (v->n_agreed / v->n_ranks + 1) * v->n_ranks;
     if (err)
         v->agreed_error = err;
     v->n_agreed++;
@@ -142,7 +142,7 @@ static void lose(struct zr_verify_world *v)
     char text[64];
     v->lost = true;
     snprintf(text, sizeof text, "rank %d was lost", v->c->dead);
-    for (int r = 0; r < v->c->world; r++)
+    for (int r = 0; r < v->n_ranks; r++)
         if (r != v->c->dead && v->ranks[r].engine_open)
             zr_engine_fail(&v->ranks[r].engine, ZR_ERR_PEER, text);
     for (int k = 0; k < v->n_opened; k++)
@@ -175,10 +175,10 @@ static bool break_up(struct zr_verify_world *v)
     waits[0] = 0;
     zr_groups_each(v, add_waits, waits);
     int saving = 0;
-    while (saving < v->c->world && !v->ranks[saving].reading)
+    while (saving < v->n_ranks && !v->ranks[saving].reading)
         saving++;
     zr_report(zr_sim_recorder(v->sim), "hang%s: %s%s", v->ended ? " after the communicators failed" : "",
-              waits, saving < v->c->world ? "a rank waits for its snapshot" : "");
+              waits, saving < v->n_ranks ? "a rank waits for its snapshot" : "");
     if (v->ended)
         return false;
     v->ended = true;
@@ -188,7 +188,7 @@ static bool break_up(struct zr_verify_world *v)
 
 void zr_turns_take(struct zr_verify_world *v)
 {
-    int world = v->c->world;
+    int world = v->n_ranks;
     int64_t seen = -1;
     for (int idle = 0;; v->n_turns++) {
         int n_left = 0, n_able = 0;

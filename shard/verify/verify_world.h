@@ -3,6 +3,7 @@
 #define ZR_SHARD_VERIFY_WORLD_H
 
 #include "comm/sim/sim.h"
+#include "comm/sim/symmetry.h"
 #include "shard/engine/engine_inside.h"
 #include "shard/verify/verify.h"
 
@@ -176,6 +177,8 @@ struct zr_verify_rank {
     char *scratch;
     uint64_t action_hash;
     int64_t step_from_ns, step_to_ns;
+    /* from other ranks, since it was wrapped */
+    int64_t received_bytes;
 };
 
 struct zr_verify_world {
@@ -189,7 +192,11 @@ struct zr_verify_world {
     struct zr_plan *plan;
     struct zr_sim *sim;
     struct zr_sim_order *order;
-    /* By role, (world) of each, by rank; NULL: nobody has it. Those that were opened, once each. */
+    /* Simulated ranks: all of the case's, or by symmetry one of each kind. */
+    int n_ranks;
+    bool by_symmetry;
+    struct zr_symmetry symmetry;
+    /* By role, (n_ranks) of each, by rank; NULL: nobody has it. Those that were opened, once each. */
     struct zr_comm **comm[ZR_ROLES], **opened[ZR_ROLES];
     int n_opened;
     struct zr_verify_rank *ranks;

@@ -1,0 +1,183 @@
+/* sim_symmetric.c: communicators of representatives; see symmetry.h. */
+#include "comm/sim/sim_inside.h"
+#include "comm/sim/symmetry.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what they do ---- */
+
+static void gather(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p,
+                   struct zr_sim_comm *me, int64_t *each)
+{
+    for (int i = 0; i < p->n_seg; i++) {
+        const struct zr_gather_seg *g = &p->gather[i];
+        int place = me->base.group.rank;
+        *each += zr_cut_most(&g->cut, d->size);
+        zr_shadow_read(d->rec, l, me->arena + zr_gather_own(g, place), zr_cut_bytes(&g->cut, place));
+        zr_shadow_write(d->rec, l, me->arena + g->dst, g->cut.total);
+        me->stats.wire_bytes += zr_gather_wire(&g->cut, d->size, place, 0);
+    }
+    me->stats.n_all_gather++;
+}
+
+static void reduce(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p,
+                   struct zr_sim_comm *me, int64_t *each)
+{
+    for (int i = 0; i < p->n_seg; i++) {
+        const struct zr_reduce_seg *g = &p->reduce[i];
+        int place = me->base.group.rank;
+        int64_t out = zr_cut_bytes(&g->cut, place) / zr_dtype_bytes(g->dtype) * (int64_t)sizeof(float);
+        *each += zr_cut_most(&g->cut, d->size);
+        zr_shadow_read(d->rec, l, me->arena + g->src, g->cut.total);
+        if (g->accumulate)
+            zr_shadow_read(d->rec, l, me->arena + g->dst, out);
+        zr_shadow_write(d->rec, l, me->arena + g->dst, out);
+        me->stats.wire_bytes += zr_reduce_wire(&g->cut, d->size, place, 0);
+    }
+    me->stats.n_reduce_scatter++;
+}
+
+/* What the others say is taken to be what this one says. */
+static void exchange(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p,
+                     struct zr_sim_comm *me)
+{
+    int64_t all = d->size * p->bytes;
+    zr_shadow_read(d->rec, l, me->arena + p->off, all);
+    zr_shadow_write(d->rec, l, me->arena + p->off, all);
+    for (int k = 0; k < d->size; k++) {
+        char *to = me->arena + p->off + k * p->bytes;
+        const char *mine = me->arena + p->off + me->base.group.rank * p->bytes;
+        if (to != mine)
+            memcpy(to, mine, (size_t)p->bytes);
+    }
+    me->stats.wire_bytes += all - p->bytes;
+    me->stats.n_exchange++;
+}
+
+void zr_sim_symmetric_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
+{
+    struct zr_sim_comm *c = zr_sim_comm_at(d, me);
+    const struct zr_sim_part *p = &m->part[me];
+    struct zr_line *l = zr_sim_line_of(p->stream);
+    int64_t each = 0;
+    if (p->op == ZR_OP_AGREE) {
+        zr_sim_symmetric_agree(d, m, me, false);
+        return;
+    }
+    zr_sim_begin(d->w, l, zr_op_name(p->op), p->tag.unit, p->tag.step);
+    if (p->op == ZR_OP_ALL_GATHER)
+        gather(d, l, p, c, &each);
+    if (p->op == ZR_OP_REDUCE_SCATTER)
+        reduce(d, l, p, c, &each);
+    if (p->op == ZR_OP_EXCHANGE) {
+        exchange(d, l, p, c);
+        each = p->bytes;
+    }
+    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, each, me));
+}
+
+/* The records of all that the parts stand for, put together into part 0's, and then into the others'. */
+static void put_together(struct zr_sim_comm_world *d, const struct zr_sim_meeting *m)
+{
+    int64_t words = m->part[0].bytes / (int64_t)sizeof(uint64_t);
+    uint64_t *to = (uint64_t *)(zr_sim_comm_at(d, 0)->arena + m->part[0].off);
+    for (int64_t k = 0; k < words; k++) {
+        bool sums = k < m->part[0].n_sum;
+        uint64_t all = sums ? to[k] * (uint64_t)d->weight[0] : to[k];
+        for (int p = 1; p < d->n; p++) {
+            uint64_t x = ((uint64_t *)(zr_sim_comm_at(d, p)->arena + m->part[p].off))[k];
+            all = sums ? all + x * (uint64_t)d->weight[p] : x > all ? x : all;
+        }
+        to[k] = all;
+    }
+    for (int p = 1; p < d->n; p++)
+        memcpy(zr_sim_comm_at(d, p)->arena + m->part[p].off, to, (size_t)m->part[0].bytes);
+}
+
+void zr_sim_symmetric_agree(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me, bool second)
+{
+    struct zr_sim_comm *c = zr_sim_comm_at(d, me);
+    const struct zr_sim_part *p = &m->part[me];
+    struct zr_line *l = zr_sim_line_of(p->stream);
+    zr_sim_begin(d->w, l, "agree", p->tag.unit, p->tag.step);
+    zr_shadow_read(d->rec, l, c->arena + p->off, p->bytes);
+    zr_shadow_write(d->rec, l, c->arena + p->off, p->bytes);
+    if (second && me == 0)
+        put_together(d, m);
+    if (second) {
+        int32_t n_max = (int32_t)(p->bytes / (int64_t)sizeof(uint64_t)) - p->n_sum;
+        c->stats.wire_bytes += zr_agree_wire(d->size, c->base.group.rank, p->n_sum, n_max);
+        c->stats.n_agree++;
+    }
+    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, p->bytes / d->size, me));
+}
+
+/* ---- opening ---- */
+
+/* (n) how many members of each class the group has. */
+static void count_classes(const struct zr_symmetry *s, const struct zr_group *g, int32_t *count)
+{
+    memset(count, 0, (size_t)s->n * sizeof *count);
+    for (int p = 0; p < g->size; p++)
+        count[s->class_of[zr_group_member(g, p)]]++;
+}
+
+/* Of the representatives in it: their groups, their numbers, and for how many each stands. */
+struct meeting_ones {
+    const struct zr_group **groups;
+    int32_t *number;
+    int n;
+};
+
+/* Those whose groups have members of the same classes as k's. */
+static struct meeting_ones those_with(const struct zr_symmetry *s, const struct zr_group *groups,
+                                      const int32_t *count, int32_t k)
+{
+    struct meeting_ones t = {calloc((size_t)s->n, sizeof *t.groups), calloc((size_t)s->n, sizeof *t.number),
+                             0};
+    for (int32_t i = k; t.groups && t.number && i < s->n; i++) {
+        if (memcmp(count + (int64_t)i * s->n, count + (int64_t)k * s->n, (size_t)s->n * sizeof *count))
+            continue;
+        t.groups[t.n] = &groups[i];
+        t.number[t.n++] = i;
+    }
+    return t;
+}
+
+static int open_those(struct zr_sim_opening *o, const struct zr_symmetry *s, const struct meeting_ones *t,
+                      const int32_t *count, struct zr_comm **out)
+{
+    o->weight = t->n ? malloc((size_t)t->n * sizeof *o->weight) : NULL;
+    if (!o->weight)
+        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", s->n);
+    o->n = t->n;
+    o->groups = t->groups;
+    o->sim_ranks = t->number;
+    for (int p = 0; p < t->n; p++)
+        o->weight[p] = count[t->number[p]];
+    return zr_sim_comm_open_one(o, out);
+}
+
+int zr_sim_comm_open_symmetric(struct zr_sim *w, enum zr_role role, const struct zr_symmetry *s,
+                               const struct zr_group *groups, struct zr_sim_order *order,
+                               struct zr_comm **out)
+{
+    struct zr_sim_opening o = {.w = w, .role = role, .order = order, .all = zr_sim_role_new()};
+    int32_t *count = malloc((size_t)s->n * (size_t)s->n * sizeof *count);
+    int err = count && o.all ? 0 : zr_fail(ZR_ERR_NOMEM, "sim: no memory for %d kinds of ranks", s->n);
+    for (int32_t k = 0; !err && k < s->n; k++) {
+        out[k] = NULL;
+        count_classes(s, &groups[k], count + (int64_t)k * s->n);
+    }
+    for (int32_t k = 0; !err && k < s->n; k++) {
+        if (out[k])
+            continue;
+        struct meeting_ones t = those_with(s, groups, count, k);
+        err = open_those(&o, s, &t, count + (int64_t)k * s->n, out);
+        free(t.groups);
+        free(t.number);
+    }
+    free(count);
+    return o.all ? zr_sim_comm_opened(w, o.all, err, out) : err;
+}
