@@ -132,7 +132,7 @@ struct zr_sim_opening {
 
 /* sim.c: one communicator; out: by number in the simulated world. */
 int zr_sim_comm_open_one(const struct zr_sim_opening *o, struct zr_comm **out);
-/* Of what was opened of a role, and the role itself, when n_groups comes to 0. err: what is open is closed. */
+/* A role is opened: where err, what is open of it is closed. Returns err. */
 int zr_sim_comm_opened(struct zr_sim *w, struct zr_sim_role *all, int err, struct zr_comm **out);
 struct zr_sim_role *zr_sim_role_new(void);
 

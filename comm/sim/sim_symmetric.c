@@ -7,8 +7,8 @@
 
 /* ---- what they do ---- */
 
-static void gather(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p,
-                   struct zr_sim_comm *me, int64_t *each)
+static void gather_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p,
+                         struct zr_sim_comm *me, int64_t *each)
 {
     for (int i = 0; i < p->n_seg; i++) {
         const struct zr_gather_seg *g = &p->gather[i];
@@ -21,8 +21,8 @@ static void gather(struct zr_sim_comm_world *d, struct zr_line *l, const struct 
     me->stats.n_all_gather++;
 }
 
-static void reduce(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p,
-                   struct zr_sim_comm *me, int64_t *each)
+static void reduce_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p,
+                         struct zr_sim_comm *me, int64_t *each)
 {
     for (int i = 0; i < p->n_seg; i++) {
         const struct zr_reduce_seg *g = &p->reduce[i];
@@ -39,8 +39,8 @@ static void reduce(struct zr_sim_comm_world *d, struct zr_line *l, const struct 
 }
 
 /* What the others say is taken to be what this one says. */
-static void exchange(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p,
-                     struct zr_sim_comm *me)
+static void exchange_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p,
+                           struct zr_sim_comm *me)
 {
     int64_t all = d->size * p->bytes;
     zr_shadow_read(d->rec, l, me->arena + p->off, all);
@@ -67,18 +67,18 @@ void zr_sim_symmetric_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m
     }
     zr_sim_begin(d->w, l, zr_op_name(p->op), p->tag.unit, p->tag.step);
     if (p->op == ZR_OP_ALL_GATHER)
-        gather(d, l, p, c, &each);
+        gather_alike(d, l, p, c, &each);
     if (p->op == ZR_OP_REDUCE_SCATTER)
-        reduce(d, l, p, c, &each);
+        reduce_alike(d, l, p, c, &each);
     if (p->op == ZR_OP_EXCHANGE) {
-        exchange(d, l, p, c);
+        exchange_alike(d, l, p, c);
         each = p->bytes;
     }
     zr_sim_spend(d->w, l, zr_sim_wire_ns(d, each, me));
 }
 
 /* The records of all that the parts stand for, put together into part 0's, and then into the others'. */
-static void put_together(struct zr_sim_comm_world *d, const struct zr_sim_meeting *m)
+static void add_up_alike(struct zr_sim_comm_world *d, const struct zr_sim_meeting *m)
 {
     int64_t words = m->part[0].bytes / (int64_t)sizeof(uint64_t);
     uint64_t *to = (uint64_t *)(zr_sim_comm_at(d, 0)->arena + m->part[0].off);
@@ -104,7 +104,7 @@ void zr_sim_symmetric_agree(struct zr_sim_comm_world *d, struct zr_sim_meeting *
     zr_shadow_read(d->rec, l, c->arena + p->off, p->bytes);
     zr_shadow_write(d->rec, l, c->arena + p->off, p->bytes);
     if (second && me == 0)
-        put_together(d, m);
+        add_up_alike(d, m);
     if (second) {
         int32_t n_max = (int32_t)(p->bytes / (int64_t)sizeof(uint64_t)) - p->n_sum;
         c->stats.wire_bytes += zr_agree_wire(d->size, c->base.group.rank, p->n_sum, n_max);

@@ -2,10 +2,10 @@
  *
  * Ranks are of one class where nothing that takes time tells them apart: as many neighbours on their host, in
  * each of their groups, and in their groups members of the same classes in the same numbers. What is left is
- * that slices at the end of a flat are shorter than the first; so the rank of a class that owns the first slice
- * is never earlier than another one of it, and it is the representative. A world of full hosts is one class;
- * a host that is not full makes another. Classes are found as in colour refinement: by what a rank sees, until
- * a round tells no more ranks apart. */
+ * that slices at the end of a flat are shorter than the first; so the rank of a class that owns the first
+ * slice is never earlier than another one of it, and it is the representative. A world of full hosts is one
+ * class; a host that is not full makes another. Classes are found as in colour refinement: by what a rank
+ * sees, until a round tells no more ranks apart. */
 #ifndef ZR_COMM_SYMMETRY_H
 #define ZR_COMM_SYMMETRY_H
 
@@ -29,9 +29,9 @@ int zr_symmetry_make(int32_t world, int32_t inner, int32_t per_host, struct zr_s
 void zr_symmetry_free(struct zr_symmetry *s);
 
 /* The communicators of one role for a world of w's whose rank k is representative k of s. groups: (n) each
- * one's, with its place; copied. Representatives meet that have members of the same classes in their groups. They
- * gather and reduce nothing, and take the time that it takes; an agreement adds up the records of all whom they
- * stand for. There is no broadcast. out: (n). */
+ * one's, with its place; copied. Representatives meet that have members of the same classes in their groups.
+ * They gather and reduce nothing, and take the time that it takes; an agreement adds up the records of all
+ * whom they stand for. There is no broadcast. out: (n). */
 int zr_sim_comm_open_symmetric(struct zr_sim *w, enum zr_role role, const struct zr_symmetry *s,
                                const struct zr_group *groups, struct zr_sim_order *order,
                                struct zr_comm **out);

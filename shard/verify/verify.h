@@ -150,10 +150,12 @@ struct zr_verify_speed {
     /* bytes for gathered parameters at stage 3; 0: what prefetch needs, or the case's budget */
     int64_t budget_bytes;
 };
-/* Elements, and floating-point operations of a micro-batch. */
+/* Elements, and floating-point operations of a micro-batch. A unit that is used again behind the others, as a
+ * tied head is (ZR_USE_TIED), has those of that use apart. */
 struct zr_verify_unit {
     int64_t elems;
     double forward_flop, backward_flop;
+    double again_forward_flop, again_backward_flop;
 };
 /* Of rank 0: the last step; what it received in all steps; the plan's of one. */
 struct zr_verify_time {
@@ -164,9 +166,9 @@ struct zr_verify_time {
 };
 int zr_verify_time(const struct zr_verify_case *c, const struct zr_verify_speed *speed, const char *path,
                    struct zr_verify_time *out, struct zr_verify_result *result);
-/* The same by symmetry (comm/sim/symmetry.h): a rank of each kind is simulated and stands for all of its kind,
- * so the world may have any size (c->world; zr_verify_possible does not bound it). Not of cases with granules
- * or dealt groups, whose ranks differ. ZR_ERR_ARG: such a case, or ranks of too many kinds. */
+/* The same by symmetry (comm/sim/symmetry.h): a rank of each kind is simulated and stands for all of its
+ * kind, so the world may have any size (c->world; zr_verify_possible does not bound it). Not of cases with
+ * granules or dealt groups, whose ranks differ. ZR_ERR_ARG: such a case, or ranks of too many kinds. */
 int zr_verify_scale(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
                     struct zr_verify_time *out, struct zr_verify_result *result);
 

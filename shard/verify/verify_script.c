@@ -41,7 +41,9 @@ int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_spe
                                     .dtype = ZR_F32,
                                     .n_slices = 1,
                                     .unit = u < 0 ? first : u};
-            x->n_elems = !speed ? any_size(&s) : speed->units ? speed->units[zr_max(u, 0)].elems : speed->unit_elems;
+            x->n_elems = !speed         ? any_size(&s)
+                         : speed->units ? speed->units[zr_max(u, 0)].elems
+                                        : speed->unit_elems;
             name_tensor(x, *n);
             if (!x->name) {
                 zr_tensors_free(t, *n);
@@ -113,27 +115,38 @@ static bool bracketed(const struct writing *w, int32_t u, bool backward)
 static void begin(struct writing *w, int32_t u, bool backward)
 {
     if (bracketed(w, u, backward))
-        add(w->s, (struct zr_script_op){ZR_DO_BEGIN, backward, u, w->step});
+        add(w->s, (struct zr_script_op){ZR_DO_BEGIN, backward, u, w->step, false});
 }
 
 static void end(struct writing *w, int32_t u, bool backward)
 {
     if (bracketed(w, u, backward))
-        add(w->s, (struct zr_script_op){ZR_DO_END, backward, u, w->step});
+        add(w->s, (struct zr_script_op){ZR_DO_END, backward, u, w->step, false});
 }
 
-static void use(struct writing *w, int32_t u, bool backward)
+static void use_as(struct writing *w, int32_t u, bool backward, bool again)
 {
-    add(w->s, (struct zr_script_op){ZR_DO_USE, backward, u, w->step + (w->dropped ? DROPPED_STEP : 0)});
+    add(w->s,
+        (struct zr_script_op){ZR_DO_USE, backward, u, w->step + (w->dropped ? DROPPED_STEP : 0), again});
     if (backward && !w->dropped)
         w->s->n_contrib[w->step * w->c->n_units + u]++;
 }
 
-static void whole(struct writing *w, int32_t u, bool backward)
+static void use(struct writing *w, int32_t u, bool backward)
+{
+    use_as(w, u, backward, false);
+}
+
+static void whole_as(struct writing *w, int32_t u, bool backward, bool again)
 {
     begin(w, u, backward);
-    use(w, u, backward);
+    use_as(w, u, backward, again);
     end(w, u, backward);
+}
+
+static void whole(struct writing *w, int32_t u, bool backward)
+{
+    whole_as(w, u, backward, false);
 }
 
 /* list: the units used, in order of forward. */
@@ -162,7 +175,7 @@ static void forward(struct writing *w, const int32_t *list, int32_t n)
         end(w, list[0], false);
     }
     if ((p == ZR_USE_TIED || p == ZR_USE_TWICE) && n > 1)
-        whole(w, list[0], false);
+        whole_as(w, list[0], false, true);
 }
 
 /* The order that is declared has two backward brackets of each unit; later steps have the second now and
@@ -181,10 +194,10 @@ static void backward(struct writing *w, const int32_t *list, int32_t n)
     if (held) {
         begin(w, list[0], true);
         if (p == ZR_USE_TIED)
-            use(w, list[0], true);
+            use_as(w, list[0], true, true);
     }
     if (p == ZR_USE_TWICE && n > 1)
-        whole(w, list[0], true);
+        whole_as(w, list[0], true, true);
     for (int32_t i = n - 1; i >= held; i--) {
         if (p == ZR_USE_RECOMPUTE) {
             begin(w, list[i], true);
@@ -447,9 +460,11 @@ struct zr_content zr_script_values(const struct zr_layout *l, int32_t piece, int
 static int64_t compute_ns(const struct zr_verify_speed *s, const struct zr_script_op *op, int64_t elems)
 {
     const struct zr_verify_unit *u = s->units ? &s->units[op->unit] : NULL;
-    double flop = !u             ? (op->backward ? 4.0 : 2.0) * (double)elems * s->tokens
-                  : op->backward ? u->backward_flop
-                                 : u->forward_flop;
+    double flop = (op->backward ? 4.0 : 2.0) * (double)elems * s->tokens;
+    if (u && op->again)
+        flop = op->backward ? u->again_backward_flop : u->again_forward_flop;
+    else if (u)
+        flop = op->backward ? u->backward_flop : u->forward_flop;
     return (int64_t)(flop / s->flops_per_s * 1e9);
 }
 

@@ -53,6 +53,8 @@ struct zr_script_op {
     /* of READ and WRITE: a tensor */
     int32_t unit;
     int32_t step;
+    /* of USE: the one behind the others, at the end of forward and the beginning of backward */
+    bool again;
 };
 
 struct zr_script {
