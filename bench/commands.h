@@ -16,6 +16,7 @@ int kernels_command(const char *name, int argc, char **argv);
 int verify_command(const char *name, int argc, char **argv);
 int export_command(const char *name, int argc, char **argv);
 int flight_command(const char *name, int argc, char **argv);
+int scale_command(const char *name, int argc, char **argv);
 int checkpoint_command(const char *name, int argc, char **argv);
 
 #endif

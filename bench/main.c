@@ -25,6 +25,8 @@ static const struct {
     {"comm", "how fast ranks gather and reduce, beside what the machine copies and adds", comm_command},
     {"flight", "what the ranks of a job did last: who is dead, different or late, and in which call",
      flight_command},
+    {"scale", "what a step takes on up to 16,384 GPUs, on paper: time, memory, exposed communication",
+     scale_command},
     {"verify", "prove the schedule on a simulated device: random configurations, mutants, every interleaving",
      verify_command},
 };

@@ -7,7 +7,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import CATEGORIES, OPTIMIZERS, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
 
-SUBCOMMANDS = ['train', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'overhead', 'kernels', 'comm', 'verify']
+SUBCOMMANDS = ['train', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'overhead', 'kernels', 'comm', 'scale', 'verify']
 
 
 class Refused(unittest.TestCase):
@@ -79,7 +79,7 @@ class Refused(unittest.TestCase):
             self.refused(['train', alone], '--save:')
 
     def test_plain_words(self):
-        for command in ['plan', 'memory', 'overhead', 'kernels', 'verify']:
+        for command in ['plan', 'memory', 'overhead', 'kernels', 'scale', 'verify']:
             self.refused([command, 'word'], 'word')
 
     def test_no_gpu(self):
@@ -93,6 +93,17 @@ class Refused(unittest.TestCase):
         for value in ['1,2', '1,2,0', '1,2,3,4', '1,2,x', '']:
             self.refused(['kernels', f'--gemm={value}'], '--gemm')
         self.refused(['kernels', '--rounds=0'], '--rounds')
+
+    def test_scale(self):
+        for value in ['8,x', '0', '8,,9', '', '16385', ','.join(['8'] * 33)]:
+            self.refused(['scale', f'--worlds={value}'], '--worlds', '16384')
+        self.refused(['scale', '--model=gpt2-nano'], '--model', 'llama-3-405B')
+        self.refused(['scale', '--machine=h101'], '--machine', 'b200')
+        self.refused(['scale', '--compute=1.5'], '--compute')
+        self.refused(['scale', '--stage=2', '--hybrid=hsdp'], '--hybrid', 'stage 3')
+        self.refused(['scale', '--worlds=12', '--hybrid=hfsdp'], '12 GPUs', 'shard_group is 8')
+        self.refused(['scale', '--worlds=8', '--budget=1K'], 'param_budget_bytes is 1024')
+        self.refused(['scale', '--fit=/nonexistent'], '--fit', '/nonexistent')
 
     def test_verify(self):
         self.refused(['verify', '--case', 'wold=2'], '--case', 'wold')
@@ -239,6 +250,57 @@ class Plan(unittest.TestCase):
         totals = [s['bytes']['total'] for s in self.stages('--model=gpt2-1.5B', '--world=16')]
         self.assertEqual(totals, sorted(totals, reverse=True))
         self.assertLess(totals[3] * 4, totals[0])
+
+
+class Scale(unittest.TestCase):
+    def of(self, *args):
+        done = bench('scale', '--json', *args)
+        self.assertEqual((done.returncode, done.stderr), (0, ''), args)
+        return lines(done.stdout)
+
+    def test_memory_and_traffic_are_the_plans(self):
+        """But for what a model's tensors, here one for each unit, take to be aligned."""
+        common = ['--model=gpt2-124M', '--shard-group=4']
+        planned = lines(bench('plan', '--json', '--world=16', *common).stdout)
+        for stage in range(4):
+            self.close(planned[stage], *self.of('--worlds=16', *common, f'--stage={stage}'))
+        for column, hybrid in enumerate(['hsdp', 'hfsdp'], 4):
+            here, = self.of('--worlds=16', *common, f'--hybrid={hybrid}')
+            self.close(planned[column], here)
+            self.assertAlmostEqual(here['outer_bytes'] / planned[column]['outer_bytes'], 1, delta=0.002)
+
+    def close(self, plan, here):
+        self.assertAlmostEqual(here['memory_bytes'] / plan['bytes']['total'], 1, delta=0.002)
+        self.assertAlmostEqual(here['received_bytes'] / plan['wire_bytes'], 1, delta=0.002)
+
+    def test_thousands(self):
+        rows = self.of('--model=llama-3-405B', '--worlds=1,8,16384,16383', '--recompute', '--compute=0.5')
+        self.assertEqual([r['world'] for r in rows], [1, 8, 16384, 16383])
+        self.assertEqual([r['simulated_ranks'] for r in rows], [1, 1, 1, 2])
+        self.assertEqual(rows[0]['exposed_ms'], 0)
+        self.assertEqual([r['fits'] for r in rows], [False, False, True, True])
+        for r in rows:
+            self.assertIn('no stragglers, no congestion', r['assumes'])
+            self.assertLess(r['mfu'], 0.5)
+
+    def test_table(self):
+        done = bench('scale', '--model=gpt2-124M', '--machine=a100-40', '--worlds=8,64')
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        self.assertIn('no stragglers, no congestion', done.stdout)
+        self.assertEqual([line.split()[0] for line in done.stdout.splitlines()[-2:]], ['8', '64'])
+
+    def test_fit(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, 'rows.json')
+            with open(path, 'w', encoding='utf-8') as file:
+                file.write('{"rows": [{"model": "gpt2-124M", "machine": "h100", "world": 8, "batch": 8, "mfu_percent": 30},'
+                           ' {"model": "gpt2-124M", "machine": "h100", "world": 16, "batch": 8, "mfu_percent": 30, "held_out": true}]}')
+            *rows, fitted, held_out = self.of('--fit', path)
+            text = bench('scale', '--fit', path).stdout
+        self.assertEqual([r['held_out'] for r in rows], [False, True])
+        self.assertLess(abs(rows[0]['error']), 0.01)
+        self.assertEqual((fitted['score'], fitted['rows'], held_out['score'], held_out['rows']), ('fitted', 1, 'held out', 1))
+        self.assertIn('2 numbers fitted', text)
 
 
 if __name__ == '__main__':

@@ -11,8 +11,8 @@ import tempfile
 
 FLOORS = ("kernels", "comm", "shard", "zero", "bench", "test")
 
-# What a file of each floor may include: folders, or single files. comm also gets what kernels/device.h includes. Four exceptions, all
-# outside the library: comm/sim/sim.h stands on the simulated device, zero-bench verify shows the schedule's own proof, zero-bench
+# What a file of each floor may include: folders, or single files. comm also gets what kernels/device.h includes. Five exceptions, all
+# outside the library: comm/sim/sim.h stands on the simulated device, zero-bench verify shows the schedule's own proof, zero-bench scale its time, zero-bench
 # comm measures communicators, each by itself, and zero-bench flight reads what flight recorders have written.
 ALLOWED = {
     "kernels": {"kernels/"},
@@ -38,6 +38,7 @@ SISTERS = {
 EXCEPTIONS = {
     "comm/sim/sim.h": {"kernels/sim/sim_device.h"},
     "bench/verify_cmd.c": {"shard/verify/verify.h"},
+    "bench/scale_run.c": {"shard/verify/verify.h"},
     "bench/comm_ranks.h": {"comm/backend.h", "comm/meet/rendezvous.h", "comm/mesh.h", "comm/mpi/mpi_own.h", "kernels/thread.h"},
     "bench/flight_merge.h": {"comm/flight_view.h"},
     "bench/comm_ranks.c": {"comm/verdict.h", "kernels/host/host_memory.h"},

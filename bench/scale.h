@@ -1,0 +1,123 @@
+/* scale.h: what zero-bench scale projects: models, machines, a job of both, and what a step of it takes.
+ *
+ *   scale_models.c    models: their units, parameters and floating-point operations
+ *   scale_machines.c  machines: figures of data sheets
+ *   scale_run.c       a job on the virtual clock (shard/verify/verify.h)
+ *   scale_fit.c       measurements: read, fitted and scored
+ *   scale_cmd.c       the command */
+#ifndef ZERO_BENCH_SCALE_H
+#define ZERO_BENCH_SCALE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* A decoder of L blocks, with attention over the whole context. */
+struct scale_model {
+    const char *name;
+    int64_t layers, heads, kv_heads, channels;
+    /* of the feed-forward part of a block */
+    int64_t hidden;
+    /* tokens in a row, unless told otherwise */
+    int64_t context;
+    int64_t vocab;
+    /* Llama: RMSNorm, three matrices in the feed-forward part, no bias, rotary positions, a head of its own;
+     * else as GPT-2: LayerNorm, biases, learned positions, the head tied to the embedding */
+    bool llama;
+};
+
+/* One unit of it: what a bracket holds. Operations for one token, forward. */
+struct scale_unit {
+    int64_t n_params;
+    double flop_per_token;
+    /* of a second use behind all others: the tied head */
+    double again_flop_per_token;
+};
+
+/* Names, separated by commas. */
+const char *scale_model_names(void);
+/* NULL: there is none of that name. */
+const struct scale_model *scale_model_of(const char *name);
+int32_t scale_n_units(const struct scale_model *m);
+/* context: tokens in a row. */
+struct scale_unit scale_unit_of(const struct scale_model *m, int64_t context, int32_t unit);
+int64_t scale_n_params(const struct scale_model *m, int64_t context);
+/* Floating-point operations of forward and backward for a token, nothing recomputed (the model's, in MFU). */
+double scale_flop_per_token(const struct scale_model *m, int64_t context);
+
+/* A host of several GPUs and its network, of which each GPU has a part. Bandwidths are of one direction. */
+struct scale_machine {
+    const char *name, *text;
+    int per_host;
+    /* dense products of bf16 */
+    double flop_per_s;
+    double memory_bytes, memory_bytes_per_s;
+    double near_bytes_per_s, far_bytes_per_s;
+    /* of a step of a ring, inside a host and between two */
+    int64_t near_ns, far_ns;
+};
+
+const char *scale_machine_names(void);
+const struct scale_machine *scale_machine_of(const char *name);
+
+struct scale_job {
+    const struct scale_model *model;
+    const struct scale_machine *machine;
+    int64_t world;
+    /* rows of a rank's micro-batch, tokens in each, micro-batches of a step */
+    int64_t batch, context, accum;
+    int stage, prefetch;
+    /* enum zero_hybrid; ranks that share one copy of the parameters */
+    int hybrid;
+    int64_t shard_group;
+    /* weights and gradients, and gradients on the wire, of bf16; else f32 */
+    bool bf16, wire_bf16;
+    /* for gathered parameters; 0: what prefetch needs */
+    int64_t budget_bytes;
+    /* backward computes forward again */
+    bool recompute;
+    /* of the machine's peak that products get, of its links that collectives get */
+    double compute_fraction, link_fraction;
+};
+
+struct scale_result {
+    double step_s, tokens_per_s_per_gpu;
+    /* by which the step is longer than with links that take no time */
+    double exposed_s;
+    /* of the machine's peak, by the model's operations: 0 to 1 */
+    double mfu;
+    /* of a rank: the library's memory, which is all but activations; received in a step, and of that from
+     * other groups */
+    int64_t memory_bytes, received_bytes, outer_bytes;
+    int n_simulated;
+};
+
+/* Seconds of a step alone. Returns 0, or not, with zr_error_text(). */
+int scale_step(const struct scale_job *job, double *step_s);
+int scale_run(const struct scale_job *job, struct scale_result *out);
+
+/* A measurement. */
+struct scale_row {
+    struct scale_job job;
+    double tokens_per_s_per_gpu;
+    /* scored, but not fitted */
+    bool held_out;
+    /* what the fit says */
+    double predicted;
+};
+struct scale_rows {
+    struct scale_row *row;
+    int n;
+    /* Numbers that were found. As many rows as these say nothing: they are met whatever the projection. */
+    int n_fitted;
+};
+/* like: what a row does not say. Returns 0; else says in text what is wrong, and where. */
+int scale_rows_read(const char *path, const struct scale_job *like, struct scale_rows *out, char *text,
+                    size_t n);
+void scale_rows_free(struct scale_rows *r);
+/* Fractions that make the rows' times least wrong: one of links, and one of compute for each model and
+ * whether it recomputes; of a pair without a row to fit, the mean of those that have one. They are put into
+ * the rows' jobs, predicted too. Returns 0, or not, with zr_error_text(). */
+int scale_fit(struct scale_rows *r);
+
+#endif

@@ -1,0 +1,297 @@
+/* scale_cmd.c: zero-bench scale: steps of a model on thousands of GPUs, on paper. */
+#include "bench/arguments.h"
+#include "bench/commands.h"
+#include "bench/report.h"
+#include "bench/scale.h"
+
+#include "kernels/device.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { MOST_WORLDS = 32, MOST_RANKS = 16384 };
+
+struct scale_options {
+    const struct scale_model *model;
+    const struct scale_machine *machine;
+    int64_t world[MOST_WORLDS];
+    int n_worlds;
+    int64_t batch, context, accum, stage, shard_group, prefetch, budget;
+    int dtype, wire_dtype, hybrid;
+    double compute, links;
+    bool recompute, json;
+    const char *fit;
+};
+
+static error_t read_model(struct argp_state *state, const struct option_row *row, char *arg, void *to)
+{
+    struct scale_options *o = to;
+    o->model = scale_model_of(arg);
+    if (o->model)
+        return 0;
+    argp_error(state, "--%s: '%s' is not %s", row->name, arg, scale_model_names());
+    return EINVAL;
+}
+
+static error_t read_machine(struct argp_state *state, const struct option_row *row, char *arg, void *to)
+{
+    struct scale_options *o = to;
+    o->machine = scale_machine_of(arg);
+    if (o->machine)
+        return 0;
+    argp_error(state, "--%s: '%s' is not %s", row->name, arg, scale_machine_names());
+    return EINVAL;
+}
+
+/* "8,64,512" */
+static error_t read_worlds(struct argp_state *state, const struct option_row *row, char *arg, void *to)
+{
+    struct scale_options *o = to;
+    o->n_worlds = 0;
+    for (char *p = arg, *end = ""; p == arg || *end; p = end + 1) {
+        long long n = strtoll(p, &end, 10);
+        if (end == p || (*end && *end != ',') || n < 1 || n > MOST_RANKS || o->n_worlds == MOST_WORLDS) {
+            argp_error(state, "--%s: '%s' is not a list of up to %d numbers from 1 to %d, such as 8,64,512",
+                       row->name, arg, MOST_WORLDS, MOST_RANKS);
+            return EINVAL;
+        }
+        o->world[o->n_worlds++] = n;
+    }
+    return 0;
+}
+
+static const struct option_row rows[] = {
+    {.name = "model",
+     .metavar = "NAME",
+     .help = "Such as gpt2-124M, llama-3-8B (default) or llama-3-405B",
+     .group = 1,
+     OPTION_BY(read_model)},
+    {.name = "machine",
+     .metavar = "NAME",
+     .help = "a100-40, a100-80, h100 (default), h200 or b200",
+     .group = 1,
+     OPTION_BY(read_machine)},
+    {.name = "worlds",
+     .metavar = "N,N,...",
+     .help = "Numbers of ranks, one a GPU (8,64,512,4096,16384)",
+     .group = 1,
+     OPTION_BY(read_worlds)},
+    {"batch", "ROWS", "Of a rank's micro-batch (1)", 1, OPTION_INT(struct scale_options, batch, 1, 1000000)},
+    {"context", "N", "Tokens in a row (the model's)", 1,
+     OPTION_INT(struct scale_options, context, 1, 10000000)},
+    {"accum", "N", "Micro-batches of a step (1)", 1, OPTION_INT(struct scale_options, accum, 1, 64)},
+    {"recompute", NULL, "Backward computes forward again, as activation checkpointing does", 1,
+     OPTION_FLAG(struct scale_options, recompute)},
+    {.help = "Sharding:", .group = 2},
+    {"stage", "N", "0 to 3 (3)", 2, OPTION_INT(struct scale_options, stage, 0, 3)},
+    {"hybrid", "WORD", "none, hsdp or hfsdp (none)", 2,
+     OPTION_WORD(struct scale_options, hybrid, option_hybrids)},
+    {"shard-group", "N", "Ranks of a hybrid that share one copy of the parameters (a host's)", 2,
+     OPTION_INT(struct scale_options, shard_group, 1, MOST_RANKS)},
+    {"dtype", "f32|bf16", "Of weights and gradients (bf16)", 2,
+     OPTION_WORD(struct scale_options, dtype, option_dtypes)},
+    {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)", 2,
+     OPTION_WORD(struct scale_options, wire_dtype, option_dtypes)},
+    {"prefetch", "N", "Units gathered ahead (2)", 2, OPTION_INT(struct scale_options, prefetch, 0, 100)},
+    {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", 2,
+     OPTION_BYTES(struct scale_options, budget, 1)},
+    {.help = "What is reached of the data sheets:", .group = 3},
+    {"compute", "X", "Of the peak of products (1: the limit, which nobody reaches)", 3,
+     OPTION_DOUBLE(struct scale_options, compute, 1e-3, 1)},
+    {"links", "X", "Of the bandwidth of links (1)", 3, OPTION_DOUBLE(struct scale_options, links, 1e-3, 1)},
+    {"fit", "FILE", "Finds both from measurements, prints how far off each is, and projects nothing", 3,
+     OPTION_TEXT(struct scale_options, fit)},
+    {"json", NULL, "A JSON line for each number of ranks, or measurement", 4,
+     OPTION_FLAG(struct scale_options, json)},
+    {0},
+};
+
+static const struct option_table table = {
+    .rows = rows,
+    .doc = "Projects what a step takes on N GPUs: the schedule of the library on a virtual clock, with the "
+           "machine's "
+           "figures from its data sheet (bench/scale_machines.c). No stragglers, no congestion.",
+    .read_word = option_refuse_word,
+};
+
+static struct scale_job job_of(const struct scale_options *o, int64_t world)
+{
+    bool bf16 = o->dtype == ZERO_BF16;
+    return (struct scale_job){.model = o->model,
+                              .machine = o->machine,
+                              .world = world,
+                              .batch = o->batch,
+                              .context = o->context ? o->context : o->model->context,
+                              .accum = o->accum,
+                              .stage = (int)o->stage,
+                              .prefetch = (int)o->prefetch,
+                              .hybrid = o->hybrid,
+                              .shard_group = o->shard_group ? o->shard_group : o->machine->per_host,
+                              .bf16 = bf16,
+                              .wire_bf16 = o->wire_dtype == ZERO_BF16,
+                              .budget_bytes = o->budget,
+                              .recompute = o->recompute,
+                              .compute_fraction = o->compute,
+                              .link_fraction = o->links};
+}
+
+/* ---- projections ---- */
+
+static void print_head(const struct scale_options *o, const struct scale_job *j)
+{
+    printf("%s, %lld parameters, %lld x %lld tokens a GPU and micro-batch, %lld a step%s; ", o->model->name,
+           (long long)scale_n_params(j->model, j->context), (long long)j->batch, (long long)j->context,
+           (long long)j->accum, j->recompute ? ", recomputed" : "");
+    printf("%s; at %g of its peak and %g of its links\n", o->machine->text, j->compute_fraction,
+           j->link_fraction);
+    if (j->hybrid)
+        printf("%s in groups of %lld", option_word_of(option_hybrids, j->hybrid), (long long)j->shard_group);
+    else
+        printf("stage %d", j->stage);
+    printf("; a projection: no stragglers, no congestion; memory is without activations\n\n");
+    printf("%8s %12s %14s %8s %20s %12s %12s\n", "GPUs", "step", "tokens/s/GPU", "MFU", "exposed comm.",
+           "memory", "received");
+}
+
+static void print_row(const struct scale_job *j, const struct scale_result *r)
+{
+    bool fits = (double)r->memory_bytes <= j->machine->memory_bytes;
+    printf("%8lld %9.1f ms %14.0f %6.1f %% %9.1f ms, %4.1f %% %12s %12s%s\n", (long long)j->world,
+           r->step_s * 1e3, r->tokens_per_s_per_gpu, r->mfu * 100, r->exposed_s * 1e3,
+           r->exposed_s / r->step_s * 100, report_bytes(r->memory_bytes).text,
+           report_bytes(r->received_bytes).text, fits ? "" : "  more than a GPU has");
+}
+
+static void print_line(const struct scale_job *j, const struct scale_result *r)
+{
+    report_line(json_pack(
+        "{s:s, s:s, s:I, s:i, s:s, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:b, s:i, s:s}", "model",
+        j->model->name, "machine", j->machine->name, "world", (json_int_t)j->world, "stage", j->stage,
+        "hybrid", option_word_of(option_hybrids, j->hybrid), "step_ms", report_number(r->step_s * 1e3),
+        "tokens_per_s_per_gpu", report_number(r->tokens_per_s_per_gpu), "mfu", report_number(r->mfu),
+        "exposed_ms", report_number(r->exposed_s * 1e3), "memory_bytes", (json_int_t)r->memory_bytes,
+        "received_bytes", (json_int_t)r->received_bytes, "outer_bytes", (json_int_t)r->outer_bytes, "fits",
+        (double)r->memory_bytes <= j->machine->memory_bytes, "simulated_ranks", r->n_simulated, "assumes",
+        "no stragglers, no congestion"));
+}
+
+static int project(const char *name, const struct scale_options *o)
+{
+    for (int i = 0; i < o->n_worlds; i++) {
+        struct scale_job j = job_of(o, o->world[i]);
+        struct scale_result r;
+        int err = scale_run(&j, &r);
+        if (err) {
+            fprintf(stderr, "%s: %lld GPUs: %s\n", name, (long long)j.world, zr_error_text());
+            return err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
+        }
+        if (i == 0 && !o->json)
+            print_head(o, &j);
+        (o->json ? print_line : print_row)(&j, &r);
+    }
+    return 0;
+}
+
+/* ---- measurements ---- */
+
+/* Relative; positive: too fast. */
+static double error_of(const struct scale_row *r)
+{
+    return r->predicted / r->tokens_per_s_per_gpu - 1;
+}
+
+static void print_measurement(const struct scale_options *o, const struct scale_row *r)
+{
+    const struct scale_job *j = &r->job;
+    if (o->json) {
+        report_line(json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:b, s:o, s:o, s:o, s:o, s:o}", "machine",
+                              j->machine->name, "model", j->model->name, "world", (json_int_t)j->world,
+                              "batch", (json_int_t)j->batch, "context", (json_int_t)j->context, "accum",
+                              (json_int_t)j->accum, "recompute", j->recompute, "held_out", r->held_out,
+                              "measured", report_number(r->tokens_per_s_per_gpu), "predicted",
+                              report_number(r->predicted), "error", report_number(error_of(r)), "compute",
+                              report_number(j->compute_fraction), "links", report_number(j->link_fraction)));
+        return;
+    }
+    printf("%-12s %6lld %6lld x %-6lld %3lld  %-4s %8.3f %10.0f %10.0f %+7.1f %%%s\n", j->model->name,
+           (long long)j->world, (long long)j->batch, (long long)j->context, (long long)j->accum,
+           j->recompute ? "yes" : "no", j->compute_fraction, r->tokens_per_s_per_gpu, r->predicted,
+           error_of(r) * 100, r->held_out ? "  held out" : "");
+}
+
+static void print_score(const struct scale_options *o, const struct scale_rows *r, bool held_out)
+{
+    double *errors = malloc(((size_t)r->n + 1) * sizeof *errors);
+    int n = 0;
+    if (!errors)
+        return;
+    for (int i = 0; i < r->n; i++)
+        if (r->row[i].held_out == held_out)
+            errors[n++] = fabs(error_of(&r->row[i]));
+    if (n) {
+        double median = report_median(errors, n), worst = errors[n - 1];
+        if (o->json)
+            report_line(json_pack("{s:s, s:i, s:o, s:o}", "score", held_out ? "held out" : "fitted", "rows",
+                                  n, "median_error", report_number(median), "worst_error",
+                                  report_number(worst)));
+        else
+            printf("%s: %d rows, median error %.1f %%, worst %.1f %%\n", held_out ? "held out" : "fitted", n,
+                   median * 100, worst * 100);
+    }
+    free(errors);
+}
+
+static void print_fit_head(const struct scale_rows *r)
+{
+    printf("%d numbers fitted, links at %.3f of their bandwidth; no stragglers, no congestion\n\n",
+           r->n_fitted, r->row[0].job.link_fraction);
+    printf("%-12s %6s %15s %3s  %-4s %8s %10s %10s %9s\n", "model", "GPUs", "rows x tokens", "mb", "rec.",
+           "compute", "measured", "predicted", "error");
+}
+
+static int fit(const char *name, const struct scale_options *o)
+{
+    struct scale_job like = job_of(o, 1);
+    struct scale_rows r;
+    char text[256];
+    if (scale_rows_read(o->fit, &like, &r, text, sizeof text)) {
+        fprintf(stderr, "%s: --fit: %s\n", name, text);
+        return EXIT_USAGE;
+    }
+    int err = scale_fit(&r);
+    if (err)
+        fprintf(stderr, "%s: --fit: %s\n", name, zr_error_text());
+    if (!err && !o->json)
+        print_fit_head(&r);
+    for (int i = 0; !err && i < r.n; i++)
+        print_measurement(o, &r.row[i]);
+    if (!err && !o->json)
+        printf("\n");
+    for (int held_out = 0; !err && held_out < 2; held_out++)
+        print_score(o, &r, held_out);
+    scale_rows_free(&r);
+    return err ? EXIT_FAILURE : 0;
+}
+
+int scale_command(const char *name, int argc, char **argv)
+{
+    struct scale_options o = {.model = scale_model_of("llama-3-8B"),
+                              .machine = scale_machine_of("h100"),
+                              .world = {8, 64, 512, 4096, 16384},
+                              .n_worlds = 5,
+                              .batch = 1,
+                              .accum = 1,
+                              .stage = 3,
+                              .prefetch = 2,
+                              .dtype = ZERO_BF16,
+                              .compute = 1,
+                              .links = 1};
+    int status = options_parse(&table, name, argc, argv, &o);
+    if (status)
+        return status;
+    if (o.hybrid && o.stage != 3) {
+        fprintf(stderr, "%s: --hybrid is of stage 3, not %lld\n", name, (long long)o.stage);
+        return EXIT_USAGE;
+    }
+    return o.fit ? fit(name, &o) : project(name, &o);
+}

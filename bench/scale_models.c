@@ -1,0 +1,113 @@
+/* scale_models.c: models by the sizes that they were published with: GPT-2 (Radford et al. 2019), MPT as
+ * llm-foundry trains it for its benchmarks (the blocks of GPT-2, biases and learned positions included,
+ * another vocabulary; their parameters come out as its table says), Llama 2 (Touvron et al.,
+ * arXiv:2307.09288) and Llama 3 (Llama team, arXiv:2407.21783) by the config.json of their checkpoints. */
+#include "bench/scale.h"
+
+#include <string.h>
+
+#define GPT(name, layers, heads, channels, context, vocab)                                                   \
+    {                                                                                                        \
+        name, layers, heads, heads, channels, 4 * channels, context, vocab, false                            \
+    }
+#define LLAMA(name, layers, heads, kv_heads, channels, hidden, context, vocab)                               \
+    {                                                                                                        \
+        name, layers, heads, kv_heads, channels, hidden, context, vocab, true                                \
+    }
+
+static const struct scale_model models[] = {
+    GPT("gpt2-124M", 12, 12, 768, 1024, 50257),
+    GPT("gpt2-355M", 24, 16, 1024, 1024, 50257),
+    GPT("gpt2-774M", 36, 20, 1280, 1024, 50257),
+    GPT("gpt2-1.5B", 48, 25, 1600, 1024, 50257),
+    LLAMA("llama-2-7B", 32, 32, 32, 4096, 11008, 4096, 32000),
+    LLAMA("llama-2-13B", 40, 40, 40, 5120, 13824, 4096, 32000),
+    LLAMA("llama-2-70B", 80, 64, 8, 8192, 28672, 4096, 32000),
+    LLAMA("llama-3-8B", 32, 32, 8, 4096, 14336, 8192, 128256),
+    LLAMA("llama-3-70B", 80, 64, 8, 8192, 28672, 8192, 128256),
+    LLAMA("llama-3-405B", 126, 128, 8, 16384, 53248, 8192, 128256),
+    GPT("mpt-125m", 12, 12, 768, 2048, 50368),
+    GPT("mpt-350m", 24, 16, 1024, 2048, 50368),
+    GPT("mpt-760m", 24, 12, 1536, 2048, 50368),
+    GPT("mpt-1b", 24, 16, 2048, 2048, 50368),
+    GPT("mpt-3b", 32, 20, 2560, 2048, 50368),
+    GPT("mpt-7b", 32, 32, 4096, 2048, 50368),
+    GPT("mpt-13b", 40, 40, 5120, 2048, 50368),
+    GPT("mpt-30b", 48, 56, 7168, 2048, 50368),
+    GPT("mpt-70b", 80, 64, 8192, 2048, 50368),
+};
+enum { N_MODELS = sizeof models / sizeof *models };
+
+const char *scale_model_names(void)
+{
+    static char text[512];
+    for (int i = 0; i < N_MODELS && !text[sizeof text / 2 - 1]; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? ", " : "", models[i].name);
+    return text;
+}
+
+const struct scale_model *scale_model_of(const char *name)
+{
+    for (int i = 0; i < N_MODELS; i++)
+        if (!strcmp(models[i].name, name))
+            return &models[i];
+    return NULL;
+}
+
+/* The embedding, the blocks and, where the head is not tied, the head. */
+int32_t scale_n_units(const struct scale_model *m)
+{
+    return (int32_t)m->layers + 1 + m->llama;
+}
+
+/* What a token is multiplied by in a block. */
+static int64_t block_weights(const struct scale_model *m)
+{
+    int64_t kv = m->channels / m->heads * m->kv_heads;
+    return m->channels * (2 * m->channels + 2 * kv) + (m->llama ? 3 : 2) * m->channels * m->hidden;
+}
+
+/* Scores and their sum over values, for the whole context as MFU has it (Chowdhery et al., arXiv:2204.02311,
+ * appendix B). */
+static double attention_flop(const struct scale_model *m, int64_t context)
+{
+    return 4.0 * (double)context * (double)m->channels;
+}
+
+static struct scale_unit block(const struct scale_model *m, int64_t context)
+{
+    int64_t small = m->llama ? 2 * m->channels : 9 * m->channels + 4 * m->channels; /* norms, biases */
+    return (struct scale_unit){.n_params = block_weights(m) + small,
+                               .flop_per_token = 2.0 * (double)block_weights(m) + attention_flop(m, context)};
+}
+
+struct scale_unit scale_unit_of(const struct scale_model *m, int64_t context, int32_t unit)
+{
+    int64_t words = m->vocab * m->channels;
+    if (unit > 0 && unit <= m->layers)
+        return block(m, context);
+    if (m->llama && unit == 0)
+        return (struct scale_unit){.n_params = words};
+    if (m->llama)
+        return (struct scale_unit){.n_params = words + m->channels, .flop_per_token = 2.0 * (double)words};
+    return (struct scale_unit){.n_params = words + context * m->channels + 2 * m->channels,
+                               .again_flop_per_token = 2.0 * (double)words};
+}
+
+int64_t scale_n_params(const struct scale_model *m, int64_t context)
+{
+    int64_t n = 0;
+    for (int32_t u = 0; u < scale_n_units(m); u++)
+        n += scale_unit_of(m, context, u).n_params;
+    return n;
+}
+
+double scale_flop_per_token(const struct scale_model *m, int64_t context)
+{
+    double flop = 0;
+    for (int32_t u = 0; u < scale_n_units(m); u++) {
+        struct scale_unit unit = scale_unit_of(m, context, u);
+        flop += 3 * (unit.flop_per_token + unit.again_flop_per_token);
+    }
+    return flop;
+}

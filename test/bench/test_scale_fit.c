@@ -1,0 +1,225 @@
+/* test_scale_fit.c: models have the parameters that they were published with, and measurements are fitted:
+ * those that a projection has made are found again. */
+#include "bench/scale.h"
+
+#include "kernels/device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* Of the checkpoints; of MPT as llm-foundry's table of benchmarks has it, with 2,048 tokens in a row. */
+static void models_have_published_sizes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        int64_t n;
+    } published[] = {
+        {"gpt2-124M", 124439808},       {"gpt2-355M", 354823168},   {"gpt2-774M", 774030080},
+        {"gpt2-1.5B", 1557611200},      {"llama-2-7B", 6738415616}, {"llama-2-13B", 13015864320},
+        {"llama-2-70B", 68976648192},   {"llama-3-8B", 8030261248}, {"llama-3-70B", 70553706496},
+        {"llama-3-405B", 405853388800}, {"mpt-125m", 125311488},    {"mpt-350m", 355985408},
+        {"mpt-760m", 760470528},        {"mpt-1b", 1315950592},     {"mpt-3b", 2651837440},
+        {"mpt-7b", 6658859008},         {"mpt-13b", 12853954560},   {"mpt-30b", 29975214080},
+        {"mpt-70b", 64862437376},
+    };
+    size_t n = 0;
+    for (const char *p = scale_model_names(); p; p = strchr(p + 1, ','))
+        n++;
+    assert_int_equal(n, sizeof published / sizeof *published);
+    for (size_t i = 0; i < n; i++) {
+        const struct scale_model *m = scale_model_of(published[i].name);
+        assert_non_null(m);
+        int64_t is = scale_n_params(m, m->context);
+        if (is != published[i].n)
+            fail_msg("%s has %lld parameters", m->name, (long long)is);
+    }
+    assert_null(scale_model_of("llama"));
+}
+
+/* 6 for each weight that a token is multiplied by, and 12 L C T for attention. */
+static void operations_are_those_of_mfu(void **state)
+{
+    (void)state;
+    const struct scale_model *m = scale_model_of("llama-3-8B");
+    double matrices = 8030261248.0 - 128256.0 * 4096 - 65 * 4096.0; /* less the embedding and the norms */
+    assert_true(scale_flop_per_token(m, 1000) == 6 * matrices + 12 * 32 * 4096 * 1000.0);
+    m = scale_model_of("gpt2-124M");
+    matrices = 12.0 * 12 * 768 * 768 + 50257 * 768.0; /* the head is the embedding, and counts once */
+    assert_true(scale_flop_per_token(m, 1024) == 6 * matrices + 12 * 12 * 768 * 1024.0);
+}
+
+static struct scale_job a_job(const char *model, int64_t world)
+{
+    const struct scale_model *m = scale_model_of(model);
+    return (struct scale_job){.model = m,
+                              .machine = scale_machine_of("a100-80"),
+                              .world = world,
+                              .batch = 1,
+                              .context = m->context,
+                              .accum = 1,
+                              .stage = 3,
+                              .prefetch = 2,
+                              .bf16 = true,
+                              .compute_fraction = 1,
+                              .link_fraction = 1};
+}
+
+/* What each part of a step is bounded by. */
+static void a_step_is_no_shorter_than_its_parts(void **state)
+{
+    (void)state;
+    struct scale_job j = a_job("gpt2-355M", 64);
+    struct scale_result r, alone, plain, again;
+    double flop = scale_flop_per_token(j.model, j.context) * (double)j.context;
+    assert_int_equal(scale_run(&j, &r), 0);
+    assert_true(r.step_s > flop / j.machine->flop_per_s && r.mfu < 1 && r.exposed_s > 0);
+    assert_true(r.step_s > (double)r.received_bytes / j.machine->near_bytes_per_s);
+    j.world = 1;
+    assert_int_equal(scale_run(&j, &alone), 0);
+    assert_true(alone.exposed_s == 0 && alone.received_bytes == 0 && alone.memory_bytes > r.memory_bytes);
+    j.batch = 8;
+    assert_int_equal(scale_run(&j, &plain), 0);
+    j.recompute = true;
+    assert_int_equal(scale_run(&j, &again), 0);
+    /* A third more of all but the head's, and the optimizer as before. */
+    double blocks = flop - 6.0 * 50257 * 1024 * (double)j.context;
+    double more = 8 * blocks / 3 / j.machine->flop_per_s;
+    assert_true(again.step_s - plain.step_s > more * 0.999 && again.step_s - plain.step_s < more * 1.001);
+}
+
+/* ---- measurements ---- */
+
+static char *written(const char *text)
+{
+    static char path[] = "/tmp/zero-test-scale-XXXXXX";
+    strcpy(path + sizeof path - 7, "XXXXXX");
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    close(fd);
+    return path;
+}
+
+static int read_text(const char *text, struct scale_rows *out, char *why, size_t n)
+{
+    struct scale_job like = a_job("gpt2-124M", 1);
+    const char *path = written(text);
+    int err = scale_rows_read(path, &like, out, why, n);
+    unlink(path);
+    return err;
+}
+
+static void rows_are_read(void **state)
+{
+    (void)state;
+    struct scale_rows r;
+    char why[256];
+    assert_int_equal(
+        read_text("{\"rows\": [{\"world\": 8, \"tokens_per_s\": 800},"
+                  " {\"world\": 16, \"model\": \"llama-3-8B\", \"machine\": \"h100\", \"batch\": 3,"
+                  "  \"context\": 512, \"accum\": 2, \"recompute\": true, \"mfu_percent\": 50,"
+                  "  \"held_out\": true, \"n_params\": 8030261248}]}",
+                  &r, why, sizeof why),
+        0);
+    assert_int_equal(r.n, 2);
+    assert_true(r.row[0].tokens_per_s_per_gpu == 100 && !r.row[0].held_out);
+    assert_string_equal(r.row[0].job.model->name, "gpt2-124M");
+    const struct scale_job *j = &r.row[1].job;
+    assert_true(j->world == 16 && j->batch == 3 && j->context == 512 && j->accum == 2 && j->recompute);
+    assert_string_equal(j->machine->name, "h100");
+    assert_true(r.row[1].held_out &&
+                r.row[1].tokens_per_s_per_gpu == 0.5 * 989.5e12 / scale_flop_per_token(j->model, 512));
+    scale_rows_free(&r);
+}
+
+static void bad_rows_are_named(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {
+        {"", "line 1"},
+        {"{}", "it has no rows"},
+        {"{\"rows\": []}", "it has no rows"},
+        {"{\"rows\": [1]}", "row 1: it is not an object"},
+        {"{\"rows\": [{\"tokens_per_s\": 1}]}", "row 1: it has no \"world\""},
+        {"{\"rows\": [{\"world\": 0, \"tokens_per_s\": 1}]}", "row 1: \"world\" is not a whole number"},
+        {"{\"rows\": [{\"world\": 1, \"tokens_per_s\": 1}, {\"world\": 1}]}",
+         "row 2: it has no \"tokens_per_s_per_gpu\""},
+        {"{\"rows\": [{\"world\": 1, \"tokens_per_s\": -1}]}", "row 1: it has no"},
+        {"{\"rows\": [{\"world\": 1, \"model\": \"gpt5\", \"tokens_per_s\": 1}]}",
+         "row 1: \"model\" is not gpt2-124M,"},
+        {"{\"rows\": [{\"world\": 1, \"machine\": 7, \"tokens_per_s\": 1}]}",
+         "row 1: \"machine\" is not a100-40,"},
+        {"{\"rows\": [{\"world\": 1, \"recompute\": 1, \"tokens_per_s\": 1}]}",
+         "\"recompute\" is neither true nor false"},
+        {"{\"rows\": [{\"world\": 1, \"n_params\": 5, \"tokens_per_s\": 1}]}", "gpt2-124M has 124439808"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct scale_rows r;
+        char why[256] = "";
+        assert_int_equal(read_text(bad[i][0], &r, why, sizeof why), -1);
+        assert_null(r.row);
+        if (!strstr(why, bad[i][1]))
+            fail_msg("%s: %s", bad[i][0], why);
+    }
+    struct scale_job like = a_job("gpt2-124M", 1);
+    struct scale_rows r;
+    char why[256];
+    assert_int_equal(scale_rows_read("/nonexistent/rows", &like, &r, why, sizeof why), -1);
+    assert_non_null(strstr(why, "/nonexistent/rows"));
+}
+
+/* Two models of which each has a fraction of its own, on links that show. */
+static void what_was_projected_is_found_again(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model;
+        int64_t world;
+        double compute;
+    } jobs[] = {
+        {"gpt2-124M", 8, 0.5}, {"gpt2-124M", 128, 0.5}, {"gpt2-355M", 64, 0.4}, {"gpt2-355M", 512, 0.4}};
+    enum { N = 4 };
+    const double links = 0.3;
+    struct scale_row row[N];
+    struct scale_rows r = {.row = row, .n = N};
+    for (int i = 0; i < N; i++) {
+        double step_s;
+        row[i] = (struct scale_row){.job = a_job(jobs[i].model, jobs[i].world), .held_out = i == N - 1};
+        row[i].job.compute_fraction = jobs[i].compute;
+        row[i].job.link_fraction = links;
+        assert_int_equal(scale_step(&row[i].job, &step_s), 0);
+        row[i].tokens_per_s_per_gpu = (double)row[i].job.context / step_s;
+        row[i].job.compute_fraction = row[i].job.link_fraction = 1;
+    }
+    assert_int_equal(scale_fit(&r), 0);
+    assert_int_equal(r.n_fitted, 3);
+    for (int i = 0; i < N; i++) {
+        double off = row[i].predicted / row[i].tokens_per_s_per_gpu - 1;
+        if (off < -0.03 || off > 0.03)
+            fail_msg("row %d is predicted %+.1f %% off, with %g of compute and %g of links", i, off * 100,
+                     row[i].job.compute_fraction, row[i].job.link_fraction);
+        assert_true(row[i].job.link_fraction > 0.25 && row[i].job.link_fraction < 0.35);
+    }
+    for (int i = 0; i < N; i++)
+        row[i].held_out = true;
+    assert_int_equal(scale_fit(&r), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "held out"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(models_have_published_sizes),
+                                       cmocka_unit_test(operations_are_those_of_mfu),
+                                       cmocka_unit_test(a_step_is_no_shorter_than_its_parts),
+                                       cmocka_unit_test(rows_are_read),
+                                       cmocka_unit_test(bad_rows_are_named),
+                                       cmocka_unit_test(what_was_projected_is_found_again)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
