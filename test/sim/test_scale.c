@@ -84,7 +84,8 @@ static void same(const struct zr_verify_case *c, const struct zr_verify_speed *s
             "world %d, stage %d, hybrid %d, group %d, hosts of %d, rings %d: step %lld ns and %lld, compute "
             "%lld and %lld, received %lld and %lld, memory %lld and %lld, received in a step %lld and %lld",
             c->world, c->stage, c->hybrid, c->group, s->ranks_per_node, s->rings, (long long)a.step_ns,
-            (long long)b.step_ns, (long long)a.compute_ns, (long long)b.compute_ns, (long long)a.peak_bytes,
+            (long long)b.step_ns, (long long)a.compute_ns, (long long)b.compute_ns,
+            (long long)a.received_bytes, (long long)b.received_bytes, (long long)a.peak_bytes,
             (long long)b.peak_bytes, (long long)a.step_wire_bytes, (long long)b.step_wire_bytes);
 }
 
