@@ -17,7 +17,7 @@ ALWAYS_INLINE vec adam_of_moments(const struct update_numbers *k, vec g, vec *m,
 {
     *m = vec_add(vec_mul(k->b1, *m), vec_mul(k->one_b1, g));
     *v = vec_add(vec_mul(k->b2, *v), vec_mul(k->one_b2, vec_mul(g, g)));
-    return vec_div(vec_div(*m, k->c1), vec_add(vec_sqrt(vec_div(*v, k->c2)), k->eps));
+    return vec_div(vec_div_by(*m, &k->c1), vec_add(vec_sqrt(vec_div_by(*v, &k->c2)), k->eps));
 }
 
 ALWAYS_INLINE vec adam_direction(const struct update_numbers *k, enum update_variant variant, vec w, vec g,

@@ -13,7 +13,8 @@ enum update_param { PARAM_NONE, PARAM_F32, PARAM_BF16 };
 enum update_variant { UPDATE_USUAL, UPDATE_FIRST, UPDATE_STATELESS };
 
 struct update_numbers {
-    vec scale, lr, eps, decay, b1, one_b1, b2, one_b2, c1, c2;
+    vec scale, lr, eps, decay, b1, one_b1, b2, one_b2;
+    vec_divisor c1, c2;
 };
 
 /* A kind's own file has, besides its row,
@@ -47,8 +48,8 @@ ALWAYS_INLINE struct update_numbers update_numbers_of(const struct zr_update *u,
     k.one_b1 = vec_set(1.0f - u->beta1);
     k.b2 = vec_set(u->beta2);
     k.one_b2 = vec_set(1.0f - u->beta2);
-    k.c1 = vec_set(u->c1);
-    k.c2 = vec_set(u->c2);
+    k.c1 = vec_divisor_of(u->c1);
+    k.c2 = vec_divisor_of(u->c2);
     return k;
 }
 

@@ -52,6 +52,23 @@ static inline vec vec_sqrt(vec a)
     return _mm256_sqrt_ps(a);
 }
 
+/* By which many vectors are divided. */
+typedef struct {
+    vec by;
+} vec_divisor;
+
+static inline vec_divisor vec_divisor_of(float by)
+{
+    vec_divisor d = {vec_set(by)};
+    return d;
+}
+
+/* The bits of vec_div(a, d->by). */
+static inline vec vec_div_by(vec a, const vec_divisor *d)
+{
+    return vec_div(a, d->by);
+}
+
 static inline vec vec_load_any(const void *p)
 {
     return _mm256_castsi256_ps(_mm256_loadu_si256(p));

@@ -1,12 +1,13 @@
 /* vec_avx512.h: the vector words of the kernel bodies for AVX-512 (F, BW, DQ, VL): sixteen floats.
  *
- * No fused multiply-add: see device.h. Nor AVX512_BF16's conversion, which flushes subnormals to zero. */
+ * No fused multiply-add but in vec_div_by, where it gives the very quotient: see device.h. Nor AVX512_BF16's conversion, which flushes subnormals to zero. */
 #ifndef ZR_KERNELS_VEC_AVX512_H
 #define ZR_KERNELS_VEC_AVX512_H
 
 #include "kernels/device.h"
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -51,6 +52,37 @@ static inline vec vec_div(vec a, vec b)
 static inline vec vec_sqrt(vec a)
 {
     return _mm512_sqrt_ps(a);
+}
+
+/* By which many vectors are divided. usable: whether its inverse serves; else the CPU divides. */
+typedef struct {
+    vec by, inverse;
+    bool usable;
+} vec_divisor;
+
+static inline vec_divisor vec_divisor_of(float by)
+{
+    return (vec_divisor){vec_set(by), vec_set(1.0f / by), by >= 0x1p-24f && by <= 1.0f};
+}
+
+/* The bits of vec_div(a, d->by), in a quarter of the time of AVX-512's division: the rounded inverse gives a
+ * quotient that is an ulp or two off, the first remainder one that is less than an ulp off, and from there a
+ * remainder, which is exact, gives the correctly rounded one (Markstein, "Computation of elementary functions
+ * on the IBM RISC System/6000 processor", 1990). That holds where no remainder is subnormal and nothing
+ * overflows: for |a| from 2^-100 to 2^100 with the divisors that are usable; and for 0, whose sign is a's. A
+ * vector with any other element is divided by the CPU. */
+static inline vec vec_div_by(vec a, const vec_divisor *d)
+{
+    const __m512i least = _mm512_set1_epi32((127 - 100) << 23), range = _mm512_set1_epi32(200 << 23);
+    __m512i size = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff));
+    __mmask16 zero = _mm512_testn_epi32_mask(size, size);
+    __mmask16 usual = _mm512_cmple_epu32_mask(_mm512_sub_epi32(size, least), range);
+    if (__builtin_expect(!d->usable || (__mmask16)(zero | usual) != 0xffff, 0))
+        return _mm512_div_ps(a, d->by);
+    vec q = _mm512_mul_ps(a, d->inverse);
+    q = _mm512_fmadd_ps(_mm512_fnmadd_ps(q, d->by, a), d->inverse, q);
+    q = _mm512_fmadd_ps(_mm512_fnmadd_ps(q, d->by, a), d->inverse, q);
+    return _mm512_mask_mov_ps(q, zero, a);
 }
 
 static inline vec vec_load_any(const void *p)

@@ -53,6 +53,23 @@ ZR_HOST_DEVICE vec vec_sqrt(vec a)
     return sqrtf(a);
 }
 
+/* By which many vectors are divided. */
+typedef struct {
+    vec by;
+} vec_divisor;
+
+ZR_HOST_DEVICE vec_divisor vec_divisor_of(float by)
+{
+    vec_divisor d = {vec_set(by)};
+    return d;
+}
+
+/* The bits of vec_div(a, d->by). */
+ZR_HOST_DEVICE vec vec_div_by(vec a, const vec_divisor *d)
+{
+    return vec_div(a, d->by);
+}
+
 /* Through memcpy: in a cast in place the same bytes are floats and bf16s. */
 ZR_HOST_DEVICE vec vec_load_any(const void *p)
 {

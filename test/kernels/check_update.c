@@ -111,6 +111,53 @@ static void check_update(void **state)
     check_one(*state, v, out, *n, *shift, false, *n % 2 == 0);
 }
 
+/* Bias corrections of every size, on moments of every size: AVX-512 does not divide by them as others do. */
+static void check_bias_corrections(void **state)
+{
+    enum { N = 256, N_CORRECTIONS = 3000 };
+    const struct zr_host_kernels *k = *state, *portable = zr_host_kernels(ZR_ISA_PORTABLE);
+    const float fixed[] = {1, 0x1p-24f, 0x1.fffffep-1f, 0x1.fffffep-25f, 0x1p-30f, 2, 0.1f, 0.05f};
+    const struct zr_step_scalars scalars = {.grad_scale = 1};
+    static float w[2][N], g[N], m[2][N], v[2][N];
+    for (int c = 0; c < N_CORRECTIONS; c++) {
+        const int widest = c % 3 == 0 ? 140 : c % 3 == 1 ? 110 : 20; /* exponents */
+        float one =
+            ldexpf(1 + (float)random_below(&rng, 1 << 23) * 0x1p-23f, -1 - (int)random_below(&rng, 24));
+        float two =
+            ldexpf(1 + (float)random_below(&rng, 1 << 23) * 0x1p-23f, -1 - (int)random_below(&rng, 24));
+        for (int i = 0; i < N; i++) {
+            float *at[] = {&g[i], &m[0][i], &v[0][i]};
+            for (int a = 0; a < 3; a++)
+                *at[a] = ldexpf(random_normal(&rng), (int)random_below(&rng, 2 * widest) - widest);
+            v[0][i] = fabsf(v[0][i]);
+            if (random_below(&rng, 4) == 0)
+                g[i] = m[0][i] = random_below(&rng, 2) ? 0.0f : -0.0f;
+            if (random_below(&rng, 4) == 0)
+                v[0][i] = g[i] = 0.0f;
+        }
+        memset(w, 0, sizeof w); /* so that the direction is all there is */
+        memcpy(m[1], m[0], sizeof m[0]), memcpy(v[1], v[0], sizeof v[0]);
+        for (int which = 0; which < 2; which++)
+            (which ? portable : k)
+                ->update(&(struct zr_update){.kind = ZR_ADAM,
+                                             .lr = 1,
+                                             .beta1 = 0.9f,
+                                             .beta2 = 0.99f,
+                                             .c1 = c < 8 ? fixed[c] : one,
+                                             .c2 = c < 8 ? fixed[7 - c] : two,
+                                             .t = 1,
+                                             .n = N,
+                                             .master = w[which],
+                                             .grad = g,
+                                             .state = {m[which], v[which]},
+                                             .scalars = &scalars});
+        for (int i = 0; i < N; i++)
+            if (!same_float(w[0][i], w[1][i]))
+                fail_msg("%s: by %a and %a: moments %a and %a give %a, not %a", k->name, (double)one,
+                         (double)two, (double)m[0][i], (double)v[0][i], (double)w[0][i], (double)w[1][i]);
+    }
+}
+
 /* The table says what is true, and every kind of it is checked here. */
 static void check_kinds(void **state)
 {
@@ -219,7 +266,8 @@ static void time_update(const struct zr_host_kernels *k)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(check_kinds), cmocka_unit_test(check_update),
-                                       cmocka_unit_test(check_skip), cmocka_unit_test(check_pieces)};
+                                       cmocka_unit_test(check_skip), cmocka_unit_test(check_pieces),
+                                       cmocka_unit_test(check_bias_corrections)};
     rng = random_open();
     return check_main(argc, argv, tests, sizeof tests / sizeof *tests, time_update);
 }
