@@ -1,11 +1,13 @@
 /* kernels_cmd.c: zero-bench kernels: how fast the device's kernels are, beside what its memory and its matrix
- * products can do; and the GPT's attention, where it is one piece (bf16 on a GPU).
+ * products can do; and the GPT's attention, where it is one piece (bf16 on a GPU). The host has a table of its
+ * own (kernels_host.h).
  *
  * Method: everything runs on random data that no cache holds, in rounds, each measuring one thing after
  * another, so that a clock that changes hits all alike. A time is between two stamps of the stream itself,
  * around a few runs. The first rounds warm up and are left out; the median of the others counts. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
+#include "bench/kernels_host.h"
 #include "bench/place.h"
 #include "bench/random_bits.h"
 #include "bench/report.h"
@@ -343,27 +345,43 @@ static int measure_all(struct bench *b)
     return 0;
 }
 
+/* What the host has in common with a GPU, for programs that read either. */
+static void take_host_rates(const struct bench *b, const struct kernels_host *h, double rate[N_MEASURES])
+{
+    bool bf16 = b->dtype == ZR_BF16;
+    rate[COPY] = kernels_host_row(h, "copy")->rate;
+    rate[ADAMW] = kernels_host_row(h, bf16 ? "adamw bf16" : "adamw f32")->rate;
+    rate[GEMM] = kernels_host_row(h, bf16 ? "product bf16" : "product f32")->rate;
+}
+
+static void report_json(const struct bench *b, const double *rate, json_t *kernels)
+{
+    const struct kernels_options *o = b->o;
+    const char *device = option_word_of(option_devices, o->device);
+    report_line(json_pack(
+        "{s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:I, s:o, s:[I,I,I], s:o, s:[I,I,I,I], s:o, s:o*}", "event",
+        "kernels", "device", device, "dtype", zr_dtype_name(b->dtype), "rounds", (json_int_t)o->rounds,
+        "params", (json_int_t)o->params, "copy_gb_per_s", report_number(rate[COPY] * 1e-9), "adamw_gb_per_s",
+        report_number(rate[ADAMW] * 1e-9), "adamw_bytes_per_param", (json_int_t)adamw_bytes(b->dtype),
+        "adamw_over_copy", report_number(rate[ADAMW] / rate[COPY]), "gemm", (json_int_t)o->gemm[0],
+        (json_int_t)o->gemm[1], (json_int_t)o->gemm[2], "gemm_tflop_per_s", report_number(rate[GEMM] * 1e-12),
+        "attention", (json_int_t)o->attention[0], (json_int_t)o->attention[1], (json_int_t)o->attention[2],
+        (json_int_t)o->attention[3], "attention_tflop_per_s",
+        b->attention ? report_number(rate[ATTENTION] * 1e-12) : json_null(), "kernels", kernels));
+}
+
 static void report(struct bench *b)
 {
     const struct kernels_options *o = b->o;
     double rate[N_MEASURES]; /* per second */
     for (int i = 0; i < (b->attention ? N_MEASURES : ATTENTION); i++)
         rate[i] = b->bytes_or_flop[i] / report_median(b->seconds[i], o->rounds);
-    const char *device = option_word_of(option_devices, o->device), *dtype = zr_dtype_name(b->dtype);
     if (o->json) {
-        report_line(json_pack(
-            "{s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:I, s:o, s:[I,I,I], s:o, s:[I,I,I,I], s:o}", "event",
-            "kernels", "device", device, "dtype", dtype, "rounds", (json_int_t)o->rounds, "params",
-            (json_int_t)o->params, "copy_gb_per_s", report_number(rate[COPY] * 1e-9), "adamw_gb_per_s",
-            report_number(rate[ADAMW] * 1e-9), "adamw_bytes_per_param", (json_int_t)adamw_bytes(b->dtype),
-            "adamw_over_copy", report_number(rate[ADAMW] / rate[COPY]), "gemm", (json_int_t)o->gemm[0],
-            (json_int_t)o->gemm[1], (json_int_t)o->gemm[2], "gemm_tflop_per_s",
-            report_number(rate[GEMM] * 1e-12), "attention", (json_int_t)o->attention[0],
-            (json_int_t)o->attention[1], (json_int_t)o->attention[2], (json_int_t)o->attention[3],
-            "attention_tflop_per_s", b->attention ? report_number(rate[ATTENTION] * 1e-12) : json_null()));
+        report_json(b, rate, NULL);
         return;
     }
-    printf("%s, %s, medians of %lld rounds\n", device, dtype, (long long)o->rounds);
+    printf("%s, %s, medians of %lld rounds\n", option_word_of(option_devices, o->device),
+           zr_dtype_name(b->dtype), (long long)o->rounds);
     printf("copy within the device   %10.1f GB/s read and written\n", rate[COPY] * 1e-9);
     printf("AdamW, %.3g weights     %10.1f GB/s, %lld bytes each: %.0f%% of the copy\n", (double)o->params,
            rate[ADAMW] * 1e-9, (long long)adamw_bytes(b->dtype), 100 * rate[ADAMW] / rate[COPY]);
@@ -374,6 +392,40 @@ static void report(struct bench *b)
                (long long)o->attention[0], (long long)o->attention[1], (long long)o->attention[2],
                (long long)o->attention[3], rate[ATTENTION] * 1e-12);
     }
+}
+
+static int measure_host(struct bench *b)
+{
+    const struct kernels_options *o = b->o;
+    struct kernels_host *h = NULL;
+    struct kernels_host_options host = {.n = o->params, .n_rounds = o->rounds};
+    memcpy(host.gemm, o->gemm, sizeof host.gemm);
+    int err = place_open(&b->place, false, 0, (int)o->threads);
+    err = err ? err : kernels_host_measure(&h, &b->place, &host);
+    if (err)
+        return err;
+    double rate[N_MEASURES];
+    take_host_rates(b, h, rate);
+    if (o->json) {
+        report_json(b, rate, kernels_host_json(h));
+    } else {
+        printf("host, arrays of %.3g elements, products %lldx%lldx%lld on %lld thread%s, medians of %lld "
+               "rounds\n",
+               (double)o->params, (long long)o->gemm[0], (long long)o->gemm[1], (long long)o->gemm[2],
+               (long long)o->threads, o->threads == 1 ? "" : "s", (long long)o->rounds);
+        kernels_host_print(h);
+    }
+    kernels_host_close(h);
+    return 0;
+}
+
+static int measure_gpu(struct bench *b)
+{
+    int err = bench_open(b);
+    err = err ? err : measure_all(b);
+    if (!err)
+        report(b);
+    return err;
 }
 
 int kernels_command(const char *name, int argc, char **argv)
@@ -388,12 +440,9 @@ int kernels_command(const char *name, int argc, char **argv)
     if (status)
         return status;
     struct bench b = {.o = &o, .dtype = o.dtype == ZERO_BF16 ? ZR_BF16 : ZR_F32};
-    int err = bench_open(&b);
-    err = err ? err : measure_all(&b);
+    int err = o.device == ZERO_DEVICE_CUDA ? measure_gpu(&b) : measure_host(&b);
     if (err)
         fprintf(stderr, "%s: %s\n", name, zr_error_text());
-    else
-        report(&b);
     bool no_gpu = err && o.device == ZERO_DEVICE_CUDA && !b.place.dev;
     bench_close(&b);
     return !err ? EXIT_SUCCESS : no_gpu ? EXIT_USAGE : EXIT_FAILURE;

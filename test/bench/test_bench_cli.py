@@ -146,6 +146,38 @@ class Refused(unittest.TestCase):
         self.assertIn('budget', done.stderr)
 
 
+class Kernels(unittest.TestCase):
+    """Each figure of the host has its limit beside it. How fast anything is, is not for a test."""
+
+    def test_rows(self):
+        done = bench('kernels', '--json', '--dtype=bf16', '--params=1001', '--gemm=9,17,5', '--rounds=2')
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        told, = lines(done.stdout)
+        rows = {row['name']: row for row in told['kernels']}
+        self.assertEqual(len(rows), len(told['kernels']))
+        two = {'adamw', 'adam'}
+        bytes_of = {'copy': 8, 'cast f32 to bf16': 6, 'cast bf16 to f32': 6, 'sum of squares': 4, 'scale': 8, 'add': 12,
+                    'sum of 4, f32': 20, 'sum of 4, bf16': 12, 'product f32': 0, 'product bf16': 0}
+        for name in OPTIMIZERS: # gradient read, weight and states read and written
+            bytes_of[name + ' f32'] = 4 + 8 * (3 if name in two else 2)
+            bytes_of[name + ' bf16'] = bytes_of[name + ' f32'] + 2
+        self.assertEqual({name: row['bytes_per_element'] for name, row in rows.items()}, bytes_of)
+        for name, row in rows.items():
+            self.assertEqual(row['unit'], 'GFLOP/s' if 'product' in name else 'GB/s')
+            self.assertGreater(row['measured'], 0, name)
+            self.assertGreater(row['limit'], 0, name)
+            self.assertAlmostEqual(row['of_limit'] * row['limit'] / row['measured'], 1)
+        self.assertEqual(told['adamw_gb_per_s'], rows['adamw bf16']['measured'])
+        self.assertEqual(told['adamw_bytes_per_param'], rows['adamw bf16']['bytes_per_element'])
+        self.assertAlmostEqual(told['gemm_tflop_per_s'] * 1e3 / rows['product bf16']['measured'], 1)
+
+    def test_text(self):
+        done = bench('kernels', '--params=1', '--gemm=1,1,1', '--rounds=1')
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        self.assertRegex(done.stdout, r'(?m)^adamw f32 +28 +[0-9.]+ GB/s +[0-9.]+ GB/s +[0-9]+%$')
+        self.assertRegex(done.stdout, r'(?m)^product bf16 +[0-9.]+ GFLOP/s +[0-9.]+ GFLOP/s +[0-9]+%$')
+
+
 class Help(unittest.TestCase):
     def test_help(self):
         for args in [['--help'], *([c, '--help'] for c in SUBCOMMANDS)]:
