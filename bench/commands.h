@@ -13,6 +13,7 @@ int memory_command(const char *name, int argc, char **argv);
 int overhead_command(const char *name, int argc, char **argv);
 int comm_command(const char *name, int argc, char **argv);
 int kernels_command(const char *name, int argc, char **argv);
+int profile_command(const char *name, int argc, char **argv);
 int verify_command(const char *name, int argc, char **argv);
 int export_command(const char *name, int argc, char **argv);
 int flight_command(const char *name, int argc, char **argv);

@@ -22,6 +22,8 @@ static const struct {
     {"overhead", "time of one begin and end on the model's thread", overhead_command},
     {"kernels", "how fast a device copies, updates weights by AdamW, and multiplies matrices",
      kernels_command},
+    {"profile", "where the steps of a training on the host go, beside what the machine can do at most",
+     profile_command},
     {"comm", "how fast ranks gather and reduce, beside what the machine copies and adds", comm_command},
     {"flight", "what the ranks of a job did last: who is dead, different or late, and in which call",
      flight_command},

@@ -110,6 +110,7 @@ static int wrap(struct run *r)
     cfg.save_keep = (int32_t)o->keep;
     cfg.device = o->device;
     cfg.stream = place_stream(&r->place);
+    cfg.trace = o->profile != NULL;
     cfg.log = o->log ? log_line : NULL;
     cfg.log_arg = r;
     if (o->step_ms && !o->log) {
@@ -138,12 +139,22 @@ static int wrap(struct run *r)
 
 static inline int begin(struct run *r, int64_t unit, enum zero_phase phase)
 {
-    return r->z ? reported(zero_begin(r->z, (int32_t)unit, phase)) : 0;
+    if (!r->z)
+        return 0;
+    enum profile_part before = profile_enter(r->o->profile, PROFILE_LIBRARY);
+    int err = reported(zero_begin(r->z, (int32_t)unit, phase));
+    profile_enter(r->o->profile, before);
+    return err;
 }
 
 static inline int end(struct run *r, int64_t unit, enum zero_phase phase)
 {
-    return r->z ? reported(zero_end(r->z, (int32_t)unit, phase)) : 0;
+    if (!r->z)
+        return 0;
+    enum profile_part before = profile_enter(r->o->profile, PROFILE_LIBRARY);
+    int err = reported(zero_end(r->z, (int32_t)unit, phase));
+    profile_enter(r->o->profile, before);
+    return err;
 }
 
 /* ---- the model, unit by unit ---- */
@@ -194,8 +205,10 @@ static int optimize(struct run *r, float lr, struct zero_step_info *info)
 static int share(struct run *r, double *loss, bool *stop)
 {
     double values[2] = {*loss, r->rank == 0 && *stop ? 1.0 : 0.0};
+    profile_enter(r->o->profile, r->world > 1 ? PROFILE_EXPOSED : PROFILE_REST);
     if (r->z)
         TRY(reported(zero_mean(r->z, values, 2)));
+    profile_enter(r->o->profile, PROFILE_REST);
     *loss = values[0] / (double)r->accum;
     *stop = values[1] > 0.0;
     return 0;
@@ -220,13 +233,18 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
     for (int64_t a = 0; a < r->accum; a++) {
         TRY(gpt2_next_batch(m));
         choose_text(r, a);
+        profile_enter(o->profile, PROFILE_COMPUTE);
         TRY(forward(r));
         TRY(backward(r));
+        profile_enter(o->profile, PROFILE_REST);
     }
     TRY(gpt2_send_loss(m));
     struct zero_step_info info;
     double ramp = step < N_WARMUP_STEPS ? (double)(step + 1) / N_WARMUP_STEPS : 1.0;
+    profile_enter(o->profile, r->z ? PROFILE_LIBRARY : PROFILE_OPTIMIZER);
     TRY(optimize(r, (float)(o->lr * ramp), &info));
+    profile_enter(o->profile, PROFILE_REST);
+    profile_step(o->profile, step + 1, step + 1 == o->steps);
     TRY(gpt2_take_loss(m, loss)); /* in one wait with the norm */
     *stop = step + 1 == o->steps ||
             (o->seconds > 0 && (double)(report_now_ns() - r->start_ns) * 1e-9 >= o->seconds);
@@ -415,6 +433,20 @@ static int share_times(struct run *r)
     return r->z ? reported(zero_mean(r->z, o->step_ms, (int32_t)o->steps)) : 0;
 }
 
+static int take_profile(struct run *r)
+{
+    struct profile *p = r->o->profile;
+    p->rank = r->rank;
+    p->world = r->world;
+    p->n_kept = gpt2_n_params(&r->o->model.config);
+    if (r->z) {
+        struct zero_stats stats;
+        TRY(reported(zero_get_stats(r->z, &stats)));
+        p->n_kept = stats.allocated.moments / 8;
+    }
+    return profile_finish(p, r->z);
+}
+
 static int load_text(struct run *r)
 {
     const struct train_options *o = r->o;
@@ -462,7 +494,8 @@ static int train(struct run *r)
     } else {
         TRY(wrap(r));
     }
-    r->report.quiet = r->rank != 0 || o->step_ms;
+    r->report.quiet = r->rank != 0 || o->step_ms || o->profile;
+    r->model.profile = o->profile;
     if (o->export_to) {
         TRY(reported(zero_load(r->z, o->load)));
         return move_weights(r);
@@ -484,6 +517,8 @@ static int train(struct run *r)
     }
     if (r->z)
         TRY(reported(zero_save_wait(r->z)));
+    if (o->profile)
+        return take_profile(r);
     return o->step_ms ? share_times(r) : summarize(r, loss);
 }
 

@@ -3,6 +3,7 @@
 #define ZERO_BENCH_TRAIN_H
 
 #include "bench/gpt2/gpt2_config.h"
+#include "bench/profile.h"
 #include "zero/zero.h"
 
 #include <stdbool.h>
@@ -48,6 +49,8 @@ struct train_options {
     /* what the device can do, to print the share that is used; 0: not known */
     double peak_tflops;
     bool plain, json, log;
+    /* filled in, and the run reports nothing; NULL: nobody asks where the time goes */
+    struct profile *profile;
 
     /* folder of checkpoints; NULL: none */
     const char *save;

@@ -18,7 +18,14 @@
 
 static void multiply(struct gpt2 *m, const struct zr_gemm_args *args)
 {
+    enum profile_part before = PROFILE_COMPUTE;
+    if (m->profile) {
+        before = m->profile->part;
+        profile_enter_product(m->profile, 2.0 * (double)args->m * (double)args->n * (double)args->k *
+                                              (double)args->n_batch);
+    }
     RUN(m, zr_gemm_run(m->place->gemm, args));
+    profile_enter(m->profile, before);
 }
 
 static void copy(struct gpt2 *m, real *dst, const real *src, int64_t n)
@@ -214,22 +221,26 @@ static void products_backward(struct gpt2 *m, real *dqkv, const real *datty, con
 static void attention_forward(struct gpt2 *m, int64_t l, real *atty, const real *qkv)
 {
     int64_t T = m->config.context, NH = m->config.heads, HS = m->config.channels / NH, rows = m->B * NH * T;
+    enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
     if (m->attention)
         RUN(m, m->attention->forward(m->place, atty, m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
     else
         products_forward(m, atty, m->acts.att + l * rows * T, qkv);
+    profile_enter(m->profile, before);
 }
 
 static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real *datty, const real *atty,
                                const real *qkv)
 {
     int64_t T = m->config.context, NH = m->config.heads, HS = m->config.channels / NH, rows = m->B * NH * T;
+    enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
     if (m->attention) {
         RUN(m, m->attention->backward(m->place, dqkv, m->stats.dots, datty, atty, m->stats.logsum + l * rows,
                                       qkv, m->B, T, NH, HS));
     } else {
         products_backward(m, dqkv, datty, m->acts.att + l * rows * T, qkv);
     }
+    profile_enter(m->profile, before);
 }
 
 /* Puts the rows of each token together, in their own order, by a counting sort. */

@@ -12,6 +12,7 @@
 
 #include "bench/gpt2/gpt2_config.h"
 #include "bench/gpt2/gpt2_layers.h"
+#include "bench/profile.h"
 
 /* Parameters, and their gradients, in this order in one buffer:
  *
@@ -119,6 +120,8 @@ struct gpt2 {
     struct gpt2_block staged_memory;
     /* the first failure, kept until it is asked for */
     int err;
+    /* borrowed; NULL: nobody asks where the time goes */
+    struct profile *profile;
 };
 
 /* Takes memory for the parameters, activations and tokens, and draws the parameters from seed (GPT-2's

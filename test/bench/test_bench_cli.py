@@ -7,7 +7,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import CATEGORIES, OPTIMIZERS, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
 
-SUBCOMMANDS = ['train', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'overhead', 'kernels', 'comm', 'scale', 'verify']
+SUBCOMMANDS = ['train', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'overhead', 'kernels', 'profile', 'comm', 'scale', 'verify']
 
 
 class Refused(unittest.TestCase):
@@ -79,7 +79,7 @@ class Refused(unittest.TestCase):
             self.refused(['train', alone], '--save:')
 
     def test_plain_words(self):
-        for command in ['plan', 'memory', 'overhead', 'kernels', 'scale', 'verify']:
+        for command in ['plan', 'memory', 'overhead', 'kernels', 'profile', 'scale', 'verify']:
             self.refused([command, 'word'], 'word')
 
     def test_no_gpu(self):
@@ -176,6 +176,45 @@ class Kernels(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         self.assertRegex(done.stdout, r'(?m)^adamw f32 +28 +[0-9.]+ GB/s +[0-9.]+ GB/s +[0-9]+%$')
         self.assertRegex(done.stdout, r'(?m)^product bf16 +[0-9.]+ GFLOP/s +[0-9.]+ GFLOP/s +[0-9]+%$')
+
+
+class Profile(unittest.TestCase):
+    """Every nanosecond of the measured steps is in one part."""
+    PARTS = ['products', 'attention', 'other compute', 'optimizer', 'norm and agreement', 'exposed communication', 'runtime', 'rest']
+
+    def profile(self, world, *args):
+        command = [ZERO_BENCH, 'profile', '--json', '--data', TEXT, '--params=1000', '--rounds=1', '--steps=3', '--batch=1', *args]
+        done = run([ZERO_RUN, '--raw', '-n', str(world), *command] if world > 1 else command)
+        self.assertEqual(done.returncode, 0, done)
+        told, = lines(done.stdout)
+        parts = {part['part']: part for part in told['parts']}
+        self.assertEqual([part['part'] for part in told['parts']], self.PARTS)
+        self.assertEqual(sum(part['ns'] for part in told['parts']), told['ns'])
+        self.assertTrue(all(part['ns'] >= 0 for part in told['parts']), told['parts'])
+        self.assertAlmostEqual(sum(part['of_step'] for part in told['parts']), 1)
+        self.assertEqual((told['world'], told['steps']), (world, 3))
+        for name in ['products', 'attention', 'other compute']:
+            self.assertGreater(parts[name]['ns'], 0, name)
+            self.assertGreater(parts[name]['ns_at_limit'], 0, name)
+        return told, parts
+
+    def test_plain(self):
+        told, parts = self.profile(1, '--plain', '--layers=2', '--heads=3', '--channels=48', '--context=32', '--vocab=300')
+        L, C, T, V, BT = 2, 48, 32, 300, 32
+        # Each weight of a matrix is multiplied once forward and twice backward; so are, of attention, two products of T x T.
+        self.assertEqual(parts['products']['flop'], 3 * 3 * 2 * BT * (L * 12 * C * C + V * C))
+        self.assertEqual(parts['attention']['flop'], 3 * 3 * 2 * L * 2 * BT * T * C)
+        self.assertGreater(parts['optimizer']['ns'], 0)
+        for name in ['norm and agreement', 'exposed communication', 'runtime']:
+            self.assertEqual(parts[name]['ns'], 0, name)
+        self.assertTrue(told['plain'])
+
+    def test_wrapped(self):
+        for world, stage in [(1, 0), (2, 3)]:
+            _, parts = self.profile(world, f'--stage={stage}', '--dtype=bf16')
+            self.assertGreater(parts['norm and agreement']['ns'], 0)
+            if world == 1:
+                self.assertEqual(parts['exposed communication']['ns'], 0)
 
 
 class Help(unittest.TestCase):
