@@ -1,6 +1,6 @@
-/* kernels_cmd.c: zero-bench kernels: how fast the device's kernels are, beside what its memory and its matrix
- * products can do; and the GPT's attention, where it is one piece (bf16 on a GPU). The host has a table of its
- * own (kernels_host.h).
+/* kernels_cmd.c: zero-bench kernels: how fast the device's kernels are, beside what its memory and its
+ * matrix products can do; and the GPT's attention, where it is one piece (bf16 on a GPU). The host has a
+ * table of its own (kernels_host.h).
  *
  * Method: everything runs on random data that no cache holds, in rounds, each measuring one thing after
  * another, so that a clock that changes hits all alike. A time is between two stamps of the stream itself,

@@ -219,8 +219,8 @@ static int take(struct kernels_host *h, int64_t bytes, void **out)
     return err;
 }
 
-/* Numbers from 1/2 to 1, and so are the halves of each as bf16: nothing is subnormal, which some CPUs are slow
- * at, nothing overflows, and nothing is negative, which no second moment is. */
+/* Numbers from 1/2 to 1, and so are the halves of each as bf16: nothing is subnormal, which some CPUs are
+ * slow at, nothing overflows, and nothing is negative, which no second moment is. */
 static int take_numbers(struct kernels_host *h, int64_t bytes, void **out)
 {
     int err = take(h, bytes, out);

@@ -1,6 +1,6 @@
-/* profile_cmd.c: zero-bench profile: where the steps of a training on the host go, beside what each part would
- * take at the machine's limits, which every rank measures first, all at once, on the threads that it trains
- * with.
+/* profile_cmd.c: zero-bench profile: where the steps of a training on the host go, beside what each part
+ * would take at the machine's limits, which every rank measures first, all at once, on the threads that it
+ * trains with.
  *
  * What a part would take:
  *     products, attention     their multiplications and additions at the best square product's speed

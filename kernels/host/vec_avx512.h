@@ -1,6 +1,7 @@
 /* vec_avx512.h: the vector words of the kernel bodies for AVX-512 (F, BW, DQ, VL): sixteen floats.
  *
- * No fused multiply-add but in vec_div_by, where it gives the very quotient: see device.h. Nor AVX512_BF16's conversion, which flushes subnormals to zero. */
+ * No fused multiply-add but in vec_div_by, where it gives the very quotient: see device.h. Nor
+ * AVX512_BF16's conversion, which flushes subnormals to zero. */
 #ifndef ZR_KERNELS_VEC_AVX512_H
 #define ZR_KERNELS_VEC_AVX512_H
 
