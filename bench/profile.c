@@ -22,6 +22,10 @@ enum profile_part profile_enter(struct profile *p, enum profile_part part)
     int64_t now = report_now_ns();
     if (p->running)
         p->ns[before] += now - p->since_ns;
+    if (p->running && before == PROFILE_EXPOSED && p->n_means < PROFILE_MOST_STEPS) {
+        p->means[p->n_means][0] = p->since_ns;
+        p->means[p->n_means++][1] = now;
+    }
     p->since_ns = now;
     p->part = part;
     return before;
@@ -45,6 +49,7 @@ void profile_step(struct profile *p, int64_t step, bool last)
     p->n_steps += p->running;
     if (p->running && last) {
         p->running = false;
+        p->last_step_ns = p->since_ns;
         p->total_ns = p->since_ns - p->start_ns;
     } else if (step == p->n_warm) {
         p->running = true;
@@ -94,12 +99,11 @@ static int64_t overlap(const struct span *s, size_t n, int64_t from, int64_t to)
     return sum;
 }
 
-static void move(struct profile *p, enum profile_part to, int64_t ns)
+static void move(struct profile *p, enum profile_part from, enum profile_part to, int64_t ns)
 {
-    int64_t most = p->ns[PROFILE_LIBRARY];
-    ns = ns < most ? ns : most;
+    ns = ns < p->ns[from] ? ns : p->ns[from];
     p->ns[to] += ns;
-    p->ns[PROFILE_LIBRARY] -= ns;
+    p->ns[from] -= ns;
 }
 
 /* While the model's thread waits in a step or for a unit, what is under way is what it waits for: an update,
@@ -122,11 +126,18 @@ static int deal(struct profile *p, json_t *events)
                 continue;
             int64_t in_update = overlap(updates, n_updates, begin, end),
                     in_norm = overlap(norms, n_norms, begin, end);
-            move(p, PROFILE_OPTIMIZER, in_update);
-            move(p, PROFILE_NORM, in_norm);
+            move(p, PROFILE_LIBRARY, PROFILE_OPTIMIZER, in_update);
+            move(p, PROFILE_LIBRARY, PROFILE_NORM, in_norm);
             if (p->world > 1)
-                move(p, PROFILE_EXPOSED, end - begin - in_update - in_norm);
+                move(p, PROFILE_LIBRARY, PROFILE_EXPOSED, end - begin - in_update - in_norm);
         }
+        /* The last step returned at one time, which both clocks know. */
+        for (int64_t i = 0; i < p->n_means; i++)
+            move(p, PROFILE_EXPOSED, PROFILE_OPTIMIZER,
+                 overlap(updates, n_updates, p->means[i][0] - p->last_step_ns + to,
+                         p->means[i][1] - p->last_step_ns + to));
+        if (p->world == 1)
+            move(p, PROFILE_EXPOSED, PROFILE_LIBRARY, p->ns[PROFILE_EXPOSED]);
     }
     free(steps), free(waits), free(updates), free(norms);
     return ok ? 0 : failed(ZERO_ERR_IO, "the timeline does not have %lld steps", (long long)p->n_steps + 1);

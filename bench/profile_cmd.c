@@ -35,7 +35,7 @@ static const struct option_row rows[] = {
     {"accum", "N", "Micro-batches per step and rank (1)", 1,
      OPTION_INT(struct profile_options, accum, 1, 100000)},
     {"steps", "N", "Steps that are measured, after 2 that are not (5)", 1,
-     OPTION_INT(struct profile_options, steps, 1, 50)},
+     OPTION_INT(struct profile_options, steps, 1, PROFILE_MOST_STEPS)},
     {"plain", NULL, "The same model without libzero, on one rank", 1,
      OPTION_FLAG(struct profile_options, plain)},
     {"stage", "0..3", "What is sharded (0)", 1, OPTION_INT(struct profile_options, stage, 0, 3)},

@@ -205,7 +205,7 @@ static int optimize(struct run *r, float lr, struct zero_step_info *info)
 static int share(struct run *r, double *loss, bool *stop)
 {
     double values[2] = {*loss, r->rank == 0 && *stop ? 1.0 : 0.0};
-    profile_enter(r->o->profile, r->world > 1 ? PROFILE_EXPOSED : PROFILE_REST);
+    profile_enter(r->o->profile, r->z ? PROFILE_EXPOSED : PROFILE_REST);
     if (r->z)
         TRY(reported(zero_mean(r->z, values, 2)));
     profile_enter(r->o->profile, PROFILE_REST);
