@@ -27,7 +27,8 @@ enum profile_part {
 };
 extern const char *const profile_names[PROFILE_N_PARTS];
 
-enum { PROFILE_MOST_STEPS = 50 }; /* that are measured */
+/* Steps that are measured, at most. */
+enum { PROFILE_MOST_STEPS = 50 };
 
 struct profile {
     /* measured is from the end of step n_warm to the end of the last one */
@@ -37,8 +38,8 @@ struct profile {
     int64_t since_ns, start_ns;
     /* their sum is total_ns, to the nanosecond */
     int64_t ns[PROFILE_N_PARTS], total_ns;
-    /* when the model's thread was in EXPOSED, on its own clock: zero_mean, where it waits for the other ranks,
-     * but for updates too; and when the last step returned */
+    /* when the model's thread was in EXPOSED, on its own clock: zero_mean, where it waits for the other
+     * ranks, but for updates too; and when the last step returned */
     int64_t means[PROFILE_MOST_STEPS][2], n_means, last_step_ns;
     /* of matrix products in PRODUCTS and ATTENTION */
     double flop[PROFILE_N_PARTS];
