@@ -150,7 +150,7 @@ class Kernels(unittest.TestCase):
     """Each figure of the host has its limit beside it. How fast anything is, is not for a test."""
 
     def test_rows(self):
-        done = bench('kernels', '--json', '--dtype=bf16', '--params=1001', '--gemm=9,17,5', '--rounds=2')
+        done = bench('kernels', '--json', '--dtype=bf16', '--params=100001', '--gemm=90,170,50', '--rounds=2')
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         told, = lines(done.stdout)
         rows = {row['name']: row for row in told['kernels']}
@@ -172,7 +172,7 @@ class Kernels(unittest.TestCase):
         self.assertAlmostEqual(told['gemm_tflop_per_s'] * 1e3 / rows['product bf16']['measured'], 1)
 
     def test_text(self):
-        done = bench('kernels', '--params=1', '--gemm=1,1,1', '--rounds=1')
+        done = bench('kernels', '--params=100000', '--gemm=64,64,64', '--rounds=1')
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         self.assertRegex(done.stdout, r'(?m)^adamw f32 +28 +[0-9.]+ GB/s +[0-9.]+ GB/s +[0-9]+%$')
         self.assertRegex(done.stdout, r'(?m)^product bf16 +[0-9.]+ GFLOP/s +[0-9.]+ GFLOP/s +[0-9]+%$')
@@ -183,7 +183,7 @@ class Profile(unittest.TestCase):
     PARTS = ['products', 'attention', 'other compute', 'optimizer', 'norm and agreement', 'exposed communication', 'runtime', 'rest']
 
     def profile(self, world, *args):
-        command = [ZERO_BENCH, 'profile', '--json', '--data', TEXT, '--params=1000', '--rounds=1', '--steps=3', '--batch=1', *args]
+        command = [ZERO_BENCH, 'profile', '--json', '--data', TEXT, '--params=100000', '--rounds=1', '--steps=3', '--batch=1', *args]
         done = run([ZERO_RUN, '--raw', '-n', str(world), *command] if world > 1 else command)
         self.assertEqual(done.returncode, 0, done)
         told, = lines(done.stdout)
