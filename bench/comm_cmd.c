@@ -95,12 +95,8 @@ static error_t read_sizes(struct argp_state *state, const struct option_row *row
 static error_t read_plot(struct argp_state *state, const struct option_row *row, char *arg, void *options)
 {
     struct comm_options *o = options;
-    if (!plot_can_draw(arg)) {
-        argp_error(state, "--%s: '%s' does not end in .svg or .png", row->name, arg);
-        return EINVAL;
-    }
     o->plot = arg;
-    return 0;
+    return plot_read_path(state, row, arg);
 }
 
 static error_t finish(struct argp_state *state, void *options)

@@ -26,6 +26,14 @@ bool plot_can_draw(const char *path)
     return terminal_for(path) != NULL;
 }
 
+error_t plot_read_path(struct argp_state *state, const struct option_row *row, const char *path)
+{
+    if (plot_can_draw(path))
+        return 0;
+    argp_error(state, "--%s: '%s' does not end in .svg or .png", row->name, path);
+    return EINVAL;
+}
+
 /* '' stands for one. */
 void plot_quoted(FILE *f, const char *text)
 {

@@ -1,6 +1,7 @@
 /* report.c: see report.h. */
 #include "bench/report.h"
 #include "bench/arguments.h"
+#include "bench/loss_plot.h"
 
 #include "kernels/device.h"
 
@@ -67,34 +68,64 @@ void report_text(const struct report *r, const char *fmt, ...)
     fflush(stdout);
 }
 
+/* Room for one more step. */
+static int make_room(struct report *r)
+{
+    int64_t capacity = r->capacity ? 2 * r->capacity : 1024;
+    if (r->n_steps < r->capacity)
+        return 0;
+    double *ms = realloc(r->ms, (size_t)capacity * sizeof *ms);
+    r->ms = ms ? ms : r->ms;
+    double *loss = realloc(r->loss, (size_t)capacity * sizeof *loss);
+    r->loss = loss ? loss : r->loss;
+    if (!ms || !loss)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the times of %lld steps", (long long)capacity);
+    r->capacity = capacity;
+    return 0;
+}
+
+static void print_step_json(const struct report_step *s)
+{
+    report_line(json_pack("{s:s, s:I, s:o, s:o, s:o, s:o}", "event", "step", "step", (json_int_t)s->step,
+                          "loss", report_number(s->loss), "grad_norm", report_number(s->grad_norm), "ms",
+                          report_number(s->ms), "tokens_per_s", report_number(s->tokens_per_s)));
+}
+
+static void print_step(const struct report_step *s)
+{
+    printf("step %6lld   loss %7.4f   norm %8.4f   %8.1f ms   %9.0f tokens/s   %9s%s\n", (long long)s->step,
+           s->loss, s->grad_norm, s->ms, s->tokens_per_s, report_bytes(s->resident_bytes).text,
+           s->skipped ? "   skipped: a gradient was not finite" : "");
+    fflush(stdout);
+}
+
 int report_step(struct report *r, const struct report_step *s, bool last)
 {
-    if (r->n_steps == r->capacity) {
-        int64_t capacity = r->capacity ? 2 * r->capacity : 1024;
-        double *ms = realloc(r->ms, (size_t)capacity * sizeof *ms);
-        if (!ms)
-            return zr_fail(ZR_ERR_NOMEM, "no memory for the times of %lld steps", (long long)capacity);
-        r->ms = ms;
-        r->capacity = capacity;
-    }
+    int err = make_room(r);
+    if (err)
+        return err;
     r->first_loss = r->n_steps ? r->first_loss : s->loss;
+    r->first_step = r->n_steps ? r->first_step : s->step;
+    r->loss[r->n_steps] = s->loss;
     r->ms[r->n_steps++] = s->ms;
     if (r->quiet)
         return 0;
     if (r->json) {
-        report_line(json_pack("{s:s, s:I, s:o, s:o, s:o, s:o}", "event", "step", "step", (json_int_t)s->step,
-                              "loss", report_number(s->loss), "grad_norm", report_number(s->grad_norm), "ms",
-                              report_number(s->ms), "tokens_per_s", report_number(s->tokens_per_s)));
+        print_step_json(s);
         return 0;
     }
+    if (r->n_steps == 1)
+        r->progress = progress_on(stdout);
     int64_t now = zr_now_ns();
-    if (last || r->n_steps == 1 || s->skipped || now - r->last_line_ns >= LINE_INTERVAL_NS) {
-        printf("step %6lld   loss %7.4f   norm %8.4f   %8.1f ms   %9.0f tokens/s   %9s%s\n",
-               (long long)s->step, s->loss, s->grad_norm, s->ms, s->tokens_per_s,
-               report_bytes(s->resident_bytes).text,
-               s->skipped ? "   skipped: a gradient was not finite" : "");
-        fflush(stdout);
+    bool bar = r->progress.file != NULL;
+    if (last || r->n_steps == 1 || s->skipped || (!bar && now - r->last_line_ns >= LINE_INTERVAL_NS)) {
+        progress_clear(&r->progress);
+        print_step(s);
         r->last_line_ns = now;
+    } else if (bar) {
+        progress_show(&r->progress, s->share_done, "step %lld  loss %.3f  %.0f ms  %.0f tokens/s  %s",
+                      (long long)s->step, s->loss, s->ms, s->tokens_per_s,
+                      report_bytes(s->resident_bytes).text);
     }
     return 0;
 }
@@ -210,9 +241,17 @@ void report_summary(struct report *r, const struct report_summary *s)
     report_line(line);
 }
 
+int report_plot(const struct report *r, const char *path, const char *title)
+{
+    const struct loss_curve curve = {.loss = r->loss, .n = r->n_steps, .first = r->first_step};
+    return loss_plot(path, title, "zero-bench train", &curve, 1);
+}
+
 void report_close(struct report *r)
 {
+    progress_clear(&r->progress);
     free(r->ms);
+    free(r->loss);
     *r = (struct report){0};
 }
 

@@ -2,6 +2,7 @@
 #ifndef ZERO_BENCH_REPORT_H
 #define ZERO_BENCH_REPORT_H
 
+#include "bench/progress_bar.h"
 #include "bench/state_hash.h"
 
 #include <jansson.h>
@@ -18,6 +19,8 @@ struct report_step {
     /* of all ranks together */
     double tokens_per_s;
     int64_t resident_bytes;
+    /* of the run's steps or time, so far: 0 to 1 */
+    double share_done;
     bool skipped;
 };
 
@@ -51,10 +54,14 @@ struct report {
     bool json;
     /* this rank reports nothing, and only keeps times */
     bool quiet;
-    /* (n_steps) times of the steps */
-    double *ms;
+    /* (n_steps) times of the steps, and their losses */
+    double *ms, *loss;
     int64_t n_steps, capacity;
+    /* number of the first */
+    int64_t first_step;
     double first_loss;
+    /* shown where the standard output is a terminal */
+    struct progress progress;
     int64_t last_line_ns;
 };
 
@@ -63,10 +70,14 @@ int64_t report_now_ns(void);
 
 /* Prints a line for people; nothing with --json. */
 void report_text(const struct report *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Tells of a step. On a terminal or in a log, steps that follow within half a second are left out, but for
- * the first and those with last set; as JSON every one is told. Returns 0 or a zr_err (no memory). */
+/* Tells of a step. In a log, steps that follow within half a second are left out, but for the first and those
+ * with last set; on a terminal a bar has them all. As JSON every one is told. Returns 0 or a zr_err (no
+ * memory). */
 int report_step(struct report *r, const struct report_step *s, bool last);
 void report_summary(struct report *r, const struct report_summary *s);
+/* Draws the losses into path, of which plot_can_draw() says that it can be. Returns 0, or 1 after one line on
+ * stderr. */
+int report_plot(const struct report *r, const char *path, const char *title);
 /* Sorts x (n >= 1). */
 double report_median(double *x, int64_t n);
 /* The median step, in milliseconds, leaving out the first two, which fill caches and slots. */

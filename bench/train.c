@@ -43,6 +43,7 @@ struct run {
     int64_t n_micro, per_step; /* micro-batches of all ranks: so far; in a step, when the run began */
     int64_t peak_resident, peak_device, start_ns;
     bool bad_input; /* what failed is for the caller to put right */
+    bool not_drawn; /* which has been told */
 };
 
 /* ---- wrapping ---- */
@@ -110,7 +111,7 @@ static int wrap(struct run *r)
     cfg.save_keep = (int32_t)o->keep;
     cfg.device = o->device;
     cfg.stream = place_stream(&r->place);
-    cfg.trace = o->profile != NULL;
+    cfg.trace = o->profile || o->trace;
     cfg.log = o->log ? log_line : NULL;
     cfg.log_arg = r;
     if (o->step_ms && !o->log) {
@@ -225,6 +226,15 @@ static void choose_text(struct run *r, int64_t a)
                       n / r->per_step, n % r->per_step);
 }
 
+/* Of the steps or the time that the run may take, whichever ends first. */
+static double share_done(const struct run *r, int64_t steps)
+{
+    const struct train_options *o = r->o;
+    double by_steps = (double)steps / (double)o->steps;
+    double by_time = o->seconds > 0 ? (double)(report_now_ns() - r->start_ns) * 1e-9 / o->seconds : 0;
+    return by_steps > by_time ? by_steps : by_time;
+}
+
 static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
 {
     const struct train_options *o = r->o;
@@ -266,6 +276,7 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
         .ms = ms,
         .tokens_per_s = (double)(r->world * r->accum * o->batch * T) / ms * 1e3,
         .resident_bytes = r->place.cuda ? r->peak_device : r->peak_resident,
+        .share_done = share_done(r, step + 1),
         .skipped = info.skipped,
     };
     return report_step(&r->report, &reported_step, *stop);
@@ -447,6 +458,23 @@ static int take_profile(struct run *r)
     return profile_finish(p, r->z);
 }
 
+/* What rank 0 leaves behind for people to look at. */
+static int draw(struct run *r)
+{
+    const struct train_options *o = r->o;
+    char title[128];
+    if (r->rank != 0)
+        return 0;
+    if (o->trace)
+        TRY(reported(zero_trace_write(r->z, o->trace)));
+    if (!o->plot)
+        return 0;
+    snprintf(title, sizeof title, "%s learns, %s, %d rank%s", o->model.name, r->z ? "sharded" : "not wrapped",
+             r->world, r->world == 1 ? "" : "s");
+    r->not_drawn = report_plot(&r->report, o->plot, title) != 0;
+    return 0;
+}
+
 static int load_text(struct run *r)
 {
     const struct train_options *o = r->o;
@@ -519,7 +547,10 @@ static int train(struct run *r)
         TRY(reported(zero_save_wait(r->z)));
     if (o->profile)
         return take_profile(r);
-    return o->step_ms ? share_times(r) : summarize(r, loss);
+    if (o->step_ms)
+        return share_times(r);
+    TRY(summarize(r, loss));
+    return draw(r);
 }
 
 int train_run(const struct train_options *o)
@@ -535,6 +566,6 @@ int train_run(const struct train_options *o)
     bytes_data_close(&r.data);
     report_close(&r.report);
     if (!err)
-        return EXIT_SUCCESS;
+        return r.not_drawn ? EXIT_FAILURE : EXIT_SUCCESS;
     return r.bad_input || err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
 }

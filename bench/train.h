@@ -51,6 +51,8 @@ struct train_options {
     bool plain, json, log;
     /* filled in, and the run reports nothing; NULL: nobody asks where the time goes */
     struct profile *profile;
+    /* pictures and files of rank 0: the losses, and a timeline; NULL: none */
+    const char *plot, *trace;
 
     /* folder of checkpoints; NULL: none */
     const char *save;

@@ -2,6 +2,7 @@
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/place.h"
+#include "bench/plot.h"
 #include "bench/train.h"
 #include "kernels/device.h"
 
@@ -19,6 +20,13 @@ static error_t add_path(struct argp_state *state, const struct option_row *row, 
     o->paths = paths;
     o->paths[o->n_paths++] = path;
     return 0;
+}
+
+static error_t read_plot(struct argp_state *state, const struct option_row *row, char *arg, void *options)
+{
+    struct train_options *o = options;
+    o->plot = arg;
+    return plot_read_path(state, row, arg);
 }
 
 /* Fills in what was not given, and refuses what does not go together. */
@@ -43,6 +51,10 @@ static error_t finish(struct argp_state *state, void *options)
     }
     if (o->plain && (o->save || o->load || o->import_from)) {
         argp_error(state, "--plain: saves, loads and imports nothing");
+        return EINVAL;
+    }
+    if (o->plain && o->trace) {
+        argp_error(state, "--plain: has no timeline for --trace, which is libzero's");
         return EINVAL;
     }
     if (o->plain && o->optimizer != ZERO_ADAMW) {
@@ -122,6 +134,9 @@ static const struct option_row rows[] = {
      "What the device can do, to tell the share of it that the model's arithmetic takes (MFU); NVIDIA's data "
      "sheets give for dense bf16: A100 312, H100 and H200 SXM 989.4",
      5, OPTION_DOUBLE(struct train_options, peak_tflops, 1e-6, 1e9)},
+    {"plot", "FILE", "Draw the losses into FILE.svg or FILE.png, with gnuplot", 5, OPTION_BY(read_plot)},
+    {"trace", "FILE", "Write rank 0's timeline to FILE as a Chrome trace, which Perfetto shows", 5,
+     OPTION_TEXT(struct train_options, trace)},
     {"json", NULL, "JSON lines only, from rank 0", 5, OPTION_FLAG(struct train_options, json)},
     {"log", NULL, "Show libzero's log on stderr", 5, OPTION_FLAG(struct train_options, log)},
     {0},

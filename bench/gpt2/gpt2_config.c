@@ -51,7 +51,7 @@ static error_t finish(struct argp_state *state, void *options)
     struct model_options *m = options;
     struct gpt2_config *c = &m->config;
     const struct gpt2_config *own = &m->own;
-    bool custom = own->layers || own->heads || own->channels || own->context || own->vocab;
+    bool custom = own->layers || own->heads || own->channels || own->vocab;
     m->name = custom ? "custom" : option_word_of(preset_names, m->preset);
     m->default_lr = presets[m->preset].lr;
     *c = presets[m->preset].config;
@@ -66,6 +66,15 @@ static error_t finish(struct argp_state *state, void *options)
         return EINVAL;
     }
     return 0;
+}
+
+void gpt2_take_nano(struct model_options *m)
+{
+    int64_t context = m->config.context;
+    m->name = option_word_of(preset_names, NANO);
+    m->default_lr = presets[NANO].lr;
+    m->config = presets[NANO].config;
+    m->config.context = context;
 }
 
 const struct option_table gpt2_config_options = {.rows = rows, .header = "Model:", .finish = finish};

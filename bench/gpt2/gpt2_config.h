@@ -28,7 +28,7 @@ double gpt2_flop_per_token(const struct gpt2_config *c);
 /* What --model, --layers, --heads, --channels, --context and --vocab gave. */
 struct model_options {
     struct gpt2_config config;
-    /* of the preset, or "custom" */
+    /* of the preset, whatever its context, or "custom" */
     const char *name;
     /* a learning rate that suits the preset */
     double default_lr;
@@ -42,6 +42,9 @@ struct model_options {
 /* Options that fill a struct model_options: the preset gpt2-nano unless told otherwise, with single sizes
  * replaced. At the end they are checked to fit together. */
 extern const struct option_table gpt2_config_options;
+
+/* Makes it gpt2-nano, with the context that it has. */
+void gpt2_take_nano(struct model_options *m);
 
 /* In the table of a command whose struct has them in a field model. */
 #define OPTIONS_WITH_MODEL(S)                                                                                \

@@ -212,6 +212,7 @@ void zr_host_memory_look(const char *root, struct zr_host_memory *out)
     free(line);
     if (f)
         fclose(f);
+    out->swap_bytes = s.swap;
     out->free_bytes = available_kib < 0 ? INT64_MAX : available_kib * 1024 + s.swap;
     for (int i = 0; i < out->n_groups; i++) {
         int64_t memory = out->group[i].free_bytes;

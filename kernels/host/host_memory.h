@@ -23,6 +23,8 @@ struct zr_memory_group {
 struct zr_host_memory {
     /* of the host; INT64_MAX: not known */
     int64_t free_bytes;
+    /* of free_bytes, here and in every group, so much at most is swap */
+    int64_t swap_bytes;
     int32_t n_groups;
     /* this process's own first, then those around it */
     struct zr_memory_group group[ZR_MOST_MEMORY_GROUPS];

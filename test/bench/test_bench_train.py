@@ -247,7 +247,7 @@ class Others(unittest.TestCase):
         stages = lines(done.stdout)
         self.assertEqual([s['stage'] for s in stages], [0, 1, 2, 3])
         for s in stages:
-            self.assertEqual(list(s), ['stage', 'planned_bytes', 'bytes', 'peak_rss_bytes'])
+            self.assertEqual(list(s), ['stage', 'model', 'n_params', 'ranks', 'planned_bytes', 'bytes', 'peak_rss_bytes', 'state_sha256', 'losses'])
             self.assertEqual(s['planned_bytes'], s['bytes'])
             self.assertGreater(s['peak_rss_bytes'], s['bytes']['total'])
 

@@ -11,9 +11,10 @@ import tempfile
 
 FLOORS = ("kernels", "comm", "shard", "zero", "bench", "test")
 
-# What a file of each floor may include: folders, or single files. comm also gets what kernels/device.h includes. Five exceptions, all
+# What a file of each floor may include: folders, or single files. comm also gets what kernels/device.h includes. Six exceptions, all
 # outside the library: comm/sim/sim.h stands on the simulated device, zero-bench verify shows the schedule's own proof, zero-bench scale its time, zero-bench
-# comm measures communicators, each by itself, and zero-bench flight reads what flight recorders have written.
+# comm measures communicators, each by itself, zero-bench flight reads what flight recorders have written, and zero-bench memory asks what is free, as the
+# library does.
 ALLOWED = {
     "kernels": {"kernels/"},
     "comm": {"comm/", "kernels/device.h", "kernels/asserts.h", "kernels/first_failure.h", "kernels/host/host_memory.h", "kernels/thread.h"},
@@ -42,6 +43,7 @@ EXCEPTIONS = {
     "bench/comm_ranks.h": {"comm/backend.h", "comm/meet/rendezvous.h", "comm/mesh.h", "comm/mpi/mpi_own.h", "kernels/thread.h"},
     "bench/flight_merge.h": {"comm/flight_view.h"},
     "bench/comm_ranks.c": {"comm/verdict.h", "kernels/host/host_memory.h"},
+    "bench/memory_fit.c": {"kernels/host/host_memory.h"},
 }
 # Shows how a program is wrapped, so it uses of libzero what a program can.
 WORKED_EXAMPLE = "bench/train.c"

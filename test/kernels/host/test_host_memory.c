@@ -339,6 +339,23 @@ static void long_lines(void **state)
     free(line);
 }
 
+/* As much of it as every group leaves. */
+static void swap_is_reported_apart(void **state)
+{
+    (void)state;
+    struct zr_host_memory m;
+    shell("rm -rf %s/*");
+    make_file("proc/meminfo", "MemAvailable: 1024000 kB\nSwapTotal: 307200 kB\nSwapFree: 204800 kB\n");
+    zr_host_memory_look(root, &m);
+    assert_int_equal(m.swap_bytes, 200 * MIB);
+    make_file("proc/self/cgroup", "0::/a\n");
+    make_file(V2 "/a/memory.swap.max", "31457280\n");
+    make_file(V2 "/a/memory.swap.current", "10485760\n");
+    zr_host_memory_look(root, &m);
+    assert_int_equal(m.swap_bytes, 20 * MIB);
+    assert_int_equal(m.free_bytes, 1020 * MIB);
+}
+
 /* The real one says something that can be. */
 static void this_host(void **state)
 {
@@ -365,9 +382,8 @@ static int remove_root(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_row),
-        cmocka_unit_test(nested_deeply),
-        cmocka_unit_test(long_lines),
+        cmocka_unit_test(each_row),   cmocka_unit_test(nested_deeply),
+        cmocka_unit_test(long_lines), cmocka_unit_test(swap_is_reported_apart),
         cmocka_unit_test(this_host),
     };
     return cmocka_run_group_tests(tests, open_root, remove_root);

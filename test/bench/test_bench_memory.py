@@ -1,0 +1,194 @@
+"""zero-bench memory and the pictures: what is measured, what is drawn of it, what fits, and what a terminal sees."""
+import json
+import os
+import pty
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as ET
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from bench_program import CATEGORIES, TINY, ZERO_BENCH, ZERO_RUN, bench, lines, run  # noqa: E402
+
+SIZES = ['--heads=2', '--channels=32', '--context=16', '--batch=2']
+MEMORY = ['memory', '--ranks=2', '--layers=8', *SIZES, '--steps=3']
+SVG = '{http://www.w3.org/2000/svg}'
+
+
+def size(n):
+    """As zero-bench writes bytes."""
+    for unit in ('B', 'kB', 'MB', 'GB'):
+        if n < 999.5:
+            return f'{n:.{0 if unit == "B" or n >= 99.95 else 1 if n >= 9.995 else 2}f} {unit}'
+        n /= 1000
+    raise ValueError(n)
+
+
+def texts(path):
+    return [''.join(t.itertext()).strip() for t in ET.parse(path).iter(SVG + 'text')]
+
+
+def on_terminal(command):
+    """What a program writes where standard output and error are a terminal."""
+    ours, theirs = pty.openpty()
+    pid = os.fork()
+    if pid == 0:
+        os.close(ours)
+        for fd in (1, 2):
+            os.dup2(theirs, fd)
+        os.execv(command[0], command)
+    os.close(theirs)
+    parts = []
+    try:
+        while part := os.read(ours, 65536):
+            parts.append(part)
+    except OSError:  # the other end is closed
+        pass
+    os.close(ours)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), b''.join(parts).decode()
+
+
+class Measured(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.memory, cls.losses = (os.path.join(cls.folder.name, name) for name in ('memory.svg', 'loss.svg'))
+        done = bench(*MEMORY, '--plain', '--json', '--plot', cls.memory, '--plot-loss', cls.losses)
+        assert (done.returncode, done.stderr) == (0, ''), done
+        *cls.stages, cls.plain = lines(done.stdout)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def test_the_plain_program_is_beside_the_stages(self):
+        self.assertEqual([s['stage'] for s in self.stages], [0, 1, 2, 3])
+        self.assertEqual([s['ranks'] for s in self.stages], [2] * 4)
+        self.assertEqual((self.plain['stage'], self.plain['ranks']), (None, 1))
+        n = self.plain['n_params']
+        self.assertEqual(self.plain['bytes']['total'], 16 * n)  # weights, gradients and two moments, f32
+        self.assertGreater(self.plain['peak_rss_bytes'], 16 * n)
+
+    def test_every_stage_has_the_same_losses_and_state(self):
+        first, *others = self.stages
+        self.assertEqual(len(first['losses']), 3)
+        self.assertEqual(len(set(first['losses'])), 3)
+        for s in others:
+            self.assertEqual((s['losses'], s['state_sha256']), (first['losses'], first['state_sha256']))
+
+    def test_bars(self):
+        told = texts(self.memory)
+        for name, s in zip(['not wrapped', *(f'stage {i}' for i in range(4))], [self.plain, *self.stages]):
+            self.assertIn(name, told)
+            self.assertIn(size(s['peak_rss_bytes']), told)
+        self.assertIn('the rest: activations, text, code', told)
+        keyed = {'grad_gathered': 'gathered gradients', 'master': 'master weights', 'moments': 'optimizer moments', 'param_slots': 'parameter slots',
+                 'snapshot': 'snapshot', 'exchange': 'exchange'}
+        for category in CATEGORIES:
+            if category in keyed:  # what no bar has is not in the key
+                self.assertEqual(keyed[category] in told, any(s['bytes'][category] for s in [self.plain, *self.stages]), category)
+
+    def test_heights(self):
+        """Of the bars' parts, in the picture: as their bytes are."""
+        part = next(g for g in ET.parse(self.memory).iter(SVG + 'g') if g.findtext(SVG + 'title') == 'optimizer moments')
+        corners = [[float(point.split(',')[1]) for point in p.get('points').split()] for p in part.iter(SVG + 'polygon')]
+        boxes = [max(ys) - min(ys) for ys in corners][1:]  # the first is in the key
+        moments = [s['bytes']['moments'] for s in [self.plain, *self.stages]]
+        self.assertEqual(len(boxes), 5)
+        for box, want in zip(boxes, moments):
+            self.assertAlmostEqual(box, boxes[0] * want / moments[0], delta=0.1)  # of a pixel
+
+    def test_loss_curves(self):
+        told = texts(self.losses)
+        for stage in range(4):
+            self.assertIn(f'stage {stage}', told)
+        self.assertIn('step', told)
+
+    def test_what_is_saved(self):
+        done = bench(*MEMORY, '--plain', '--steps=1')
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        last = done.stdout.splitlines()[-1]
+        self.assertRegex(last, r'^All 2 ranks together, measured \(Pss\): stage 3 holds [\d.]+ MB; stage 0 [\d.]+ MB, so -?\d+% are saved; '
+                               r'2 plain programs of [\d.]+ MB each [\d.]+ MB, so -?\d+%\.$')
+        words = last.replace(';', '').replace(',', '').split()
+        three, zero, each, copies = (float(w) for w, unit in zip(words, words[1:]) if unit == 'MB')
+        shares = [int(w.rstrip('%.')) for w in words if '%' in w]
+        self.assertAlmostEqual(shares[0], 100 * (1 - three / zero), delta=2)
+        self.assertAlmostEqual(shares[1], 100 * (1 - three / copies), delta=2)
+        self.assertAlmostEqual(copies, 2 * each, delta=1)
+
+
+class Fits(unittest.TestCase):
+    def test_fewer_layers(self):
+        done = bench('memory', '--ranks=2', '--steps=1', '--json', '--layers=8', *SIZES, '--vocab=20000', '--fit=144M')
+        self.assertEqual(done.returncode, 0)
+        model, = {s['model'] for s in lines(done.stdout)}
+        self.assertRegex(done.stderr, rf'^zero-bench memory: stage 0 of custom on 2 ranks takes about 1\d\d MB, and 151 MB are allowed: taking {model}, '
+                                      r'about 1\d\d MB\n')
+
+    def test_refused(self):
+        for value in ['0', 'x', '12Q', '']:
+            done = bench('memory', f'--fit={value}')
+            self.assertEqual((done.returncode, len(done.stderr.splitlines())), (2, 1), done.stderr)
+            self.assertIn('--fit', done.stderr)
+
+
+class Terminal(unittest.TestCase):
+    TRAIN = [ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *TINY, '--stage=3']
+
+    def test_a_bar_and_plain_lines(self):
+        code, told = on_terminal([*self.TRAIN, '--seconds=1.2'])
+        self.assertEqual(code, 0, told)
+        self.assertRegex(told, r'\r\[#+\.*\] +\d+%  step \d+  loss \d')
+        shown = told.split('\r\x1b[K')[-1]  # what is left when the bar has been taken away
+        self.assertRegex(shown, r'^step +\d+   loss')
+        self.assertNotIn('[#', shown)
+        done = run([*self.TRAIN, '--seconds=1.2'])
+        self.assertEqual(done.returncode, 0)
+        self.assertNotRegex(done.stdout + done.stderr, r'[\r\x1b]|\[#')
+        self.assertGreater(len([line for line in done.stdout.splitlines() if line.startswith('step ')]), 2)
+
+    def test_no_bar_behind_a_prefix(self):
+        """zero-run without --raw gives its ranks terminals, of which it shows each line with the rank's number before it."""
+        command = [ZERO_RUN, '-n', '2', ZERO_BENCH, 'train', *TINY, '--stage=3', '--steps=20']
+        code, reported = on_terminal(command)
+        self.assertEqual(code, 0, reported)
+        for text in [reported.replace('\r\n', '\n'), run(command).stdout]:
+            self.assertNotRegex(text, r'[\r\x1b]|\[#')
+            self.assertRegex(text, r'(?m)^\[0\] step +20   loss')
+
+    def test_bar_of_memory(self):
+        code, told = on_terminal([ZERO_BENCH, *MEMORY, '--steps=1', '--json'])
+        self.assertEqual(code, 0, told)
+        for stage in range(4):
+            self.assertRegex(told, rf'\r\[[#.]+\] +\d+%  stage {stage}')
+        self.assertEqual(len([json.loads(line) for line in told.replace('\r\x1b[K', '\n').splitlines() if line.startswith('{')]), 4)
+
+
+class Train(unittest.TestCase):
+    def test_plot_and_trace(self):
+        with tempfile.TemporaryDirectory() as folder:
+            plot, trace = os.path.join(folder, "it's.svg"), os.path.join(folder, 'trace.json')
+            done = run([*Terminal.TRAIN, '--layers=12', '--steps=6', '--json', '--plot', plot, '--trace', trace])
+            self.assertEqual((done.returncode, done.stderr), (0, ''))
+            self.assertIn('custom learns, sharded, 2 ranks', texts(plot))
+            with open(trace, encoding='utf-8') as f:
+                events = json.load(f)
+            events = events['traceEvents'] if isinstance(events, dict) else events
+            names = [e['name'].split()[0] for e in events if e['ph'] == 'X']
+            self.assertEqual((names.count('backward'), names.count('step')), (6 * 13, 6))  # a unit for each layer, and one more
+
+    def test_refused(self):
+        for args, word in [(['--plot=a.pdf'], "--plot: 'a.pdf' does not end in .svg or .png"), (['--plain', '--trace=x'], '--plain: has no timeline')]:
+            done = bench('train', *args)
+            self.assertEqual((done.returncode, done.stdout), (2, ''))
+            self.assertIn(word, done.stderr)
+
+    def test_no_gnuplot(self):
+        done = bench('train', *TINY, '--steps=1', '--plain', '--plot=/tmp/never.svg', env={'PATH': '/nonexistent'})
+        self.assertEqual((done.returncode, done.stderr), (1, 'zero-bench train: --plot needs gnuplot: No such file or directory\n'))
+        self.assertIn('state sha256', done.stdout)
+
+
+if __name__ == '__main__':
+    unittest.main()
