@@ -76,7 +76,7 @@ int comm_plot(const char *path, const char *title, const struct comm_point *poin
           "set format x '%.0b %BB'\n"
           "set xlabel 'the whole region'\n"
           "set ylabel 'bus bandwidth, GB/s'\n"
-          "set key left top Left reverse noenhanced\n"
+          "set key right bottom Left reverse noenhanced\n"
           "set grid\n",
           f);
     put_plot(f, point, n);

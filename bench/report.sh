@@ -1,0 +1,23 @@
+#!/bin/sh
+# Measures libzero on this machine and puts what came of it on one page that needs nothing else: build/report.html.
+#
+#     sh bench/report.sh [--quick] [--out FILE] [--peers FILE]
+#
+# --quick: small models and few steps. --peers: rows of bench/peers, as JSON lines (build/peers/rows.jsonl, if it is there). The numbers
+# are beside the page, in build/report.json.
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+from=$PWD
+cd "$root"
+
+sh .ci/install.sh
+
+[ -f build/build.ninja ] || meson setup build -Dbuildtype=release
+meson configure build -Dbuildtype=release
+meson compile -C build zero-bench zero-run
+
+bench=$root/build/bench/zero-bench run=$root/build/zero/zero-run
+cd "$from"
+exec python3 "$root/bench/report_page.py" --zero-bench "$bench" --zero-run "$run" --out "$root/build/report.html" \
+    --peers "$root/build/peers/rows.jsonl" "$@"
