@@ -127,9 +127,9 @@ static void print_table(const struct memory_options *o, const struct measured *m
         allocated[s] = m->stages[s].allocated.total;
         resident[s] = m->stages[s].peak_resident;
     }
-    printf("%s: %.2f million parameters, %s, %lld rank%s, %lld rows of %lld tokens each\n\n", o->model.name,
+    printf("%s: %.2f million parameters, %s, %lld rank%s, %lld row%s of %lld tokens each\n\n", o->model.name,
            (double)gpt2_n_params(&o->model.config) * 1e-6, option_word_of(option_dtypes, o->dtype),
-           (long long)o->ranks, o->ranks == 1 ? "" : "s", (long long)o->batch,
+           (long long)o->ranks, o->ranks == 1 ? "" : "s", (long long)o->batch, o->batch == 1 ? "" : "s",
            (long long)o->model.config.context);
     stage_table_head("memory per rank", m->n);
     stage_table_memory(planned, "planned", m->n);

@@ -11,8 +11,8 @@
 #define INTERVAL_NS 100000000
 enum { BAR = 24, WIDEST = 256, USUAL_WIDTH = 80 };
 
-/* Without OPOST it is one that zero-run gives a rank, who should write lines: it puts the rank's number before
- * each. A person's terminal would go down at a newline, and not back. */
+/* Without OPOST it is one that zero-run gives a rank, who should write lines: it puts the rank's number
+ * before each. A person's terminal would go down at a newline, and not back. */
 struct progress progress_on(FILE *file)
 {
     struct termios mode;

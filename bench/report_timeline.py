@@ -62,6 +62,6 @@ def read(path):
         trace = json.load(f)
     events = [dict(e, kind=e['name'].split()[0]) for e in (trace['traceEvents'] if isinstance(trace, dict) else trace)
               if e['ph'] == 'X' and e.get('pid', 0) == 0]
-    events = [e for e in events if e['kind'] in KINDS and 'step' in e['args'] and e['dur'] > 0]
+    events = [e for e in events if e['kind'] in KINDS and 'step' in e['args']]
     steps = sorted({e['args']['step'] for e in events if e['kind'] == 'backward'})
     return Timeline(events, steps[-2] if len(steps) > 1 else steps[-1])

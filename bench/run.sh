@@ -28,4 +28,3 @@ echo
 echo "measuring gpt2-124M at every stage on 4 ranks, and not wrapped, which takes a few minutes"
 echo
 build/bench/zero-bench memory --ranks 4 --model gpt2-124M --dtype bf16 --context 64 --batch 1 --steps 2 --fit free --plain --plot build/memory.svg
-echo "The losses of the minute before are drawn in build/loss.svg."

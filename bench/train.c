@@ -472,6 +472,8 @@ static int draw(struct run *r)
     snprintf(title, sizeof title, "%s learns, %s, %d rank%s", o->model.name, r->z ? "sharded" : "not wrapped",
              r->world, r->world == 1 ? "" : "s");
     r->not_drawn = report_plot(&r->report, o->plot, title) != 0;
+    if (!r->not_drawn)
+        report_text(&r->report, "losses drawn in %s\n", o->plot);
     return 0;
 }
 

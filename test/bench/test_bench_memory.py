@@ -108,14 +108,14 @@ class Measured(unittest.TestCase):
         done = bench(*MEMORY, '--plain', '--steps=1')
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         last = done.stdout.splitlines()[-1]
-        self.assertRegex(last, r'^All 2 ranks together, measured \(Pss\): stage 3 holds [\d.]+ MB; stage 0 [\d.]+ MB, so -?\d+% are saved; '
-                               r'2 plain programs of [\d.]+ MB each [\d.]+ MB, so -?\d+%\.$')
+        self.assertRegex(last, r'^All 2 ranks together, measured \(Pss\): stage 3 holds [\d.]+ [MG]B; stage 0 [\d.]+ [MG]B, so -?\d+% are saved; '
+                               r'2 plain programs of [\d.]+ [MG]B each [\d.]+ [MG]B, so -?\d+%\.$')
         words = last.replace(';', '').replace(',', '').split()
-        three, zero, each, copies = (float(w) for w, unit in zip(words, words[1:]) if unit == 'MB')
+        three, zero, each, copies = (float(w) * (1000 if unit == 'GB' else 1) for w, unit in zip(words, words[1:]) if unit in ('MB', 'GB'))
         shares = [int(w.rstrip('%.')) for w in words if '%' in w]
         self.assertAlmostEqual(shares[0], 100 * (1 - three / zero), delta=2)
         self.assertAlmostEqual(shares[1], 100 * (1 - three / copies), delta=2)
-        self.assertAlmostEqual(copies, 2 * each, delta=1)
+        self.assertAlmostEqual(copies, 2 * each, delta=0.01 * copies)
 
 
 class Fits(unittest.TestCase):
