@@ -458,19 +458,36 @@ static int take_profile(struct run *r)
     return profile_finish(p, r->z);
 }
 
+/* "stage 3 as HSDP in groups of 2 on 4 ranks (shm)" */
+enum { N_HOW = 96 };
+static void how_it_runs(const struct run *r, char how[N_HOW])
+{
+    char groups[48] = "";
+    struct zero_stats s;
+    if (!r->z || zero_get_stats(r->z, &s)) {
+        snprintf(how, N_HOW, "not wrapped");
+        return;
+    }
+    if (s.hybrid)
+        snprintf(groups, sizeof groups, " as %s in groups of %d", option_word_of(option_hybrids, s.hybrid),
+                 s.shard_group);
+    snprintf(how, N_HOW, "stage %d%s on %d rank%s (%s)", s.stage, groups, s.world, s.world == 1 ? "" : "s",
+             s.backend);
+}
+
 /* What rank 0 leaves behind for people to look at. */
 static int draw(struct run *r)
 {
     const struct train_options *o = r->o;
-    char title[128];
+    char how[N_HOW], title[N_HOW + 64];
     if (r->rank != 0)
         return 0;
     if (o->trace)
         TRY(reported(zero_trace_write(r->z, o->trace)));
     if (!o->plot)
         return 0;
-    snprintf(title, sizeof title, "%s learns, %s, %d rank%s", o->model.name, r->z ? "sharded" : "not wrapped",
-             r->world, r->world == 1 ? "" : "s");
+    how_it_runs(r, how);
+    snprintf(title, sizeof title, "%s, %s: loss of each step", o->model.name, how);
     r->not_drawn = report_plot(&r->report, o->plot, title) != 0;
     if (!r->not_drawn)
         report_text(&r->report, "losses drawn in %s\n", o->plot);
@@ -491,19 +508,10 @@ static int load_text(struct run *r)
 
 static void introduce(const struct run *r)
 {
-    const struct train_options *o = r->o;
-    char how[96] = "not wrapped", groups[48] = "";
-    if (r->z) {
-        struct zero_stats s;
-        zero_get_stats(r->z, &s);
-        if (s.hybrid)
-            snprintf(groups, sizeof groups, " as %s in groups of %d",
-                     option_word_of(option_hybrids, s.hybrid), s.shard_group);
-        snprintf(how, sizeof how, "stage %d%s on %d rank%s (%s)", s.stage, groups, s.world,
-                 s.world == 1 ? "" : "s", s.backend);
-    }
-    report_text(&r->report, "%s: %.2f million parameters, %s, %s; %s of text in %lld files\n", o->model.name,
-                (double)gpt2_n_params(&o->model.config) * 1e-6, GPT2_DTYPE_NAME, how,
+    char how[N_HOW];
+    how_it_runs(r, how);
+    report_text(&r->report, "%s: %.2f million parameters, %s, %s; %s of text in %lld files\n",
+                r->o->model.name, (double)gpt2_n_params(&r->o->model.config) * 1e-6, GPT2_DTYPE_NAME, how,
                 report_bytes(r->data.n_bytes).text, (long long)r->data.n_files);
 }
 

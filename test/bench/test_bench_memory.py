@@ -171,7 +171,7 @@ class Train(unittest.TestCase):
             plot, trace = os.path.join(folder, "it's.svg"), os.path.join(folder, 'trace.json')
             done = run([*Terminal.TRAIN, '--layers=12', '--steps=6', '--json', '--plot', plot, '--trace', trace])
             self.assertEqual((done.returncode, done.stderr), (0, ''))
-            self.assertIn('custom learns, sharded, 2 ranks', texts(plot))
+            self.assertIn('custom, stage 3 on 2 ranks (shm): loss of each step', texts(plot))
             with open(trace, encoding='utf-8') as f:
                 events = json.load(f)
             events = events['traceEvents'] if isinstance(events, dict) else events
