@@ -209,8 +209,9 @@ def timeline_section(facts, pictures):
             f'<b>{number(s["exposed_ms"])} ms</b> are exposed: communication and the optimizer that no compute hides. The schedule is the '
             'real one, on a virtual clock; nobody is late there, and no link congested. It begins with the optimizer of the step before, whose end the first '
             'gathers wait for.</p>')
-    real = (f'<p>The same on this machine, 2 ranks on {facts["machine"]["cores"]} cores, measured: with as many ranks as cores nothing can run beside compute, and '
-            f'the model waits {number(t["trained"]["waits_ms"])} ms of a step of {number(t["trained"]["ms"])} ms.</p>')
+    real = (f'<p>The same on this machine, 2 ranks on {facts["machine"]["cores"]} cores, measured: the model waits '
+            f'{number(t["trained"]["waits_ms"])} ms of a step of {number(t["trained"]["ms"])} ms. Where ranks are as many as cores, what runs beside '
+            'compute takes its time from it.</p>')
     return section('timeline', 'What overlaps', text, figure('simulated', pictures, 'Rank 0, one step, simulated.'), command(facts, 'simulated'), real,
                    figure('trained', pictures, 'Rank 0, one step, measured here.'), command(facts, 'trained'))
 
@@ -260,13 +261,13 @@ def scale_section(facts):
 
 def cards(facts):
     of_zero, of_plain = saved(facts)
-    best = max((r['of_limit'] for r in comm_rows(facts)), default=0)
+    largest = max((r for r in comm_rows(facts) if r['op'] == 'all_gather'), key=lambda r: r['bytes'])
     all_same = len({s['state_sha256'] for s in facts['losses']}) == 1
     hidden = 1 - facts['simulated']['exposed_ms'] / facts['simulated']['step_ms']
     found = [(f'{100 * of_zero:.0f}%', 'less memory at stage 3 than at stage 0, measured'), (f'{100 * of_plain:.0f}%', 'less than programs without libzero'),
              ('same bits' if all_same else 'differ', 'weights and optimizer state after training at stages 0 to 3'),
              (f'{100 * hidden:.1f}%', f'of a step is compute, on {facts["simulated"]["world"]} simulated GPUs'),
-             (f'{100 * best:.0f}%', 'of the machine’s limit, the best row of collectives')]
+             (f'{100 * largest["of_limit"]:.0f}%', f'of the machine’s limit, an all-gather of {size(largest["bytes"])}')]
     return '<div class="cards">' + ''.join(f'<div class="card"><b>{b}</b><span>{html.escape(t)}</span></div>' for b, t in found) + '</div>\n'
 
 
