@@ -210,7 +210,8 @@ def main():
     for model, batch, steps, rounds in (('gpt2-124M', 32, 20, 3), ('gpt2-1.5B', 8, 16, 1)):
         gpu.row(f'{model}, batch {batch} x 1024, bf16', gpu.speed, model, batch, steps, rounds)
         gpu.row(f'{model}, the same by PyTorch FSDP2', gpu.json_of,
-                [sys.executable, 'bench/peers/fsdp2_gpt2.py', f'--model={model}', f'--batch={batch}', f'--steps={steps}', *gpu.peak], 300, True)
+                [sys.executable, 'bench/peers/torch_train.py', '--how=fsdp2', '--device=cuda', '--dtype=bf16', '--compile', f'--model={model}', f'--batch={batch}',
+                 f'--steps={steps}', *gpu.peak], 300, True)
     if o.sanitize:
         for tool in ('memcheck', 'racecheck'):
             gpu.row(f'{tool}: the device\'s conformance suite', gpu.sanitizer, tool, ['test', 'kernels', 'test_gpu_device'])

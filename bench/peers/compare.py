@@ -1,0 +1,293 @@
+#!/usr/bin/env python3
+"""Trains one GPT-2 by libzero and by others, in turns: speed, memory, time to the first forward, and losses beside each other.
+
+Called by bench/peers/run.sh, which makes the virtual environment that the rows of PyTorch and DeepSpeed run in; with --rows of our own
+only (plain, stage0 to stage3) it needs nothing but zero-bench. Every round runs each row once, and begins with another one. What a row
+is measured by is the same for all of them: its own time of each step, the sum of the Pss of its processes as sampled from outside, and
+when the first step was reported, less the time of that step, counted from when its processes were started.
+"""
+import argparse
+import datetime
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+
+import peers_inputs
+import peers_report
+from gpt2_sizes import MODELS
+from row_process import Failed, run_row
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+ONE_RANK = ('plain', 'torch', 'llmc')
+OF_TORCH = {'torch': 'plain', 'ddp': 'ddp', 'fsdp2': 'fsdp2', 'deepspeed1': 'zero1', 'deepspeed2': 'zero2', 'deepspeed3': 'zero3'}
+DEFAULT_ROWS = [who for who in peers_report.TITLES if who not in ('stage1', 'stage2')]
+SETTINGS = ('model', 'layers', 'heads', 'channels', 'vocab', 'context', 'batch', 'ranks', 'threads', 'lr', 'seed', 'data', 'device')
+
+
+def options():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument('--model', choices=MODELS, default='gpt2-124M')
+    for name in ('layers', 'heads', 'channels', 'vocab'):
+        p.add_argument('--' + name, type=int, help="instead of the model's own number")
+    p.add_argument('--context', type=int, default=64, help='tokens in a row (64)')
+    p.add_argument('--batch', type=int, default=4, help='rows of one rank (4)')
+    p.add_argument('--steps', type=int, default=20, help='of each run; losses are compared over the first 20 (20)')
+    p.add_argument('--rounds', type=int, default=3, help='runs of each row, 0: only report what --add finds (3)')
+    p.add_argument('--dtype', default='f32,bf16', help='f32, bf16 or both (both)')
+    p.add_argument('--rows', default=','.join(DEFAULT_ROWS), help=f'some of {",".join(peers_report.TITLES)} (all but stage1 and stage2)')
+    p.add_argument('--ranks', type=int, default=2, help='of the rows that have several (2)')
+    p.add_argument('--threads', type=int, default=1, help='of each rank (1); rows of one rank have those of all ranks')
+    p.add_argument('--lr', type=float, help='one that suits the model')
+    p.add_argument('--seed', type=int, default=1)
+    p.add_argument('--data', help="a file of text (this tree's sources)")
+    p.add_argument('--device', choices=['host', 'cuda'], default='host')
+    p.add_argument('--llmc', metavar='DIR', help="llm.c's source, for its row")
+    p.add_argument('--compile', action='store_true', help="with PyTorch's compiler")
+    p.add_argument('--add', action='store_true', help='keep the runs of earlier calls with the same settings, and report all')
+    p.add_argument('--build', default=os.path.join(ROOT, 'build'), help='where zero-bench and zero-run are built')
+    p.add_argument('--work', default=os.path.join(ROOT, 'build', 'peers'), help='for weights, logs and results')
+    p.add_argument('--python', default=sys.executable, help='one that has PyTorch')
+    p.add_argument('--out', help='the page (bench/results/peers-DATE.md; none where the rows are all our own)')
+    p.add_argument('--sample-s', type=float, default=0.5, help='seconds between two looks at the memory (0.5)')
+    p.add_argument('--limit-s', type=float, default=3600, help='seconds that a run may take')
+    o = p.parse_args()
+    o.rows, o.dtype = o.rows.split(','), o.dtype.split(',')
+    wrong = [x for x in o.rows if x not in peers_report.TITLES] + [x for x in o.dtype if x not in ('f32', 'bf16')]
+    if wrong:
+        p.error(f'there is no {wrong[0]}: --rows are {", ".join(peers_report.TITLES)}, --dtype is f32, bf16 or f32,bf16')
+    if o.steps < 3 or o.rounds < 0 or o.ranks < 1:
+        p.error('--steps: at least 3; --rounds: at least 0; --ranks: at least 1')
+    own = o.layers, o.heads, o.channels, o.vocab
+    layers, heads, channels, vocab = (given or preset for given, preset in zip(own, MODELS[o.model]))
+    o.sizes = layers, heads, channels, o.context, vocab
+    o.lr = o.lr if o.lr is not None else MODELS[o.model][4]
+    if o.data:
+        o.data = os.path.abspath(o.data)
+    if not o.out and any(who not in peers_report.OURS for who in o.rows):
+        o.out = os.path.join(ROOT, 'bench', 'results', f'peers-{datetime.date.today().isoformat()}.md')
+    return o
+
+
+def sizes_as_options(o):
+    layers, heads, channels, context, vocab = o.sizes
+    return [f'--layers={layers}', f'--heads={heads}', f'--channels={channels}', f'--context={context}', f'--vocab={vocab}']
+
+
+class Rows:
+    """How each row is run, and why one cannot be."""
+
+    def __init__(self, o):
+        self.o = o
+        self.bench = os.path.join(o.build, 'bench', 'zero-bench')
+        self.zero_run = os.path.join(o.build, 'zero', 'zero-run')
+        self.text = o.data or os.path.join(o.work, 'text')
+        self.weights, self.batches = {}, {}
+        self.torch_device = 'cuda' if o.device == 'cuda' else 'cpu'
+        self.extensions_built = False
+        self.versions = self.find_versions() if any(who in OF_TORCH for who in o.rows) else {}
+
+    def find_versions(self):
+        """Of the modules that rows need: {"torch": "2.9.1", "deepspeed": "not there: why"}."""
+        found = {}
+        for module in ['torch'] + ['deepspeed'] * any(who.startswith('deepspeed') for who in self.o.rows):
+            done = subprocess.run([self.o.python, '-c', f'import sys, {module}; sys.stderr.write({module}.__version__)'], env=self.environment(1),
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+            lines = done.stderr.strip().splitlines() or ['']
+            found[module] = lines[-1] if done.returncode == 0 else f'not there: {lines[-1]}'
+        return found
+
+    def refusal(self, who, dtype):
+        """Why this row is not run, or None."""
+        o = self.o
+        if who == 'llmc':
+            if not o.llmc:
+                return '--llmc DIR was not given'
+            if dtype != 'f32' or o.device != 'host':
+                return 'its trainer for the CPU is f32'
+        for module in ('torch', 'deepspeed'):
+            if (who in OF_TORCH if module == 'torch' else who.startswith('deepspeed')) and self.versions[module].startswith('not there'):
+                note = os.path.join(os.path.dirname(os.path.dirname(o.python)), f'{module}-failed')
+                if os.path.exists(note):
+                    with open(note, encoding='utf-8') as f:
+                        return f'{module} did not install: {f.read().strip()}'
+                return f'{module} is {self.versions[module]}'
+        return None
+
+    def prepare(self, who, dtype):
+        """Weights and batches of a row that reads them from files."""
+        o, ranks = self.o, self.ranks(who)
+        if who in peers_report.OURS:
+            return
+        if ranks not in self.batches:
+            self.batches[ranks] = os.path.join(o.work, f'batches-{ranks}')
+            peers_inputs.write_batches(self.text, self.batches[ranks], o.steps, ranks, o.batch, o.context, o.seed)
+        if dtype not in self.weights:
+            self.weights[dtype] = os.path.join(o.work, f'weights-{dtype}')
+            if not (o.add and os.path.isdir(self.weights[dtype])):
+                peers_inputs.write_weights(self.bench, sizes_as_options(o), dtype, o.seed, self.text, self.weights[dtype])
+        if who.startswith('deepspeed'):
+            self.build_extensions()
+        if who == 'llmc' and not os.path.exists(os.path.join(o.work, 'llmc_peer')):
+            peers_inputs.write_llmc(self.weights[dtype], o.sizes, os.path.join(o.work, 'llmc-weights'))
+            peers_inputs.run(['cc', '-Ofast', '-march=native', '-fopenmp', '-DOMP', '-DTESTING', '-w', '-I', o.llmc, '-include',
+                              os.path.join(o.llmc, 'train_gpt2.c'), os.path.join(HERE, 'llmc_peer.c'), '-lm', '-o',
+                              os.path.join(o.work, 'llmc_peer')], os.path.join(o.work, 'llmc_peer.log'))
+
+    def build_extensions(self):
+        """DeepSpeed compiles a part of itself at its first start, for minutes: here, and not in a measured run. One that fails says so there."""
+        if not self.extensions_built:
+            self.extensions_built = True
+            tiny = ['--layers=1', '--heads=1', '--channels=32', '--vocab=256', '--context=16', '--steps=3']
+            command = [self.o.python, os.path.join(HERE, 'torch_train.py'), '--how=zero1', *tiny, f'--device={self.torch_device}']
+            with open(os.path.join(self.o.work, 'deepspeed-first.log'), 'w', encoding='utf-8') as log:
+                subprocess.run(command, env=self.deepspeed_environment(), stdout=log, stderr=log, check=False)
+
+    def deepspeed_environment(self):
+        return {**self.environment(1), 'DS_ACCELERATOR': self.torch_device, 'TORCH_EXTENSIONS_DIR': os.path.join(self.o.work, 'extensions')}
+
+    def ranks(self, who):
+        return 1 if who in ONE_RANK else self.o.ranks
+
+    def threads(self, who):
+        return self.o.threads * (self.o.ranks if who in ONE_RANK and self.o.device == 'host' else 1)
+
+    @staticmethod
+    def environment(threads, **more):
+        """Nothing of an outer launcher, and so many threads."""
+        ours = ('ZERO_', 'OMP_', 'MKL_', 'KMP_', 'GOMP_')
+        env = {k: v for k, v in os.environ.items() if not k.startswith(ours) and k not in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK')}
+        return {**env, 'OMP_NUM_THREADS': str(threads), **more}
+
+    def commands(self, who, dtype):
+        """[(arguments, environment)] of the processes of a row."""
+        o, threads = self.o, self.threads(who)
+        env = self.environment(threads)
+        if who == 'llmc':
+            return [([os.path.join(o.work, 'llmc_peer'), os.path.join(o.work, 'llmc-weights'), self.batches[1], str(o.batch), str(o.context),
+                      str(o.steps), str(o.lr)], env)]
+        common = [*sizes_as_options(o), f'--dtype={dtype}', f'--batch={o.batch}', f'--steps={o.steps}', f'--lr={o.lr}']
+        if who in peers_report.OURS:
+            train = [self.bench, 'train', '--json', *common, f'--threads={threads}', f'--seed={o.seed}', f'--data={self.text}', f'--device={o.device}']
+            if who == 'plain':
+                return [([*train, '--plain'], env)]
+            return [([self.zero_run, '-n', str(o.ranks), '--raw', *train, f'--stage={who[-1]}'], env)]
+        train = [o.python, os.path.join(HERE, 'torch_train.py'), f'--how={OF_TORCH[who]}', f'--model={o.model}', *common,
+                 f'--device={self.torch_device}', f'--weights={self.weights[dtype]}', f'--batches={self.batches[self.ranks(who)]}']
+        train += ['--compile'] if o.compile else []
+        with socket.socket() as s:
+            s.bind(('127.0.0.1', 0))
+            port = s.getsockname()[1]
+        if who.startswith('deepspeed'):
+            env = {**self.deepspeed_environment(), 'OMP_NUM_THREADS': str(threads)}
+        return [(train, {**env, 'RANK': str(r), 'LOCAL_RANK': str(r), 'WORLD_SIZE': str(self.ranks(who)), 'MASTER_ADDR': '127.0.0.1',
+                         'MASTER_PORT': str(port)}) for r in range(self.ranks(who))]
+
+    def run(self, who, dtype):
+        """One run, made or refused or failed."""
+        o = self.o
+        about = {'who': who, 'dtype': dtype, 'ranks': self.ranks(who), 'threads': self.threads(who)}
+        why = self.refusal(who, dtype)
+        if why:
+            return {**about, 'failed': why}
+        self.prepare(who, dtype)
+        try:
+            return {**about, **run_row(self.commands(who, dtype), os.path.join(o.work, f'{who}-{dtype}.log'), o.sample_s, o.limit_s)}
+        except Failed as failure:
+            return {**about, 'failed': str(failure)}
+
+
+def earlier_runs(o, path):
+    """Those of the work folder, if they are to be kept and were made with the same settings."""
+    settings = {k: getattr(o, k) for k in SETTINGS}
+    settings_path = os.path.join(o.work, 'settings.json')
+    if o.add and os.path.exists(settings_path):
+        with open(settings_path, encoding='utf-8') as f:
+            before = json.load(f)
+        if before != settings:
+            changed = ', '.join(f'--{k} was {before.get(k)}' for k in settings if before.get(k) != settings[k])
+            sys.exit(f'bench/peers: --add: {changed}')
+        with open(path, encoding='utf-8') as f:
+            return [json.loads(line) for line in f]
+    for name in ('llmc_peer', 'weights-f32', 'weights-bf16'):
+        old = os.path.join(o.work, name)
+        shutil.rmtree(old, ignore_errors=True) if os.path.isdir(old) else os.path.exists(old) and os.remove(old)
+    open(path, 'w', encoding='utf-8').close()
+    with open(settings_path, 'w', encoding='utf-8') as f:
+        json.dump(settings, f)
+    return []
+
+
+def progress(o, run, round_):
+    title = f'round {round_ + 1}, {run["dtype"]}, {peers_report.TITLES[run["who"]]}:'
+    if run.get('failed'):
+        return f'{title} not run: {run["failed"]}'
+    tokens = peers_report.tokens_per_s(run, o.batch, o.context)
+    memory = f'{peers_report.number(run["pss_bytes"] / 1e9)} GB, ' if run['pss_bytes'] else ''
+    return (f'{title} {peers_report.number(tokens)} tokens/s, {memory}first forward after {peers_report.number(run["first_forward_s"])} s, '
+            f'loss {run["losses"][0]:.5f} to {run["losses"][-1]:.5f}')
+
+
+def processor():
+    with open('/proc/cpuinfo', encoding='utf-8') as f:
+        lines = [line.split(':', 1) for line in f if ':' in line]
+    facts = {k.strip(): v.strip() for k, v in reversed(lines)}
+    kinds = ['avx2', 'avx512f', 'avx512_bf16', 'amx_bf16']
+    has = [k for k in kinds if k in facts.get('flags', '').split()]
+    lacks = [k for k in kinds if k not in has]
+    name = facts.get('model name', platform.machine())
+    return (f'{name} (family {facts.get("cpu family", "?")}, model {facts.get("model", "?")}), {len(os.sched_getaffinity(0))} cores'
+            f'; {", ".join(has) or "no AVX"}' + (f'; without {", ".join(lacks)}' if has and lacks else ''))
+
+
+def about_lines(o, rows, versions):
+    """Where, when and of what, for the page."""
+    commit = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty'], capture_output=True, text=True, check=False).stdout.strip()
+    peers = sorted({r['peer'] for r in rows if r.get('peer')}) or [f'{k} {v}' for k, v in versions.items()]
+    layers, heads, channels, context, vocab = o.sizes
+    return [f'{datetime.date.today().isoformat()}, {processor()}; Linux {platform.release()}',
+            f'this tree at {commit or "no commit"}; {"; ".join(peers) or "no peer"}; Python {platform.python_version()}',
+            f'{o.model}: {layers} layers, {heads} heads, {channels} channels, {vocab} token ids; rows of {context} tokens, {o.batch} for each rank and step; AdamW, '
+            f'clip 1, learning rate {o.lr:g} over 10 steps; on the {"GPU" if o.device == "cuda" else "CPU"}',
+            'tokens/s: of a run the median step without the first two; then the median, lowest and highest of the rounds, which were interleaved',
+            'peak Pss: the largest sum over a row\'s processes, sampled from outside; memory that they share counts once',
+            f'losses apart: the largest relative difference of the first {peers_report.N_LOSSES} losses from the reference, which is ours with the same dtype '
+            'and ranks. Other numbers of ranks see other batches']
+
+
+def main():
+    o = options()
+    os.makedirs(o.work, exist_ok=True)
+    raw_path = os.path.join(o.work, 'runs.jsonl')
+    runs = earlier_runs(o, raw_path)
+    rows = Rows(o)
+    if not o.data:
+        peers_inputs.write_text(ROOT, rows.text)
+    for round_ in range(o.rounds):
+        wanted = [(who, dtype) for dtype in o.dtype for who in o.rows]
+        first = round_ * len(wanted) // max(o.rounds, 1)
+        for who, dtype in wanted[first:] + wanted[:first]:
+            run = rows.run(who, dtype)
+            runs.append(run)
+            print(progress(o, run, round_), flush=True)
+            with open(raw_path, 'a', encoding='utf-8') as f:
+                f.write(json.dumps(run) + '\n')
+    table = peers_report.rows_of(runs, o.batch, o.context)
+    print('\n' + peers_report.text(table))
+    with open(os.path.join(o.work, 'rows.jsonl'), 'w', encoding='utf-8') as f:
+        f.writelines(json.dumps(row) + '\n' for row in table)
+    print(f'\n{f.name}: the same, a line of JSON for each row')
+    if o.out:
+        os.makedirs(os.path.dirname(os.path.abspath(o.out)), exist_ok=True)
+        with open(o.out, 'w', encoding='utf-8') as f:
+            f.write(peers_report.markdown('The same training by libzero and by others', about_lines(o, table, rows.versions), table))
+        print(f'{o.out}: the same as a page')
+    return 0 if any(row.get('tokens_per_s') for row in table) else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main())

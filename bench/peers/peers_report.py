@@ -1,0 +1,184 @@
+"""What bench/peers makes of its runs: medians and spreads, how far losses are apart, the bars, tables. Standard library only.
+
+A run is a dict: who (a key of TITLES), dtype, ranks, threads; ms and losses, one for each step; first_forward_s and first_step_s,
+counted from when its processes were started; pss_bytes, peer (versions) and device_bytes, each perhaps None. Or instead of all but
+the first four "failed", which says why it was not made.
+"""
+import statistics
+
+from gpt2_sizes import N_WARM_STEPS
+
+N_LOSSES = 20  # of which the distance is told
+LOSS_BAR = 1e-4
+TITLES = {
+    'plain': 'zero-bench --plain', 'stage0': 'libzero, stage 0', 'stage1': 'libzero, stage 1', 'stage2': 'libzero, stage 2',
+    'stage3': 'libzero, stage 3', 'torch': 'PyTorch, plain', 'ddp': 'PyTorch DDP', 'fsdp2': 'PyTorch FSDP2',
+    'deepspeed1': 'DeepSpeed ZeRO-1', 'deepspeed2': 'DeepSpeed ZeRO-2', 'deepspeed3': 'DeepSpeed ZeRO-3', 'llmc': 'llm.c, train_gpt2.c',
+}
+OURS = ['plain', 'stage0', 'stage1', 'stage2', 'stage3']
+
+# ours, peer, what of them, dtypes, the least (or most) that ours is of the peer's. llm.c's is f32 in each.
+BARS = [
+    ('stage3', 'fsdp2', 'tokens_per_s', {'f32': 3.0, 'bf16': 3.0}), ('stage3', 'fsdp2', 'pss_gb', {'f32': 0.65, 'bf16': 0.75}),
+    ('stage3', 'fsdp2', 'first_forward_s', {'f32': 0.1, 'bf16': 0.1}), ('stage0', 'ddp', 'tokens_per_s', {'f32': 2.2, 'bf16': 2.2}),
+    ('plain', 'torch', 'tokens_per_s', {'f32': 2.0, 'bf16': 2.0}), ('plain', 'llmc', 'tokens_per_s', {'f32': 5.0, 'bf16': 10.0}),
+]
+NAMES = {'tokens_per_s': 'tokens/s', 'pss_gb': 'peak Pss', 'first_forward_s': 'start to first forward'}
+
+
+def spread(values):
+    """The median of some numbers, and the lowest and highest of them."""
+    return {'median': statistics.median(values), 'low': min(values), 'high': max(values)}
+
+
+def tokens_per_s(run, batch, context):
+    """Of the run's median step, without its first ones, as zero-bench tells it."""
+    ms = run['ms'][N_WARM_STEPS:] or run['ms']
+    return run['ranks'] * batch * context / statistics.median(ms) * 1e3
+
+
+def loss_distance(losses, reference):
+    """The largest relative difference of the first N_LOSSES, and of how many losses it is."""
+    pairs = list(zip(losses, reference))[:N_LOSSES]
+    if not pairs:
+        return None, 0
+    return max(abs(a - b) / abs(b) if a == a and b else float('inf') for a, b in pairs), len(pairs)
+
+
+def row_of(runs, batch, context):
+    """A row of the runs of one program: {"who", "dtype", "ranks", "threads", "tokens_per_s": {"median", "low", "high"}, ...}."""
+    row = {k: runs[0][k] for k in ('who', 'dtype', 'ranks', 'threads')}
+    made = [r for r in runs if not r.get('failed')]
+    failures = [r['failed'] for r in runs if r.get('failed')]
+    row['rounds'] = len(made)
+    row['failed'] = failures[-1] if failures else None
+    if not made:
+        return row
+    longest = max(made, key=lambda r: len(r['losses']))
+    pss = [r['pss_bytes'] for r in made if r.get('pss_bytes')]
+    device = [r['device_bytes'] for r in made if r.get('device_bytes')]
+    row.update(tokens_per_s=spread([tokens_per_s(r, batch, context) for r in made]), pss_gb=max(pss) / 1e9 if pss else None,
+               device_gb=max(device) / 1e9 if device else None,
+               first_forward_s=statistics.median(r['first_forward_s'] for r in made),
+               first_step_s=statistics.median(r['first_step_s'] for r in made), losses=longest['losses'], peer=longest.get('peer'))
+    return row
+
+
+def add_distances(rows):
+    """To each row with losses, how far they are from the reference: those of ours with the same dtype and ranks."""
+    for row in rows:
+        same = [r for r in rows if r.get('losses') and (r['dtype'], r['ranks']) == (row['dtype'], row['ranks'])]
+        reference = next((r for who in OURS for r in same if r['who'] == who), same[0] if same else None)
+        if reference and row.get('losses'):
+            row['loss_distance'], row['losses_compared'] = loss_distance(row['losses'], reference['losses'])
+            row['loss_reference'] = reference['who']
+
+
+def rows_of(runs, batch, context):
+    """All rows, in the order of dtypes, of one rank and several, and of TITLES."""
+    keys = {(r['dtype'], r['ranks'], r['who']) for r in runs}
+    order = sorted(keys, key=lambda k: (k[0] != 'f32', k[1], list(TITLES).index(k[2])))
+    rows = [row_of([r for r in runs if (r['dtype'], r['ranks'], r['who']) == key], batch, context) for key in order]
+    add_distances(rows)
+    return rows
+
+
+def bars_of(rows):
+    """[what, the ratio or distance, the bar as text, whether it is met], of what there are rows for."""
+    found = {(r['who'], r['dtype']): r for r in rows if r.get('tokens_per_s')}
+    answers = []
+    for dtype in ('f32', 'bf16'):
+        for ours, peer, what, bars in BARS:
+            a, b = found.get((ours, dtype)), found.get((peer, 'f32' if peer == 'llmc' else dtype))
+            if not a or not b or not a[what] or not b[what]:
+                continue
+            x, y = (v['median'] if isinstance(v, dict) else v for v in (a[what], b[what]))
+            at_least = what == 'tokens_per_s'
+            met = x / y >= bars[dtype] if at_least else x / y <= bars[dtype]
+            name = f'{dtype}: {TITLES[ours]} / {TITLES[peer]}, {NAMES[what]}'
+            answers.append([name, x / y, f'{"at least" if at_least else "at most"} {bars[dtype]:g}', met])
+    for row in rows:
+        if row['dtype'] == 'f32' and row['who'] not in OURS and row.get('loss_reference') in OURS:
+            name = f'f32: losses of {TITLES[row["who"]]} from ours, relative, the first {row["losses_compared"]}'
+            answers.append([name, row['loss_distance'], f'at most {LOSS_BAR:g}', row['loss_distance'] <= LOSS_BAR])
+    return answers
+
+
+def number(x, digits=3):
+    """With so many digits that count, and no exponent for what people count in."""
+    if x is None:
+        return ''
+    if x == 0 or abs(x) < 1e-3:
+        return f'{x:.1e}' if x else '0'
+    return f'{float(f"{x:.{digits}g}"):.10g}'
+
+
+HEAD = ['', 'dtype', 'ranks x threads', 'tokens/s', 'low to high', 'rounds', 'peak Pss, GB', 'to first forward, s', 'first step done, s', 'losses apart']
+
+
+def cells(row):
+    start = [TITLES[row['who']], row['dtype'], f'{row["ranks"]} x {row["threads"]}']
+    if not row.get('tokens_per_s'):
+        return start + [f'not run: {row["failed"]}'] + [''] * (len(HEAD) - 4)
+    t = row['tokens_per_s']
+    apart = ''
+    if row.get('loss_reference') == row['who']:
+        apart = 'reference'
+    elif row.get('loss_distance') is not None:
+        apart = number(row['loss_distance'], 2)
+    memory = number(row['pss_gb']) + (f' (GPU {number(row["device_gb"])})' if row['device_gb'] else '')
+    return start + [number(t['median']), f'{number(t["low"])} to {number(t["high"])}', str(row['rounds']), memory,
+                    number(row['first_forward_s']), number(row['first_step_s']), apart]
+
+
+def text_table(lines):
+    """Lines of cells, of which the first is the head, in columns. A cell that only empty ones follow may be as long as it likes."""
+    def is_last(line, i):
+        return not any(line[i + 1:])
+    widths = [max(len(line[i]) for line in lines if i == 0 or not is_last(line, i) or line is lines[0]) for i in range(len(lines[0]))]
+    return '\n'.join('  '.join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in lines)
+
+
+def markdown_table(lines):
+    def line_of(line):
+        return '| ' + ' | '.join(c.replace('|', '\\|') for c in line) + ' |'
+    return '\n'.join([line_of(lines[0]), '|---' * len(lines[0]) + '|', *map(line_of, lines[1:])])
+
+
+def bar_lines(rows):
+    answers = [[name, number(x), bar, 'met' if met else 'not met'] for name, x, bar, met in bars_of(rows)]
+    return [['', 'measured', 'bar', ''], *answers] if answers else []
+
+
+def losses_of(rows):
+    """The losses of all rows side by side, for each dtype and number of ranks: [(title, lines of cells)]."""
+    answers = []
+    for key in dict.fromkeys((r['dtype'], r['ranks']) for r in rows):
+        those = [r for r in rows if (r['dtype'], r['ranks']) == key and r.get('losses')]
+        if those:
+            n = min(N_LOSSES, max(len(r['losses']) for r in those))
+            lines = [['step', *(TITLES[r['who']] for r in those)]]
+            for i in range(n):
+                lines.append([str(i + 1), *(f'{r["losses"][i]:.6f}' if i < len(r['losses']) else '' for r in those)])
+            answers.append((f'{key[0]}, {key[1]} rank{"s" if key[1] > 1 else ""}', lines))
+    return answers
+
+
+def markdown(title, about, rows):
+    """The page: about is a list of lines that say where, when and of what."""
+    page = [f'# {title}', '', *(f'- {line}' for line in about), '', markdown_table([HEAD, *map(cells, rows)])]
+    bars = bar_lines(rows)
+    if bars:
+        page += ['', '## Bars', '', markdown_table(bars)]
+    if losses_of(rows):
+        page += ['', '## Losses']
+    for name, lines in losses_of(rows):
+        page += ['', f'{name}:', '', markdown_table(lines)]
+    return '\n'.join(page) + '\n'
+
+
+def text(rows):
+    tables = [text_table([HEAD, *map(cells, rows)])]
+    if bar_lines(rows):
+        tables.append(text_table(bar_lines(rows)))
+    return '\n\n'.join(tables)

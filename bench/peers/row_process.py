@@ -1,0 +1,144 @@
+"""Starts the processes of one run, reads what they tell of each step and when, and watches their memory. Standard library only."""
+import json
+import os
+import subprocess
+import threading
+import time
+
+
+NAN = float('nan')
+
+
+class Failed(Exception):
+    pass
+
+
+def children_of_all():
+    """parent -> its children, of all processes."""
+    found = {}
+    for name in os.listdir('/proc'):
+        if name.isdigit():
+            try:
+                with open(f'/proc/{name}/stat', encoding='utf-8', errors='replace') as f:
+                    parent = int(f.read().rsplit(')', 1)[1].split()[1])
+            except (OSError, IndexError):
+                continue  # it has ended
+            found.setdefault(parent, []).append(int(name))
+    return found
+
+
+def tree_of(roots):
+    """These processes and all that they started."""
+    children, left, found = children_of_all(), list(roots), []
+    while left:
+        pid = left.pop()
+        found.append(pid)
+        left += children.get(pid, [])
+    return found
+
+
+def pss_bytes(pids):
+    """The sum of their proportional set sizes: memory that they share counts once. Those that have ended count nothing."""
+    total = 0
+    for pid in pids:
+        try:
+            with open(f'/proc/{pid}/smaps_rollup', encoding='utf-8') as f:
+                total += sum(int(line.split()[1]) * 1024 for line in f if line.startswith('Pss:'))
+        except OSError:
+            pass
+    return total
+
+
+class Watch:
+    """Samples the memory of processes until stopped, and ends all of them when one fails or time is up."""
+
+    def __init__(self, processes, every_s, limit_s):
+        self.processes, self.every_s, self.end = processes, every_s, time.monotonic() + limit_s
+        self.peak, self.timed_out = 0, False
+        self.stop, self.lock = threading.Event(), threading.Lock()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def sample(self):
+        now = pss_bytes(tree_of([p.pid for p in self.processes if p.poll() is None]))
+        with self.lock:
+            self.peak = max(self.peak, now)
+
+    def run(self):
+        while not self.stop.wait(self.every_s):
+            self.sample()
+            self.timed_out = time.monotonic() > self.end
+            if self.timed_out or any(p.poll() for p in self.processes):
+                end_all(self.processes)
+                return
+
+    def close(self):
+        self.stop.set()
+        self.thread.join()
+
+
+def end_all(processes):
+    for p in processes:
+        if p.poll() is None:
+            p.terminate()
+    for p in processes:
+        try:
+            p.wait(10)
+        except subprocess.TimeoutExpired:
+            p.kill()
+
+
+def last_words(path):
+    with open(path, encoding='utf-8', errors='replace') as f:
+        lines = [line.strip() for line in f if line.strip()]
+    return lines[-1] if lines else 'it said nothing'
+
+
+def read_lines(process, started, watch):
+    """The step events, each with when it came, and the summary, or {}."""
+    steps, summary = [], {}
+    for line in process.stdout:
+        arrived = time.monotonic() - started
+        if not line.startswith('{'):
+            continue  # llm.c speaks of its model first
+        event = json.loads(line)
+        if event.get('event') == 'summary':
+            summary = event
+        elif event.get('event') == 'step':
+            steps.append((event, arrived))
+            if len(steps) == 1:
+                watch.sample()
+    return steps, summary
+
+
+def run_row(commands, log, every_s=0.5, limit_s=3600):
+    """Runs some processes side by side, (arguments, environment) each, of which the first tells of the steps. Returns of a run (see
+    peers_report.py) what was measured; raises Failed. Their standard error goes to files log.0, log.1 and so on."""
+    processes, logs = [], [f'{log}.{i}' for i in range(len(commands))]
+    started = time.monotonic()
+    watch = None
+    try:
+        for i, (command, env) in enumerate(commands):
+            with open(logs[i], 'w', encoding='utf-8') as err:
+                out = subprocess.PIPE if i == 0 else subprocess.DEVNULL
+                processes.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True))
+        watch = Watch(processes, every_s, limit_s)
+        steps, summary = read_lines(processes[0], started, watch)
+        codes = [p.wait() for p in processes]
+    finally:
+        if watch:
+            watch.close()
+        end_all(processes)
+        if processes:
+            processes[0].stdout.close()
+    if watch.timed_out:
+        raise Failed(f'not done after {limit_s:g} s')
+    bad = [i for i, code in enumerate(codes) if code > 0] or [i for i, code in enumerate(codes) if code]
+    if bad:
+        raise Failed(f'exit code {codes[bad[0]]}: {last_words(logs[bad[0]])}')
+    if not steps:
+        raise Failed('it told of no step')
+    (first, arrived), ms = steps[0], [event['ms'] for event, _ in steps]
+    return {'ms': ms, 'losses': [NAN if event['loss'] is None else event['loss'] for event, _ in steps], 'first_step_s': arrived,
+            'first_forward_s': arrived - first['ms'] * 1e-3, 'pss_bytes': watch.peak or None, 'peer': summary.get('peer'),
+            'device_bytes': summary.get('peak_device_bytes') or None, 'own_tokens_per_s': summary.get('tokens_per_s')}

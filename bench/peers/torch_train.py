@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""One rank that trains PyTorch's GPT-2 as zero-bench train trains its own, and tells of each step in the same JSON lines.
+
+    torch_train.py --how plain|ddp|fsdp2|zero1|zero2|zero3 [--dtype f32|bf16] [--model gpt2-124M] [--steps 20] ...
+
+zeroN is DeepSpeed's. Ranks find each other by torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); without them it is
+one rank. AdamW is PyTorch's fused one, with decay of matrices only, gradients clipped to norm 1, and the learning rate ramped up.
+bf16 is each one's usual way: autocast over fp32 weights for plain and DDP; FSDP2's mixed precision, gathered in bf16 and reduced in
+bf16 (--reduce f32: in f32); DeepSpeed's bf16 mode. All of them keep fp32 masters. On a GPU --compile compiles each layer and the loss.
+Without --batches tokens are drawn at random, and without --weights weights are.
+"""
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+
+from gpt2_sizes import MODELS, N_WARM_STEPS, N_WARMUP_STEPS, flop_per_token
+
+HOWS = ['plain', 'ddp', 'fsdp2', 'zero1', 'zero2', 'zero3']
+
+
+def options():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument('--how', choices=HOWS, required=True)
+    p.add_argument('--dtype', choices=['f32', 'bf16'], default='f32')
+    p.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
+    p.add_argument('--model', choices=MODELS, default='gpt2-124M')
+    for name in ('layers', 'heads', 'channels', 'vocab'):
+        p.add_argument('--' + name, type=int, help="instead of the model's own number")
+    p.add_argument('--context', type=int, default=1024)
+    p.add_argument('--batch', type=int, default=4, help='rows of one rank')
+    p.add_argument('--steps', type=int, default=20)
+    p.add_argument('--lr', type=float, help='one that suits the model')
+    p.add_argument('--weights', help='a folder of safetensors files')
+    p.add_argument('--batches', help='int32 of (step, rank, row, context + 1)')
+    p.add_argument('--reduce', choices=['bf16', 'f32'], default='bf16', help="FSDP2's gradients between ranks, where the model is bf16")
+    p.add_argument('--compile', action='store_true')
+    p.add_argument('--peak-tflops', type=float, help="of one GPU; NVIDIA's data sheets give for dense bf16: A100 312, H100/H200 SXM 989.4")
+    o = p.parse_args()
+    if o.steps <= N_WARM_STEPS:
+        p.error(f'--steps: more than {N_WARM_STEPS} are needed')
+    own = o.layers, o.heads, o.channels, o.vocab
+    layers, heads, channels, vocab = (given or preset for given, preset in zip(own, MODELS[o.model]))
+    o.sizes = layers, heads, channels, o.context, vocab
+    o.lr = o.lr if o.lr is not None else MODELS[o.model][4]
+    return o
+
+
+class Batches:
+    """tokens and targets of a step, (batch, context) each, for this rank."""
+
+    def __init__(self, o, rank, world):
+        self.o, self.rank = o, rank
+        self.generator = torch.Generator().manual_seed(1 + rank)
+        self.all = None
+        if o.batches:
+            shape = (-1, world, o.batch, o.context + 1)
+            self.all = torch.from_file(o.batches, dtype=torch.int32, size=os.path.getsize(o.batches) // 4).view(shape)
+
+    def next(self, step):
+        o = self.o
+        if self.all is None:
+            rows = torch.randint(o.sizes[4], (o.batch, o.context + 1), generator=self.generator)
+        else:
+            rows = self.all[step, self.rank].long()
+        rows = rows.to(o.device)
+        return rows[:, :-1], rows[:, 1:]
+
+
+def adamw(model, o):
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() != 2]
+    groups = [{'params': matrices, 'weight_decay': 0.1}, {'params': vectors, 'weight_decay': 0.0}]
+    return torch.optim.AdamW(groups, lr=o.lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+
+class Torch:
+    """Plain, DDP or FSDP2."""
+
+    def __init__(self, o, model):
+        self.cast = contextlib.nullcontext
+        if o.compile:
+            model.loss = torch.compile(model.loss)
+            for layer in model.h:
+                layer.compile()
+        if o.how == 'fsdp2':
+            self.shard(o, model)
+        elif o.dtype == 'bf16':
+            self.cast = lambda: torch.autocast(o.device, torch.bfloat16)
+        self.parameters = list(model.parameters())
+        self.optimizer = adamw(model, o)
+        self.model = torch.nn.parallel.DistributedDataParallel(model) if o.how == 'ddp' else model
+
+    @staticmethod
+    def shard(o, model):
+        """A unit for each layer, and one for the rest, as zero-bench has them."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        mesh = init_device_mesh(o.device, (dist.get_world_size(),))
+        policy = MixedPrecisionPolicy()
+        if o.dtype == 'bf16':
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16 if o.reduce == 'bf16' else torch.float32)
+        for layer in model.h:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    def step(self, tokens, targets, lr):
+        with self.cast():
+            loss = self.model(tokens, targets)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for group in self.optimizer.param_groups:
+            group['lr'] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach(), (norm.full_tensor() if hasattr(norm, 'full_tensor') else norm).item()
+
+
+class DeepSpeed:
+    def __init__(self, o, model):
+        import deepspeed
+        config = {
+            'train_micro_batch_size_per_gpu': o.batch, 'gradient_clipping': 1.0, 'zero_optimization': {'stage': int(o.how[-1])},
+            'bf16': {'enabled': o.dtype == 'bf16'}, 'zero_allow_untested_optimizer': True, 'zero_force_ds_cpu_optimizer': False,
+        }
+        self.engine, self.optimizer, _, _ = deepspeed.initialize(model=model, optimizer=adamw(model, o), config=config)
+
+    def step(self, tokens, targets, lr):
+        loss = self.engine(tokens, targets)
+        self.engine.backward(loss)
+        for group in self.optimizer.param_groups:
+            group['lr'] = lr
+        self.engine.step()
+        norm = self.engine.get_global_grad_norm()
+        return loss.detach().float(), float(norm) if norm is not None else None
+
+
+def join(o):
+    """This rank and the world, which have met afterwards."""
+    for name, value in [('RANK', '0'), ('WORLD_SIZE', '1'), ('LOCAL_RANK', os.environ.get('RANK', '0')), ('MASTER_ADDR', '127.0.0.1'),
+                        ('MASTER_PORT', '29541')]:
+        os.environ.setdefault(name, value)
+    if o.device == 'cuda':
+        torch.cuda.set_device(int(os.environ['LOCAL_RANK']))
+    if o.how != 'plain':
+        dist.init_process_group('nccl' if o.device == 'cuda' else 'gloo')
+    return int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
+
+
+def wait_for(device):
+    if device == 'cuda':
+        torch.cuda.synchronize()
+
+
+def summary(o, world, ms):
+    median = statistics.median(ms[N_WARM_STEPS:])
+    tokens_per_s = world * o.batch * o.context / median * 1e3
+    layers, _, channels, context, vocab = o.sizes
+    flop = flop_per_token(layers, channels, context, vocab)
+    line = {'event': 'summary', 'peer': f'torch {torch.__version__}', 'model': o.model, 'how': o.how, 'dtype': o.dtype, 'world': world,
+            'batch': o.batch, 'context': o.context, 'compiled': o.compile, 'ms_median': median, 'tokens_per_s': tokens_per_s,
+            'flop_per_token': flop, 'mfu': tokens_per_s * flop / (world * o.peak_tflops * 1e12) if o.peak_tflops else None}
+    if o.how.startswith('zero'):
+        import deepspeed
+        line['peer'] = f'deepspeed {deepspeed.__version__}, {line["peer"]}'
+    if o.device == 'cuda':
+        line.update(gpu=torch.cuda.get_device_name(), peak_allocated_bytes=torch.cuda.max_memory_allocated(),
+                    peak_device_bytes=torch.cuda.max_memory_reserved())
+    return line
+
+
+def main():
+    o = options()
+    if o.device == 'cuda' and not torch.cuda.is_available():
+        sys.exit('torch_train.py: PyTorch finds no usable GPU')
+    rank, world = join(o)
+    out = os.fdopen(os.dup(1), 'w')  # for JSON alone: DeepSpeed logs on the standard output
+    os.dup2(2, 1)
+    torch.manual_seed(1)
+    model = torch_gpt2.build(o.sizes, o.device, o.weights)
+    trainer = (DeepSpeed if o.how.startswith('zero') else Torch)(o, model)
+    batches = Batches(o, rank, world)
+    ms = []
+    for step in range(o.steps):
+        wait_for(o.device)
+        start = time.perf_counter()
+        loss, norm = trainer.step(*batches.next(step), o.lr * min(1.0, (step + 1) / N_WARMUP_STEPS))
+        if world > 1:
+            dist.all_reduce(loss)
+        loss = loss.item() / world
+        wait_for(o.device)
+        ms.append((time.perf_counter() - start) * 1e3)
+        if rank == 0:
+            print(json.dumps({'event': 'step', 'step': step + 1, 'loss': loss, 'grad_norm': norm, 'ms': ms[-1]}), file=out, flush=True)
+    if rank == 0:
+        print(json.dumps(summary(o, world, ms)), file=out, flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == '__main__':
+    import torch
+    import torch.distributed as dist
+    import torch_gpt2
+    main()

@@ -1,0 +1,328 @@
+"""bench/peers without its peers: its arithmetic and tables, what all rows begin with, how processes are run and watched, and the whole
+program with our own rows only. No PyTorch is needed."""
+import array
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from bench_program import ROOT, ZERO_BENCH, lines, run, train  # noqa: E402
+
+PEERS = os.path.join(ROOT, 'bench', 'peers')
+sys.path.insert(0, PEERS)
+import peers_inputs  # noqa: E402
+import peers_report as report  # noqa: E402
+import row_process  # noqa: E402
+
+TINY = ['--layers=2', '--heads=2', '--channels=32', '--vocab=256', '--context=16']
+
+
+def made(who, dtype, ranks, ms, losses, pss=2e9, first=4.0, **more):
+    return {'who': who, 'dtype': dtype, 'ranks': ranks, 'threads': 3 - ranks, 'ms': ms, 'losses': losses, 'pss_bytes': pss, 'first_forward_s': first,
+            'first_step_s': first + 1, 'peer': None, 'device_bytes': None, **more}
+
+
+class Arithmetic(unittest.TestCase):
+    def test_spread(self):
+        self.assertEqual(report.spread([3.5, 1.25, 9.0, 2.0]), {'median': 2.75, 'low': 1.25, 'high': 9.0})
+        self.assertEqual(report.spread([7.0, 1.0, 6.0]), {'median': 6.0, 'low': 1.0, 'high': 7.0})
+
+    def test_tokens_per_s(self):
+        slow_start = made('stage3', 'f32', 2, [900.0, 800.0, 100.0, 50.0, 200.0], [])
+        self.assertAlmostEqual(report.tokens_per_s(slow_start, 4, 64), 2 * 4 * 64 / 0.1)
+        self.assertAlmostEqual(report.tokens_per_s(made('plain', 'f32', 1, [250.0, 750.0], []), 4, 64), 4 * 64 / 0.5)
+
+    def test_loss_distance(self):
+        self.assertEqual(report.loss_distance([5.0, 4.0, 3.3], [5.0, 4.0, 3.0])[1], 3)
+        self.assertAlmostEqual(report.loss_distance([5.0, 3.96, 3.0], [5.0, 4.0, 3.0])[0], 0.01)
+        self.assertEqual(report.loss_distance([5.0] * 20 + [1.0], [5.0] * 20 + [2.0]), (0.0, 20))  # the 21st is past it
+        self.assertEqual(report.loss_distance([5.0, 4.0], [5.0])[1], 1)
+        self.assertEqual(report.loss_distance([5.0, math.nan], [5.0, 4.0]), (math.inf, 2))
+        self.assertEqual(report.loss_distance([], [5.0]), (None, 0))
+
+
+class Rows(unittest.TestCase):
+    def setUp(self):
+        same, near, far = [5.0, 4.0, 3.0], [5.0, 4.0002, 3.0], [5.0, 4.04, 3.0]
+        self.runs = [
+            made('fsdp2', 'f32', 2, [1, 1, 800.0], near, 3e9, 20.0), made('stage3', 'f32', 2, [1, 1, 200.0], same, 1.8e9, 0.5),
+            made('plain', 'f32', 1, [1, 1, 100.0], [2.0, 1.0, 0.5]), made('llmc', 'f32', 1, [1, 1, 500.0], [2.0, 1.0, 0.505]),
+            made('stage3', 'f32', 2, [1, 1, 400.0, 400.0], same + [2.5], 2.2e9, 0.7), made('fsdp2', 'f32', 2, [1, 1, 1000.0], near, 3.5e9, 24.0),
+            made('stage3', 'f32', 2, [1, 1, 250.0], same, 2e9, 0.6), made('plain', 'bf16', 1, [1, 1, 50.0], far),
+            {'who': 'deepspeed1', 'dtype': 'f32', 'ranks': 2, 'threads': 1, 'failed': 'deepspeed did not install: no compiler | none'},
+            {'who': 'fsdp2', 'dtype': 'bf16', 'ranks': 2, 'threads': 1, 'failed': 'exit code 1: a'},
+            made('fsdp2', 'bf16', 2, [1, 1, 400.0], far),
+        ]
+        self.rows = report.rows_of(self.runs, 4, 64)
+        self.row = {(r['who'], r['dtype']): r for r in self.rows}
+
+    def test_rows(self):
+        self.assertEqual([(r['who'], r['dtype']) for r in self.rows], [
+            ('plain', 'f32'), ('llmc', 'f32'), ('stage3', 'f32'), ('fsdp2', 'f32'), ('deepspeed1', 'f32'), ('plain', 'bf16'), ('fsdp2', 'bf16')])
+        row = self.row['stage3', 'f32']
+        self.assertEqual(row['tokens_per_s'], {'median': 512 / 0.25, 'low': 512 / 0.4, 'high': 512 / 0.2})
+        self.assertEqual((row['rounds'], row['pss_gb'], row['first_forward_s'], row['ranks'], row['threads']), (3, 2.2, 0.6, 2, 1))
+        self.assertEqual(row['losses'], [5.0, 4.0, 3.0, 2.5])  # the longest run's
+
+    def test_reference_has_the_same_dtype_and_ranks(self):
+        self.assertEqual([self.row[k].get('loss_reference') for k in [('llmc', 'f32'), ('fsdp2', 'f32'), ('stage3', 'f32'), ('fsdp2', 'bf16')]],
+                         ['plain', 'stage3', 'stage3', 'fsdp2'])
+        self.assertAlmostEqual(self.row['fsdp2', 'f32']['loss_distance'], 5e-5)
+        self.assertEqual(self.row['fsdp2', 'f32']['losses_compared'], 3)
+        self.assertAlmostEqual(self.row['llmc', 'f32']['loss_distance'], 0.01)
+
+    def test_failures(self):
+        self.assertNotIn('tokens_per_s', self.row['deepspeed1', 'f32'])
+        self.assertEqual((self.row['fsdp2', 'bf16']['rounds'], self.row['fsdp2', 'bf16']['failed']), (1, 'exit code 1: a'))
+
+    def test_bars(self):
+        bars = {name: (x, bar, met) for name, x, bar, met in report.bars_of(self.rows)}
+        x = bars['f32: libzero, stage 3 / PyTorch FSDP2, tokens/s']
+        self.assertAlmostEqual(x[0], (512 / 0.25) / ((512 / 0.8 + 512 / 1.0) / 2))
+        self.assertEqual(x[1:], ('at least 3', True))
+        memory = bars['f32: libzero, stage 3 / PyTorch FSDP2, peak Pss']
+        self.assertAlmostEqual(memory[0], 2.2 / 3.5)
+        self.assertEqual(memory[1:], ('at most 0.65', True))
+        self.assertTrue(bars['f32: libzero, stage 3 / PyTorch FSDP2, start to first forward'][2])
+        self.assertEqual(bars['f32: zero-bench --plain / llm.c, train_gpt2.c, tokens/s'][1:], ('at least 5', True))
+        self.assertEqual(bars['bf16: zero-bench --plain / llm.c, train_gpt2.c, tokens/s'][1:], ('at least 10', True))  # llm.c's f32
+        self.assertTrue(bars['f32: losses of PyTorch FSDP2 from ours, relative, the first 3'][2])
+        self.assertFalse(bars['f32: losses of llm.c, train_gpt2.c from ours, relative, the first 3'][2])
+        self.assertEqual(len(bars), 7, bars)
+
+    def test_tables(self):
+        page = report.markdown('Title', ['one', 'two'], self.rows)
+        self.assertTrue(page.startswith('# Title\n\n- one\n- two\n\n| '))
+        table = page.split('\n\n')[2].split('\n')
+        self.assertEqual(len(table), 2 + len(self.rows))
+        self.assertEqual({line.replace('\\|', '').count('|') for line in table}, {len(report.HEAD) + 1})
+        self.assertIn('| libzero, stage 3 | f32 | 2 x 1 | 2050 | 1280 to 2560 | 3 | 2.2 | 0.6 | 1.6 | reference |', table)
+        self.assertIn('| not run: deepspeed did not install: no compiler \\| none |', page)
+        self.assertIn('| 4 | 2.500000 |  |', page)  # the reference alone made a fourth step
+        lines_of_text = report.text(self.rows).split('\n')
+        self.assertIn('not run', ''.join(lines_of_text))
+        at = lines_of_text[0].index('tokens/s')
+        self.assertEqual({line[at - 1] for line in lines_of_text[:1 + len(self.rows)]}, {' '})  # a column
+
+    def test_numbers(self):
+        for x, text in [(None, ''), (0, '0'), (2048.0, '2050'), (12345.6, '12300'), (0.0765, '0.0765'), (1.6e-07, '1.6e-07'), (2.0, '2')]:
+            self.assertEqual(report.number(x), text)
+
+
+def write_safetensors(path, tensors):
+    """tensors: name -> (shape, values)."""
+    header, data = {}, b''
+    for name, (shape, values) in tensors.items():
+        piece = array.array('f', values).tobytes()
+        header[name] = {'dtype': 'F32', 'shape': shape, 'data_offsets': [len(data), len(data) + len(piece)]}
+        data += piece
+    text = json.dumps(header).encode()
+    with open(path, 'wb') as f:
+        f.write(len(text).to_bytes(8, 'little') + text + data)
+
+
+def bigrams(wte, channels):
+    """The weights of a one-layer GPT-2 that does nothing: what follows a token depends on that token alone."""
+    c = channels
+    zeros = {'wpe.weight': [16, c], 'h.0.ln_1.bias': [c], 'h.0.attn.c_attn.weight': [c, 3 * c], 'h.0.attn.c_attn.bias': [3 * c],
+             'h.0.attn.c_proj.weight': [c, c], 'h.0.attn.c_proj.bias': [c], 'h.0.ln_2.bias': [c], 'h.0.mlp.c_fc.weight': [c, 4 * c],
+             'h.0.mlp.c_fc.bias': [4 * c], 'h.0.mlp.c_proj.weight': [4 * c, c], 'h.0.mlp.c_proj.bias': [c], 'ln_f.bias': [c]}
+    ones = ['h.0.ln_1.weight', 'h.0.ln_2.weight', 'ln_f.weight']
+    return {'wte.weight': ([256, c], wte), **{name: (shape, [0.0] * math.prod(shape)) for name, shape in zeros.items()},
+            **{name: ([c], [1.0] * c) for name in ones}}
+
+
+def bigram_loss(wte, channels, token, target):
+    x = wte[token * channels:(token + 1) * channels]
+    mean = sum(x) / channels
+    scale = 1 / math.sqrt(sum((v - mean) ** 2 for v in x) / channels + 1e-5)
+    logits = [sum((v - mean) * scale * w for v, w in zip(x, wte[i * channels:(i + 1) * channels])) for i in range(256)]
+    return math.log(sum(math.exp(v) for v in logits)) - logits[target]
+
+
+class Inputs(unittest.TestCase):
+    def test_random_bits(self):
+        self.assertEqual(peers_inputs.random_bits(0), 0xE220A8397B1DCDAF)  # the first of splitmix64 from seed 0, as published
+
+    def test_batches_are_zero_benchs(self):
+        """Losses of a model that two lines of arithmetic follow are those of the batches written: of steps, ranks and rows."""
+        channels, steps, ranks, batch = 4, 3, 2, 2
+        drawn = random.Random(3)
+        wte = array.array('f', [drawn.gauss(0, 1) for _ in range(256 * channels)])
+        with tempfile.TemporaryDirectory() as dir_:
+            text, path = os.path.join(dir_, 'text'), os.path.join(dir_, 'batches')
+            with open(text, 'wb') as f:
+                f.write(bytes(drawn.randrange(256) for _ in range(5000)))
+            peers_inputs.write_batches(text, path, steps, ranks, batch, 16, 7)
+            batches = array.array('i')
+            with open(path, 'rb') as f:
+                batches.frombytes(f.read())
+            self.assertEqual(len(batches), steps * ranks * batch * 17)
+            write_safetensors(os.path.join(dir_, 'model.safetensors'), bigrams(wte, channels))
+            found, _ = train(ranks, '--layers=1', '--heads=1', f'--channels={channels}', '--context=16', f'--batch={batch}', f'--steps={steps}', '--seed=7',
+                             '--stage=0', '--lr=0', f'--data={text}', f'--import={dir_}')
+        for step, event in enumerate(found):
+            rows = [batches[i * 17:(i + 1) * 17] for i in range(step * ranks * batch, (step + 1) * ranks * batch)]
+            expected = [bigram_loss(wte, channels, row[t], row[t + 1]) for row in rows for t in range(16)]
+            self.assertAlmostEqual(event['loss'], sum(expected) / len(expected), delta=1e-4)
+
+    def test_weights_for_llmc(self):
+        channels = 4
+        tensors = bigrams([float(i) for i in range(256 * channels)], channels)
+        shape = tensors['h.0.mlp.c_fc.weight'][0]
+        tensors['h.0.mlp.c_fc.weight'] = shape, [float(5000 + i) for i in range(math.prod(shape))]
+        with tempfile.TemporaryDirectory() as dir_:
+            write_safetensors(os.path.join(dir_, 'a.safetensors'), tensors)
+            out = os.path.join(dir_, 'out')
+            peers_inputs.write_llmc(dir_, (1, 1, channels, 16, 256), out)
+            with open(out, 'rb') as f:
+                header, values = array.array('i', f.read(1024)), array.array('f', f.read())
+        self.assertEqual(list(header), [20240326, 3, 16, 256, 1, 1, channels, 256] + [0] * 248)
+        self.assertEqual(len(values), sum(len(v) for _, v in tensors.values()))
+        self.assertEqual(list(values[:256 * channels]), [float(i) for i in range(256 * channels)])
+        at = values.index(5000.0)
+        turned = [5000.0 + c * 4 * channels + o for o in range(4 * channels) for c in range(channels)]  # (out, in)
+        self.assertEqual(list(values[at:at + len(turned)]), turned)
+
+    def test_weights_come_from_zero_bench(self):
+        with tempfile.TemporaryDirectory() as dir_:
+            text, folder = os.path.join(dir_, 'text'), os.path.join(dir_, 'weights')
+            peers_inputs.write_text(ROOT, text)
+            self.assertGreater(os.path.getsize(text), 1 << 20)
+            peers_inputs.write_weights(ZERO_BENCH, TINY, 'f32', 5, text, folder)
+            files = peers_inputs.Safetensors(folder)
+            self.assertEqual(len(files.where), 4 + 2 * 12)
+            shape, values = files.read('h.1.mlp.c_fc.weight')
+            self.assertEqual((shape, len(values)), ([32, 128], 32 * 128))
+            self.assertAlmostEqual(math.sqrt(sum(v * v for v in values) / len(values)), 0.02, delta=0.002)
+            self.assertEqual(set(files.read('h.0.ln_1.weight')[1]), {1.0})
+            self.assertFalse(os.path.exists(folder + '.checkpoint'))
+
+
+HOLDER = """
+import subprocess, sys
+held = bytearray(b'x') * (int(sys.argv[1]) << 20)
+more = subprocess.Popen([sys.executable, '-c', sys.argv[2], '48', ''], stdin=sys.stdin) if sys.argv[2] else None
+print('ready', flush=True)
+sys.stdin.read()
+if more:
+    more.wait()
+"""
+
+
+class Processes(unittest.TestCase):
+    def test_memory_of_all_of_them(self):
+        with subprocess.Popen([sys.executable, '-c', HOLDER, '32', HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
+            ready = [p.stdout.readline(), p.stdout.readline()]  # its child's, too
+            tree = row_process.tree_of([p.pid])
+            total = row_process.pss_bytes(tree)
+            alone = row_process.pss_bytes([p.pid])
+            p.stdin.close()
+        self.assertEqual((ready, len(tree)), (['ready\n'] * 2, 2))
+        self.assertGreater(alone, 32 << 20)
+        self.assertGreater(total - alone, 48 << 20)
+        self.assertLess(total, 80 + 100 << 20)
+        self.assertEqual(row_process.pss_bytes(tree), 0)
+
+    def failed(self, *scripts, **more):
+        with tempfile.TemporaryDirectory() as dir_, self.assertRaises(row_process.Failed) as failure:
+            row_process.run_row([(['sh', '-c', script], dict(os.environ)) for script in scripts], os.path.join(dir_, 'log'), 0.05, **more)
+        return str(failure.exception)
+
+    def test_failures(self):
+        self.assertEqual(self.failed('echo first >&2; echo why >&2; exit 3'), 'exit code 3: why')
+        self.assertEqual(self.failed('exec sleep 600', 'echo the second >&2; exit 4'), 'exit code 4: the second')  # which ends the first
+        self.assertEqual(self.failed('exec sleep 600', limit_s=0.1), 'not done after 0.1 s')
+        self.assertEqual(self.failed('echo of no interest'), 'it told of no step')
+
+    def test_steps(self):
+        step = '{"event": "step", "step": %d, "loss": %s, "ms": %s}'
+        text = '\n'.join(['of no interest', step % (1, '2.5', '10'), step % (2, 'null', '5.5'), '{"event": "summary", "peer": "p 1"}'])
+        with tempfile.TemporaryDirectory() as dir_:
+            found = row_process.run_row([(['printf', '%s\n', text], dict(os.environ))], os.path.join(dir_, 'log'))
+        self.assertEqual((found['ms'], found['losses'][0], found['peer']), ([10, 5.5], 2.5, 'p 1'))
+        self.assertTrue(math.isnan(found['losses'][1]))
+        self.assertAlmostEqual(found['first_step_s'] - found['first_forward_s'], 0.01)
+
+
+class WholeProgram(unittest.TestCase):
+    def compare(self, *args):
+        return run([sys.executable, os.path.join(PEERS, 'compare.py'), '--build', os.path.dirname(os.path.dirname(ZERO_BENCH)), *args])
+
+    def test_our_own_rows(self):
+        with tempfile.TemporaryDirectory() as dir_:
+            common = [*TINY, '--batch=2', '--steps=8', '--dtype=f32', '--rows=plain,stage0,stage3', f'--work={dir_}', '--lr=0.01']
+            out = os.path.join(dir_, 'page.md')
+            done = self.compare(*common, '--rounds=2', f'--out={out}')
+            self.assertEqual((done.returncode, done.stderr), (0, ''))
+            with open(os.path.join(dir_, 'runs.jsonl'), encoding='utf-8') as f:
+                runs = lines(f.read())
+            with open(os.path.join(dir_, 'rows.jsonl'), encoding='utf-8') as f:
+                rows = {row['who']: row for row in lines(f.read())}
+            self.check_order(runs)
+            for r in runs:
+                self.assertAlmostEqual(report.tokens_per_s(r, 2, 16) / r['own_tokens_per_s'], 1, delta=1e-9)
+                self.assertLess(0, r['first_forward_s'])
+                self.assertLess(r['first_forward_s'], r['first_step_s'])
+            for who, ranks in [('plain', 1), ('stage0', 2), ('stage3', 2)]:
+                self.check_row(rows[who], who, ranks, dir_, [r for r in runs if r['who'] == who])
+            with open(out, encoding='utf-8') as f:
+                page = f.read()
+            self.assertIn('| libzero, stage 3 | f32 | 2 x 1 |', page)
+            self.assertIn('2 layers, 2 heads, 32 channels, 256 token ids; rows of 16 tokens, 2 for each rank', page)
+            self.check_added(common, dir_, done.stdout)
+
+    def check_order(self, runs):
+        rounds = [[r['who'] for r in runs[i:i + 3]] for i in (0, 3)]
+        self.assertEqual([sorted(r) for r in rounds], [['plain', 'stage0', 'stage3']] * 2)
+        self.assertNotEqual(rounds[0], rounds[1])
+
+    def check_row(self, row, who, ranks, dir_, runs):
+        how = ['--plain'] if who == 'plain' else [f'--stage={who[-1]}']
+        steps, _ = train(ranks, *TINY, '--batch=2', '--steps=8', '--lr=0.01', f'--data={os.path.join(dir_, "text")}', *how)
+        self.assertEqual(row['losses'], [event['loss'] for event in steps], who)
+        self.assertEqual((row['ranks'], row['threads'], row['rounds'], row['loss_distance']), (ranks, 3 - ranks, 2, 0))
+        self.assertEqual(row['tokens_per_s'], report.spread([report.tokens_per_s(r, 2, 16) for r in runs]))
+
+    def check_added(self, common, dir_, before):
+        again = self.compare(*common, '--add', '--rounds=0')
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertEqual([line for line in again.stdout.splitlines() if ' x ' in line], [line for line in before.splitlines() if ' x ' in line])
+        other = self.compare(*common, '--add', '--rounds=0', '--seed=4')
+        self.assertEqual((other.returncode, other.stderr), (1, 'bench/peers: --add: --seed was 1\n'))
+        self.assertTrue(os.path.exists(os.path.join(dir_, 'runs.jsonl')))
+
+    def test_what_is_missing_is_said(self):
+        with tempfile.TemporaryDirectory() as dir_:
+            done = self.compare(*TINY, '--rows=torch,fsdp2,deepspeed3,llmc', '--dtype=f32', '--rounds=1', '--python=/bin/false', f'--work={dir_}', f'--out={dir_}/out')
+            self.assertEqual(done.returncode, 1)
+            for who in ('PyTorch, plain', 'PyTorch FSDP2', 'DeepSpeed ZeRO-3'):
+                self.assertIn(f'{who}: not run: torch is not there', done.stdout)
+            self.assertIn('llm.c, train_gpt2.c: not run: --llmc DIR was not given', done.stdout)
+
+    def test_wrong_options(self):
+        for args, told in [(['--rows=plain,fsdp3'], 'there is no fsdp3'), (['--dtype=f16'], 'there is no f16'), (['--steps=2'], '--steps: at least 3')]:
+            done = self.compare(*args)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(told, done.stderr)
+
+    def test_sizes_are_zero_benchs(self):
+        """The models of gpt2_sizes.py have as many parameters, and need as much arithmetic, as zero-bench says."""
+        import gpt2_sizes
+        with open(os.path.join(ROOT, 'bench', 'gpt2', 'gpt2_config.c'), encoding='utf-8') as f:
+            source = f.read()
+        found = re.findall(r'{{(\d+), (\d+), (\d+), \d+, (\d+)}, ([\d.e-]+)}', source)  # in the order of the names, which both have
+        self.assertEqual([(*map(int, sizes), float(lr)) for *sizes, lr in found], list(gpt2_sizes.MODELS.values()))
+        self.assertEqual(re.findall(r'{"(gpt2-[^"]+)", ', source), list(gpt2_sizes.MODELS))
+        _, summary = train(1, *TINY, '--batch=2', '--steps=1')
+        self.assertEqual(summary['flop_per_token'], gpt2_sizes.flop_per_token(2, 32, 16, 256))
+
+
+if __name__ == '__main__':
+    unittest.main()
