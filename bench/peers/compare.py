@@ -87,6 +87,7 @@ class Rows:
         self.zero_run = os.path.join(o.build, 'zero', 'zero-run')
         self.text = o.data or os.path.join(o.work, 'text')
         self.weights, self.batches = {}, {}
+        self.imported_gb = None  # of memory, by PyTorch alone
         self.torch_device = 'cuda' if o.device == 'cuda' else 'cpu'
         self.extensions_built = False
         self.versions = self.find_versions() if any(who in OF_TORCH for who in o.rows) else {}
@@ -94,11 +95,15 @@ class Rows:
     def find_versions(self):
         """Of the modules that rows need: {"torch": "2.9.1", "deepspeed": "not there: why"}."""
         found = {}
+        pss = "sum(int(line.split()[1]) for line in open('/proc/self/smaps_rollup') if line.startswith('Pss:'))"
         for module in ['torch'] + ['deepspeed'] * any(who.startswith('deepspeed') for who in self.o.rows):
-            done = subprocess.run([self.o.python, '-c', f'import sys, {module}; sys.stderr.write({module}.__version__)'], env=self.environment(1),
-                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-            lines = done.stderr.strip().splitlines() or ['']
-            found[module] = lines[-1] if done.returncode == 0 else f'not there: {lines[-1]}'
+            code = f'import sys, {module}; sys.stderr.write({module}.__version__ + " " + str({pss}))'
+            done = subprocess.run([self.o.python, '-c', code], env=self.environment(1), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                  check=False)
+            last = (done.stderr.strip().splitlines() or ['it said nothing'])[-1]
+            found[module] = last.split()[0] if done.returncode == 0 else f'not there: {last}'
+            if module == 'torch' and done.returncode == 0:
+                self.imported_gb = int(last.split()[1]) * 1024 / 1e9
         return found
 
     def refusal(self, who, dtype):
@@ -229,7 +234,7 @@ def progress(o, run, round_):
     tokens = peers_report.tokens_per_s(run, o.batch, o.context)
     memory = f'{peers_report.number(run["pss_bytes"] / 1e9)} GB, ' if run['pss_bytes'] else ''
     return (f'{title} {peers_report.number(tokens)} tokens/s, {memory}first forward after {peers_report.number(run["first_forward_s"])} s, '
-            f'loss {run["losses"][0]:.5f} to {run["losses"][-1]:.5f}')
+            f'loss {peers_report.loss_text(run["losses"], 0)} to {peers_report.loss_text(run["losses"], len(run["losses"]) - 1)}')
 
 
 def processor():
@@ -244,17 +249,18 @@ def processor():
             f'; {", ".join(has) or "no AVX"}' + (f'; without {", ".join(lacks)}' if has and lacks else ''))
 
 
-def about_lines(o, rows, versions):
+def about_lines(o, rows, versions, imported_gb):
     """Where, when and of what, for the page."""
     commit = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty'], capture_output=True, text=True, check=False).stdout.strip()
     peers = sorted({r['peer'] for r in rows if r.get('peer')}) or [f'{k} {v}' for k, v in versions.items()]
     layers, heads, channels, context, vocab = o.sizes
-    return [f'{datetime.date.today().isoformat()}, {processor()}; Linux {platform.release()}',
+    return [f'{datetime.date.today().isoformat()}, {processor()}; Linux {".".join(platform.release().split(".")[:2])}',
             f'this tree at {commit or "no commit"}; {"; ".join(peers) or "no peer"}; Python {platform.python_version()}',
             f'{o.model}: {layers} layers, {heads} heads, {channels} channels, {vocab} token ids; rows of {context} tokens, {o.batch} for each rank and step; AdamW, '
             f'clip 1, learning rate {o.lr:g} over 10 steps; on the {"GPU" if o.device == "cuda" else "CPU"}',
             'tokens/s: of a run the median step without the first two; then the median, lowest and highest of the rounds, which were interleaved',
-            'peak Pss: the largest sum over a row\'s processes, sampled from outside; memory that they share counts once',
+            'peak Pss: the largest sum over a row\'s processes, sampled from outside; memory that they share counts once'
+            + (f'; a process that has imported PyTorch and done nothing takes {peers_report.number(imported_gb)} GB' if imported_gb else ''),
             f'losses apart: the largest relative difference of the first {peers_report.N_LOSSES} losses from the reference, which is ours with the same dtype '
             'and ranks. Other numbers of ranks see other batches']
 
@@ -275,16 +281,16 @@ def main():
             runs.append(run)
             print(progress(o, run, round_), flush=True)
             with open(raw_path, 'a', encoding='utf-8') as f:
-                f.write(json.dumps(run) + '\n')
+                f.write(peers_report.json_line(run))
     table = peers_report.rows_of(runs, o.batch, o.context)
     print('\n' + peers_report.text(table))
     with open(os.path.join(o.work, 'rows.jsonl'), 'w', encoding='utf-8') as f:
-        f.writelines(json.dumps(row) + '\n' for row in table)
+        f.writelines(map(peers_report.json_line, table))
     print(f'\n{f.name}: the same, a line of JSON for each row')
     if o.out:
         os.makedirs(os.path.dirname(os.path.abspath(o.out)), exist_ok=True)
         with open(o.out, 'w', encoding='utf-8') as f:
-            f.write(peers_report.markdown('The same training by libzero and by others', about_lines(o, table, rows.versions), table))
+            f.write(peers_report.markdown('The same training by libzero and by others', about_lines(o, table, rows.versions, rows.imported_gb), table))
         print(f'{o.out}: the same as a page')
     return 0 if any(row.get('tokens_per_s') for row in table) else 1
 

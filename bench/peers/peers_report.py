@@ -1,9 +1,11 @@
 """What bench/peers makes of its runs: medians and spreads, how far losses are apart, the bars, tables. Standard library only.
 
-A run is a dict: who (a key of TITLES), dtype, ranks, threads; ms and losses, one for each step; first_forward_s and first_step_s,
+A run is a dict: who (a key of TITLES), dtype, ranks, threads; ms and losses, one for each step (None: not finite); first_forward_s and first_step_s,
 counted from when its processes were started; pss_bytes, peer (versions) and device_bytes, each perhaps None. Or instead of all but
 the first four "failed", which says why it was not made.
 """
+import json
+import math
 import statistics
 
 from gpt2_sizes import N_WARM_STEPS
@@ -42,7 +44,12 @@ def loss_distance(losses, reference):
     pairs = list(zip(losses, reference))[:N_LOSSES]
     if not pairs:
         return None, 0
-    return max(abs(a - b) / abs(b) if a == a and b else float('inf') for a, b in pairs), len(pairs)
+    return max(abs(a - b) / abs(b) if a is not None and b else math.inf for a, b in pairs), len(pairs)
+
+
+def json_line(row):
+    """Strict JSON, in which what is not finite is null."""
+    return json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}, allow_nan=False) + '\n'
 
 
 def row_of(runs, batch, context):
@@ -150,6 +157,12 @@ def bar_lines(rows):
     return [['', 'measured', 'bar', ''], *answers] if answers else []
 
 
+def loss_text(losses, i):
+    if i >= len(losses):
+        return ''
+    return 'not finite' if losses[i] is None else f'{losses[i]:.6f}'
+
+
 def losses_of(rows):
     """The losses of all rows side by side, for each dtype and number of ranks: [(title, lines of cells)]."""
     answers = []
@@ -159,7 +172,7 @@ def losses_of(rows):
             n = min(N_LOSSES, max(len(r['losses']) for r in those))
             lines = [['step', *(TITLES[r['who']] for r in those)]]
             for i in range(n):
-                lines.append([str(i + 1), *(f'{r["losses"][i]:.6f}' if i < len(r['losses']) else '' for r in those)])
+                lines.append([str(i + 1), *(loss_text(r['losses'], i) for r in those)])
             answers.append((f'{key[0]}, {key[1]} rank{"s" if key[1] > 1 else ""}', lines))
     return answers
 

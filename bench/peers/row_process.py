@@ -6,9 +6,6 @@ import threading
 import time
 
 
-NAN = float('nan')
-
-
 class Failed(Exception):
     pass
 
@@ -139,6 +136,6 @@ def run_row(commands, log, every_s=0.5, limit_s=3600):
     if not steps:
         raise Failed('it told of no step')
     (first, arrived), ms = steps[0], [event['ms'] for event, _ in steps]
-    return {'ms': ms, 'losses': [NAN if event['loss'] is None else event['loss'] for event, _ in steps], 'first_step_s': arrived,
+    return {'ms': ms, 'losses': [event['loss'] for event, _ in steps], 'first_step_s': arrived,
             'first_forward_s': arrived - first['ms'] * 1e-3, 'pss_bytes': watch.peak or None, 'peer': summary.get('peer'),
             'device_bytes': summary.get('peak_device_bytes') or None, 'own_tokens_per_s': summary.get('tokens_per_s')}

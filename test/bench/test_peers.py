@@ -43,8 +43,9 @@ class Arithmetic(unittest.TestCase):
         self.assertAlmostEqual(report.loss_distance([5.0, 3.96, 3.0], [5.0, 4.0, 3.0])[0], 0.01)
         self.assertEqual(report.loss_distance([5.0] * 20 + [1.0], [5.0] * 20 + [2.0]), (0.0, 20))  # the 21st is past it
         self.assertEqual(report.loss_distance([5.0, 4.0], [5.0])[1], 1)
-        self.assertEqual(report.loss_distance([5.0, math.nan], [5.0, 4.0]), (math.inf, 2))
+        self.assertEqual(report.loss_distance([5.0, None], [5.0, 4.0]), (math.inf, 2))
         self.assertEqual(report.loss_distance([], [5.0]), (None, 0))
+        self.assertEqual(lines(report.json_line({'who': 'ddp', 'loss_distance': math.inf})), [{'who': 'ddp', 'loss_distance': None}])
 
 
 class Rows(unittest.TestCase):
@@ -246,8 +247,7 @@ class Processes(unittest.TestCase):
         text = '\n'.join(['of no interest', step % (1, '2.5', '10'), step % (2, 'null', '5.5'), '{"event": "summary", "peer": "p 1"}'])
         with tempfile.TemporaryDirectory() as dir_:
             found = row_process.run_row([(['printf', '%s\n', text], dict(os.environ))], os.path.join(dir_, 'log'))
-        self.assertEqual((found['ms'], found['losses'][0], found['peer']), ([10, 5.5], 2.5, 'p 1'))
-        self.assertTrue(math.isnan(found['losses'][1]))
+        self.assertEqual((found['ms'], found['losses'], found['peer']), ([10, 5.5], [2.5, None], 'p 1'))
         self.assertAlmostEqual(found['first_step_s'] - found['first_forward_s'], 0.01)
 
 
