@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def options():
     p.add_argument('--work', default=os.path.join(ROOT, 'build', 'peers'), help='for weights, logs and results')
     p.add_argument('--python', default=sys.executable, help='one that has PyTorch')
     p.add_argument('--out', help='the page (bench/results/peers-DATE.md; none where the rows are all our own)')
-    p.add_argument('--sample-s', type=float, default=0.5, help='seconds between two looks at the memory (0.5)')
+    p.add_argument('--sample-s', type=float, default=3, help='seconds between two looks at the memory, each of which takes the kernel some 10 ms for each GB (3)')
     p.add_argument('--limit-s', type=float, default=3600, help='seconds that a run may take')
     o = p.parse_args()
     o.rows, o.dtype = o.rows.split(','), o.dtype.split(',')
@@ -266,6 +267,7 @@ def about_lines(o, rows, versions, imported_gb):
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by which the processes of a run end, too
     o = options()
     os.makedirs(o.work, exist_ok=True)
     raw_path = os.path.join(o.work, 'runs.jsonl')

@@ -15,7 +15,7 @@ LOSS_BAR = 1e-4
 TITLES = {
     'plain': 'zero-bench --plain', 'stage0': 'libzero, stage 0', 'stage1': 'libzero, stage 1', 'stage2': 'libzero, stage 2',
     'stage3': 'libzero, stage 3', 'torch': 'PyTorch, plain', 'ddp': 'PyTorch DDP', 'fsdp2': 'PyTorch FSDP2',
-    'deepspeed1': 'DeepSpeed ZeRO-1', 'deepspeed2': 'DeepSpeed ZeRO-2', 'deepspeed3': 'DeepSpeed ZeRO-3', 'llmc': 'llm.c, train_gpt2.c',
+    'deepspeed1': 'DeepSpeed ZeRO-1', 'deepspeed2': 'DeepSpeed ZeRO-2', 'deepspeed3': 'DeepSpeed ZeRO-3', 'llmc': 'llm.c on the CPU',
 }
 OURS = ['plain', 'stage0', 'stage1', 'stage2', 'stage3']
 

@@ -91,10 +91,10 @@ class Rows(unittest.TestCase):
         self.assertAlmostEqual(memory[0], 2.2 / 3.5)
         self.assertEqual(memory[1:], ('at most 0.65', True))
         self.assertTrue(bars['f32: libzero, stage 3 / PyTorch FSDP2, start to first forward'][2])
-        self.assertEqual(bars['f32: zero-bench --plain / llm.c, train_gpt2.c, tokens/s'][1:], ('at least 5', True))
-        self.assertEqual(bars['bf16: zero-bench --plain / llm.c, train_gpt2.c, tokens/s'][1:], ('at least 10', True))  # llm.c's f32
+        self.assertEqual(bars['f32: zero-bench --plain / llm.c on the CPU, tokens/s'][1:], ('at least 5', True))
+        self.assertEqual(bars['bf16: zero-bench --plain / llm.c on the CPU, tokens/s'][1:], ('at least 10', True))  # llm.c's f32
         self.assertTrue(bars['f32: losses of PyTorch FSDP2 from ours, relative, the first 3'][2])
-        self.assertFalse(bars['f32: losses of llm.c, train_gpt2.c from ours, relative, the first 3'][2])
+        self.assertFalse(bars['f32: losses of llm.c on the CPU from ours, relative, the first 3'][2])
         self.assertEqual(len(bars), 7, bars)
 
     def test_tables(self):
@@ -304,7 +304,19 @@ class WholeProgram(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             for who in ('PyTorch, plain', 'PyTorch FSDP2', 'DeepSpeed ZeRO-3'):
                 self.assertIn(f'{who}: not run: torch is not there', done.stdout)
-            self.assertIn('llm.c, train_gpt2.c: not run: --llmc DIR was not given', done.stdout)
+            self.assertIn('llm.c on the CPU: not run: --llmc DIR was not given', done.stdout)
+
+    def test_its_end_ends_its_rows(self):
+        with tempfile.TemporaryDirectory() as dir_:
+            command = [sys.executable, os.path.join(PEERS, 'compare.py'), '--build', os.path.dirname(os.path.dirname(ZERO_BENCH)), *TINY, '--rows=stage0',
+                       '--dtype=f32', '--steps=100000000', f'--work={dir_}']
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL) as p:
+                while len(tree := row_process.tree_of([p.pid])) < 4:  # zero-run and two ranks
+                    self.assertIsNone(p.poll())
+                p.terminate()
+                self.assertEqual(p.wait(), 143)
+            while any(row_process.pss_bytes([pid]) for pid in tree):
+                pass
 
     def test_wrong_options(self):
         for args, told in [(['--rows=plain,fsdp3'], 'there is no fsdp3'), (['--dtype=f16'], 'there is no f16'), (['--steps=2'], '--steps: at least 3')]:
