@@ -54,6 +54,7 @@ def options():
     p.add_argument('--work', default=os.path.join(ROOT, 'build', 'peers'), help='for weights, logs and results')
     p.add_argument('--python', default=sys.executable, help='one that has PyTorch')
     p.add_argument('--out', help='the page (bench/results/peers-DATE.md; none where the rows are all our own)')
+    p.add_argument('--note', action='append', default=[], help='a line for the page; may be repeated')
     p.add_argument('--sample-s', type=float, default=3, help='seconds between two looks at the memory, each of which takes the kernel some 10 ms for each GB (3)')
     p.add_argument('--limit-s', type=float, default=3600, help='seconds that a run may take')
     o = p.parse_args()
@@ -263,7 +264,7 @@ def about_lines(o, rows, versions, imported_gb):
             'peak Pss: the largest sum over a row\'s processes, sampled from outside; memory that they share counts once'
             + (f'; a process that has imported PyTorch and done nothing takes {peers_report.number(imported_gb)} GB' if imported_gb else ''),
             f'losses apart: the largest relative difference of the first {peers_report.N_LOSSES} losses from the reference, which is ours with the same dtype '
-            'and ranks. Other numbers of ranks see other batches']
+            'and ranks. Other numbers of ranks see other batches', *o.note]
 
 
 def main():
