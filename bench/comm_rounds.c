@@ -412,8 +412,8 @@ static int check_words(struct comm_rounds *b, struct comm_row *row)
     return err;
 }
 
-/* One call, whose result was poisoned before. While one of MPI's own runs, it may write all of its memory, this
- * rank's slice too, which others may still read after a gather of ours (comm.h). */
+/* One call, whose result was poisoned before. While one of MPI's own runs, it may write all of its memory,
+ * this rank's slice too, which others may still read after a gather of ours (comm.h). */
 static int check_row(struct comm_rounds *b, struct comm_row *row)
 {
     for (int i = 0; i < b->n; i++)

@@ -77,7 +77,7 @@ struct zr_cut {
 struct zr_gather_seg {
     /* This rank's slice; in place: src == dst, and the slice lies in the region, where it belongs. */
     int64_t src;
-    /* The full region in every rank's arena; equal on all ranks, since a peer may read what has come there. */
+    /* The full region in every rank's arena; equal on all ranks, for a peer may read what has come there. */
     int64_t dst;
     bool in_place;
     struct zr_cut cut;

@@ -17,8 +17,8 @@ enum {
 /* As long as rank 0 may take to compare calls. */
 static const int64_t DOUBT_NS = INT64_C(8) * 1000 * 1000 * 1000;
 
-/* How long nothing has moved, as far as this thread has looked: where two looks are further apart, the process
- * was stopped, or had no core, and so may all others. */
+/* How long nothing has moved, as far as this thread has looked: where two looks are further apart, the
+ * process was stopped, or had no core, and so may all others. */
 struct patience {
     int64_t still_ns, last_ns;
     int32_t left;
@@ -346,7 +346,7 @@ static int compare_posts(struct zr_mpi *m, const struct meeting *w, int first, i
 }
 
 /* When the time is over: those that have come may say why the others have not. */
-static int fail_late(struct zr_mpi *m, const struct meeting *w, int first, int end)
+static int fail_unmet(struct zr_mpi *m, const struct meeting *w, int first, int end)
 {
     int err = compare_posts(m, w, first, end);
     return err ? err : fail_missing(m, w, first, end);
@@ -367,7 +367,7 @@ static int meet_some(struct zr_mpi *m, const struct meeting *w, int first, int e
         res = await_batch(m, &m->from[at_distance(m, w, -k)], 0);
     if (res < 0)
         return res;
-    int err = res ? fail_late(m, w, first, end) : 0;
+    int err = res ? fail_unmet(m, w, first, end) : 0;
     return err ? err : compare_posts(m, w, first, end);
 }
 

@@ -22,7 +22,8 @@ del sys.argv[1:4]  # the rest is unittest's
 # What starts with one of these is not run here.
 ELSEWHERE = {
     'sh test/run.sh': 'runs this test',
-    'sh bench/run.sh': 'installs, builds and trains for two minutes; what it builds and calls is tested in test/bench/',
+    'sh bench/run.sh': 'installs, builds, and trains for minutes; what it builds and calls is tested in test/bench/',
+    'sh bench/report.sh': 'builds, and measures for minutes; test/bench/test_report_page.py makes the page of small runs',
     'meson ': 'the build: test/lint/library_alone.py runs it, in a copy of the tree',
     'cc program.c ': 'of what was installed: test/lint/library_alone.py runs it',
     'apt-get install ': 'wants root; that .ci/packages, which CI installs, has what it names is tested below',
@@ -35,6 +36,7 @@ SAYS = {
     'ZERO_CHECK=1 zero-run': r'^\[0\] step 100 error -?0\.0',
     'zero-bench memory': r'(?s)stage 0.*stage 3.*allocated',
     'zero-bench plan': r'(?s)stage 0.*stage 3',
+    'zero-bench tune': r'cfg\.stage = \d',
 }
 
 

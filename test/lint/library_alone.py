@@ -121,7 +121,8 @@ def check_install(root, folder, meson):
     found = {os.path.relpath(os.path.join(at, name), prefix) for at, _, names in os.walk(prefix) for name in names}
     expected = {"bin/zero-run", "lib/libzero.so", "lib/libzero.so.0", "lib/libzero.a", "lib/pkgconfig/libzero.pc",
                 "share/doc/libzero/README.md", EXAMPLE,
-                *("share/doc/libzero/" + path for path in tracked(root) if path.endswith(".md") and path.split("/")[0] in FLOORS),
+                *("share/doc/libzero/" + path for path in tracked(root)
+                  if path.endswith(".md") and path.split("/")[0] in FLOORS or path.startswith("bench/results/")),
                 *(f"share/man/man1/{page}" for page in targets & {MAN_PAGE}),
                 *(f"lib/zero/lib{shim}.so" for shim in targets & SHIMS), *("include/" + header for header in HEADERS)}
     yield from (f"{path} is not installed" for path in sorted(expected - found))
