@@ -16,7 +16,7 @@ cd "$root"
 sh .ci/install.sh
 
 [ -f build/build.ninja ] || meson setup build -Dbuildtype=release
-meson configure build -Dbuildtype=release
+meson configure build -Dbuildtype=release -Dbench=enabled
 meson compile -C build zero-bench zero-run
 
 echo

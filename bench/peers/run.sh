@@ -20,6 +20,7 @@ cd "$root"
 sh .ci/install.sh
 sh .ci/install.sh packages-peers
 [ -f build/build.ninja ] || meson setup build -Dbuildtype=release
+meson configure build -Dbuildtype=release -Dbench=enabled
 meson compile -C build zero-bench zero-run
 
 wanted=$(sed -n 's/^torch==//p' "$here/requirements.txt")
