@@ -108,14 +108,12 @@ static int read_rows(const json_t *rows, const struct scale_job *like, struct sc
                      size_t n)
 {
     int count = (int)json_array_size(rows);
-    char why[192];
     out->row = calloc((size_t)count + 1, sizeof *out->row);
     for (int i = 0; out->row && i < count; i++) {
+        int used = snprintf(text, n, "row %d: ", i + 1);
         out->row[i].job = *like;
-        if (!read_row(json_array_get(rows, (size_t)i), &out->row[i], why, sizeof why)) {
-            snprintf(text, n, "row %d: %s", i + 1, why);
+        if (!read_row(json_array_get(rows, (size_t)i), &out->row[i], text + used, n - (size_t)used))
             return -1;
-        }
     }
     out->n = out->row ? count : 0;
     if (!out->row)

@@ -32,7 +32,9 @@ enum { N_MACHINES = sizeof machines / sizeof *machines };
 const char *scale_machine_names(void)
 {
     static char text[128];
-    for (int i = 0; i < N_MACHINES && !text[sizeof text / 2 - 1]; i++)
+    if (text[0])
+        return text;
+    for (int i = 0; i < N_MACHINES; i++)
         snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? ", " : "", machines[i].name);
     return text;
 }

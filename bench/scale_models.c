@@ -41,7 +41,9 @@ enum { N_MODELS = sizeof models / sizeof *models };
 const char *scale_model_names(void)
 {
     static char text[512];
-    for (int i = 0; i < N_MODELS && !text[sizeof text / 2 - 1]; i++)
+    if (text[0])
+        return text;
+    for (int i = 0; i < N_MODELS; i++)
         snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? ", " : "", models[i].name);
     return text;
 }

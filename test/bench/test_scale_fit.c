@@ -43,6 +43,18 @@ static void models_have_published_sizes(void **state)
     assert_null(scale_model_of("llama"));
 }
 
+/* Whoever asks again gets the list, not two of them. */
+static void names_are_listed_once(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        assert_string_equal(scale_machine_names(), "a100-40, a100-80, h100, h200, b200");
+        const char *models = scale_model_names(), *last = strstr(models, "mpt-70b");
+        assert_true(last && strlen(last) == strlen("mpt-70b"));
+        assert_ptr_equal(strstr(models, "gpt2-124M"), models);
+    }
+}
+
 /* 6 for each weight that a token is multiplied by, and 12 L C T for attention. */
 static void operations_are_those_of_mfu(void **state)
 {
@@ -120,7 +132,7 @@ static void rows_are_read(void **state)
 {
     (void)state;
     struct scale_rows r;
-    char why[256];
+    char why[SCALE_TEXT_BYTES];
     assert_int_equal(
         read_text("{\"rows\": [{\"world\": 8, \"tokens_per_s\": 800},"
                   " {\"world\": 16, \"model\": \"llama-3-8B\", \"machine\": \"h100\", \"batch\": 3,"
@@ -152,7 +164,8 @@ static void bad_rows_are_named(void **state)
         {"{\"rows\": [{\"world\": 1, \"tokens_per_s\": 1}, {\"world\": 1}]}",
          "row 2: it has no \"tokens_per_s_per_gpu\""},
         {"{\"rows\": [{\"world\": 1, \"tokens_per_s\": -1}]}", "row 1: it has no"},
-        {"{\"rows\": [{\"world\": 1, \"model\": \"gpt5\", \"tokens_per_s\": 1}]}",
+        {"{\"rows\": [{\"world\": 1, \"model\": \"gpt5\", \"tokens_per_s\": 1}]}", "mpt-30b, mpt-70b"},
+        {"{\"rows\": [{\"world\": 1, \"model\": null, \"tokens_per_s\": 1}]}",
          "row 1: \"model\" is not gpt2-124M,"},
         {"{\"rows\": [{\"world\": 1, \"machine\": 7, \"tokens_per_s\": 1}]}",
          "row 1: \"machine\" is not a100-40,"},
@@ -162,7 +175,7 @@ static void bad_rows_are_named(void **state)
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct scale_rows r;
-        char why[256] = "";
+        char why[SCALE_TEXT_BYTES] = "";
         assert_int_equal(read_text(bad[i][0], &r, why, sizeof why), -1);
         assert_null(r.row);
         if (!strstr(why, bad[i][1]))
@@ -170,7 +183,7 @@ static void bad_rows_are_named(void **state)
     }
     struct scale_job like = a_job("gpt2-124M", 1);
     struct scale_rows r;
-    char why[256];
+    char why[SCALE_TEXT_BYTES];
     assert_int_equal(scale_rows_read("/nonexistent/rows", &like, &r, why, sizeof why), -1);
     assert_non_null(strstr(why, "/nonexistent/rows"));
 }
@@ -216,6 +229,7 @@ static void what_was_projected_is_found_again(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(models_have_published_sizes),
+                                       cmocka_unit_test(names_are_listed_once),
                                        cmocka_unit_test(operations_are_those_of_mfu),
                                        cmocka_unit_test(a_step_is_no_shorter_than_its_parts),
                                        cmocka_unit_test(rows_are_read),
