@@ -60,6 +60,14 @@ struct scale_machine {
 const char *scale_machine_names(void);
 const struct scale_machine *scale_machine_of(const char *name);
 
+/* Of a job, given as an option or in a row of measurements. */
+enum {
+    SCALE_MOST_RANKS = 16384,
+    SCALE_MOST_BATCH = 1000000,
+    SCALE_MOST_CONTEXT = 10000000,
+    SCALE_MOST_ACCUM = 64
+};
+
 struct scale_job {
     const struct scale_model *model;
     const struct scale_machine *machine;

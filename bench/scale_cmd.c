@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST_WORLDS = 32, MOST_RANKS = 16384 };
+enum { MOST_WORLDS = 32 };
 
 struct scale_options {
     const struct scale_model *model;
@@ -50,9 +50,10 @@ static error_t read_worlds(struct argp_state *state, const struct option_row *ro
     o->n_worlds = 0;
     for (char *p = arg, *end = ""; p == arg || *end; p = end + 1) {
         long long n = strtoll(p, &end, 10);
-        if (end == p || (*end && *end != ',') || n < 1 || n > MOST_RANKS || o->n_worlds == MOST_WORLDS) {
+        if (end == p || (*end && *end != ',') || n < 1 || n > SCALE_MOST_RANKS ||
+            o->n_worlds == MOST_WORLDS) {
             argp_error(state, "--%s: '%s' is not a list of up to %d numbers from 1 to %d, such as 8,64,512",
-                       row->name, arg, MOST_WORLDS, MOST_RANKS);
+                       row->name, arg, MOST_WORLDS, SCALE_MOST_RANKS);
             return EINVAL;
         }
         o->world[o->n_worlds++] = n;
@@ -76,10 +77,12 @@ static const struct option_row rows[] = {
      .help = "Numbers of ranks, one a GPU (8,64,512,4096,16384)",
      .group = 1,
      OPTION_BY(read_worlds)},
-    {"batch", "ROWS", "Of a rank's micro-batch (1)", 1, OPTION_INT(struct scale_options, batch, 1, 1000000)},
+    {"batch", "ROWS", "Of a rank's micro-batch (1)", 1,
+     OPTION_INT(struct scale_options, batch, 1, SCALE_MOST_BATCH)},
     {"context", "N", "Tokens in a row (the model's)", 1,
-     OPTION_INT(struct scale_options, context, 1, 10000000)},
-    {"accum", "N", "Micro-batches of a step (1)", 1, OPTION_INT(struct scale_options, accum, 1, 64)},
+     OPTION_INT(struct scale_options, context, 1, SCALE_MOST_CONTEXT)},
+    {"accum", "N", "Micro-batches of a step (1)", 1,
+     OPTION_INT(struct scale_options, accum, 1, SCALE_MOST_ACCUM)},
     {"recompute", NULL, "Backward computes forward again, as activation checkpointing does", 1,
      OPTION_FLAG(struct scale_options, recompute)},
     {.help = "Sharding:", .group = 2},
@@ -87,7 +90,7 @@ static const struct option_row rows[] = {
     {"hybrid", "WORD", "none, hsdp or hfsdp (none)", 2,
      OPTION_WORD(struct scale_options, hybrid, option_hybrids)},
     {"shard-group", "N", "Ranks of a hybrid that share one copy of the parameters (a host's)", 2,
-     OPTION_INT(struct scale_options, shard_group, 1, MOST_RANKS)},
+     OPTION_INT(struct scale_options, shard_group, 1, SCALE_MOST_RANKS)},
     {"dtype", "f32|bf16", "Of weights and gradients (bf16)", 2,
      OPTION_WORD(struct scale_options, dtype, option_dtypes)},
     {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)", 2,

@@ -14,17 +14,17 @@
 
 /* ---- reading ---- */
 
-/* A field that is a whole number of 1 or more; absent: stays as it is. */
-static bool read_count(const json_t *row, const char *key, int64_t *to, char *text, size_t n)
+/* A field that is a whole number from 1 to `most`; absent: stays as it is. */
+static bool read_count(const json_t *row, const char *key, int64_t most, int64_t *to, char *text, size_t n)
 {
     const json_t *v = json_object_get(row, key);
     if (!v)
         return true;
-    if (json_is_integer(v) && json_integer_value(v) >= 1) {
+    if (json_is_integer(v) && json_integer_value(v) >= 1 && json_integer_value(v) <= most) {
         *to = json_integer_value(v);
         return true;
     }
-    snprintf(text, n, "\"%s\" is not a whole number of 1 or more", key);
+    snprintf(text, n, "\"%s\" is not a whole number from 1 to %lld", key, (long long)most);
     return false;
 }
 
@@ -77,7 +77,7 @@ static bool read_measured(const json_t *row, struct scale_row *r, char *text, si
 static bool read_size(const json_t *row, const struct scale_job *j, char *text, size_t n)
 {
     int64_t said = 0, is = scale_n_params(j->model, j->context);
-    bool ok = read_count(row, "n_params", &said, text, n);
+    bool ok = read_count(row, "n_params", INT64_MAX, &said, text, n);
     if (!ok || !said || said == is)
         return ok;
     snprintf(text, n, "\"n_params\" is %lld, and %s has %lld with a context of %lld", (long long)said,
@@ -96,9 +96,10 @@ static bool read_row(const json_t *row, struct scale_row *r, char *text, size_t 
         snprintf(text, n, "it has no \"world\"");
         return false;
     }
-    return read_names(row, j, text, n) && read_count(row, "world", &j->world, text, n) &&
-           read_count(row, "batch", &j->batch, text, n) && read_count(row, "context", &j->context, text, n) &&
-           read_count(row, "accum", &j->accum, text, n) &&
+    return read_names(row, j, text, n) && read_count(row, "world", SCALE_MOST_RANKS, &j->world, text, n) &&
+           read_count(row, "batch", SCALE_MOST_BATCH, &j->batch, text, n) &&
+           read_count(row, "context", SCALE_MOST_CONTEXT, &j->context, text, n) &&
+           read_count(row, "accum", SCALE_MOST_ACCUM, &j->accum, text, n) &&
            read_flag(row, "recompute", &j->recompute, text, n) &&
            read_flag(row, "held_out", &r->held_out, text, n) && read_size(row, j, text, n) &&
            read_measured(row, r, text, n);
