@@ -85,6 +85,29 @@ static bool read_size(const json_t *row, const struct scale_job *j, char *text, 
     return false;
 }
 
+/* A field that nobody reads is one that somebody means to be read. */
+static bool knows_fields(const json_t *row, char *text, size_t n)
+{
+    static const char *const known[] = {"machine",   "model",        "world",
+                                        "batch",     "context",      "accum",
+                                        "recompute", "held_out",     "tokens_per_s_per_gpu",
+                                        "n_params",  "tokens_per_s", "mfu_percent"};
+    enum { N_KNOWN = sizeof known / sizeof *known };
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)row, key, value)
+    {
+        int i = 0;
+        while (i < N_KNOWN && strcmp(key, known[i]))
+            i++;
+        if (i == N_KNOWN) {
+            snprintf(text, n, "\"%s\" is no field of a row", key);
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool read_row(const json_t *row, struct scale_row *r, char *text, size_t n)
 {
     struct scale_job *j = &r->job;
@@ -96,7 +119,8 @@ static bool read_row(const json_t *row, struct scale_row *r, char *text, size_t 
         snprintf(text, n, "it has no \"world\"");
         return false;
     }
-    return read_names(row, j, text, n) && read_count(row, "world", SCALE_MOST_RANKS, &j->world, text, n) &&
+    return knows_fields(row, text, n) && read_names(row, j, text, n) &&
+           read_count(row, "world", SCALE_MOST_RANKS, &j->world, text, n) &&
            read_count(row, "batch", SCALE_MOST_BATCH, &j->batch, text, n) &&
            read_count(row, "context", SCALE_MOST_CONTEXT, &j->context, text, n) &&
            read_count(row, "accum", SCALE_MOST_ACCUM, &j->accum, text, n) &&

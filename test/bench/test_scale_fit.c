@@ -180,6 +180,10 @@ static void bad_rows_are_named(void **state)
          "row 1: \"machine\" is not a100-40,"},
         {"{\"rows\": [{\"world\": 1, \"recompute\": 1, \"tokens_per_s\": 1}]}",
          "\"recompute\" is neither true nor false"},
+        {"{\"rows\": [{\"world\": 1, \"recompte\": true, \"tokens_per_s\": 1}]}",
+         "row 1: \"recompte\" is no field of a row"},
+        {"{\"rows\": [{\"world\": 1, \"heldout\": true, \"tokens_per_s\": 1}]}",
+         "row 1: \"heldout\" is no field of a row"},
         {"{\"rows\": [{\"world\": 1, \"n_params\": 5, \"tokens_per_s\": 1}]}", "gpt2-124M has 124439808"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
