@@ -121,8 +121,8 @@ struct scale_rows {
 };
 /* Room for what is wrong with a file: the names of all models, and what is around them. */
 enum { SCALE_TEXT_BYTES = 1024 };
-/* like: what a row does not say. Returns 0; else says in text, of n bytes (SCALE_TEXT_BYTES), what is wrong,
- * and where. */
+/* like: what a row does not say; its context may be 0, for that of the row's model. Returns 0; else says in
+ * text, of n bytes (SCALE_TEXT_BYTES), what is wrong, and where. */
 int scale_rows_read(const char *path, const struct scale_job *like, struct scale_rows *out, char *text,
                     size_t n);
 void scale_rows_free(struct scale_rows *r);

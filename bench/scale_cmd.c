@@ -256,6 +256,7 @@ static int fit(const char *name, const struct scale_options *o)
 {
     struct scale_job like = job_of(o, 1);
     struct scale_rows r;
+    like.context = o->context;
     char text[SCALE_TEXT_BYTES];
     if (scale_rows_read(o->fit, &like, &r, text, sizeof text)) {
         fprintf(stderr, "%s: --fit: %s\n", name, text);

@@ -42,17 +42,16 @@ static bool read_flag(const json_t *row, const char *key, bool *to, char *text, 
 static bool read_names(const json_t *row, struct scale_job *j, char *text, size_t n)
 {
     const json_t *model = json_object_get(row, "model"), *machine = json_object_get(row, "machine");
-    if (model) {
+    if (model)
         j->model = json_is_string(model) ? scale_model_of(json_string_value(model)) : NULL;
-        if (j->model)
-            j->context = j->model->context;
-    }
     if (machine)
         j->machine = json_is_string(machine) ? scale_machine_of(json_string_value(machine)) : NULL;
     if (!j->model)
         snprintf(text, n, "\"model\" is not %s", scale_model_names());
     else if (!j->machine)
         snprintf(text, n, "\"machine\" is not %s", scale_machine_names());
+    else if (!j->context)
+        j->context = j->model->context;
     return j->model && j->machine;
 }
 

@@ -373,6 +373,13 @@ class Scale(unittest.TestCase):
         self.assertEqual((fitted['score'], fitted['rows'], held_out['score'], held_out['rows']), ('fitted', 1, 'held out', 1))
         self.assertIn('2 numbers fitted', text)
 
+    def test_rows_are_as_the_options_have_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, 'rows.json')
+            with open(path, 'w', encoding='utf-8') as file:
+                file.write('{"rows": [{"model": "gpt2-124M", "world": 1, "mfu_percent": 30}]}')
+            self.assertEqual([self.of('--fit', path, *args)[0]['context'] for args in ([], ['--context=512'])], [1024, 512])
+
 
 if __name__ == '__main__':
     unittest.main()

@@ -151,6 +151,28 @@ static void rows_are_read(void **state)
     scale_rows_free(&r);
 }
 
+/* Of rows that name their model and of those that do not. */
+static void context_is_the_rows_or_given_or_the_models(void **state)
+{
+    (void)state;
+    const char *path =
+        written("{\"rows\": [{\"world\": 8, \"tokens_per_s\": 1},"
+                " {\"world\": 8, \"model\": \"llama-3-8B\", \"tokens_per_s\": 1},"
+                " {\"world\": 8, \"model\": \"llama-3-8B\", \"context\": 100, \"tokens_per_s\": 1}]}");
+    static const int64_t given[] = {0, 512}, is[2][3] = {{1024, 8192, 100}, {512, 512, 100}};
+    for (int k = 0; k < 2; k++) {
+        struct scale_job like = a_job("gpt2-124M", 1);
+        struct scale_rows r;
+        char why[SCALE_TEXT_BYTES];
+        like.context = given[k];
+        assert_int_equal(scale_rows_read(path, &like, &r, why, sizeof why), 0);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(r.row[i].job.context, is[k][i]);
+        scale_rows_free(&r);
+    }
+    unlink(path);
+}
+
 static void bad_rows_are_named(void **state)
 {
     (void)state;
@@ -246,6 +268,7 @@ int main(void)
                                        cmocka_unit_test(operations_are_those_of_mfu),
                                        cmocka_unit_test(a_step_is_no_shorter_than_its_parts),
                                        cmocka_unit_test(rows_are_read),
+                                       cmocka_unit_test(context_is_the_rows_or_given_or_the_models),
                                        cmocka_unit_test(bad_rows_are_named),
                                        cmocka_unit_test(what_was_projected_is_found_again)};
     return cmocka_run_group_tests(tests, NULL, NULL);
