@@ -268,8 +268,10 @@ static double compute_for(const struct scale_rows *r, const struct scale_row *ro
             continue;
         if (of_one_kind(&r->row[i], row))
             return r->row[i].job.compute_fraction;
-        sum += r->row[i].job.compute_fraction;
-        n++;
+        if (is_first(r, i)) {
+            sum += r->row[i].job.compute_fraction;
+            n++;
+        }
     }
     return sum / n;
 }

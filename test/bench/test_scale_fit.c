@@ -261,6 +261,33 @@ static void what_was_projected_is_found_again(void **state)
     assert_non_null(strstr(zr_error_text(), "held out"));
 }
 
+/* However many rows a pair has, it counts once in the mean. */
+static void a_pair_without_rows_gets_the_mean_of_pairs(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model;
+        double mfu;
+        bool held_out;
+    } of[] = {{"gpt2-124M", 0.2, false},
+              {"gpt2-124M", 0.2, false},
+              {"gpt2-355M", 0.6, false},
+              {"gpt2-774M", 0.4, true}};
+    enum { N = 4 };
+    struct scale_row row[N];
+    struct scale_rows r = {.row = row, .n = N};
+    for (int i = 0; i < N; i++) {
+        row[i] = (struct scale_row){.job = a_job(of[i].model, 1), .held_out = of[i].held_out};
+        const struct scale_job *j = &row[i].job;
+        row[i].tokens_per_s_per_gpu =
+            of[i].mfu * j->machine->flop_per_s / scale_flop_per_token(j->model, j->context);
+    }
+    assert_int_equal(scale_fit(&r), 0);
+    double first = row[0].job.compute_fraction, other = row[2].job.compute_fraction;
+    assert_true(row[1].job.compute_fraction == first && first < other / 2);
+    assert_true(row[3].job.compute_fraction == (first + other) / 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(models_have_published_sizes),
@@ -270,6 +297,7 @@ int main(void)
                                        cmocka_unit_test(rows_are_read),
                                        cmocka_unit_test(context_is_the_rows_or_given_or_the_models),
                                        cmocka_unit_test(bad_rows_are_named),
-                                       cmocka_unit_test(what_was_projected_is_found_again)};
+                                       cmocka_unit_test(what_was_projected_is_found_again),
+                                       cmocka_unit_test(a_pair_without_rows_gets_the_mean_of_pairs)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
