@@ -128,7 +128,7 @@ int scale_rows_read(const char *path, const struct scale_job *like, struct scale
 void scale_rows_free(struct scale_rows *r);
 /* Fractions that make the rows' times least wrong: one of links, and one of compute for each model and
  * whether it recomputes; of a pair without a row to fit, the mean of those that have one. They are put into
- * the rows' jobs, predicted too. Returns 0, or not, with zr_error_text(). */
+ * the rows' jobs, predicted too. Returns 0, or not, with zr_error_text(), which names the row. */
 int scale_fit(struct scale_rows *r);
 
 #endif

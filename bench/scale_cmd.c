@@ -178,6 +178,12 @@ static void print_line(const struct scale_job *j, const struct scale_result *r)
         "no stragglers, no congestion"));
 }
 
+/* What cannot be is a mistake in the options or rows, as the plan's refusals are. */
+static int exit_of(int err)
+{
+    return err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : err ? EXIT_FAILURE : 0;
+}
+
 static int project(const char *name, const struct scale_options *o)
 {
     for (int i = 0; i < o->n_worlds; i++) {
@@ -186,7 +192,7 @@ static int project(const char *name, const struct scale_options *o)
         int err = scale_run(&j, &r);
         if (err) {
             fprintf(stderr, "%s: %lld GPUs: %s\n", name, (long long)j.world, zr_error_text());
-            return err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
+            return exit_of(err);
         }
         if (i == 0 && !o->json)
             print_head(o, &j);
@@ -274,7 +280,7 @@ static int fit(const char *name, const struct scale_options *o)
     for (int held_out = 0; !err && held_out < 2; held_out++)
         print_score(o, &r, held_out);
     scale_rows_free(&r);
-    return err ? EXIT_FAILURE : 0;
+    return exit_of(err);
 }
 
 int scale_command(const char *name, int argc, char **argv)

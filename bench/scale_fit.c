@@ -179,12 +179,13 @@ static bool of_one_kind(const struct scale_row *a, const struct scale_row *b)
            a->job.recompute == b->job.recompute;
 }
 
-static int predict(struct scale_row *r)
+static int predict(const struct scale_rows *rows, int i)
 {
+    struct scale_row *r = &rows->row[i];
     double step_s;
     int err = scale_step(&r->job, &step_s);
     r->predicted = err ? 0 : (double)(r->job.batch * r->job.context * r->job.accum) / step_s;
-    return err;
+    return err ? zr_fail_more(err, "row %d", i + 1) : 0;
 }
 
 struct fitting {
@@ -202,7 +203,7 @@ static double kind_error(struct fitting *f, double compute)
         if (r->held_out || !of_one_kind(r, &f->rows->row[f->first]))
             continue;
         r->job.compute_fraction = compute;
-        f->err = predict(r);
+        f->err = predict(f->rows, i);
         double off = f->err ? 0 : log(r->predicted / r->tokens_per_s_per_gpu);
         sum += off * off;
     }
@@ -290,7 +291,7 @@ int scale_fit(struct scale_rows *r)
         if (!r->row[i].held_out)
             continue;
         r->row[i].job.compute_fraction = compute_for(r, &r->row[i]);
-        f.err = predict(&r->row[i]);
+        f.err = predict(r, i);
     }
     return f.err;
 }

@@ -373,6 +373,17 @@ class Scale(unittest.TestCase):
         self.assertEqual((fitted['score'], fitted['rows'], held_out['score'], held_out['rows']), ('fitted', 1, 'held out', 1))
         self.assertIn('2 numbers fitted', text)
 
+    def test_refusals_name_the_row(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, 'rows.json')
+            for held_out in ['false', 'true']:
+                with open(path, 'w', encoding='utf-8') as file:
+                    file.write('{"rows": [{"model": "gpt2-124M", "world": 16, "mfu_percent": 30},'
+                               ' {"model": "gpt2-124M", "world": 12, "mfu_percent": 30, "held_out": %s}]}' % held_out)
+                done = bench('scale', '--fit', path, '--hybrid=hfsdp')
+                self.assertEqual((done.returncode, done.stdout), (2, ''))
+                self.assertRegex(done.stderr, r'\Azero-bench scale: --fit: row 2: .*shard_group is 8.*\n\Z')
+
     def test_rows_are_as_the_options_have_it(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, 'rows.json')
