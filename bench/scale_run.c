@@ -9,6 +9,9 @@
 /* Steps that are simulated: the last is measured, when every one begins as the one before did. */
 enum { N_STEPS = 3 };
 
+/* Of compute in all of them: the clock counts nanoseconds in 63 bits, and links need some of them, too. */
+static const double most_s = 1e9;
+
 static struct zr_verify_unit *units_of(const struct scale_job *j)
 {
     int32_t n = scale_n_units(j->model);
@@ -25,6 +28,21 @@ static struct zr_verify_unit *units_of(const struct scale_job *j)
                                            .again_backward_flop = unit.again_flop_per_token * tokens * 2};
     }
     return units;
+}
+
+static int check_time(const struct scale_job *j, const struct zr_verify_unit *units)
+{
+    double flop = 0;
+    for (int32_t u = 0; u < scale_n_units(j->model); u++)
+        flop += units[u].forward_flop + units[u].backward_flop + units[u].again_forward_flop +
+                units[u].again_backward_flop;
+    double s = flop * (double)j->accum * N_STEPS / (j->machine->flop_per_s * j->compute_fraction);
+    if (s <= most_s)
+        return 0;
+    return zr_fail(ZR_ERR_ARG,
+                   "%d steps take %.3g s of compute, more than %g s: --batch or --context is too large, or "
+                   "--compute too small",
+                   N_STEPS, s, most_s);
 }
 
 static struct zr_verify_case case_of(const struct scale_job *j)
@@ -73,7 +91,9 @@ static int simulate(const struct scale_job *j, bool free_links, struct zr_verify
     if (!units)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %d units", scale_n_units(j->model));
     struct zr_verify_speed s = speed_of(j, units, free_links);
-    int err = zr_verify_scale(&c, &s, t, &r);
+    int err = check_time(j, units);
+    if (!err)
+        err = zr_verify_scale(&c, &s, t, &r);
     free(units);
     if (!err && r.n_reports)
         err = zr_fail(ZR_ERR_FAILED, "%s", r.text);

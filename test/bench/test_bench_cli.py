@@ -103,6 +103,9 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--stage=2', '--hybrid=hsdp'], '--hybrid', 'stage 3')
         self.refused(['scale', '--worlds=12', '--hybrid=hfsdp'], '12 GPUs', 'shard_group is 8')
         self.refused(['scale', '--worlds=8', '--budget=1K'], 'param_budget_bytes is 1024')
+        for form in [[], ['--json']]:
+            self.refused(['scale', '--worlds=8', '--batch=1000000', '--context=10000000', '--compute=0.001', *form],
+                         '8 GPUs', '--batch', '--context', '--compute')
         self.refused(['scale', '--fit=/nonexistent'], '--fit', '/nonexistent')
 
     def test_verify(self):

@@ -106,6 +106,27 @@ static void a_step_is_no_shorter_than_its_parts(void **state)
     assert_true(again.step_s - plain.step_s > more * 0.999 && again.step_s - plain.step_s < more * 1.001);
 }
 
+/* Up to where the clock's nanoseconds are counted, time grows with the tokens; beyond, nothing is said. */
+static void too_much_compute_is_refused(void **state)
+{
+    (void)state;
+    struct scale_job j = a_job("gpt2-124M", 8);
+    struct scale_result r, fewer;
+    j.context = 1000000;
+    j.batch = 10000;
+    assert_int_equal(scale_run(&j, &fewer), 0);
+    j.batch = 300000;
+    assert_int_equal(scale_run(&j, &r), 0);
+    assert_true(r.step_s > 1e8 && r.step_s > 29 * fewer.step_s && r.step_s < 31 * fewer.step_s && r.mfu <= 1);
+    j.compute_fraction = 0.1;
+    double step_s;
+    assert_int_equal(scale_run(&j, &r), ZR_ERR_ARG);
+    assert_int_equal(scale_step(&j, &step_s), ZR_ERR_ARG);
+    for (const char *const *name = (const char *const[]){"--batch", "--context", "--compute", NULL}; *name;
+         name++)
+        assert_non_null(strstr(zr_error_text(), *name));
+}
+
 /* ---- measurements ---- */
 
 static char *written(const char *text)
@@ -294,6 +315,7 @@ int main(void)
                                        cmocka_unit_test(names_are_listed_once),
                                        cmocka_unit_test(operations_are_those_of_mfu),
                                        cmocka_unit_test(a_step_is_no_shorter_than_its_parts),
+                                       cmocka_unit_test(too_much_compute_is_refused),
                                        cmocka_unit_test(rows_are_read),
                                        cmocka_unit_test(context_is_the_rows_or_given_or_the_models),
                                        cmocka_unit_test(bad_rows_are_named),
