@@ -109,12 +109,46 @@ static const struct option_row rows[] = {
     {0},
 };
 
+static const char *what_is_ignored(const struct scale_options *o)
+{
+    if (o->fit && (o->compute > 0 || o->links > 0))
+        return "--fit: finds what --compute and --links say";
+    if (o->fit && o->n_worlds)
+        return "--worlds: of --fit, each row says its own";
+    if (o->hybrid && o->stage != 3)
+        return "--hybrid: is of stage 3";
+    if (o->shard_group && !o->hybrid)
+        return "--shard-group: is of a hybrid, which --hybrid names";
+    if (o->budget && o->stage != 3)
+        return "--budget: is of stage 3, which gathers parameters";
+    return NULL;
+}
+
+static error_t finish(struct argp_state *state, void *options)
+{
+    static const int64_t worlds[] = {8, 64, 512, 4096, 16384};
+    struct scale_options *o = options;
+    const char *ignored = what_is_ignored(o);
+    if (ignored) {
+        argp_error(state, "%s", ignored);
+        return EINVAL;
+    }
+    o->compute = o->compute > 0 ? o->compute : 1;
+    o->links = o->links > 0 ? o->links : 1;
+    if (!o->n_worlds) {
+        memcpy(o->world, worlds, sizeof worlds);
+        o->n_worlds = sizeof worlds / sizeof *worlds;
+    }
+    return 0;
+}
+
 static const struct option_table table = {
     .rows = rows,
     .doc = "Projects what a step takes on N GPUs: the schedule of the library on a virtual clock, with the "
            "machine's "
            "figures from its data sheet (bench/scale_machines.c). No stragglers, no congestion.",
     .read_word = option_refuse_word,
+    .finish = finish,
 };
 
 static struct scale_job job_of(const struct scale_options *o, int64_t world)
@@ -287,21 +321,13 @@ int scale_command(const char *name, int argc, char **argv)
 {
     struct scale_options o = {.model = scale_model_of("llama-3-8B"),
                               .machine = scale_machine_of("h100"),
-                              .world = {8, 64, 512, 4096, 16384},
-                              .n_worlds = 5,
                               .batch = 1,
                               .accum = 1,
                               .stage = 3,
                               .prefetch = 2,
-                              .dtype = ZERO_BF16,
-                              .compute = 1,
-                              .links = 1};
+                              .dtype = ZERO_BF16};
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;
-    if (o.hybrid && o.stage != 3) {
-        fprintf(stderr, "%s: --hybrid is of stage 3, not %lld\n", name, (long long)o.stage);
-        return EXIT_USAGE;
-    }
     return o.fit ? fit(name, &o) : project(name, &o);
 }

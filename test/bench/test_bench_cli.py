@@ -101,6 +101,10 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--machine=h101'], '--machine', 'b200')
         self.refused(['scale', '--compute=1.5'], '--compute')
         self.refused(['scale', '--stage=2', '--hybrid=hsdp'], '--hybrid', 'stage 3')
+        self.refused(['scale', '--shard-group=4'], '--shard-group', '--hybrid')
+        self.refused(['scale', '--stage=2', '--budget=1G'], '--budget', 'stage 3')
+        for given in ['--compute=1', '--links=0.5', '--worlds=8']:
+            self.refused(['scale', '--fit=/nonexistent', given], given.split('=')[0], '--fit')
         self.refused(['scale', '--worlds=12', '--hybrid=hfsdp'], '12 GPUs', 'shard_group is 8')
         self.refused(['scale', '--worlds=8', '--budget=1K'], 'param_budget_bytes is 1024')
         for form in [[], ['--json']]:
@@ -334,12 +338,11 @@ class Scale(unittest.TestCase):
 
     def test_memory_and_traffic_are_the_plans(self):
         """But for what a model's tensors, here one for each unit, take to be aligned."""
-        common = ['--model=gpt2-124M', '--shard-group=4']
-        planned = lines(bench('plan', '--json', '--world=16', *common).stdout)
+        planned = lines(bench('plan', '--json', '--world=16', '--model=gpt2-124M', '--shard-group=4').stdout)
         for stage in range(4):
-            self.close(planned[stage], *self.of('--worlds=16', *common, f'--stage={stage}'))
+            self.close(planned[stage], *self.of('--worlds=16', '--model=gpt2-124M', f'--stage={stage}'))
         for column, hybrid in enumerate(['hsdp', 'hfsdp'], 4):
-            here, = self.of('--worlds=16', *common, f'--hybrid={hybrid}')
+            here, = self.of('--worlds=16', '--model=gpt2-124M', '--shard-group=4', f'--hybrid={hybrid}')
             self.close(planned[column], here)
             self.assertAlmostEqual(here['outer_bytes'] / planned[column]['outer_bytes'], 1, delta=0.002)
 
