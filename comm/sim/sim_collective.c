@@ -11,11 +11,13 @@ static int64_t direct_ns(const struct zr_sim_options *o, const struct zr_sim_tie
     return (int64_t)((near_s > far_s ? near_s : far_s) * 1e9) + (t->far ? o->far_ns : o->near_ns);
 }
 
-/* The slower of the two kinds of links, as a ring passes on while it receives. */
+/* The slower of the two kinds of links, as a ring passes on while it receives. Each of its links carries all
+ * slices but one, between hosts as inside. */
 static int64_t ring_ns(const struct zr_sim_options *o, const struct zr_sim_tiers *t, int64_t bytes_each)
 {
-    double near_s = t->near ? (double)(t->near + t->far) * (double)bytes_each / o->near_bytes_per_s : 0;
-    double far_s = (double)t->far * (double)bytes_each / ((t->near + 1) * o->far_bytes_per_s);
+    double passed = (double)(t->near + t->far) * (double)bytes_each;
+    double near_s = t->near ? passed / o->near_bytes_per_s : 0;
+    double far_s = t->far ? passed / ((t->near + 1) * o->far_bytes_per_s) : 0;
     int n_far = t->hosts - 1, n_near = t->near + t->far - n_far;
     return (int64_t)((near_s > far_s ? near_s : far_s) * 1e9) + n_near * o->near_ns + n_far * o->far_ns;
 }

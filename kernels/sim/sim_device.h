@@ -71,9 +71,9 @@ enum zr_sim_comm_flaw {
 enum zr_sim_links {
     /* Each member takes from every other one, over its own links; near and far ones work at once. */
     ZR_SIM_LINKS_DIRECT,
-    /* Along rings that go from host to host, one for each of a host's members in the group: what comes from
-     * other hosts comes to a host once, over the network of all of them, and is passed on inside. A latency
-     * for each member on the way. As NCCL's rings. */
+    /* Along rings that go from host to host, one for each of a host's members in the group: all slices but
+     * one come to a host, its own members' among them, over the network of all of them, and are passed on
+     * inside. A latency for each member on the way. As NCCL's rings. */
     ZR_SIM_LINKS_RING
 };
 
