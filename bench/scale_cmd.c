@@ -91,7 +91,7 @@ static const struct option_row rows[] = {
      OPTION_WORD(struct scale_options, hybrid, option_hybrids)},
     {"shard-group", "N", "Ranks of a hybrid that share one copy of the parameters (a host's)", 2,
      OPTION_INT(struct scale_options, shard_group, 1, SCALE_MOST_RANKS)},
-    {"dtype", "f32|bf16", "Of weights and gradients (bf16)", 2,
+    {"dtype", "f32|bf16", "Of weights and gradients; products are bf16's all the same (bf16)", 2,
      OPTION_WORD(struct scale_options, dtype, option_dtypes)},
     {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)", 2,
      OPTION_WORD(struct scale_options, wire_dtype, option_dtypes)},

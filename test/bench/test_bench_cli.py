@@ -379,6 +379,11 @@ class Scale(unittest.TestCase):
         self.assertEqual((fitted['score'], fitted['rows'], held_out['score'], held_out['rows']), ('fitted', 1, 'held out', 1))
         self.assertIn('2 numbers fitted', text)
 
+    def test_products_are_of_bf16(self):
+        self.assertIn("products are bf16's all the same", ' '.join(bench('scale', '--help').stdout.split()))
+        steps = [self.of('--model=gpt2-124M', '--batch=64', '--worlds=1', f'--dtype={d}')[0]['step_ms'] for d in ['f32', 'bf16']]
+        self.assertAlmostEqual(steps[0] / steps[1], 1, delta=0.05)
+
     def test_refusals_name_the_row(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, 'rows.json')
