@@ -394,6 +394,11 @@ class Scale(unittest.TestCase):
                 done = bench('scale', '--fit', path, '--hybrid=hfsdp')
                 self.assertEqual((done.returncode, done.stdout), (2, ''))
                 self.assertRegex(done.stderr, r'\Azero-bench scale: --fit: row 2: .*shard_group is 8.*\n\Z')
+            with open(path, 'w', encoding='utf-8') as file:
+                file.write('{"rows": [{"world": 8, "batch": 1000000, "context": 10000000, "mfu_percent": 30}]}')
+            done = bench('scale', '--json', '--fit', path)
+            self.assertEqual((done.returncode, done.stdout), (2, ''))
+            self.assertRegex(done.stderr, r'\Azero-bench scale: --fit: row 1: .*--batch or --context.*\n\Z')
 
     def test_rows_are_as_the_options_have_it(self):
         with tempfile.TemporaryDirectory() as folder:
