@@ -106,8 +106,9 @@ static void move(struct profile *p, enum profile_part from, enum profile_part to
     p->ns[from] -= ns;
 }
 
-/* While the model's thread waits in a step or for a unit, what is under way is what it waits for: an update,
- * the norm, else communication. Without other ranks what is neither is the library's own. */
+/* While the model's thread waits in a step, for a unit or for a gradient's place, what is under way is what it
+ * waits for: an update, the norm, else communication. Without other ranks what is neither is the library's
+ * own. */
 static int deal(struct profile *p, json_t *events)
 {
     static const char *const step[] = {"step", NULL}, *const wait[] = {"wait", "step", NULL},
@@ -119,11 +120,13 @@ static int deal(struct profile *p, json_t *events)
     if (ok) {
         qsort(steps, n_steps, sizeof *steps, by_beginning);
         int64_t from = steps[n_steps - (size_t)p->n_steps - 1].to, to = steps[n_steps - 1].to;
+        qsort(waits, n_waits, sizeof *waits, by_beginning);
         for (size_t i = 0; i < n_waits; i++) {
             int64_t begin = waits[i].from > from ? waits[i].from : from;
             int64_t end = waits[i].to < to ? waits[i].to : to;
             if (end <= begin)
                 continue;
+            from = end; /* a step may have waits inside it, which begin later */
             int64_t in_update = overlap(updates, n_updates, begin, end),
                     in_norm = overlap(norms, n_norms, begin, end);
             move(p, PROFILE_LIBRARY, PROFILE_OPTIMIZER, in_update);

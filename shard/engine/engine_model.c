@@ -68,12 +68,35 @@ void zr_model_await(struct zr_engine *e, uint64_t job)
 
 /* ---- actions of the model's thread ---- */
 
+/* The model goes on when job has been issued and ev, which it records, has come: a span where its thread
+ * waits for either. begins: a wait for ev counts among begins that had to wait for their unit. */
+static int wait_for(struct zr_engine *e, uint64_t job, struct zr_event *ev, int32_t unit, bool begins)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    bool span = e->timeline && e->loop && !zr_loop_issued(e->loop, job);
+    if (span)
+        zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit, e->m.step);
+    zr_model_await(e, job);
+    int err = d->compute_on_caller ? d->event_query(ev) : d->stream_wait(e->compute, ev);
+    if (d->compute_on_caller && !err) {
+        int64_t from = zr_now_ns();
+        if (!span)
+            zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit, e->m.step);
+        span = true;
+        err = d->stream_wait(e->compute, ev);
+        e->m.n_waits += begins;
+        e->m.wait_ns += begins ? zr_now_ns() - from : 0;
+    }
+    if (span)
+        zr_timeline_end(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit);
+    return err < 0 ? err : 0;
+}
+
 /* Waits for the last reduction, or update, which is behind all others on its stream. */
 static int return_grads(struct zr_engine *e, int32_t last)
 {
     bool all = e->plan->sum_in_place[last];
-    zr_model_await(e, e->m.grad_job[last]);
-    int err = e->dev->ops->stream_wait(e->compute, e->ev.grad_free[last]);
+    int err = wait_for(e, e->m.grad_job[last], e->ev.grad_free[last], last, false);
     for (int32_t i = e->m.n_flying; i-- > 0;) {
         int32_t unit = e->m.flying[i];
         if (!all && e->plan->sum_in_place[unit])
@@ -88,22 +111,9 @@ static int return_grads(struct zr_engine *e, int32_t last)
 
 static int wait_param(struct zr_engine *e, const struct zr_action *a)
 {
-    const struct zr_device_ops *d = e->dev->ops;
     int32_t unit = a->unit;
-    zr_model_await(e, e->m.unit_job[unit]);
     struct zr_event *ev = a->gathered ? e->ev.ready[unit] : e->ev.updated[unit];
-    if (!d->compute_on_caller)
-        return d->stream_wait(e->compute, ev);
-    int done = d->event_query(ev);
-    if (done)
-        return done < 0 ? done : 0;
-    int64_t from = zr_now_ns();
-    zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit, e->m.step);
-    int err = d->stream_wait(e->compute, ev);
-    zr_timeline_end(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit);
-    e->m.n_waits++;
-    e->m.wait_ns += zr_now_ns() - from;
-    return err;
+    return wait_for(e, e->m.unit_job[unit], ev, unit, true);
 }
 
 /* bracket: backward is about to store what is overwritten. Without one nobody knows whether it will, and what
@@ -131,8 +141,7 @@ static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot,
 static int wait_grad(struct zr_engine *e, const struct zr_action *a)
 {
     int32_t place = zr_grad_place(e->plan, a->unit, a->slot);
-    zr_model_await(e, e->m.grad_job[place]);
-    int err = e->dev->ops->stream_wait(e->compute, e->ev.grad_free[place]);
+    int err = wait_for(e, e->m.grad_job[place], e->ev.grad_free[place], a->unit, false);
     const struct zr_unit *u = &e->layout->units[a->unit];
     for (int32_t i = 0; !err && a->fill && i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];

@@ -5,11 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+struct overlap_device {
+    struct zr_device base;
+    struct zr_stream *model; /* the first */
+    int64_t n_waited;
+};
+
 struct zr_stream {
+    struct overlap_device *dev;
     int64_t now;
 };
 
 struct zr_event {
+    struct overlap_device *dev;
     int64_t at;
 };
 
@@ -45,12 +53,15 @@ static void give(struct zr_device *dev, void *p, int64_t bytes)
 static int stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
                        struct zr_stream **out)
 {
-    (void)dev;
-    (void)kind;
+    struct overlap_device *o = (struct overlap_device *)dev;
     (void)name;
     (void)native;
     *out = calloc(1, sizeof **out);
-    return *out ? 0 : ZR_ERR_NOMEM;
+    if (!*out)
+        return ZR_ERR_NOMEM;
+    (*out)->dev = o;
+    o->model = !o->model && kind == ZR_STREAM_CALLER ? *out : o->model;
+    return 0;
 }
 
 static void stream_close(struct zr_stream *s)
@@ -66,9 +77,11 @@ static int stream_sync(struct zr_stream *s)
 
 static int event_open(struct zr_device *dev, struct zr_event **out)
 {
-    (void)dev;
     *out = calloc(1, sizeof **out);
-    return *out ? 0 : ZR_ERR_NOMEM;
+    if (!*out)
+        return ZR_ERR_NOMEM;
+    (*out)->dev = (struct overlap_device *)dev;
+    return 0;
 }
 
 static void event_close(struct zr_event *e)
@@ -84,6 +97,7 @@ static int event_record(struct zr_event *e, struct zr_stream *s)
 
 static int stream_wait(struct zr_stream *s, struct zr_event *e)
 {
+    s->dev->n_waited += s == s->dev->model && e->at > s->now;
     s->now = e->at > s->now ? e->at : s->now;
     return 0;
 }
@@ -96,8 +110,14 @@ static int event_sync(struct zr_event *e)
 
 static int event_query(struct zr_event *e)
 {
-    (void)e;
-    return 1;
+    return !e->dev->base.ops->compute_on_caller || e->at <= e->dev->model->now;
+}
+
+/* A time of 0 would be none. */
+static int stamp(struct zr_stream *s, int64_t *out_ns)
+{
+    *out_ns = s->now + 1;
+    return 0;
 }
 
 static int call(struct zr_stream *s, void (*fn)(void *), const void *arg, size_t arg_bytes)
@@ -212,6 +232,7 @@ static const struct zr_device_ops device_ops = {
     .event_sync = event_sync,
     .event_query = event_query,
     .call = call,
+    .stamp = stamp,
     .zero = zero,
     .copy = copy,
     .put = put,
@@ -224,11 +245,29 @@ static const struct zr_device_ops device_ops = {
     .agree_end = agree_end,
 };
 
+static struct zr_device *device_open(const struct zr_device_ops *ops)
+{
+    struct overlap_device *o = calloc(1, sizeof *o);
+    o->base.ops = ops;
+    return &o->base;
+}
+
 struct zr_device *overlap_device_open(void)
 {
-    struct zr_device *dev = calloc(1, sizeof *dev);
-    dev->ops = &device_ops;
-    return dev;
+    return device_open(&device_ops);
+}
+
+struct zr_device *overlap_device_open_on_caller(void)
+{
+    static struct zr_device_ops ops;
+    ops = device_ops;
+    ops.compute_on_caller = true;
+    return device_open(&ops);
+}
+
+int64_t overlap_device_n_waited(const struct zr_device *dev)
+{
+    return ((const struct overlap_device *)dev)->n_waited;
 }
 
 struct overlap_comm {

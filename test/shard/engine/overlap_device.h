@@ -11,6 +11,11 @@
 #include "comm/comm.h"
 
 struct zr_device *overlap_device_open(void);
+/* The same, of which the model computes on the calling thread: an event has come when the model's stream is
+ * past it, so where it has not, a wait of that stream is a wait of the thread. */
+struct zr_device *overlap_device_open_on_caller(void);
+/* How often the model's stream waited for what was still to come. */
+int64_t overlap_device_n_waited(const struct zr_device *dev);
 
 /* The clock of a stream; spend advances it. */
 int64_t overlap_now(const struct zr_stream *s);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -25,13 +26,27 @@ struct world {
     int64_t c, m;
 };
 
-static void open_world(struct world *w, int stage, int n_units, int64_t c, int64_t m, int prefetch,
-                       int64_t budget)
+static void describe_world(struct world *w, int stage, int n_units, int64_t c, int64_t m, int prefetch,
+                           int64_t budget)
 {
     memset(w, 0, sizeof *w);
     w->n_units = n_units;
     w->c = c;
     w->m = m;
+    w->opt = (struct zr_options){.stage = stage,
+                                 .optimizer = ZR_ADAMW,
+                                 .grad_scale = 1,
+                                 .grad_accum_steps = 1,
+                                 .hyper = {[ZR_ADAMW] = {.beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f}},
+                                 .prefetch = prefetch,
+                                 .param_budget_bytes = budget,
+                                 .deterministic = true,
+                                 .timeout_ms = 1000};
+}
+
+static void begin_world(struct world *w, struct zr_device *dev)
+{
+    int n_units = w->n_units;
     struct zr_tensor *t = calloc((size_t)n_units, sizeof *t);
     for (int i = 0; i < n_units; i++) {
         char name[16];
@@ -46,24 +61,22 @@ static void open_world(struct world *w, int stage, int n_units, int64_t c, int64
                                   .n_slices = 1,
                                   .unit = i};
     }
-    w->opt = (struct zr_options){.stage = stage,
-                                 .optimizer = ZR_ADAMW,
-                                 .grad_scale = 1,
-                                 .grad_accum_steps = 1,
-                                 .hyper = {[ZR_ADAMW] = {.beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f}},
-                                 .prefetch = prefetch,
-                                 .param_budget_bytes = budget,
-                                 .deterministic = true,
-                                 .timeout_ms = 1000};
-    w->dev = overlap_device_open();
+    w->dev = dev;
     assert_int_equal(
         zr_layout_make(t, n_units, 4, 1, zr_placement_asked(&w->opt).model_holds, false, &w->layout), 0);
     assert_int_equal(zr_plan_make(w->layout, &w->opt, &w->plan), 0);
     struct zr_engine_parts parts = {.dev = w->dev, .plan = w->plan, .opt = &w->opt};
-    parts.comm[ZR_ROLE_GATHER] = overlap_comm_open(w->dev, 4, m);
-    parts.comm[ZR_ROLE_REDUCE] = parts.comm[ZR_ROLE_CONTROL] = overlap_comm_open(w->dev, 4, m);
+    parts.comm[ZR_ROLE_GATHER] = overlap_comm_open(w->dev, 4, w->m);
+    parts.comm[ZR_ROLE_REDUCE] = parts.comm[ZR_ROLE_CONTROL] = overlap_comm_open(w->dev, 4, w->m);
     assert_int_equal(zr_engine_open(&w->e, &parts), 0);
     assert_int_equal(zr_engine_allocate(&w->e), 0);
+}
+
+static void open_world(struct world *w, int stage, int n_units, int64_t c, int64_t m, int prefetch,
+                       int64_t budget)
+{
+    describe_world(w, stage, n_units, c, m, prefetch, budget);
+    begin_world(w, overlap_device_open());
 }
 
 static void close_world(struct world *w)
@@ -216,12 +229,64 @@ static void brackets_ask_nobody(void **state)
     }
 }
 
+/* Spans of a kind in the engine's timeline; longest: the microseconds of the one that took longest. */
+static int64_t n_spans(struct world *w, const char *kind, double *longest)
+{
+    char path[] = "/tmp/zero-overlap-XXXXXX", line[512], wanted[64];
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    assert_int_equal(zr_engine_trace_write(&w->e, path), 0);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    snprintf(wanted, sizeof wanted, "\"cat\":\"%s\"", kind);
+    int64_t n = 0;
+    *longest = 0;
+    while (fgets(line, sizeof line, f)) {
+        if (!strstr(line, wanted))
+            continue;
+        double us = atof(strstr(line, "\"dur\":") + strlen("\"dur\":"));
+        *longest = us > *longest ? us : *longest;
+        n++;
+    }
+    fclose(f);
+    unlink(path);
+    return n;
+}
+
+/* Where compute is on the calling thread, each of its waits is in the timeline: for a unit that is being
+ * gathered and for a gradient's place that is being reduced alike. Only the first kind counts as a begin that
+ * had to wait for its unit. */
+static void every_wait_is_a_span(void **state)
+{
+    (void)state;
+    for (int full = 0; full < 2; full++) {
+        struct world w;
+        double longest;
+        /* Communication takes longer than compute. With room for all units backward waits for none. */
+        describe_world(&w, 3, 10, 10, 60, 1, full ? 10 * 4096 * 4 : -1);
+        w.opt.trace = true;
+        begin_world(&w, overlap_device_open_on_caller());
+        for (int s = 0; s < 3; s++) {
+            forward(&w);
+            int64_t of_units = w.e.m.n_waits, all = overlap_device_n_waited(w.dev);
+            backward(&w);
+            of_units = w.e.m.n_waits - of_units;
+            all = overlap_device_n_waited(w.dev) - all;
+            assert_true(full ? of_units == 0 && all > 0 : of_units > 0);
+            assert_int_equal(zr_engine_step(&w.e, 0.1f, NULL), 0);
+        }
+        assert_int_equal(n_spans(&w, "wait", &longest), overlap_device_n_waited(w.dev));
+        close_world(&w);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(only_the_ends_are_exposed), cmocka_unit_test(backward_from_nothing),
         cmocka_unit_test(no_prefetch_exposes_all),   cmocka_unit_test(full_budget_gathers_once),
-        cmocka_unit_test(brackets_ask_nobody),
+        cmocka_unit_test(brackets_ask_nobody),       cmocka_unit_test(every_wait_is_a_span),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
