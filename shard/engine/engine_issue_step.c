@@ -222,10 +222,10 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
     const struct zr_hop_run last = zr_last_hop(e);
     bool in_place = e->plan->sum_in_place[unit];
     bool gathered = !zr_hop_in_place(e, &last, unit) && e->plan->hop[last.axis].sums_whole;
+    if (gathered) /* a collective, which is no part of the update's time */
+        ZR_TRY(zr_hop_gather_sums(e, &last, e->reduce_stream, job));
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
                             false));
-    if (gathered)
-        ZR_TRY(zr_hop_gather_sums(e, &last, e->reduce_stream, job));
     const char *full = e->reduce_base + e->plan->full_grad_at;
     for (int32_t i = 0; i < n; i++) {
         if (!f[i].trainable)

@@ -281,12 +281,36 @@ static void every_wait_is_a_span(void **state)
     }
 }
 
+/* Where all ranks update everything and a sum is not where backward wrote it, it is gathered for its update:
+ * no part of the update's time, which is free here. */
+static void gathered_sums_are_no_update(void **state)
+{
+    (void)state;
+    struct world w;
+    double longest;
+    describe_world(&w, 0, 5, 100, 60, 2, -1);
+    w.opt.trace = true;
+    w.opt.wire_dtype = ZR_BF16; /* so that sums are not in place */
+    begin_world(&w, overlap_device_open());
+    for (int s = 0; s < 2; s++) {
+        forward(&w);
+        backward(&w);
+        int64_t from = overlap_now(w.e.reduce_stream);
+        assert_int_equal(zr_engine_step(&w.e, 0.1f, NULL), 0);
+        assert_int_equal(overlap_now(w.e.reduce_stream) - from, 5 * 60); /* a gather for each unit */
+    }
+    assert_int_equal(n_spans(&w, "update", &longest), 2 * 5);
+    assert_true(longest == 0);
+    close_world(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(only_the_ends_are_exposed), cmocka_unit_test(backward_from_nothing),
-        cmocka_unit_test(no_prefetch_exposes_all),   cmocka_unit_test(full_budget_gathers_once),
-        cmocka_unit_test(brackets_ask_nobody),       cmocka_unit_test(every_wait_is_a_span),
+        cmocka_unit_test(only_the_ends_are_exposed),   cmocka_unit_test(backward_from_nothing),
+        cmocka_unit_test(no_prefetch_exposes_all),     cmocka_unit_test(full_budget_gathers_once),
+        cmocka_unit_test(brackets_ask_nobody),         cmocka_unit_test(every_wait_is_a_span),
+        cmocka_unit_test(gathered_sums_are_no_update),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
