@@ -6,7 +6,7 @@
  *     products, attention     their multiplications and additions at the best square product's speed
  *     other compute           bytes that cannot be left out, at the speed of a copy
  *     optimizer               its arrays at the speed of a loop that only reads and writes them
- *     norm                    the gradient at the speed of a loop that only reads it
+ *     norm                    this rank's slice of the gradient at the speed of a loop that only reads it
  *     all else                nothing */
 #include "bench/arguments.h"
 #include "bench/commands.h"
@@ -84,8 +84,10 @@ static void at_limits(double seconds[PROFILE_N_PARTS], const struct profile_opti
     seconds[PROFILE_ATTENTION] = p->flop[PROFILE_ATTENTION] / steps / product->limit;
     seconds[PROFILE_COMPUTE] = tokens * compute_bytes(o) / kernels_host_row(h, "copy")->limit;
     seconds[PROFILE_OPTIMIZER] = n * (double)adamw->bytes / adamw->limit;
-    if (!o->plain) /* there it is in the optimizer */
-        seconds[PROFILE_NORM] = 4 * n / kernels_host_row(h, "sum of squares")->limit;
+    if (!o->plain) { /* there it is in the optimizer */
+        const double slice = (double)gpt2_n_params(&o->model.config) / p->world; /* also where all is kept */
+        seconds[PROFILE_NORM] = 4 * slice / kernels_host_row(h, "sum of squares")->limit;
+    }
 }
 
 static void print(const struct profile_options *o, const struct profile *p, const double *limit)

@@ -217,11 +217,18 @@ class Profile(unittest.TestCase):
         self.assertTrue(told['plain'])
 
     def test_wrapped(self):
-        for world, stage in [(1, 0), (2, 3)]:
-            _, parts = self.profile(world, f'--stage={stage}', '--dtype=bf16')
+        L, C, T, V = 2, 48, 32, 300
+        n = V * C + T * C + L * (12 * C * C + 13 * C) + 2 * C
+        for world, stage in [(1, 0), (2, 0), (2, 3)]:
+            told, parts = self.profile(world, f'--stage={stage}', '--dtype=bf16', f'--layers={L}', '--heads=3', f'--channels={C}', f'--context={T}', f'--vocab={V}')
             self.assertGreater(parts['norm and agreement']['ns'], 0)
-            if world == 1:
-                self.assertEqual(parts['exposed communication']['ns'], 0)
+            self.assertEqual(parts['exposed communication']['ns'] > 0, world > 1)
+            kernels = {k['name']: k for k in told['kernels']}
+            # Every rank reads its slice for the norm, and at stage 0 updates everything, as states are laid out: with gaps.
+            for name, kernel, elements, gaps in [('norm and agreement', 'sum of squares', n / world, 1e-9),
+                                                 ('optimizer', 'adamw bf16', n / (world if stage else 1), 0.05)]:
+                ns = 3 * elements * kernels[kernel]['bytes_per_element'] / kernels[kernel]['limit']
+                self.assertAlmostEqual(parts[name]['ns_at_limit'] / ns, 1, delta=gaps, msg=(world, stage, name))
 
 
 class Help(unittest.TestCase):
