@@ -144,32 +144,17 @@ static int run(const char *name, const struct profile_options *o)
 {
     struct profile p = {.n_warm = N_WARM_STEPS, .part = PROFILE_REST};
     const char *data = o->data;
-    struct train_options t = {
-        .model = o->model,
-        .dtype = o->dtype,
-        .batch = o->batch,
-        .accum = o->accum,
-        .steps = N_WARM_STEPS + o->steps,
-        .seed = 1,
-        .paths = &data,
-        .n_paths = data != NULL,
-        .optimizer = ZERO_ADAMW,
-        .lr = o->model.default_lr,
-        .beta1 = 0.9,
-        .beta2 = 0.95,
-        .weight_decay = 0.1,
-        .clip = 1.0,
-        .stage = o->stage,
-        .shard_group = ZERO_AUTO,
-        .prefetch = 2,
-        .budget = ZERO_AUTO,
-        .deterministic = ZERO_AUTO,
-        .threads = o->threads,
-        .device = ZERO_DEVICE_HOST,
-        .gpu = PLACE_GPU_OF_RANK,
-        .plain = o->plain,
-        .profile = &p,
-    };
+    struct train_options t = train_defaults(&o->model);
+    t.dtype = (enum zero_dtype)o->dtype;
+    t.batch = o->batch;
+    t.accum = o->accum;
+    t.steps = N_WARM_STEPS + o->steps;
+    t.paths = &data;
+    t.n_paths = data != NULL;
+    t.stage = o->stage;
+    t.threads = o->threads;
+    t.plain = o->plain;
+    t.profile = &p;
     struct place place = {0};
     struct kernels_host *h = NULL;
     int status = measure_limits(name, o, &place, &h) ? EXIT_FAILURE : EXIT_SUCCESS;

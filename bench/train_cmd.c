@@ -34,7 +34,6 @@ static error_t finish(struct argp_state *state, void *options)
 {
     struct train_options *o = options;
     o->lr = o->lr == UNSET ? o->model.default_lr : o->lr;
-    o->beta1 = o->beta1 == UNSET ? 0.9 : o->beta1;
     if (o->beta2 == UNSET) {
         const struct zr_optimizer_kind *kind = zr_optimizer_kind((enum zr_optimizer)o->optimizer);
         o->beta2 = kind->bias_correction ? 0.95 : (double)kind->beta2;
@@ -152,18 +151,19 @@ static const struct option_table table = {
     OPTIONS_WITH_MODEL(struct train_options),
 };
 
-int train_command(const char *name, int argc, char **argv)
+struct train_options train_defaults(const struct model_options *model)
 {
-    struct train_options o = {
+    return (struct train_options){
+        .model = *model,
         .dtype = ZERO_F32,
         .batch = 4,
         .accum = 1,
-        .steps = -1,
+        .steps = 100,
         .seed = 1,
         .optimizer = ZERO_ADAMW,
-        .lr = UNSET,
-        .beta1 = UNSET,
-        .beta2 = UNSET,
+        .lr = model->default_lr,
+        .beta1 = 0.9,
+        .beta2 = 0.95,
         .weight_decay = 0.1,
         .clip = 1.0,
         .shard_group = ZERO_AUTO,
@@ -174,6 +174,13 @@ int train_command(const char *name, int argc, char **argv)
         .device = ZERO_DEVICE_HOST,
         .gpu = PLACE_GPU_OF_RANK,
     };
+}
+
+int train_command(const char *name, int argc, char **argv)
+{
+    struct train_options o = train_defaults(&(struct model_options){0});
+    o.lr = o.beta2 = UNSET; /* they follow other options */
+    o.steps = -1;
     int status = options_parse(&table, name, argc, argv, &o);
     if (!status)
         status = o.dtype == ZERO_BF16 ? train_run_bf16(&o) : train_run_f32(&o);

@@ -11,36 +11,23 @@
 /* What a candidate says of how zero-bench train runs. */
 static struct train_options options_of(const struct tune_options *o, const struct candidate *c)
 {
-    return (struct train_options){
-        .model = o->model,
-        .dtype = (enum zero_dtype)o->dtype,
-        .batch = o->batch,
-        .accum = o->accum,
-        .seed = 1,
-        .optimizer = (enum zero_optimizer)o->optimizer,
-        .lr = o->model.default_lr,
-        .beta1 = 0.9,
-        .beta2 = 0.95,
-        .weight_decay = 0.1,
-        .clip = 1.0,
-        .stage = c->stage,
-        .hybrid = c->hybrid,
-        .shard_group = c->hybrid ? c->shard_group : ZERO_AUTO,
-        .prefetch = c->prefetch,
-        .budget = c->budget,
-        .deterministic = c->deterministic,
-        .wire_dtype = c->wire_dtype,
-        .threads = o->threads,
-        .device = o->device,
-        .gpu = o->gpu,
-        .log = o->log,
-    };
-}
-
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+    struct train_options t = train_defaults(&o->model);
+    t.dtype = (enum zero_dtype)o->dtype;
+    t.batch = o->batch;
+    t.accum = o->accum;
+    t.optimizer = (enum zero_optimizer)o->optimizer;
+    t.stage = c->stage;
+    t.hybrid = c->hybrid;
+    t.shard_group = c->hybrid ? c->shard_group : ZERO_AUTO;
+    t.prefetch = c->prefetch;
+    t.budget = c->budget;
+    t.deterministic = c->deterministic;
+    t.wire_dtype = c->wire_dtype;
+    t.threads = o->threads;
+    t.device = o->device;
+    t.gpu = o->gpu;
+    t.log = o->log;
+    return t;
 }
 
 static int time_steps(const struct tune_options *o, struct candidate *c, int64_t steps)
@@ -57,7 +44,7 @@ static int time_steps(const struct tune_options *o, struct candidate *c, int64_t
         return status;
     memcpy(c->ms + c->n_ms, ms + N_WARM, (size_t)steps * sizeof *ms);
     c->n_ms += steps;
-    qsort(c->ms, (size_t)c->n_ms, sizeof *c->ms, ascending);
+    report_median(c->ms, c->n_ms); /* sorts them */
     return 0;
 }
 
