@@ -14,6 +14,15 @@ const char *const profile_names[PROFILE_N_PARTS] = {
 #undef PROFILE_NAME
 };
 
+/* A micro-batch has 2 * layers + 3 brackets, each of which may wait for its unit and layers + 1 of which for
+ * their gradient's place, and a wait at its end; a step is a span with two waits in it, and the one before the
+ * first is needed as well. The other tracks have fewer. */
+int64_t profile_most_micro_batches(int64_t layers, int64_t steps)
+{
+    int64_t room = PROFILE_MOST_SPANS - 3 * (steps + 1);
+    return room / (2 * (2 * layers + 3) + layers + 1 + 1);
+}
+
 enum profile_part profile_enter(struct profile *p, enum profile_part part)
 {
     if (!p)
@@ -143,7 +152,10 @@ static int deal(struct profile *p, json_t *events)
             move(p, PROFILE_EXPOSED, PROFILE_LIBRARY, p->ns[PROFILE_EXPOSED]);
     }
     free(steps), free(waits), free(updates), free(norms);
-    return ok ? 0 : failed(ZERO_ERR_IO, "the timeline does not have %lld steps", (long long)p->n_steps + 1);
+    return ok ? 0
+              : failed(ZERO_ERR_IO,
+                       "the timeline does not have %lld steps: take a smaller --steps or --accum",
+                       (long long)p->n_steps + 1);
 }
 
 int profile_finish(struct profile *p, zero_ctx *z)

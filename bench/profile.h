@@ -27,8 +27,8 @@ enum profile_part {
 };
 extern const char *const profile_names[PROFILE_N_PARTS];
 
-/* Steps that are measured, at most. */
-enum { PROFILE_MOST_STEPS = 50 };
+/* Steps that are measured, at most; and spans that the timeline keeps of the model's track (cfg.trace). */
+enum { PROFILE_MOST_STEPS = 50, PROFILE_MOST_SPANS = 16384 };
 
 struct profile {
     /* measured is from the end of step n_warm to the end of the last one */
@@ -48,6 +48,9 @@ struct profile {
     int64_t n_kept;
 };
 
+/* Micro-batches, of all measured steps together, whose spans the timeline has room for; layers: of the model,
+ * which is wrapped as train.c does it. */
+int64_t profile_most_micro_batches(int64_t layers, int64_t steps);
 /* What is done from now on belongs to part; returns the part so far. p may be NULL, as of the others. */
 enum profile_part profile_enter(struct profile *p, enum profile_part part);
 /* A product of the model: of attention if that is the part, else of PRODUCTS. */

@@ -49,11 +49,33 @@ static const struct option_row rows[] = {
     {0},
 };
 
+/* Refuses what does not go together. */
+static error_t finish(struct argp_state *state, void *options)
+{
+    struct profile_options *o = options;
+    if (o->plain && o->stage >= 0) {
+        argp_error(state, "--plain: has no --stage, which is libzero's");
+        return EINVAL;
+    }
+    o->stage = o->stage >= 0 ? o->stage : 0;
+    int64_t most = profile_most_micro_batches(o->model.config.layers, o->steps);
+    if (!o->plain && o->steps * o->accum > most) {
+        argp_error(
+            state,
+            "--steps, --accum: %lld micro-batches would be measured; the timeline has room for %lld of a "
+            "model of %lld layers",
+            (long long)(o->steps * o->accum), (long long)most, (long long)o->model.config.layers);
+        return EINVAL;
+    }
+    return 0;
+}
+
 static const struct option_table table = {
     .rows = rows,
     .doc = "Where the steps of a training on the host go, on as many ranks as zero-run starts; the table is "
            "rank 0's.",
     .read_word = option_refuse_word,
+    .finish = finish,
     OPTIONS_WITH_MODEL(struct profile_options),
 };
 
@@ -121,10 +143,10 @@ static void report(const struct profile_options *o, const struct profile *p, con
                                                report_number((double)p->ns[i] / (double)p->total_ns), "flop",
                                                report_number(p->flop[i]), "ns_at_limit",
                                                report_number(limit[i] * 1e9 * (double)p->n_steps)));
-    report_line(json_pack("{s:s, s:s, s:s, s:i, s:I, s:b, s:I, s:I, s:I, s:o, s:o}", "event", "profile",
+    report_line(json_pack("{s:s, s:s, s:s, s:i, s:o, s:b, s:I, s:I, s:I, s:o, s:o}", "event", "profile",
                           "model", o->model.name, "dtype", option_word_of(option_dtypes, o->dtype), "world",
-                          p->world, "stage", (json_int_t)o->stage, "plain", o->plain, "threads",
-                          (json_int_t)o->threads, "steps", (json_int_t)p->n_steps, "ns",
+                          p->world, "stage", o->plain ? json_null() : json_integer(o->stage), "plain",
+                          o->plain, "threads", (json_int_t)o->threads, "steps", (json_int_t)p->n_steps, "ns",
                           (json_int_t)p->total_ns, "parts", parts, "kernels", kernels_host_json(h)));
 }
 
@@ -169,8 +191,14 @@ static int run(const char *name, const struct profile_options *o)
 
 int profile_command(const char *name, int argc, char **argv)
 {
-    struct profile_options o = {
-        .dtype = ZERO_F32, .batch = 4, .accum = 1, .steps = 5, .threads = 1, .params = 8000000, .rounds = 5};
+    struct profile_options o = {.dtype = ZERO_F32,
+                                .batch = 4,
+                                .accum = 1,
+                                .steps = 5,
+                                .stage = -1,
+                                .threads = 1,
+                                .params = 8000000,
+                                .rounds = 5};
     int status = options_parse(&table, name, argc, argv, &o);
     return status ? status : run(name, &o);
 }

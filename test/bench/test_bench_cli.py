@@ -77,6 +77,8 @@ class Refused(unittest.TestCase):
         self.refused(['train', '--plain', '--import=x'], '--plain')
         for alone in ['--save-every=2', '--save-async', '--keep=1', '--load=latest']:
             self.refused(['train', alone], '--save:')
+        for stage in '03':
+            self.refused(['profile', '--plain', f'--stage={stage}'], '--plain', '--stage')
 
     def test_plain_words(self):
         for command in ['plan', 'memory', 'overhead', 'kernels', 'profile', 'scale', 'verify']:
@@ -189,8 +191,8 @@ class Profile(unittest.TestCase):
     """Every nanosecond of the measured steps is in one part."""
     PARTS = ['products', 'attention', 'other compute', 'optimizer', 'norm and agreement', 'exposed communication', 'runtime', 'rest']
 
-    def profile(self, world, *args):
-        command = [ZERO_BENCH, 'profile', '--json', '--data', TEXT, '--params=100000', '--rounds=1', '--steps=3', '--batch=1', *args]
+    def profile(self, world, *args, steps=3):
+        command = [ZERO_BENCH, 'profile', '--json', '--data', TEXT, '--params=100000', '--rounds=1', f'--steps={steps}', '--batch=1', *args]
         done = run([ZERO_RUN, '--raw', '-n', str(world), *command] if world > 1 else command)
         self.assertEqual(done.returncode, 0, done)
         told, = lines(done.stdout)
@@ -199,7 +201,7 @@ class Profile(unittest.TestCase):
         self.assertEqual(sum(part['ns'] for part in told['parts']), told['ns'])
         self.assertTrue(all(part['ns'] >= 0 for part in told['parts']), told['parts'])
         self.assertAlmostEqual(sum(part['of_step'] for part in told['parts']), 1)
-        self.assertEqual((told['world'], told['steps']), (world, 3))
+        self.assertEqual((told['world'], told['steps']), (world, steps))
         for name in ['products', 'attention', 'other compute']:
             self.assertGreater(parts[name]['ns'], 0, name)
             self.assertGreater(parts[name]['ns_at_limit'], 0, name)
@@ -215,6 +217,7 @@ class Profile(unittest.TestCase):
         for name in ['norm and agreement', 'exposed communication', 'runtime']:
             self.assertEqual(parts[name]['ns'], 0, name)
         self.assertTrue(told['plain'])
+        self.assertIsNone(told['stage'])
 
     def test_wrapped(self):
         L, C, T, V = 2, 48, 32, 300
@@ -229,6 +232,17 @@ class Profile(unittest.TestCase):
                                                  ('optimizer', 'adamw bf16', n / (world if stage else 1), 0.05)]:
                 ns = 3 * elements * kernels[kernel]['bytes_per_element'] / kernels[kernel]['limit']
                 self.assertAlmostEqual(parts[name]['ns_at_limit'] / ns, 1, delta=gaps, msg=(world, stage, name))
+
+
+    def test_what_the_timeline_has_room_for(self):
+        """More would be known only when it has been trained: the timeline keeps the latest 16384 spans of a track."""
+        tiny = ['--layers=1', '--heads=1', '--channels=8', '--context=4', '--vocab=256']
+        for world, stage in [(1, 0), (2, 3)]:
+            self.profile(world, f'--stage={stage}', '--accum=24', *tiny, steps=50)
+        self.profile(1, '--plain', '--accum=25', *tiny, steps=50)
+        done = bench('profile', '--steps=50', '--accum=25', *tiny)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (2, '', 'zero-bench profile: --steps, --accum: 1250 micro-batches would be measured; '
+                                                                       'the timeline has room for 1248 of a model of 1 layers\n'))
 
 
 class Help(unittest.TestCase):
