@@ -18,6 +18,9 @@ meson configure build -Dbuildtype=release -Dbench=enabled
 meson compile -C build zero-bench zero-run
 
 bench=$root/build/bench/zero-bench run=$root/build/zero/zero-run
+peers=$root/build/peers/rows.jsonl
+if [ -f "$peers" ]; then
+    set -- --peers "$peers" "$@"
+fi
 cd "$from"
-exec python3 "$root/bench/report_page.py" --zero-bench "$bench" --zero-run "$run" --out "$root/build/report.html" \
-    --peers "$root/build/peers/rows.jsonl" "$@"
+exec python3 "$root/bench/report_page.py" --zero-bench "$bench" --zero-run "$run" --out "$root/build/report.html" "$@"

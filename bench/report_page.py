@@ -115,13 +115,15 @@ def machine():
 
 
 def read_peers(path):
-    if not path or not os.path.exists(path):
+    if not path:
         return None
-    with open(path, encoding='utf-8') as f:
-        try:
+    try:
+        with open(path, encoding='utf-8') as f:
             return [json.loads(line) for line in f if line.strip()]
-        except ValueError as e:
-            raise Failed(f'report: --peers: {path} does not hold JSON lines: {e}') from e
+    except OSError as e:
+        raise Failed(f'report: --peers: {path}: {e.strerror}') from e
+    except ValueError as e:
+        raise Failed(f'report: --peers: {path} does not hold JSON lines: {e}') from e
 
 
 def collect(o):
@@ -132,6 +134,7 @@ def collect(o):
         return os.path.join(o.work, name)
     facts['date'] = datetime.datetime.now().isoformat(' ', 'minutes')
     facts['machine'] = machine()
+    facts['peers'] = read_peers(o.peers)  # before what takes minutes
     facts['memory'] = runs.lines('memory', 'memory', '--plain', '--json', '--plot', at('memory.svg'))
     facts['losses'] = runs.lines('losses', 'memory', '--json', '--plot-loss', at('losses.svg'))
     facts['simulated'], = runs.lines('simulated', 'verify', '--time', '--json', '--trace', at('simulated.json'))
@@ -139,7 +142,6 @@ def collect(o):
     facts['comm'] = runs.lines('comm', 'comm', '--backend=shm', '--op=all_gather,reduce_scatter', '--json', '--plot', at('comm.svg'), ranks=2)
     if runs.has('scale'):
         facts['scale'] = runs.lines('scale', 'scale', '--json')
-    facts['peers'] = read_peers(o.peers)
     facts['commands'] = runs.commands
     for name in ('memory', 'losses', 'comm'):
         pictures[name] = inline(at(name + '.svg'), name)
@@ -240,10 +242,10 @@ def peers_section(facts):
                        'and the next report shows its rows; or give a file of them by <code>--peers FILE</code>.</p>')
     rows = []
     for p in facts['peers']:
-        speed = p.get('tokens_per_s')
+        speed = p.get('tokens_per_s')  # of the rounds that did not fail, if any
         spread = f'{speed["low"]:.0f} to {speed["high"]:.0f}' if isinstance(speed, dict) else ''
-        rows.append([str(p['who']), str(p.get('dtype', '')), 'failed: ' + str(p['failed'])[:80] if p.get('failed') else number(middle(speed), 0), spread,
-                     number(p.get('pss_gb')), number(middle(p.get('first_forward_s')))])
+        told = 'failed: ' + str(p['failed'])[:80] if p.get('failed') and not speed else number(middle(speed), 0)
+        rows.append([str(p['who']), str(p.get('dtype', '')), told, spread, number(p.get('pss_gb')), number(middle(p.get('first_forward_s')))])
     return section('peers', 'Peers', '<p>The same model, data and steps.</p>',
                    table(['', 'dtype', 'tokens/s', 'from, to', 'Pss, GB', 'start to first forward, s'], rows))
 

@@ -20,7 +20,8 @@ import report_timeline  # noqa: E402
 PROGRAM = [sys.executable, '-B', os.path.join(ROOT, 'bench', 'report_page.py'), '--zero-bench', ZERO_BENCH, '--zero-run', ZERO_RUN, '--quick', '--data', TEXT]
 PEERS = [{'who': 'PyTorch <FSDP2>', 'dtype': 'f32', 'tokens_per_s': 77, 'pss_gb': 2.3},
          {'who': 'ours', 'dtype': 'bf16', 'tokens_per_s': {'median': 351.4, 'low': 340, 'high': 363}, 'pss_gb': 1.49},
-         {'who': 'broken', 'dtype': 'f32', 'failed': 'no such module'}]
+         {'who': 'broken', 'dtype': 'f32', 'failed': 'no such module'},
+         {'who': 'broken once', 'dtype': 'f32', 'tokens_per_s': {'median': 12, 'low': 11, 'high': 13}, 'pss_gb': 1, 'failed': 'exit code 1'}]
 SECTIONS = ['memory', 'losses', 'timeline', 'comm', 'peers']
 PICTURES = ['memory', 'losses', 'simulated', 'trained', 'comm']
 VOID = {'meta', 'link', 'br', 'img', 'hr'}
@@ -158,7 +159,7 @@ class Page(unittest.TestCase):
         self.assertEqual(self.facts['peers'], PEERS)
         self.assertEqual([row[:5] for row in self.table('peers')[1:]],
                          [['PyTorch <FSDP2>', 'f32', '77', '', '2.30'], ['ours', 'bf16', '351', '340 to 363', '1.49'],
-                          ['broken', 'f32', 'failed: no such module', '', '']])
+                          ['broken', 'f32', 'failed: no such module', '', ''], ['broken once', 'f32', '12', '11 to 13', '1.00']])
 
     def test_without_peers(self):
         without = Reader(report_page.page({**self.facts, 'peers': None}, {name: '' for name in PICTURES}))
@@ -207,7 +208,37 @@ class Wrong(unittest.TestCase):
                 f.write('who: me\n')
             with self.assertRaisesRegex(report_page.Failed, 'does not hold JSON lines'):
                 report_page.read_peers(peers)
-            self.assertIsNone(report_page.read_peers(os.path.join(folder, 'none')))
+            self.assertIsNone(report_page.read_peers(None))
+
+    def test_peers_that_are_not_there(self):
+        """Said before anything is run."""
+        with tempfile.TemporaryDirectory() as folder:
+            page, none = os.path.join(folder, 'page.html'), os.path.join(folder, 'none')
+            done = run([*PROGRAM, '--out', page, '--peers', none])
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (1, '', f'report: --peers: {none}: No such file or directory\n'))
+            self.assertFalse(os.path.exists(page))
+
+    def test_report_sh_gives_peers_that_are_there(self):
+        """Those of the build folder where there are any, and what its caller says behind them."""
+        with tempfile.TemporaryDirectory() as folder:
+            for path in ('.ci/install.sh', 'build/build.ninja', 'bench/report_page.py', 'bin/meson'):
+                os.makedirs(os.path.dirname(os.path.join(folder, path)), exist_ok=True)
+            for path, text in [('.ci/install.sh', ''), ('build/build.ninja', ''), ('bin/meson', '#!/bin/sh\n'),
+                               ('bench/report_page.py', 'import sys\nprint(*sys.argv[1:], sep="\\n")\n')]:
+                with open(os.path.join(folder, path), 'w', encoding='utf-8') as f:
+                    f.write(text)
+            os.chmod(os.path.join(folder, 'bin', 'meson'), 0o755)
+            shutil.copy(os.path.join(ROOT, 'bench', 'report.sh'), os.path.join(folder, 'bench'))
+            peers = os.path.join(os.path.realpath(folder), 'build', 'peers', 'rows.jsonl')
+            for there, args, given in [(False, [], []), (False, ['--peers', 'x'], ['x']), (True, [], [peers]), (True, ['--peers', 'x'], [peers, 'x'])]:
+                if there:
+                    os.makedirs(os.path.dirname(peers), exist_ok=True)
+                    open(peers, 'w', encoding='utf-8').close()
+                done = run(['sh', os.path.join(os.path.realpath(folder), 'bench', 'report.sh'), *args],
+                           env={'PATH': os.path.join(folder, 'bin') + os.pathsep + os.environ['PATH']})
+                self.assertEqual((done.returncode, done.stderr), (0, ''))
+                words = done.stdout.splitlines()
+                self.assertEqual([words[i + 1] for i, w in enumerate(words) if w == '--peers'], given)
 
     def test_a_run_that_fails(self):
         with tempfile.TemporaryDirectory() as folder:
