@@ -216,10 +216,10 @@ int memory_command(const char *name, int argc, char **argv)
     status = measure(&o, &m);
     if (!status && !o.json)
         print_table(&o, &m);
-    if (!status)
-        status = draw(&o, &m);
+    int drawn = status ? 0 : draw(&o, &m); /* where it fails, what was measured is still told */
     if (!status && !o.json)
         print_saved(&o, &m);
+    status = status ? status : drawn;
     for (int s = 0; s < m.n; s++)
         free(m.stages[s].loss);
     free(m.plain.loss);

@@ -117,6 +117,13 @@ class Measured(unittest.TestCase):
         self.assertAlmostEqual(shares[1], 100 * (1 - three / copies), delta=2)
         self.assertAlmostEqual(copies, 2 * each, delta=0.01 * copies)
 
+    def test_what_is_saved_is_told_without_pictures(self):
+        for option in ['--plot', '--plot-loss']:
+            done = bench(*MEMORY, '--steps=1', f'{option}=/tmp/never.svg', env={'PATH': '/nonexistent'})
+            self.assertEqual((done.returncode, len(done.stderr.splitlines())), (1, 1), done)
+            self.assertIn('gnuplot', done.stderr)
+            self.assertRegex(done.stdout.splitlines()[-1], r'^All 2 ranks together, measured \(Pss\): stage 3 holds .*% are saved\.$')
+
 
 class Fits(unittest.TestCase):
     def test_fewer_layers(self):
