@@ -64,6 +64,10 @@ int main(int argc, char **argv)
         help();
         return 0;
     }
+    if (!strcmp(argv[1], "--version")) {
+        printf("zero-bench %s\n", zero_version());
+        return 0;
+    }
     for (size_t i = 0; i < N_COMMANDS; i++) {
         if (!strcmp(argv[1], commands[i].name)) {
             char name[64];

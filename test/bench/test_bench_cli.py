@@ -252,6 +252,11 @@ class Help(unittest.TestCase):
             self.assertEqual((done.returncode, done.stderr), (0, ''), args)
             self.assertIn('Usage: zero-bench', done.stdout)
 
+    def test_version(self):
+        done = bench('--version')
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        self.assertRegex(done.stdout, r'^zero-bench \d+\.\d+\.\d+\n$')
+
     def test_options_of_the_train_subcommand(self):
         text = bench('train', '--help').stdout
         for option in ('model layers heads channels context vocab stage dtype batch accum steps lr clip prefetch budget seed '
