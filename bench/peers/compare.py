@@ -27,7 +27,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 ONE_RANK = ('plain', 'torch', 'llmc')
 OF_TORCH = {'torch': 'plain', 'ddp': 'ddp', 'fsdp2': 'fsdp2', 'deepspeed1': 'zero1', 'deepspeed2': 'zero2', 'deepspeed3': 'zero3'}
 DEFAULT_ROWS = [who for who in peers_report.TITLES if who not in ('stage1', 'stage2')]
-SETTINGS = ('model', 'layers', 'heads', 'channels', 'vocab', 'context', 'batch', 'ranks', 'threads', 'lr', 'seed', 'data', 'device')
+SETTINGS = ('model', 'layers', 'heads', 'channels', 'vocab', 'context', 'batch', 'ranks', 'threads', 'lr', 'seed', 'data', 'device', 'compile')
 
 
 def options():
@@ -254,13 +254,16 @@ def processor():
 def about_lines(o, rows, versions, imported_gb):
     """Where, when and of what, for the page."""
     commit = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty'], capture_output=True, text=True, check=False).stdout.strip()
+    version = subprocess.run([os.path.join(o.build, 'bench', 'zero-bench'), '--version'], capture_output=True, text=True, check=False).stdout.split()[-1:]
+    interleaved = not o.add and o.rounds > 1
     peers = sorted({r['peer'] for r in rows if r.get('peer')}) or [f'{k} {v}' for k, v in versions.items()]
     layers, heads, channels, context, vocab = o.sizes
     return [f'{datetime.date.today().isoformat()}, {processor()}; Linux {".".join(platform.release().split(".")[:2])}',
-            f'this tree at {commit or "no commit"}; {"; ".join(peers) or "no peer"}; Python {platform.python_version()}',
+            f'libzero {"".join(version)}, this tree at {commit or "no commit"}; {"; ".join(peers) or "no peer"}; Python {platform.python_version()}',
             f'{o.model}: {layers} layers, {heads} heads, {channels} channels, {vocab} token ids; rows of {context} tokens, {o.batch} for each rank and step; AdamW, '
             f'clip 1, learning rate {o.lr:g} over 10 steps; on the {"GPU" if o.device == "cuda" else "CPU"}',
-            'tokens/s: of a run the median step without the first two; then the median, lowest and highest of the rounds, which were interleaved',
+            'tokens/s: of a run the median step without the first two; then the median, lowest and highest of the rounds'
+            + (', which were interleaved' if interleaved else ''),
             'peak Pss: the largest sum over a row\'s processes, sampled from outside; memory that they share counts once'
             + (f'; a process that has imported PyTorch and done nothing takes {peers_report.number(imported_gb)} GB' if imported_gb else ''),
             f'losses apart: the largest relative difference of the first {peers_report.N_LOSSES} losses from the reference, which is ours with the same dtype '
@@ -274,7 +277,7 @@ def main():
     raw_path = os.path.join(o.work, 'runs.jsonl')
     runs = earlier_runs(o, raw_path)
     rows = Rows(o)
-    if not o.data:
+    if not o.data and not (o.add and os.path.exists(rows.text)):  # rows that are added have the text of those before
         peers_inputs.write_text(ROOT, rows.text)
     for round_ in range(o.rounds):
         wanted = [(who, dtype) for dtype in o.dtype for who in o.rows]

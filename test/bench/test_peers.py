@@ -276,7 +276,11 @@ class WholeProgram(unittest.TestCase):
                 page = f.read()
             self.assertIn('| libzero, stage 3 | f32 | 2 x 1 |', page)
             self.assertIn('2 layers, 2 heads, 32 channels, 256 token ids; rows of 16 tokens, 2 for each rank', page)
-            self.check_added(common, dir_, done.stdout)
+            self.assertIn('of the rounds, which were interleaved\n', page)
+            version = run([ZERO_BENCH, '--version']).stdout.split()[-1]
+            self.assertRegex(version, r'^\d+\.\d+\.\d+$')
+            self.assertIn(f'\n- libzero {version}, this tree at ', page)
+            self.check_added(common, dir_, done.stdout, out)
 
     def check_order(self, runs):
         rounds = [[r['who'] for r in runs[i:i + 3]] for i in (0, 3)]
@@ -290,12 +294,21 @@ class WholeProgram(unittest.TestCase):
         self.assertEqual((row['ranks'], row['threads'], row['rounds'], row['loss_distance']), (ranks, 3 - ranks, 2, 0))
         self.assertEqual(row['tokens_per_s'], report.spread([report.tokens_per_s(r, 2, 16) for r in runs]))
 
-    def check_added(self, common, dir_, before):
-        again = self.compare(*common, '--add', '--rounds=0')
+    def check_added(self, common, dir_, before, out):
+        text = os.path.join(dir_, 'text')
+        with open(text, 'ab') as f:  # as if the sources had been others
+            f.write(b'other sources')
+        size = os.path.getsize(text)
+        again = self.compare(*common, '--add', '--rounds=0', f'--out={out}')
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertEqual([line for line in again.stdout.splitlines() if ' x ' in line], [line for line in before.splitlines() if ' x ' in line])
+        self.assertEqual(os.path.getsize(text), size)
+        with open(out, encoding='utf-8') as f:
+            self.assertNotIn('interleaved', f.read())
         other = self.compare(*common, '--add', '--rounds=0', '--seed=4')
         self.assertEqual((other.returncode, other.stderr), (1, 'bench/peers: --add: --seed was 1\n'))
+        other = self.compare(*common, '--add', '--rounds=0', '--compile')
+        self.assertEqual((other.returncode, other.stderr), (1, 'bench/peers: --add: --compile was False\n'))
         self.assertTrue(os.path.exists(os.path.join(dir_, 'runs.jsonl')))
 
     def test_what_is_missing_is_said(self):
