@@ -15,8 +15,8 @@ const char *const profile_names[PROFILE_N_PARTS] = {
 };
 
 /* A micro-batch has 2 * layers + 3 brackets, each of which may wait for its unit and layers + 1 of which for
- * their gradient's place, and a wait at its end; a step is a span with two waits in it, and the one before the
- * first is needed as well. The other tracks have fewer. */
+ * their gradient's place, and a wait at its end; a step is a span with two waits in it, and the one before
+ * the first is needed as well. The other tracks have fewer. */
 int64_t profile_most_micro_batches(int64_t layers, int64_t steps)
 {
     int64_t room = PROFILE_MOST_SPANS - 3 * (steps + 1);
@@ -115,8 +115,8 @@ static void move(struct profile *p, enum profile_part from, enum profile_part to
     p->ns[from] -= ns;
 }
 
-/* While the model's thread waits in a step, for a unit or for a gradient's place, what is under way is what it
- * waits for: an update, the norm, else communication. Without other ranks what is neither is the library's
+/* While the model's thread waits in a step, for a unit or for a gradient's place, what is under way is what
+ * it waits for: an update, the norm, else communication. Without other ranks what is neither is the library's
  * own. */
 static int deal(struct profile *p, json_t *events)
 {

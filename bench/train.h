@@ -73,7 +73,7 @@ struct train_options {
     double *step_ms;
 };
 
-/* A training of this model as zero-bench train does it unless told otherwise: 100 steps of AdamW at stage 0. */
+/* A training of this model as zero-bench train does it unless told otherwise: AdamW at stage 0. */
 struct train_options train_defaults(const struct model_options *model);
 
 /* Describes the tensors of a GPT-2 of these sizes to libzero; the pointers are those of *model. With model

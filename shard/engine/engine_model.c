@@ -70,7 +70,7 @@ void zr_model_await(struct zr_engine *e, uint64_t job)
 
 /* The model goes on when job has been issued and ev, which it records, has come: a span where its thread
  * waits for either. begins: a wait for ev counts among begins that had to wait for their unit. */
-static int wait_for(struct zr_engine *e, uint64_t job, struct zr_event *ev, int32_t unit, bool begins)
+static int wait_on(struct zr_engine *e, uint64_t job, struct zr_event *ev, int32_t unit, bool begins)
 {
     const struct zr_device_ops *d = e->dev->ops;
     bool span = e->timeline && e->loop && !zr_loop_issued(e->loop, job);
@@ -96,7 +96,7 @@ static int wait_for(struct zr_engine *e, uint64_t job, struct zr_event *ev, int3
 static int return_grads(struct zr_engine *e, int32_t last)
 {
     bool all = e->plan->sum_in_place[last];
-    int err = wait_for(e, e->m.grad_job[last], e->ev.grad_free[last], last, false);
+    int err = wait_on(e, e->m.grad_job[last], e->ev.grad_free[last], last, false);
     for (int32_t i = e->m.n_flying; i-- > 0;) {
         int32_t unit = e->m.flying[i];
         if (!all && e->plan->sum_in_place[unit])
@@ -113,7 +113,7 @@ static int wait_param(struct zr_engine *e, const struct zr_action *a)
 {
     int32_t unit = a->unit;
     struct zr_event *ev = a->gathered ? e->ev.ready[unit] : e->ev.updated[unit];
-    return wait_for(e, e->m.unit_job[unit], ev, unit, true);
+    return wait_on(e, e->m.unit_job[unit], ev, unit, true);
 }
 
 /* bracket: backward is about to store what is overwritten. Without one nobody knows whether it will, and what
@@ -141,7 +141,7 @@ static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot,
 static int wait_grad(struct zr_engine *e, const struct zr_action *a)
 {
     int32_t place = zr_grad_place(e->plan, a->unit, a->slot);
-    int err = wait_for(e, e->m.grad_job[place], e->ev.grad_free[place], a->unit, false);
+    int err = wait_on(e, e->m.grad_job[place], e->ev.grad_free[place], a->unit, false);
     const struct zr_unit *u = &e->layout->units[a->unit];
     for (int32_t i = 0; !err && a->fill && i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];

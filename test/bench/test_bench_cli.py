@@ -237,8 +237,7 @@ class Profile(unittest.TestCase):
     def test_what_the_timeline_has_room_for(self):
         """More would be known only when it has been trained: the timeline keeps the latest 16384 spans of a track."""
         tiny = ['--layers=1', '--heads=1', '--channels=8', '--context=4', '--vocab=256']
-        for world, stage in [(1, 0), (2, 3)]:
-            self.profile(world, f'--stage={stage}', '--accum=24', *tiny, steps=50)
+        self.profile(1, '--stage=0', '--accum=24', *tiny, steps=50)
         self.profile(1, '--plain', '--accum=25', *tiny, steps=50)
         done = bench('profile', '--steps=50', '--accum=25', *tiny)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (2, '', 'zero-bench profile: --steps, --accum: 1250 micro-batches would be measured; '
