@@ -62,9 +62,9 @@ static error_t finish(struct argp_state *state, void *options)
     if (!o->plain && o->steps * o->accum > most) {
         argp_error(
             state,
-            "--steps, --accum: %lld micro-batches would be measured; the timeline has room for %lld of a "
-            "model of %lld layers",
-            (long long)(o->steps * o->accum), (long long)most, (long long)o->model.config.layers);
+            "--steps, --accum: %lld micro-batches would be measured; with --layers %lld the timeline has "
+            "room for %lld",
+            (long long)(o->steps * o->accum), (long long)o->model.config.layers, (long long)most);
         return EINVAL;
     }
     return 0;

@@ -241,7 +241,7 @@ class Profile(unittest.TestCase):
         self.profile(1, '--plain', '--accum=25', *tiny, steps=50)
         done = bench('profile', '--steps=50', '--accum=25', *tiny)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (2, '', 'zero-bench profile: --steps, --accum: 1250 micro-batches would be measured; '
-                                                                       'the timeline has room for 1248 of a model of 1 layers\n'))
+                                                                       'with --layers 1 the timeline has room for 1248\n'))
 
 
 class Help(unittest.TestCase):
