@@ -214,7 +214,8 @@ struct zr_device_ops {
     int (*event_query)(struct zr_event *e);
 
     /* fn(copy of arg) in stream order, on a thread of the device's. arg_bytes <= ZR_CALL_BYTES; fn must not
-     * call the device. On a GPU this is a host function and must be short. */
+     * call the device. On a GPU this is a host function and must be short: CUDA runs those of all streams one
+     * at a time, so that one which waits for another stream's may wait for ever. */
     int (*call)(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t arg_bytes);
     /* What the next call() on s touches, or with s NULL what the calling thread touches now: a device that
      * checks cannot look into a function. NULL on devices that do not check; use zr_declare(). */

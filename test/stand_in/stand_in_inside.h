@@ -89,6 +89,8 @@ struct si_device {
     /* the NULL stream, made at its first use */
     struct CUstream_st *legacy;
     bool has_context;
+    /* one host function at a time, whatever stream it is on */
+    bool host_function_runs;
 };
 
 struct si_state {

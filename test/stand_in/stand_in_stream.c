@@ -141,6 +141,10 @@ static void *stream_main(void *arg)
         for (int i = 0; i < op->n_after; i++)
             while (!op->after[i]->done)
                 si_wait(&si.moved);
+        bool *host_function_runs = &si.device[s->device].host_function_runs;
+        while (op->kind == SI_HOST_FUNCTION && *host_function_runs)
+            si_wait(&si.moved);
+        *host_function_runs |= op->kind == SI_HOST_FUNCTION;
         bool is_lost = si.device[s->device].lost != cudaSuccess;
         s->running_short = !is_lost && op->kind == SI_SHORT;
         si_unlock();
@@ -151,6 +155,7 @@ static void *stream_main(void *arg)
         ORDER_BEFORE(s);
         si_lock();
         s->running_short = false;
+        *host_function_runs &= op->kind != SI_HOST_FUNCTION;
         op->done = true;
         op->done_ns = now_ns();
         for (int i = 0; i < op->n_after; i++)

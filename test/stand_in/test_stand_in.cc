@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <csetjmp>
 #include <cstdarg>
@@ -165,8 +166,8 @@ static void test_null_stream(void **)
     cudaStream_t blocking, apart;
     OK(cudaStreamCreate(&blocking));
     OK(cudaStreamCreateWithFlags(&apart, cudaStreamNonBlocking));
-    OK(cudaLaunchHostFunc(blocking, wait_gate, &first));
-    OK(cudaLaunchHostFunc(NULL, wait_gate, &second));
+    OK(stand_in_put(blocking, "held", wait_gate, &first, NULL));
+    OK(stand_in_put(NULL, "held", wait_gate, &second, NULL));
     assert_int_equal(cudaStreamQuery(NULL), cudaErrorNotReady);
     OK(cudaLaunchHostFunc(
         apart, [](void *) {}, NULL));
@@ -214,6 +215,38 @@ static void test_events(void **)
     OK(cudaEventDestroy(t));
     OK(cudaStreamDestroy(a));
     OK(cudaStreamDestroy(b));
+    nothing_wrong();
+}
+
+struct crowd {
+    int inside, most;
+};
+
+static void enter_and_leave(void *arg)
+{
+    crowd *c = static_cast<crowd *>(arg);
+    int inside = __atomic_add_fetch(&c->inside, 1, __ATOMIC_SEQ_CST);
+    if (inside > __atomic_load_n(&c->most, __ATOMIC_SEQ_CST))
+        __atomic_store_n(&c->most, inside, __ATOMIC_SEQ_CST);
+    usleep(200);
+    __atomic_sub_fetch(&c->inside, 1, __ATOMIC_SEQ_CST);
+}
+
+/* CUDA has one thread for the host functions of a device's streams. */
+static void test_host_functions_one_at_a_time(void **)
+{
+    enum { STREAMS = 4, EACH = 20 };
+    crowd c = {0, 0};
+    cudaStream_t s[STREAMS];
+    for (int i = 0; i < STREAMS; i++)
+        OK(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking));
+    for (int k = 0; k < EACH; k++)
+        for (int i = 0; i < STREAMS; i++)
+            OK(cudaLaunchHostFunc(s[i], enter_and_leave, &c));
+    OK(cudaDeviceSynchronize());
+    assert_int_equal(c.most, 1);
+    for (int i = 0; i < STREAMS; i++)
+        OK(cudaStreamDestroy(s[i]));
     nothing_wrong();
 }
 
@@ -405,6 +438,7 @@ int main()
         cmocka_unit_test(test_divergence),
         cmocka_unit_test(test_null_stream),
         cmocka_unit_test(test_events),
+        cmocka_unit_test(test_host_functions_one_at_a_time),
         cmocka_unit_test(test_misuse),
         cmocka_unit_test(test_contexts),
         cmocka_unit_test(test_capture),
