@@ -256,11 +256,59 @@ static int plan_get(struct cuda_gemm *g, const struct zr_gemm_args *a, struct pl
     return 0;
 }
 
+/* --- long sides --- */
+
+#define LONG_SIDE 4096
+#define SIDE_STEP 8 /* elements; 16 bytes of a 16-bit type */
+
+/* Whether a side is to be cut, and where: at its last multiple of SIDE_STEP. */
+static bool cut_side(int64_t side, int64_t *whole)
+{
+    *whole = side / SIDE_STEP * SIDE_STEP;
+    return side >= LONG_SIDE && *whole < side;
+}
+
+/* A product with a long side that is no multiple of 16 bytes (the 50257 tokens of GPT-2's vocabulary) as two:
+ * the whole multiples, and the few rows, columns or terms that are left. cuBLASLt has only slow algorithms
+ * for the two together: on an H100 those of GPT-2's head took five times as long. *rest goes first, so that
+ * of terms the few are rounded to C's type, not the many. False: the product stays one. */
+static bool cut_long_side(const struct zr_gemm_args *a, struct zr_gemm_args *rest, struct zr_gemm_args *most)
+{
+    int64_t whole, ab_bytes = zr_dtype_bytes(a->ab_dtype), c_bytes = zr_dtype_bytes(a->c_dtype);
+    *rest = *most = *a;
+    if (a->n_batch != 1 || a->epilogue != ZR_GEMM_PLAIN)
+        return false;
+    if (cut_side(a->n, &whole)) { /* beside each other in C */
+        most->n = whole;
+        rest->n = a->n - whole;
+        rest->b = (const char *)a->b + whole * (a->trans_b ? a->ldb : 1) * ab_bytes;
+        rest->c = (char *)a->c + whole * c_bytes;
+        rest->bias = a->bias ? (const char *)a->bias + whole * zr_dtype_bytes(a->bias_dtype) : NULL;
+        return true;
+    }
+    if (a->trans_a && cut_side(a->m, &whole)) { /* beside each other in A */
+        most->m = whole;
+        rest->m = a->m - whole;
+        rest->a = (const char *)a->a + whole * ab_bytes;
+        rest->c = (char *)a->c + whole * a->ldc * c_bytes;
+        return true;
+    }
+    if ((!a->trans_a || a->trans_b) && cut_side(a->k, &whole)) { /* beside each other in A or B */
+        most->k = whole;
+        rest->k = a->k - whole;
+        rest->a = (const char *)a->a + whole * (a->trans_a ? a->lda : 1) * ab_bytes;
+        rest->b = (const char *)a->b + whole * (a->trans_b ? 1 : a->ldb) * ab_bytes;
+        most->beta = 1;
+        most->bias = NULL;
+        return true;
+    }
+    return false;
+}
+
 /* --- gemm.h --- */
 
-static int cuda_run(struct zr_gemm *base, const struct zr_gemm_args *a)
+static int run_one(struct cuda_gemm *g, const struct zr_gemm_args *a)
 {
-    struct cuda_gemm *g = (struct cuda_gemm *)base;
     struct plan *p;
     int err = plan_get(g, a, &p);
     if (err)
@@ -278,10 +326,22 @@ static int cuda_run(struct zr_gemm *base, const struct zr_gemm_args *a)
     return err ? zr_fail_more(err, "%s", describe(&p->base.key).text) : 0;
 }
 
+static int cuda_run(struct zr_gemm *base, const struct zr_gemm_args *a)
+{
+    struct cuda_gemm *g = (struct cuda_gemm *)base;
+    struct zr_gemm_args rest, most;
+    bool two = cut_long_side(a, &rest, &most);
+    int err = two ? run_one(g, &rest) : 0;
+    return err ? err : run_one(g, &most);
+}
+
 static bool cuda_can(struct zr_gemm *base, const struct zr_gemm_args *a)
 {
+    struct cuda_gemm *g = (struct cuda_gemm *)base;
+    struct zr_gemm_args rest, most;
     struct plan *p;
-    return !plan_get((struct cuda_gemm *)base, a, &p);
+    bool two = cut_long_side(a, &rest, &most);
+    return (!two || !plan_get(g, &rest, &p)) && !plan_get(g, &most, &p);
 }
 
 static void cuda_close(struct zr_gemm *base)
