@@ -43,6 +43,26 @@ __device__ void add_wide(int64_t *limbs, uint32_t limb, __int128 sum)
     add_limb(limbs + limb + 3, (int64_t)(sum >> 96));
 }
 
+/* add_wide of every lane's sum, each from a limb of its own; all lanes call. Those of one limb are added up
+ * first: atomics of many lanes on one word take turns. */
+__device__ void add_warp(int64_t *limbs, uint32_t limb, __int128 sum)
+{
+    constexpr unsigned ALL = 0xffffffffu;
+    for (unsigned left = __ballot_sync(ALL, sum != 0); left;) {
+        const uint32_t of = __shfl_sync(ALL, limb, __ffs((int)left) - 1);
+        const bool mine = sum != 0 && limb == of;
+        unsigned __int128 total = mine ? (unsigned __int128)sum : 0;
+        for (int step = 16; step > 0; step /= 2) {
+            const uint64_t low = __shfl_xor_sync(ALL, (uint64_t)total, step);
+            const uint64_t high = __shfl_xor_sync(ALL, (uint64_t)(total >> 64), step);
+            total += (unsigned __int128)high << 64 | low;
+        }
+        if (threadIdx.x % 32 == 0)
+            add_wide(limbs, of, (__int128)total);
+        left &= ~__ballot_sync(ALL, mine);
+    }
+}
+
 /* Propagates carries in an accumulator that others may be adding to: what leaves a limb is added to the next.
  */
 __device__ void carry_while_adding(struct zr_exact_sum *acc, uint32_t n_counted)
@@ -95,7 +115,7 @@ __global__ void __launch_bounds__(THREADS) squares(struct zr_exact_sum *acc, con
         sum += (__int128)((unsigned __int128)(__int128)m << place % 32);
     }
     __syncthreads();
-    add_wide(limbs, sum_limb, sum);
+    add_warp(limbs, sum_limb, sum);
     __syncthreads();
 
     /* A limb gives its lower half, and its upper half to the next: less than twice 2^32 in all. */

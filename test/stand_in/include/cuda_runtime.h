@@ -132,6 +132,12 @@ static inline int __all_sync(unsigned int mask, int predicate)
     return __ballot_sync(mask, !predicate) == 0;
 }
 
+/* The lowest bit that is set, counted from 1; 0: none is. */
+static inline int __ffs(int x)
+{
+    return __builtin_ffs(x);
+}
+
 /* --- atomics: integers wrap, floats add by compare and swap --- */
 
 #define STAND_IN_ATOMICS(type)                                                                               \
