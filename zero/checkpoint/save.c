@@ -259,7 +259,7 @@ static int save(zero_ctx *z, const char *dir, bool kept)
     if (err) {
         if (s)
             zr_save_free(s);
-        return zr_fail_more(err, call);
+        return zr_fail_more(err, "%s", call);
     }
     s->number = ++z->n_saves;
     z->save = s;
@@ -268,7 +268,7 @@ static int save(zero_ctx *z, const char *dir, bool kept)
         int ended = zr_save_end(z);
         err = err ? err : ended;
     }
-    return err ? zr_fail_more(err, call) : 0;
+    return err ? zr_fail_more(err, "%s", call) : 0;
 }
 
 int zero_save(zero_ctx *z, const char *dir)
