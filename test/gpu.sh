@@ -7,7 +7,8 @@
 #
 # --sanitize: also under compute-sanitizer (memcheck, racecheck), which takes several times as long.
 # --packages DIR: Debian packages (.deb) to unpack for this build alone, where nothing can be installed. Besides CUDA, NCCL,
-# Meson and a compiler it takes what .ci/packages lists under "the library", "zero-bench" and "the tests".
+# Meson and a compiler it takes what .ci/packages lists under "the library", "zero-bench" and "the tests", and what those
+# depend on: of the running libraries, too.
 # The Python that has PyTorch, for the comparison: PYTHON=..., else python3.
 set -eu
 
@@ -52,10 +53,13 @@ else
     sh .ci/install.sh </dev/null
 fi
 
-# NCCL as PyTorch brings it, where the system has none.
+# NCCL as PyTorch brings it, header and library, where the system has none.
 python=${PYTHON:-python3}
-nccl=$("$python" -c 'import nvidia.nccl, os; print(os.path.join(list(nvidia.nccl.__path__)[0], "lib"))' 2>/dev/null || true)
-[ -z "$nccl" ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$nccl"
+nccl=$("$python" -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null || true)
+if [ -n "$nccl" ]; then
+    export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$nccl/lib"
+    export C_INCLUDE_PATH="${C_INCLUDE_PATH:+$C_INCLUDE_PATH:}$nccl/include"
+fi
 
 # The GPU's own machine code only: other targets take time and are not run here.
 arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ')

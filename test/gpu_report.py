@@ -1,5 +1,6 @@
 """Runs what test/gpu.sh has built, step by step, each with its own time-out; prints a table and writes it as JSON."""
 import argparse
+import concurrent.futures
 import datetime
 import json
 import os
@@ -7,6 +8,7 @@ import re
 import statistics
 import subprocess
 import sys
+import threading
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Several ranks on one GPU: NCCL takes each for a host of its own, and they meet over loopback.
@@ -49,12 +51,19 @@ def events(text):
 
 
 class Gpu:
-    def __init__(self, build, name):
-        self.build = build
-        self.peak = [f'--peak-tflops={peak}' for known, peak in PEAK_TFLOPS.items() if known in name]
+    def __init__(self, build, about, out):
+        self.build, self.about, self.out = build, about, out
+        self.lock = threading.Lock()
+        self.peak = [f'--peak-tflops={peak}' for known, peak in PEAK_TFLOPS.items() if known in about['gpu']]
         self.bench = os.path.join(build, 'bench', 'zero-bench')
         self.zero_run = os.path.join(build, 'zero', 'zero-run')
         self.rows = []
+
+    def rows_together(self, rows):
+        """Rows that time nothing, several at once."""
+        with concurrent.futures.ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) // 2))) as pool:
+            for done in [pool.submit(self.row, *row) for row in rows]:
+                done.result()
 
     def row(self, what, fn, *args):
         """One line of the table: fn gives a dictionary of figures."""
@@ -66,9 +75,16 @@ class Gpu:
         except (Failed, LookupError, ValueError, OSError) as why:
             row.update(status='failed', why=f'{type(why).__name__}: {why}')
         self.rows.append(row)
+        self.write()
         figures = ', '.join(f'{k} {v}' for k, v in row.items() if k not in ('what', 'status'))
         print(f"{row['status']:8} {what:44} {figures}", flush=True)
         return row
+
+    def write(self):
+        """What is known so far, so that a run which is stopped leaves what it found."""
+        with self.lock, open(self.out, 'w', encoding='utf-8') as f:
+            json.dump({**self.about, 'rows': self.rows}, f, indent=1)
+            f.write('\n')
 
     # --- tests ---
 
@@ -77,10 +93,10 @@ class Gpu:
         if os.path.exists(log):
             os.remove(log)
         try:
-            subprocess.run(['meson', 'test', '-C', self.build, '--no-rebuild', '--suite', suite, '--num-processes', '1'], cwd=ROOT,
-                           capture_output=True, timeout=300, check=False, stdin=subprocess.DEVNULL)
+            subprocess.run(['meson', 'test', '-C', self.build, '--no-rebuild', '--suite', suite, '--num-processes', str(max(1, min(8, (os.cpu_count() or 1) // 2)))], cwd=ROOT,
+                           capture_output=True, timeout=400, check=False, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired as late:
-            raise Failed('not done after 300 s') from late
+            raise Failed('not done after 400 s') from late
         if not os.path.exists(log):
             raise Failed('meson ran nothing')
         with open(log, encoding='utf-8') as f:
@@ -94,7 +110,7 @@ class Gpu:
         return {'passed': len(passed), 'skipped_tests': len(results) - len(passed)}
 
     def sanitizer(self, tool, program):
-        out = run(['compute-sanitizer', '--tool', tool, '--error-exitcode', '9', os.path.join(self.build, *program)], 400)
+        out = run(['compute-sanitizer', '--tool', tool, '--report-api-errors', 'no', '--error-exitcode', '9', os.path.join(self.build, *program)], 400)
         return {'says': last_line(re.sub(r'=+ *', '', out))}
 
     # --- training ---
@@ -134,6 +150,16 @@ class Gpu:
             raise Failed(f'states differ: {hashes}')
         return {'state_sha256': hashes.pop()[:16]}
 
+    def groups(self, ranks, group):
+        """HSDP and HFSDP end in flat stage 3's state."""
+        hashes = set()
+        for hybrid in ([], ['--hybrid=hsdp', f'--shard-group={group}'], ['--hybrid=hfsdp', f'--shard-group={group}']):
+            _, summary = self.train('--model=gpt2-nano', '--steps=4', '--gpu=0', '--stage=3', '--deterministic=on', *hybrid, ranks=ranks, env={}, may_refuse=True)
+            hashes.add(summary['state_sha256'])
+        if len(hashes) != 1:
+            raise Failed(f'states differ: {hashes}')
+        return {'state_sha256': hashes.pop()[:16]}
+
     def several_gpus(self, gpus, ranks, more, env):
         """Each rank on a GPU of its own."""
         if gpus < ranks:
@@ -151,7 +177,7 @@ class Gpu:
     def speed(self, model, batch, steps, stage3_ratio):
         """Wrapped at stage 3 against --plain, in turns; medians."""
         ms = {'--plain': [], '--stage=3': []}
-        tokens = memory = mfu = None
+        tokens = memory = mfu = peak = None
         for _ in range(stage3_ratio):
             for how, times in ms.items():
                 _, summary = self.train(f'--model={model}', '--dtype=bf16', f'--batch={batch}', f'--steps={steps}', '--context=1024',
@@ -159,9 +185,10 @@ class Gpu:
                 times.append(summary['ms_median'])
                 if how == '--stage=3':
                     tokens, mfu, memory = batch * 1024, summary.get('mfu'), summary['bytes']['total']
+                    peak = summary['peak_device_bytes']
         plain, wrapped = statistics.median(ms['--plain']), statistics.median(ms['--stage=3'])
         return {'ms_plain': plain, 'ms_stage_3': wrapped, 'ratio': round(wrapped / plain, 4), 'mfu': mfu,
-                'tokens_per_s': round(tokens / wrapped * 1000), 'planned_bytes': memory}
+                'tokens_per_s': round(tokens / wrapped * 1000), 'planned_bytes': memory, 'peak_device_bytes': peak}
 
     def json_of(self, command, timeout=200, may_refuse=False):
         *_, answer = events(run(command, timeout, may_refuse=may_refuse))
@@ -191,19 +218,22 @@ def main():
     options.add_argument('--sanitize', action='store_true')
     o = options.parse_args()
     about = machine()
-    gpu = Gpu(o.build, about['gpu'])
+    gpu = Gpu(o.build, about, o.out)
     print(', '.join(f'{k} {v}' for k, v in about.items()), flush=True)
 
-    gpu.row('tests on the GPU', gpu.tests, 'gpu')
-    for dtype in ('f32', 'bf16'):
-        gpu.row(f'stages 0 to 3, {dtype}: one state', gpu.parity, dtype)
-    for ranks in (2, 3):
-        gpu.row(f'{ranks} ranks on one GPU', gpu.several_ranks, ranks, [], {})
+    together = [('tests on the GPU', gpu.tests, 'gpu')]
+    if o.sanitize:
+        together += [(f'{tool}: the device\'s conformance suite', gpu.sanitizer, tool, ['test', 'kernels', 'test_gpu_device'])
+                     for tool in ('memcheck', 'racecheck')]
+    together += [(f'stages 0 to 3, {dtype}: one state', gpu.parity, dtype) for dtype in ('f32', 'bf16')]
+    together += [(f'{ranks} ranks on one GPU', gpu.several_ranks, ranks, [], {}) for ranks in (2, 3)]
     for ranks in sorted({2, about['gpus']} - {1}):
-        gpu.row(f'{ranks} ranks, a GPU for each', gpu.several_gpus, about['gpus'], ranks, [], {})
-        gpu.row(f'{ranks} ranks, a GPU for each, bf16, checked', gpu.several_gpus, about['gpus'], ranks,
-                ['--dtype=bf16'], {'ZERO_CHECK': '1'})
-    gpu.row('2 ranks on one GPU, bf16, without PAT', gpu.several_ranks, 2, ['--dtype=bf16'], {'NCCL_PAT_ENABLE': '0'})
+        together += [(f'{ranks} ranks, a GPU for each', gpu.several_gpus, about['gpus'], ranks, [], {}),
+                     (f'{ranks} ranks, a GPU for each, bf16, checked', gpu.several_gpus, about['gpus'], ranks, ['--dtype=bf16'],
+                      {'ZERO_CHECK': '1'})]
+    together += [('2 ranks on one GPU, bf16, without PAT', gpu.several_ranks, 2, ['--dtype=bf16'], {'NCCL_PAT_ENABLE': '0'}),
+                 ('4 ranks on one GPU, in groups of 2', gpu.groups, 4, 2)]
+    gpu.rows_together(together)
     gpu.row('AdamW against a copy; GEMM 8192^3 and attention, bf16', gpu.json_of, [gpu.bench, 'kernels', '--device=cuda', '--json'])
     gpu.row('GEMM 8192^3 and attention, bf16, PyTorch', gpu.json_of, [sys.executable, 'bench/peers/kernels_peer.py'], 120, True)
     gpu.row('one bracket pair on the model\'s thread', gpu.json_of, [gpu.bench, 'overhead', '--device=cuda', '--units=50', '--json'])
@@ -212,13 +242,6 @@ def main():
         gpu.row(f'{model}, the same by PyTorch FSDP2', gpu.json_of,
                 [sys.executable, 'bench/peers/torch_train.py', '--how=fsdp2', '--device=cuda', '--dtype=bf16', '--compile', f'--model={model}', f'--batch={batch}',
                  f'--steps={steps}', *gpu.peak], 300, True)
-    if o.sanitize:
-        for tool in ('memcheck', 'racecheck'):
-            gpu.row(f'{tool}: the device\'s conformance suite', gpu.sanitizer, tool, ['test', 'kernels', 'test_gpu_device'])
-
-    with open(o.out, 'w', encoding='utf-8') as f:
-        json.dump({**about, 'rows': gpu.rows}, f, indent=1)
-        f.write('\n')
     count = {s: sum(r['status'] == s for r in gpu.rows) for s in ('ok', 'failed', 'skipped')}
     print(', '.join(f'{n} {s}' for s, n in count.items()), f'({o.out})')
     return 1 if count['failed'] or not count['ok'] else 0
