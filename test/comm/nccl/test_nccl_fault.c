@@ -97,8 +97,7 @@ static void slow_compute(struct rank *me)
         RANK_CHECK(me, o.dev->ops->call(o.stream[k], nap, &ms, sizeof ms) == 0, "%s", zr_error_text());
         RANK_CHECK(me, o.comm[k]->ops->exchange(o.comm[k], o.stream[k], 0, 64, &tag) == 0, "%s",
                    zr_error_text());
-    }
-    for (int k = 0; k < 2; k++) {
+        /* one after the other: two naps take turns, and each rank might begin with another */
         o.dev->ops->stream_sync(o.stream[k]);
         note_status(me, o.comm[k]);
         RANK_CHECK(me, me->code == 0, "%s", me->note);
