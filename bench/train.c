@@ -90,10 +90,25 @@ static void log_line(void *arg, const char *line)
 /* What zero-bench tune has from its plan, and chose. */
 static const char *timed_on_purpose[] = {"stage 3 shards nothing", NULL};
 
+/* No rank holds the whole model: each draws what it owns. */
+static int draw_weights(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
+{
+    const struct train_options *o = ((const struct run *)arg)->o;
+    gpt2_draw(&o->model.config, o->seed, tensor, first, n, dst);
+    return 0;
+}
+
 static int wrap(struct run *r)
 {
     const struct train_options *o = r->o;
     struct zero_config cfg = ZERO_CONFIG_INIT;
+    if (o->import_from || o->export_to) {
+        cfg.init_from = ZERO_INIT_LATER;
+    } else {
+        cfg.init_from = ZERO_INIT_CALL;
+        cfg.init = draw_weights;
+        cfg.init_arg = r;
+    }
     cfg.stage = (int32_t)o->stage;
     cfg.hybrid = o->hybrid;
     cfg.shard_group = (int32_t)o->shard_group;
@@ -129,7 +144,6 @@ static int wrap(struct run *r)
     free(order);
     if (err)
         return err;
-    gpt2_free_params(&r->model); /* libzero holds the parameters now */
     struct zero_stats stats;
     TRY(reported(zero_get_stats(r->z, &stats)));
     r->rank = stats.rank;
@@ -524,9 +538,10 @@ static int train(struct run *r)
     r->bad_input = o->device == ZERO_DEVICE_CUDA; /* there may be none */
     TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
-    TRY(gpt2_open(&r->model, &o->model.config, o->batch, o->seed, &r->place));
+    TRY(gpt2_open(&r->model, &o->model.config, o->batch, &r->place));
     train_describe(r->tensors, &o->model.config, &r->model);
     if (o->plain) {
+        TRY(gpt2_open_params(&r->model, o->seed));
         TRY(gpt2_open_grads(&r->model));
         TRY(plain_open(&r->plain, &r->place, r->tensors, TRAIN_N_TENSORS));
     } else {

@@ -124,16 +124,18 @@ struct gpt2 {
     struct profile *profile;
 };
 
-/* Takes memory for the parameters, activations and tokens, and draws the parameters from seed (GPT-2's
- * initialisation: normal 0.02, residual projections by 1/sqrt(2L) smaller). Waits. Returns 0 or a zr_err; on
- * failure nothing is held. */
-int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, uint64_t seed,
-              const struct place *place);
-/* Takes memory for the gradients too, zeroed: not needed when libzero hands them out. */
+/* Takes memory for activations and tokens. Returns 0 or a zr_err; on failure nothing is held. */
+int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct place *place);
+/* Takes memory for the parameters too, drawn as below, and for the gradients, zeroed: not needed where libzero hands
+ * them out. The first waits. */
+int gpt2_open_params(struct gpt2 *m, uint64_t seed);
 int gpt2_open_grads(struct gpt2 *m);
-/* Gives back the parameters' own memory; m->params is left alone, for it may point elsewhere by now. */
-void gpt2_free_params(struct gpt2 *m);
 void gpt2_close(struct gpt2 *m);
+
+/* GPT-2's first values of elements [first, first + n) of tensor t, as struct gpt2_params counts, to x of the host:
+ * normal 0.02, residual projections by 1/sqrt(2L) smaller, norms 1, biases 0. They follow from seed and from the
+ * element's number alone. */
+void gpt2_draw(const struct gpt2_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x);
 
 /* Points m->tokens and m->targets at memory that may be filled in. To be called before each micro-batch;
  * waits until the batch before the last has been copied. Returns 0 or a zr_err. */

@@ -1,16 +1,9 @@
 /* gpt2_open.c: the memory of the model in gpt2.h, and its first weights. */
 #include "bench/gpt2/gpt2.h"
-#include "bench/random_bits.h"
 
-#include <math.h>
 #include <stdlib.h>
 
-#include <uv.h>
-
-/* Weights are drawn in pieces, each by this many threads at most, of so many elements each (an even number).
- * A thread draws the 1.5 billion of the largest model in half a minute. */
-#define N_DRAWERS 16
-#define PART      ((int64_t)1 << 17)
+#define PIECE ((int64_t)1 << 21) /* elements that are drawn at once */
 
 /* Points n pointers at consecutive pieces of one new block, which starts on a page. */
 static int lay_out(struct gpt2 *m, struct gpt2_block *block, void **pieces, const int64_t *sizes, int n,
@@ -154,115 +147,24 @@ static int open_losses(struct gpt2 *m)
     return m->place->dev->ops->zero(m->place->stream, m->loss, sizeof *m->loss);
 }
 
-/* Some of a tensor's elements. Which thread draws them changes nothing: each is drawn by its place alone. */
-struct drawing {
-    real *x;
-    int64_t first, n; /* first is even */
-    uint64_t stream;  /* of the tensor */
-    double deviation;
-};
-
-/* Box and Muller 1958. */
-static void draw(void *arg)
-{
-    const struct drawing *d = arg;
-    const double two_pi = 6.283185307179586;
-    for (int64_t i = 0; i < d->n; i += 2) {
-        uint64_t at = d->stream + (uint64_t)(d->first + i);
-        double u = ((double)(random_bits(at) >> 11) + 0.5) * 0x1p-53;
-        double v = (double)(random_bits(at + 1) >> 11) * 0x1p-53;
-        double r = d->deviation * sqrt(-2.0 * log(u));
-        d->x[i] = from_float((float)(r * cos(two_pi * v)));
-        if (i + 1 < d->n)
-            d->x[i + 1] = from_float((float)(r * sin(two_pi * v)));
-    }
-}
-
 static int64_t smaller(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
-/* Draws a piece of up to N_DRAWERS * PART elements: a part on each thread. */
-static void draw_piece(const struct drawing *piece)
-{
-    struct drawing part[N_DRAWERS];
-    uv_thread_t thread[N_DRAWERS];
-    bool started[N_DRAWERS] = {false};
-    int n_parts = (int)((piece->n + PART - 1) / PART);
-    for (int i = 0; i < n_parts; i++) {
-        int64_t at = i * PART;
-        part[i] = *piece;
-        part[i].x += at;
-        part[i].first += at;
-        part[i].n = smaller(PART, piece->n - at);
-        started[i] = i > 0 && !uv_thread_create(&thread[i], draw, &part[i]);
-    }
-    for (int i = 0; i < n_parts; i++)
-        if (!started[i])
-            draw(&part[i]);
-    for (int i = 0; i < n_parts; i++)
-        if (started[i])
-            uv_thread_join(&thread[i]);
-}
-
-/* How a tensor starts: drawn with this deviation, or where that is 0 filled with a value. */
-struct start {
-    double deviation;
-    float value;
-};
-
-static int start_tensor(struct gpt2 *m, real *x, int64_t n, const struct start *start, uint64_t stream,
-                        real *piece, int64_t piece_elems)
+static int draw_all(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint64_t seed)
 {
     const struct zr_device_ops *dev = m->place->dev->ops;
-    for (int64_t first = 0; first < n; first += piece_elems) {
-        int64_t here = smaller(piece_elems, n - first);
-        if (start->deviation > 0)
-            draw_piece(&(struct drawing){piece, first, here, stream, start->deviation});
-        else
-            for (int64_t i = 0; i < here; i++)
-                piece[i] = from_float(start->value);
-        int err = dev->copy(m->place->stream, x + first, piece, here * (int64_t)sizeof(real));
-        err = err ? err : dev->stream_sync(m->place->stream); /* piece is used again */
-        if (err)
-            return err;
-    }
-    return 0;
-}
-
-static int initialise(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint64_t seed)
-{
-    double deviation = 0.02, projection = deviation / sqrt(2.0 * (double)m->config.layers);
-    const struct start starts[GPT2_N_TENSORS] = {
-        {deviation, 0},  /* wte */
-        {deviation, 0},  /* wpe */
-        {0, 1},          /* ln1w */
-        {0, 0},          /* ln1b */
-        {deviation, 0},  /* qkvw */
-        {0, 0},          /* qkvb */
-        {projection, 0}, /* attprojw */
-        {0, 0},          /* attprojb */
-        {0, 1},          /* ln2w */
-        {0, 0},          /* ln2b */
-        {deviation, 0},  /* fcw */
-        {0, 0},          /* fcb */
-        {projection, 0}, /* fcprojw */
-        {0, 0},          /* fcprojb */
-        {0, 1},          /* lnfw */
-        {0, 0},          /* lnfb */
-    };
-    int64_t piece_elems = PART * smaller(uv_available_parallelism(), N_DRAWERS);
-    real *piece = malloc((size_t)piece_elems * sizeof *piece);
-    if (!piece)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to draw weights in");
-    int err = 0;
-    uint64_t n_drawn = 0;
-    for (int t = 0; t < GPT2_N_TENSORS && !err; t++) {
-        uint64_t stream = random_bits(random_bits(seed) + n_drawn);
-        n_drawn += starts[t].deviation > 0;
-        err = start_tensor(m, ((real **)&m->params)[t], sizes[t], &starts[t], stream, piece, piece_elems);
-    }
+    real *piece = malloc((size_t)PIECE * sizeof *piece);
+    int err = piece ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory to draw weights in");
+    for (int t = 0; t < GPT2_N_TENSORS && !err; t++)
+        for (int64_t first = 0; first < sizes[t] && !err; first += PIECE) {
+            int64_t n = smaller(PIECE, sizes[t] - first);
+            gpt2_draw(&m->config, seed, t, first, n, piece);
+            err = dev->copy(m->place->stream, ((real **)&m->params)[t] + first, piece,
+                            n * (int64_t)sizeof(real));
+            err = err ? err : dev->stream_sync(m->place->stream); /* piece is used again */
+        }
     free(piece);
     return err;
 }
@@ -277,18 +179,15 @@ const struct gpt2_layers *gpt2_layers_for(const struct place *place)
     return &gpt2_layers_host;
 }
 
-int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, uint64_t seed,
-              const struct place *place)
+int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct place *place)
 {
     const struct gpt2_layers *layers = gpt2_layers_for(place);
-    int64_t align = layers->row_align, sizes[GPT2_N_TENSORS];
+    int64_t align = layers->row_align;
     *m = (struct gpt2){.config = *config, .B = B, .place = place, .layers = layers};
     if (layers->attention && layers->attention->fits(config->channels / config->heads))
         m->attention = layers->attention;
     m->ld_logits = (config->vocab + align - 1) / align * align;
-    int64_t n_params = param_sizes(sizes, config);
-    int err = lay_out(m, &m->params_memory, (void **)&m->params, sizes, GPT2_N_TENSORS, sizeof(real));
-    err = err ? err : open_activations(m);
+    int err = open_activations(m);
     err = err ? err : open_statistics(m);
     err = err ? err : open_losses(m);
     err = err ? err : open_batches(m);
@@ -296,13 +195,21 @@ int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, uint6
         m->count = malloc((size_t)config->vocab * sizeof *m->count);
         err = m->count ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld counts", (long long)config->vocab);
     }
-    err = err ? err : initialise(m, sizes, seed);
     if (err) {
         gpt2_close(m);
         return zr_fail_more(err, "a model of %lld parameters and %lld rows of %lld tokens",
-                            (long long)n_params, (long long)B, (long long)config->context);
+                            (long long)gpt2_n_params(config), (long long)B, (long long)config->context);
     }
     return 0;
+}
+
+int gpt2_open_params(struct gpt2 *m, uint64_t seed)
+{
+    int64_t sizes[GPT2_N_TENSORS];
+    int64_t n_params = param_sizes(sizes, &m->config);
+    int err = lay_out(m, &m->params_memory, (void **)&m->params, sizes, GPT2_N_TENSORS, sizeof(real));
+    err = err ? err : draw_all(m, sizes, seed);
+    return err ? zr_fail_more(err, "a model of %lld parameters", (long long)n_params) : 0;
 }
 
 int gpt2_open_grads(struct gpt2 *m)
@@ -313,11 +220,6 @@ int gpt2_open_grads(struct gpt2 *m)
     if (err)
         return zr_fail_more(err, "the gradients of %lld parameters", (long long)n_params);
     return m->place->dev->ops->zero(m->place->stream, m->grads_memory.p, m->grads_memory.bytes);
-}
-
-void gpt2_free_params(struct gpt2 *m)
-{
-    give_back(m, &m->params_memory);
 }
 
 int gpt2_next_batch(struct gpt2 *m)

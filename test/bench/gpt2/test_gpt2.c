@@ -1,6 +1,7 @@
 /* test_gpt2.c: the model's forward and backward against a reference in double precision, whose gradients are
  * taken by finite differences. Compiled once per dtype, as the model is. */
 #include "bench/gpt2/gpt2.h"
+#include "bench/random_bits.h"
 #include "test/bench/gpt2/gpt2_reference.h"
 
 #include <math.h>
@@ -87,7 +88,8 @@ static real *gradient(struct fixture *f, int t)
 static void open_fixture(struct fixture *f, const struct gpt2_config *c, int64_t B)
 {
     assert_int_equal(place_open(&f->place, CUDA, 0, 1), 0);
-    assert_int_equal(gpt2_open(&f->m, c, B, 7, &f->place), 0);
+    assert_int_equal(gpt2_open(&f->m, c, B, &f->place), 0);
+    assert_int_equal(gpt2_open_params(&f->m, 7), 0);
     assert_int_equal(gpt2_open_grads(&f->m), 0);
     int64_t L = c->layers, C = c->channels, V = c->vocab, T = c->context;
     const int64_t sizes[GPT2_N_TENSORS] = {V * C,         T * C, L * C, L * C, L * 3 * C * C, L * 3 * C,
@@ -305,6 +307,60 @@ static void check_epilogues(void **state)
 }
 #endif
 
+/* --- first weights --- */
+
+/* By Box and Muller with the C library's functions, of the same bits. */
+static double normal_of(uint64_t stream, int64_t i)
+{
+    uint64_t at = stream + (uint64_t)(i & ~(int64_t)1);
+    double u = 1.0 - (double)(random_bits(at) >> 12) * 0x1p-52,
+           v = (double)(random_bits(at + 1) >> 12) * 0x1p-52;
+    double r = sqrt(-2.0 * log(u)), turn = 6.283185307179586 * v;
+    return r * (i & 1 ? sin(turn) : cos(turn));
+}
+
+static void check_normal(const real *x, int64_t n, uint64_t stream, double deviation)
+{
+    double fraction = sizeof(real) == 4 ? 0x1p-23 : 0x1p-8; /* of what is left of the value */
+    for (int64_t i = 0; i < n; i++) {
+        double want = deviation * normal_of(stream, i);
+        assert_true(fabs((double)to_float(x[i]) - want) <= fraction * fabs(want) + 1e-11 * deviation);
+    }
+}
+
+/* Any range, wherever it begins, is what the whole has there, and is normal. */
+static void check_draw(void **state)
+{
+    (void)state;
+    enum { WTE = 0, LN1W = 2, LN1B = 3, ATTPROJW = 6, N = 100000, TRIALS = 60 };
+    const struct gpt2_config c = {.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = N / 32};
+    real *whole = malloc(N * sizeof *whole), *part = malloc(N * sizeof *part);
+    gpt2_draw(&c, seed, ATTPROJW, 0, 1000, part);
+    check_normal(part, 1000, random_bits(random_bits(seed) + 3), 0.01); /* the fourth that is drawn */
+    gpt2_draw(&c, seed, WTE, 0, N, whole);
+    check_normal(whole, N, random_bits(random_bits(seed)), 0.02);
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < N; i++) {
+        double x = (double)to_float(whole[i]) / 0.02;
+        sum += x, squares += x * x;
+    }
+    assert_true(fabs(sum / N) < 0.03 && fabs(squares / N - 1) < 0.03); /* of any seed but one in 10^10 */
+    for (int trial = 0; trial < TRIALS; trial++) {
+        int64_t first = (int64_t)(random_bits(seed + (uint64_t)trial) % N);
+        int64_t n = 1 + (int64_t)(random_bits(~seed + (uint64_t)trial) % (uint64_t)(N - first));
+        memset(part, 0xff, N * sizeof *part);
+        gpt2_draw(&c, seed, WTE, first, n, part);
+        assert_memory_equal(part, whole + first, (size_t)n * sizeof *part);
+        for (int64_t i = n; i < N; i++) /* nothing behind it is written */
+            assert_true(((unsigned char *)&part[i])[0] == 0xff);
+    }
+    gpt2_draw(&c, seed, LN1W, 5, 3, whole);
+    assert_true(to_float(whole[0]) == 1 && to_float(whole[2]) == 1);
+    gpt2_draw(&c, seed, LN1B, 5, 3, whole);
+    assert_true(to_float(whole[0]) == 0 && to_float(whole[2]) == 0);
+    free(whole), free(part);
+}
+
 int main(void)
 {
 #ifdef GPT2_TEST_CUDA
@@ -319,7 +375,7 @@ int main(void)
     printf("seed %llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(check_loss),      cmocka_unit_test(check_gradients), cmocka_unit_test(check_adds),
-        cmocka_unit_test(check_repeats),   cmocka_unit_test(check_nan),
+        cmocka_unit_test(check_repeats),   cmocka_unit_test(check_nan),       cmocka_unit_test(check_draw),
 #ifdef GPT2_TEST_STAND_IN
         cmocka_unit_test(check_epilogues),
 #endif
