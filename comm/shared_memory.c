@@ -1,9 +1,11 @@
 /* shared_memory.c: see shared_memory.h. */
 #include "comm/shared_memory.h"
 #include "kernels/error.h"
+#include "kernels/huge_pages.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -19,35 +21,61 @@ static int64_t segment_bytes(int64_t bytes)
     return (bytes + 4095) & ~(int64_t)4095;
 }
 
-static int reserve(int fd, int64_t bytes)
+static int no_room(int64_t bytes)
+{
+    return zr_fail(errno == ENOSPC || errno == ENOMEM || errno == EFAULT ? ZR_ERR_NOMEM : ZR_ERR_SYSTEM,
+                   "reserving %lld bytes of shared memory: %s", (long long)bytes,
+                   strerror(errno == EFAULT ? ENOMEM : errno));
+}
+
+/* Whether the kernel fills the mapping's pages, of which it takes large ones; else (before Linux 5.14) the file's. */
+static bool fills_mappings(char *at)
+{
+#ifdef MADV_POPULATE_WRITE
+    return madvise(at, 0, MADV_POPULATE_WRITE) == 0;
+#else
+    (void)at;
+    return false;
+#endif
+}
+
+/* Memory for all pages now: what is missing is an error here, and no signal later. */
+static int reserve(int fd, char *mapped, int64_t bytes)
 {
     /* In pieces: a signal makes the kernel give back what one call has taken so far. */
     const int64_t piece = INT64_C(64) << 20;
+    bool fill = fills_mappings(mapped);
     for (int64_t at = 0; at < bytes;) {
         int64_t n = bytes - at < piece ? bytes - at : piece;
-        if (fallocate(fd, 0, at, n) == 0)
+        int failed = fill ? madvise(mapped + at, (size_t)n, MADV_POPULATE_WRITE) : fallocate(fd, 0, at, n);
+        if (!failed)
             at += n;
         else if (errno != EINTR)
-            return zr_fail(errno == ENOSPC || errno == ENOMEM ? ZR_ERR_NOMEM : ZR_ERR_SYSTEM,
-                           "reserving %lld bytes of shared memory: %s", (long long)bytes, strerror(errno));
+            return no_room(bytes);
     }
     return 0;
 }
 
 int zr_shared_make(const char *name, int64_t bytes, int *fd, char **at)
 {
+    int64_t whole = segment_bytes(bytes);
     *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (*fd < 0)
         return zr_fail(ZR_ERR_SYSTEM, "making a shared memory file: %s", strerror(errno));
-    int err = reserve(*fd, segment_bytes(bytes));
-    if (err)
-        return err;
+    if (ftruncate(*fd, whole))
+        return no_room(whole);
     /* Nobody may make it smaller under us. */
     fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-    char *p = mmap(NULL, (size_t)segment_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+    char *p = mmap(NULL, (size_t)whole, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
     if (p == MAP_FAILED)
-        return zr_fail(ZR_ERR_NOMEM, "mapping %lld bytes of shared memory: %s",
-                       (long long)segment_bytes(bytes), strerror(errno));
+        return zr_fail(ZR_ERR_NOMEM, "mapping %lld bytes of shared memory: %s", (long long)whole,
+                       strerror(errno));
+    zr_ask_for_huge_pages(p, whole);
+    int err = reserve(*fd, p, whole);
+    if (err) {
+        munmap(p, (size_t)whole);
+        return err;
+    }
     *at = p;
     return 0;
 }
@@ -84,6 +112,7 @@ int zr_shared_map(const struct zr_shared_at *where, int64_t bytes, int protectio
     if (p == MAP_FAILED)
         return zr_fail(ZR_ERR_NOMEM, "mapping the %lld bytes of rank %d: %s", (long long)segment_bytes(bytes),
                        where->rank, strerror(errno));
+    zr_ask_for_huge_pages(p, segment_bytes(bytes));
     *at = p;
     return 0;
 }

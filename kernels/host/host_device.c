@@ -2,6 +2,7 @@
  * host_ops.c. */
 #include "kernels/host/host_device.h"
 #include "kernels/host/host_kernels.h"
+#include "kernels/huge_pages.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -31,6 +32,7 @@ static int device_alloc(struct zr_device *base, int64_t bytes, void **out)
     if (zr_host_refuses(dev, bytes) || (uint64_t)bytes > SIZE_MAX ||
         posix_memalign(&p, PAGE_BYTES, (size_t)bytes) != 0)
         return zr_fail(ZR_ERR_NOMEM, "device alloc: the host has no %lld bytes left", (long long)bytes);
+    zr_ask_for_huge_pages(p, bytes);
     if (dev->poison)
         memset(p, 0xff, (size_t)bytes);
     *out = p;
