@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """One self-contained HTML page of fresh runs on this machine: memory per stage, the losses of all stages, what overlaps,
-communication beside its limits, and peers where they were measured. Called by bench/report.sh."""
+communication beside its limits, peers where they were measured, and thousands of GPUs on paper. Called by bench/report.sh."""
 import argparse
 import datetime
 import html
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 
+import report_curves
 import report_timeline
 
 FULL = {
@@ -19,7 +20,6 @@ FULL = {
     'simulated': ['--world=16', '--units=8', '--far=100'],
     'trained': ['--model=gpt2-nano', '--steps=6', '--layers=8', '--batch=8'],
     'comm': ['--bytes=1K:64M'],
-    'scale': ['--worlds=8,64,512,4096,16384'],
 }
 QUICK = {
     'memory': ['--ranks=2', '--layers=8', '--heads=2', '--channels=64', '--context=16', '--batch=1', '--steps=1'],
@@ -27,8 +27,10 @@ QUICK = {
     'simulated': ['--world=2', '--units=4'],
     'trained': ['--layers=8', '--heads=2', '--channels=32', '--context=16', '--batch=2', '--steps=4'],
     'comm': ['--bytes=4K:64K', '--rounds=3'],
-    'scale': ['--worlds=8,16'],
 }
+SCALE_CURVES = {'none': 'stage 3', 'hsdp': 'HSDP, a copy a host', 'hfsdp': 'HFSDP'}
+SCALE_WORLDS = [8 << i for i in range(12)]
+SCALE_IN_TABLE = (8, 64, 512, 4096, 16384)
 CATEGORIES = [('param_shards', 'parameters, sharded at stage 3'), ('param_slots', 'gathered parameters'), ('grad_shards', 'gradient shards'),
               ('grad_slots', 'gradients as backward writes them'), ('grad_sums', 'gradient sums'), ('grad_gathered', 'gathered gradients'),
               ('master', 'fp32 master weights'), ('moments', 'optimizer moments'), ('snapshot', 'snapshot'), ('comm', 'communicators'),
@@ -78,7 +80,7 @@ class Runs:
         self.env = env
 
     def lines(self, what, *args, ranks=0):
-        words = [self.o.zero_bench, *args, *self.sizes[what], *(['--data', self.o.data] if self.o.data and args[0] == 'train' else [])]
+        words = [self.o.zero_bench, *args, *self.sizes.get(what, []), *(['--data', self.o.data] if self.o.data and args[0] == 'train' else [])]
         if ranks:
             words = [self.o.zero_run, '-n', str(ranks), '--raw', *words]
         shown = [os.path.basename(w) if w in (self.o.zero_bench, self.o.zero_run) else w for w in words if not w.startswith(self.o.work)]
@@ -89,9 +91,6 @@ class Runs:
         if done.returncode:
             raise Failed(f'report: {self.commands[what]}: exit code {done.returncode}')
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
-
-    def has(self, subcommand):
-        return subprocess.run([self.o.zero_bench, subcommand, '--help'], capture_output=True, check=False).returncode == 0
 
 
 def inline(path, prefix):
@@ -140,8 +139,8 @@ def collect(o):
     facts['simulated'], = runs.lines('simulated', 'verify', '--time', '--json', '--trace', at('simulated.json'))
     facts['trained'] = runs.lines('trained', 'train', '--stage=3', '--json', '--trace', at('trained.json'), ranks=2)[-1]
     facts['comm'] = runs.lines('comm', 'comm', '--backend=shm', '--op=all_gather,reduce_scatter', '--json', '--plot', at('comm.svg'), ranks=2)
-    if runs.has('scale'):
-        facts['scale'] = runs.lines('scale', 'scale', '--json')
+    for hybrid in SCALE_CURVES:
+        facts['scale ' + hybrid] = runs.lines('scale ' + hybrid, 'scale', '--json', f'--hybrid={hybrid}', '--worlds=' + ','.join(map(str, SCALE_WORLDS)))
     facts['commands'] = runs.commands
     for name in ('memory', 'losses', 'comm'):
         pictures[name] = inline(at(name + '.svg'), name)
@@ -150,6 +149,7 @@ def collect(o):
         timeline = report_timeline.read(at(name + '.json'))
         facts['timeline'][name] = timeline.facts()
         pictures[name] = timeline.svg()
+    pictures['scale'] = report_curves.svg({title: [(r['world'], r['mfu']) for r in facts['scale ' + hybrid]] for hybrid, title in SCALE_CURVES.items()})
     return facts, pictures
 
 
@@ -250,15 +250,15 @@ def peers_section(facts):
                    table(['', 'dtype', 'tokens/s', 'from, to', 'Pss, GB', 'start to first forward, s'], rows))
 
 
-def scale_section(facts):
-    if 'scale' not in facts:
-        return ''
-    rows = [[str(r['world']), number(r['step_ms'], 0), number(r['tokens_per_s_per_gpu'], 0), f'{100 * r["mfu"]:.1f}%', number(r['exposed_ms'], 1),
-             size(r['memory_bytes'])] for r in facts['scale']]
+def scale_section(facts, pictures):
+    rows = [[title, str(r['world']), number(r['step_ms'], 0), number(r['tokens_per_s_per_gpu'], 0), f'{100 * r["mfu"]:.1f}%', number(r['exposed_ms'], 1),
+             size(r['memory_bytes'])] for hybrid, title in SCALE_CURVES.items() for r in facts['scale ' + hybrid] if r['world'] in SCALE_IN_TABLE]
+    about = facts['scale none'][0]
     return section('scale', 'To thousands of GPUs, on paper',
-                   f'<p>{html.escape(facts["scale"][0]["model"])} on {html.escape(facts["scale"][0]["machine"])}, by the same schedule on a virtual clock: no '
+                   f'<p>{html.escape(about["model"])} on {html.escape(about["machine"])}, by the same schedule on a virtual clock: no '
                    'stragglers, no congestion, links and products at what data sheets say.</p>',
-                   table(['GPUs', 'step, ms', 'tokens/s per GPU', 'MFU', 'exposed, ms', 'memory of each'], rows), command(facts, 'scale'))
+                   figure('scale', pictures, 'The share of the GPUs’ products that a step reaches (MFU).'),
+                   table(['', 'GPUs', 'step, ms', 'tokens/s per GPU', 'MFU', 'exposed, ms', 'memory of each'], rows), command(facts, 'scale none'))
 
 
 def cards(facts):
@@ -280,7 +280,7 @@ def page(facts, pictures):
             f'<title>libzero on this machine</title><link rel="icon" href="data:,"><style>{CSS}</style></head><body><main>\n'
             f'<h1>libzero on this machine</h1><p class="about">{html.escape(about)}</p>\n'
             + cards(facts) + memory_section(facts, pictures) + losses_section(facts, pictures) + timeline_section(facts, pictures)
-            + comm_section(facts, pictures) + peers_section(facts) + scale_section(facts) + '</main></body></html>\n')
+            + comm_section(facts, pictures) + peers_section(facts) + scale_section(facts, pictures) + '</main></body></html>\n')
 
 
 def main():

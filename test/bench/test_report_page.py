@@ -14,6 +14,7 @@ from bench_program import ROOT, TEXT, ZERO_BENCH, ZERO_RUN, run  # noqa: E402
 
 sys.path.insert(0, os.path.join(ROOT, 'bench'))
 sys.dont_write_bytecode = True
+import report_curves  # noqa: E402
 import report_page  # noqa: E402
 import report_timeline  # noqa: E402
 
@@ -22,8 +23,8 @@ PEERS = [{'who': 'PyTorch <FSDP2>', 'dtype': 'f32', 'tokens_per_s': 77, 'pss_gb'
          {'who': 'ours', 'dtype': 'bf16', 'tokens_per_s': {'median': 351.4, 'low': 340, 'high': 363}, 'pss_gb': 1.49},
          {'who': 'broken', 'dtype': 'f32', 'failed': 'no such module'},
          {'who': 'broken once', 'dtype': 'f32', 'tokens_per_s': {'median': 12, 'low': 11, 'high': 13}, 'pss_gb': 1, 'failed': 'exit code 1'}]
-SECTIONS = ['memory', 'losses', 'timeline', 'comm', 'peers']
-PICTURES = ['memory', 'losses', 'simulated', 'trained', 'comm']
+SECTIONS = ['memory', 'losses', 'timeline', 'comm', 'peers', 'scale']
+PICTURES = ['memory', 'losses', 'simulated', 'trained', 'comm', 'scale']
 VOID = {'meta', 'link', 'br', 'img', 'hr'}
 
 
@@ -87,8 +88,7 @@ class Page(unittest.TestCase):
         cls.folder.cleanup()
 
     def test_sections(self):
-        self.assertEqual([s for s in self.read.sections if s != 'scale'], SECTIONS)
-        self.assertEqual('scale' in self.read.sections, 'scale' in self.facts)
+        self.assertEqual(self.read.sections, SECTIONS)
         self.assertEqual(re.findall(r'<figure id="picture-(\w+)">', self.text), PICTURES)
 
     def test_it_needs_nothing_else(self):
@@ -100,12 +100,12 @@ class Page(unittest.TestCase):
             self.assertIn(reference, self.read.ids)
 
     def test_pictures(self):
-        self.assertEqual(len(self.pictures), 5)
+        self.assertEqual(len(self.pictures), len(PICTURES))
         for name, svg in self.pictures.items():
             left, top, width, height = map(float, svg.get('viewBox').split())
             self.assertEqual((left, top), (0, 0), name)
             self.assertGreater(min(width, height), 100, name)
-            self.assertGreater(sum(e.tag.split('}')[1] in ('path', 'rect', 'polygon') for e in svg.iter()), 5, name)
+            self.assertGreater(sum(e.tag.split('}')[1] in ('path', 'rect', 'polygon', 'circle') for e in svg.iter()), 5, name)
 
     def table(self, name):
         return self.read.tables[name]
@@ -174,11 +174,18 @@ class Page(unittest.TestCase):
         self.assertNotIn('same bits', said)
 
     def test_scale(self):
-        row = {'model': 'llama-3-8B', 'machine': 'h100', 'world': 16384, 'step_ms': 1234.5, 'tokens_per_s_per_gpu': 8000.2, 'mfu': 0.412,
-               'exposed_ms': 12.34, 'memory_bytes': 12.3e9}
-        facts = {**self.facts, 'scale': [row], 'commands': {**self.facts['commands'], 'scale': 'zero-bench scale'}}
-        read = Reader(report_page.page(facts, {name: '' for name in PICTURES}))
-        self.assertEqual(read.tables['scale'][1], ['16384', '1234', '8000', '41.2%', '12.3', '12.3 GB'])
+        """A point for each number of GPUs and kind of sharding, higher where the share is; the table has what was projected."""
+        points = [c for c in self.pictures['scale'] if c.tag.endswith('circle')]
+        rows = [r for hybrid in report_page.SCALE_CURVES for r in self.facts['scale ' + hybrid]]
+        self.assertEqual(len(points), len(rows))
+        heights = [(r['mfu'], float(c.get('cy'))) for r, c in zip(rows, points)]
+        bottom, top = (report_curves.svg({'x': [(8, 0), (16, 1)]}).split('cy="')[k].split('"')[0] for k in (1, 2))
+        for share, at in heights:
+            self.assertAlmostEqual(at, float(bottom) + share * (float(top) - float(bottom)), delta=0.1)
+        self.assertEqual(len(self.read.tables['scale']) - 1, len(report_page.SCALE_CURVES) * len(report_page.SCALE_IN_TABLE))
+        last = self.facts['scale hfsdp'][-1]
+        self.assertEqual(self.read.tables['scale'][-1][:3], ['HFSDP', '16384', f'{last["step_ms"]:.0f}'])
+        self.assertEqual(self.read.tables['scale'][-1][4], f'{100 * last["mfu"]:.1f}%')
 
     def test_a_browser(self):
         """Nothing on its console, and every picture has a size."""
@@ -195,7 +202,7 @@ class Page(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
         self.assertEqual([line for line in done.stderr.splitlines() if 'CONSOLE' in line], [])
         sizes = json.loads(re.search(r'<title>(\[\[.*?\]\])</title>', done.stdout)[1])
-        self.assertEqual(len(sizes), 5)
+        self.assertEqual(len(sizes), len(PICTURES))
         for size in sizes:
             self.assertGreater(min(size), 50, sizes)
 
