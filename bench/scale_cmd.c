@@ -121,6 +121,10 @@ static const char *what_is_ignored(const struct scale_options *o)
         return "--shard-group: is of a hybrid, which --hybrid names";
     if (o->budget && o->stage != 3)
         return "--budget: is of stage 3, which gathers parameters";
+    if (o->prefetch >= 0 && o->stage != 3)
+        return "--prefetch: is of stage 3, which gathers parameters";
+    if (o->wire_dtype == ZERO_F32 && o->dtype == ZERO_BF16)
+        return "--wire-dtype=f32: gradients of bf16 travel as they are";
     return NULL;
 }
 
@@ -133,6 +137,7 @@ static error_t finish(struct argp_state *state, void *options)
         argp_error(state, "%s", ignored);
         return EINVAL;
     }
+    o->prefetch = o->prefetch >= 0 ? o->prefetch : 2;
     o->compute = o->compute > 0 ? o->compute : 1;
     o->links = o->links > 0 ? o->links : 1;
     if (!o->n_worlds) {
@@ -324,7 +329,7 @@ int scale_command(const char *name, int argc, char **argv)
                               .batch = 1,
                               .accum = 1,
                               .stage = 3,
-                              .prefetch = 2,
+                              .prefetch = -1, /* not given */
                               .dtype = ZERO_BF16};
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)

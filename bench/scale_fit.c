@@ -58,9 +58,17 @@ static bool read_names(const json_t *row, struct scale_job *j, char *text, size_
 /* Tokens a second, of one GPU or of all, or MFU in percent. */
 static bool read_measured(const json_t *row, struct scale_row *r, char *text, size_t n)
 {
-    double one = json_number_value(json_object_get(row, "tokens_per_s_per_gpu"));
-    double all = json_number_value(json_object_get(row, "tokens_per_s"));
-    double mfu = json_number_value(json_object_get(row, "mfu_percent"));
+    static const char *const keys[] = {"tokens_per_s_per_gpu", "tokens_per_s", "mfu_percent"};
+    double given[3];
+    for (int i = 0; i < 3; i++) {
+        const json_t *v = json_object_get(row, keys[i]);
+        if (v && (!json_is_number(v) || json_number_value(v) <= 0)) {
+            snprintf(text, n, "\"%s\" is not a number above 0", keys[i]);
+            return false;
+        }
+        given[i] = json_number_value(v);
+    }
+    double one = given[0], all = given[1], mfu = given[2];
     const struct scale_job *j = &r->job;
     r->tokens_per_s_per_gpu =
         one > 0   ? one

@@ -28,7 +28,7 @@ static int no_room(int64_t bytes)
                    strerror(errno == EFAULT ? ENOMEM : errno));
 }
 
-/* Whether the kernel fills the mapping's pages, of which it takes large ones; else (before Linux 5.14) the file's. */
+/* Whether the kernel fills a mapping, with large pages if it may; else (before Linux 5.14) the file alone. */
 static bool fills_mappings(char *at)
 {
 #ifdef MADV_POPULATE_WRITE

@@ -1,5 +1,5 @@
-/* huge_pages.h: large pages for large memory of the host: fewer faults when it is first touched, and fewer misses
- * of the processor's table of pages. */
+/* huge_pages.h: large pages for large memory of the host: fewer faults when it is first touched, and fewer
+ * misses of the processor's table of pages. */
 #ifndef ZR_KERNELS_HUGE_PAGES_H
 #define ZR_KERNELS_HUGE_PAGES_H
 
@@ -9,8 +9,8 @@
 /* What x86-64 has. Where pages are of another size the kernel takes of the advice what fits. */
 #define ZR_HUGE_PAGE_BYTES ((int64_t)2 << 20)
 
-/* Asks for them in the part of [at, at + bytes) that is whole ones, so that no more memory is taken than without.
- * Advice: where the kernel has none, or is told to give none, nothing changes. */
+/* Asks for them in the part of [at, at + bytes) that is whole ones, so that no more memory is taken than
+ * without. Advice: where the kernel has none, or is told to give none, nothing changes. */
 static inline void zr_ask_for_huge_pages(void *at, int64_t bytes)
 {
 #ifdef MADV_HUGEPAGE

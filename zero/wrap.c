@@ -429,6 +429,24 @@ static void report_residents(const struct zero_ctx *z)
         zr_info(log, "%d of %d units are resident, %d of them by ZERO_RESIDENT", n_resident, n, n_declared);
 }
 
+/* wire_dtype makes gradients narrower on their way, never wider. All ranks have the same. */
+static void report_wire_dtype(const struct zero_ctx *z)
+{
+    if (z->config.options.wire_dtype != ZR_F32 || z->plan->world == 1 || z->world.rank != 0)
+        return;
+    for (int32_t i = 0; i < z->layout->n_flats; i++) {
+        const struct zr_flat *f = &z->layout->flats[i];
+        if (f->trainable && f->dtype != ZR_F32) {
+            zr_warn(
+                z->config.options.log,
+                "wire_dtype is f32, but gradients of %s travel as they are: it makes none wider; their sums "
+                "are fp32 all the same",
+                zr_dtype_name(f->dtype));
+            return;
+        }
+    }
+}
+
 /* Which optimizer has what, where there is more than one. */
 static void report_optimizers(const struct zero_ctx *z)
 {
@@ -496,6 +514,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     report_optimizers(z);
     report_how_gradients_add_up(z);
     report_default_stream(z);
+    report_wire_dtype(z);
     zr_progress_open(&z->progress, z->config.options.log, z->config.options.grad_accum_steps);
     zr_flight_leave(z->flight);
     *out = z;

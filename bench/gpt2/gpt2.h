@@ -126,15 +126,15 @@ struct gpt2 {
 
 /* Takes memory for activations and tokens. Returns 0 or a zr_err; on failure nothing is held. */
 int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct place *place);
-/* Takes memory for the parameters too, drawn as below, and for the gradients, zeroed: not needed where libzero hands
- * them out. The first waits. */
+/* Takes memory for the parameters too, drawn as below, and for the gradients, zeroed: not needed where libzero
+ * hands them out. The first waits. */
 int gpt2_open_params(struct gpt2 *m, uint64_t seed);
 int gpt2_open_grads(struct gpt2 *m);
 void gpt2_close(struct gpt2 *m);
 
-/* GPT-2's first values of elements [first, first + n) of tensor t, as struct gpt2_params counts, to x of the host:
- * normal 0.02, residual projections by 1/sqrt(2L) smaller, norms 1, biases 0. They follow from seed and from the
- * element's number alone. */
+/* GPT-2's first values of elements [first, first + n) of tensor t, as struct gpt2_params counts, to x of the
+ * host: normal 0.02, residual projections by 1/sqrt(2L) smaller, norms 1, biases 0. They follow from seed and
+ * from the element's number alone. */
 void gpt2_draw(const struct gpt2_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x);
 
 /* Points m->tokens and m->targets at memory that may be filled in. To be called before each micro-batch;

@@ -27,8 +27,8 @@ static inline uint64_t as_bits(double x)
 #define ONE_BITS      UINT64_C(0x3FF0000000000000) /* 1.0 */
 #define FRACTION_BITS UINT64_C(0x000FFFFFFFFFFFFF)
 
-/* log(u), of a normal u > 0: within 1e-13 of it. In arithmetic alone, so that the compiler makes vectors of it
- * and every C library has the same bits. */
+/* log(u), of a normal u > 0: within 1e-13 of it. In arithmetic alone, so that the compiler makes vectors of
+ * it and every C library has the same bits. */
 static inline double log_of(double u)
 {
     const double whole = 4503599627370496.0; /* 2^52: an integer below it fits into its low bits */

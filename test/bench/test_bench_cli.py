@@ -105,6 +105,8 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--stage=2', '--hybrid=hsdp'], '--hybrid', 'stage 3')
         self.refused(['scale', '--shard-group=4'], '--shard-group', '--hybrid')
         self.refused(['scale', '--stage=2', '--budget=1G'], '--budget', 'stage 3')
+        self.refused(['scale', '--stage=2', '--prefetch=2'], '--prefetch', 'stage 3')
+        self.refused(['scale', '--wire-dtype=f32'], '--wire-dtype=f32', 'bf16 travel as they are')
         for given in ['--compute=1', '--links=0.5', '--worlds=8']:
             self.refused(['scale', '--fit=/nonexistent', given], given.split('=')[0], '--fit')
         self.refused(['scale', '--worlds=12', '--hybrid=hfsdp'], '12 GPUs', 'shard_group is 8')

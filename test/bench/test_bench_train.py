@@ -240,6 +240,12 @@ class Others(unittest.TestCase):
     SMALL = r'\A[^\n]*warning: stage 3 shards nothing: all \d units are resident[^\n]*\n\Z'  # a few layers fit the slots
     MEMORY = ['memory', '--ranks=2', '--layers=2', '--heads=2', '--channels=32', '--context=16', '--steps=1']
 
+    def test_wire_dtype_widens_nothing(self):
+        for dtype, warned in (('bf16', 1), ('f32', 0)):
+            done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', '--json', *TINY, '--steps=1', f'--dtype={dtype}', '--wire-dtype=f32'])
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.stderr.count('wire_dtype is f32, but gradients of bf16 travel as they are'), warned)
+
     def test_memory(self):
         done = bench(*self.MEMORY, '--json')
         self.assertEqual(done.returncode, 0)
