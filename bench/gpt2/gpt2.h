@@ -126,8 +126,8 @@ struct gpt2 {
 
 /* Takes memory for activations and tokens. Returns 0 or a zr_err; on failure nothing is held. */
 int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct place *place);
-/* Takes memory for the parameters too, drawn as below, and for the gradients, zeroed: not needed where libzero
- * hands them out. The first waits. */
+/* Takes memory for the parameters too, drawn as below, and for the gradients, zeroed: not needed where
+ * libzero hands them out. The first waits. */
 int gpt2_open_params(struct gpt2 *m, uint64_t seed);
 int gpt2_open_grads(struct gpt2 *m);
 void gpt2_close(struct gpt2 *m);
