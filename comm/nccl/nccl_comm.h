@@ -314,8 +314,8 @@ int zr_nccl_say(const struct zr_nccl_set *p, ncclComm_t comm, ncclResult_t res, 
 int zr_nccl_code(ncclResult_t res);
 
 /* What was found, on any communicator, may come of calls that differ: it has the ranks compare them, and
- * fails all when nothing has come of that in time; m alone and at once where they cannot be compared. Any
- * thread, the lock held. */
+ * fails all when nothing has come of that in time, or at once where they cannot be compared. Any thread, the
+ * lock held. */
 void zr_nccl_doubt(struct zr_nccl *m, int code, const char *text);
 
 /* Starts and stops the watching thread. */

@@ -138,15 +138,10 @@ static void report_failure(struct zr_nccl_set *p, int code, const char *text)
     zr_rendezvous_report(p->rdv, code, reported);
 }
 
-/* With the lock held: a failure that was found here, and not by whoever asks. */
-static void found(struct zr_nccl *m, int code, const char *text)
-{
-    if (keep_failure(m, code, text))
-        report_failure(m->set, code, text);
-}
-
-/* Likewise, of what concerns all communicators. */
-static void found_in_all(struct zr_nccl_set *p, int code, const char *text)
+/* With the lock held: a failure that was found here, and not by whoever asks. All communicators have it: the
+ * other ranks abort theirs when they hear of it, and the model's thread may stand in a wait of the program's
+ * for any of them. */
+static void found(struct zr_nccl_set *p, int code, const char *text)
 {
     bool any = false;
     for (int i = 0; i < p->n_open; i++)
@@ -173,7 +168,7 @@ static bool begin_doubt(struct zr_nccl_set *p, int code, const char *text)
 void zr_nccl_doubt(struct zr_nccl *m, int code, const char *text)
 {
     if (!zr_nccl_has_failed(m) && !begin_doubt(m->set, code, text))
-        found(m, code, text);
+        found(m->set, code, text);
 }
 
 static bool all_have_failed(const struct zr_nccl_set *p)
@@ -187,7 +182,7 @@ static bool all_have_failed(const struct zr_nccl_set *p)
 static void doubt_all(struct zr_nccl_set *p, int code, const char *text)
 {
     if (!all_have_failed(p) && !begin_doubt(p, code, text))
-        found_in_all(p, code, text);
+        found(p, code, text);
 }
 
 /* With the lock held: the answer has not come in time. Rank 0 gives it, so it may be what is wrong. */
@@ -198,7 +193,7 @@ static void end_doubt(struct zr_nccl_set *p)
         return;
     snprintf(text, sizeof text, "%.600s; rank 0, which compares what the ranks called, has not answered",
              p->doubt_text);
-    found_in_all(p, p->doubt_code, text);
+    found(p, p->doubt_code, text);
 }
 
 /* ---- looking, all with the lock held ---- */
@@ -275,7 +270,7 @@ static int query(struct zr_nccl *m, const struct zr_nccl_pending *e, struct zr_e
         char op[96], text[ZR_NCCL_TEXT];
         zr_op_describe(e->op, e->seq, e->unit, op, sizeof op);
         snprintf(text, sizeof text, "%s: %s", op, zr_error_text());
-        found(m, done, text);
+        found(m->set, done, text);
     }
     return done;
 }
@@ -324,7 +319,7 @@ static void check_time(struct zr_nccl *m)
         snprintf(text, sizeof text, "%s: NCCL has not taken it after %lld ms", op,
                  (long long)(p->timeout_ns / 1000000));
         /* the thread that would have calls compared is inside that NCCL call */
-        found(m, ZR_ERR_TIMEOUT, text);
+        found(p, ZR_ERR_TIMEOUT, text);
     } else if (m->n_got < m->n_put) {
         const struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
         if (!e->begun_ns || now - e->begun_ns <= p->timeout_ns)
@@ -462,7 +457,7 @@ static void watch(void *arg)
     if (err) {
         struct zr_kept kept;
         zr_keep(&kept, err);
-        found_in_all(p, err, kept.text);
+        found(p, err, kept.text);
     }
     while (!p->stop) {
         bool busy = look_at_all(p);

@@ -2,6 +2,7 @@
  * are open; over the stand-ins for CUDA and NCCL. */
 #include "test/comm/nccl/nccl_custom.h"
 #include "test/stand_in/nccl_stand_in.h"
+#include "test/stand_in/stand_in.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -255,6 +256,42 @@ static void test_nccl_fails(void **state)
     expect_rank(&r[0], ZR_ERR_PEER, "NCCL's reduce communicator: remote process exited");
 }
 
+/* What is found of one communicator ends what waits on the other, too: the program may stand in a wait of its
+ * own for it, and nobody asks. */
+static void query_fails(struct rank *me)
+{
+    struct fixture o;
+    struct zr_tag tag = {.unit = 5};
+    int first = *(const int *)me->arg;
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    for (int i = 0; i < 2 && me->w.rank == 1; i++) {
+        int k = i ^ first;
+        if (i == 1)
+            stand_in_fail("cudaEventQuery", 1, cudaErrorLaunchFailure, false);
+        RANK_CHECK(me, o.comm[k]->ops->exchange(o.comm[k], o.stream[k], 0, 64, &tag) == 0, "%s",
+                   zr_error_text());
+    }
+    for (int k = 0; k < 2 && me->w.rank == 1; k++) {
+        o.dev->ops->stream_sync(o.stream[k]); /* the abort ends it */
+        note_status(me, o.comm[k]);
+        RANK_CHECK(me, me->code == ZR_ERR_SYSTEM, "communicator %d: %d \"%s\"", k, me->code, me->note);
+    }
+    RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_query_fails(void **state)
+{
+    (void)state;
+    for (int first = 0; first < 2; first++) {
+        customize(false, LONG_MS);
+        struct rank *r = run_ranks(false, 2, query_fails, &first, NULL);
+        expect_rank(&r[1], ZR_ERR_SYSTEM,
+                    "exchange seq 1 unit 5: GPU 1: cudaEventQuery: cudaErrorLaunchFailure");
+    }
+}
+
 /* --- abort --- */
 
 static void abort_while_waiting(struct rank *me)
@@ -403,9 +440,9 @@ static void test_never_asks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_stays_away),   TEST(test_slow_compute), TEST(test_differ),
-        TEST(test_hang),         TEST(test_nccl_fails),   TEST(test_abort),
-        TEST(test_abort_sticks), TEST(test_deep_queue),   TEST(test_never_asks),
+        TEST(test_stays_away), TEST(test_slow_compute), TEST(test_differ), TEST(test_hang),
+        TEST(test_nccl_fails), TEST(test_query_fails),  TEST(test_abort),  TEST(test_abort_sticks),
+        TEST(test_deep_queue), TEST(test_never_asks),
     };
     return cmocka_run_group_tests_name("nccl at fault", tests, NULL, NULL);
 }
