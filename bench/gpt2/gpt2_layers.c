@@ -57,14 +57,15 @@ static inline float largest(const float *x, int64_t n)
     return s[0];
 }
 
-/* e^x within 2 units in the last place on [-87, 88], clamped to that range outside; a NaN stays one. Cephes'
- * expf: 2^n times a polynomial on [-ln2/2, ln2/2], in a form that vectorises, which libm's does not. */
-static inline float fast_exp(float x)
+/* e^x within 2 units in the last place between lowest >= -87 and highest <= 88, those of the nearer end
+ * outside; a NaN stays one. Cephes' expf: 2^n times a polynomial on [-ln2/2, ln2/2], in a form that
+ * vectorises, which libm's does not. */
+static inline float exp_between(float x, float lowest, float highest)
 {
     const float to_whole =
         12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, kept in the low bits */
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
+    x = x < lowest ? lowest : x;
+    x = x > highest ? highest : x;
     float shifted = x * 1.44269504f + to_whole;
     float whole = shifted - to_whole;
     float r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
@@ -80,6 +81,11 @@ static inline float fast_exp(float x)
     float power;
     memcpy(&power, &bits, sizeof power);
     return p * power;
+}
+
+static inline float fast_exp(float x)
+{
+    return exp_between(x, -87.0f, 88.0f);
 }
 
 /* Adds n fp32 sums to a gradient: one rounding, whatever the number of rows they were summed over. */
@@ -145,9 +151,11 @@ GPT2_CLONES static int layernorm_backward(const struct place *on, real *restrict
     return 0;
 }
 
+/* Up to e^80, of which the reciprocal is no denormal number: gcc computes what is beyond the end for all
+ * elements, and some CPUs take a hundred times as long for those. */
 static inline float gelu_gate(float x)
 {
-    return 1.0f / (1.0f + fast_exp(-2.0f * gpt2_gelu_u(x)));
+    return 1.0f / (1.0f + exp_between(-2.0f * gpt2_gelu_u(x), -87.0f, 80.0f));
 }
 
 GPT2_CLONES static int gelu_forward(const struct place *on, real *restrict out, const real *restrict inp,
