@@ -46,6 +46,8 @@ struct stream_arrays {
 /* Bytes read and written for each element; what is read and written counts twice, what a cache reads of a
  * line before it is written does not. */
 int64_t stream_bytes(enum stream_mix mix);
+/* The arrays, all of which there are, without their first elements. */
+struct stream_arrays stream_from(const struct stream_arrays *a, int64_t first);
 /* Goes over n elements once. Values change by nearly nothing. */
 void stream_pass(enum stream_mix mix, const struct stream_arrays *a, int64_t n);
 

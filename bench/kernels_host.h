@@ -22,8 +22,11 @@ struct kernels_host_row {
     char name[40];
     /* per element, read and written; 0: a product */
     int64_t bytes;
-    /* bytes or operations in a second, and what the machine does at most */
+    /* bytes or operations in a second, and what the machine does at most: of bytes, on one thread, as the
+     * kernels are; of operations, on all of the place's */
     double rate, limit;
+    /* of bytes, on all of the place's threads; of operations the limit */
+    double limit_of_all;
 };
 
 /* Takes memory and measures all, in n_rounds after a few that do not count. Returns 0 or a zr_err, holding

@@ -29,7 +29,7 @@ static int open_cuda(struct place *p, int gpu)
 
 int place_open(struct place *p, bool cuda, int gpu, int n_threads)
 {
-    *p = (struct place){0};
+    *p = (struct place){.n_threads = cuda ? 1 : n_threads};
     int err = cuda ? open_cuda(p, gpu) : open_host(p, n_threads);
     if (err)
         place_close(p);

@@ -10,12 +10,14 @@ struct place {
     /* takes all of the model's work, in order */
     struct zr_stream *stream;
     struct zr_gemm *gemm;
+    /* on the host: of what is done when a call returns, products and all else; on a GPU 1 */
+    int n_threads;
     bool cuda;
 };
 
 #define PLACE_GPU_OF_RANK (-1)
 
-/* On the host with n_threads for matrix products; or with cuda on GPU number gpu, which becomes this thread's
+/* On the host with n_threads; or with cuda on GPU number gpu, which becomes this thread's
  * current device (PLACE_GPU_OF_RANK: that of the local rank, by zero_find_rank). Returns 0 or a zr_err
  * (ZR_ERR_NOTSUP: no usable GPU, the message says why), holding nothing. */
 int place_open(struct place *p, bool cuda, int gpu, int n_threads);

@@ -1,32 +1,77 @@
 /* plain.c: see plain.h. AdamW: Loshchilov and Hutter, arXiv:1711.05101. */
 #include "bench/plain.h"
+#include "bench/parts.h"
 #include "bench/state_hash.h"
 
 #include <math.h>
 #include <stdlib.h>
+
+/* What is summed up, and what is updated, at a time: few enough elements to stay in a cache, and the same for
+ * any number of threads, so that the bits are, too. */
+enum { BLOCK = 1 << 14 };
+
+static int64_t n_blocks(int64_t n)
+{
+    return (n + BLOCK - 1) / BLOCK;
+}
+
+static int64_t block_elements(int64_t n, int64_t block)
+{
+    return n - block * BLOCK < BLOCK ? n - block * BLOCK : BLOCK;
+}
 
 static bool on_host(const struct plain *p)
 {
     return p->place->dev->ops->host_memory;
 }
 
-static int open_host(struct plain *p)
+static float *fp32_array(struct plain *p)
 {
-    bool has_master = sizeof(real) != sizeof(float);
-    p->m = calloc((size_t)p->n_params, sizeof *p->m);
-    p->v = calloc((size_t)p->n_params, sizeof *p->v);
-    p->master = has_master ? malloc((size_t)p->n_params * sizeof *p->master) : NULL;
-    if (!p->m || !p->v || (has_master && !p->master)) {
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the optimizer state of %lld parameters",
-                       (long long)p->n_params);
+    void *at = NULL;
+    struct zr_device *dev = p->place->dev;
+    return dev->ops->alloc(dev, p->n_params * (int64_t)sizeof(float), &at) ? NULL : at;
+}
+
+static void free_array(struct plain *p, float *at)
+{
+    struct zr_device *dev = p->place->dev;
+    if (at)
+        dev->ops->free(dev, at, p->n_params * (int64_t)sizeof(float));
+}
+
+static void set_up_state(struct plain *p)
+{
+    const struct place *on = p->place;
+    IN_PARTS(on)
+    {
+        int64_t from = part_at(on, p->n_params, part), n = part_at(on, p->n_params, part + 1) - from;
+        memset(p->m + from, 0, (size_t)n * sizeof *p->m);
+        memset(p->v + from, 0, (size_t)n * sizeof *p->v);
     }
     float *master = p->master;
-    for (int32_t t = 0; has_master && t < p->n_tensors; t++) {
+    for (int32_t t = 0; master && t < p->n_tensors; t++) {
         const real *param = *p->tensors[t].param;
         int64_t n = tensor_elements(&p->tensors[t]);
         for (int64_t i = 0; i < n; i++)
             *master++ = to_float(param[i]);
     }
+}
+
+static int open_host(struct plain *p)
+{
+    bool has_master = sizeof(real) != sizeof(float);
+    int64_t most = 0;
+    for (int32_t t = 0; t < p->n_tensors; t++)
+        most = tensor_elements(&p->tensors[t]) > most ? tensor_elements(&p->tensors[t]) : most;
+    p->sums = malloc((size_t)n_blocks(most) * sizeof *p->sums);
+    p->m = fp32_array(p);
+    p->v = fp32_array(p);
+    p->master = has_master ? fp32_array(p) : NULL;
+    if (!p->m || !p->v || !p->sums || (has_master && !p->master)) {
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the optimizer state of %lld parameters",
+                       (long long)p->n_params);
+    }
+    set_up_state(p);
     return 0;
 }
 
@@ -82,13 +127,49 @@ GPT2_CLONES static void round_weights(real *restrict param, const float *restric
         param[i] = from_float(w[i]);
 }
 
+static double sum_squares_of(struct plain *p, const real *grad, int64_t n)
+{
+    const struct place *on = p->place;
+    double sum = 0.0;
+    IN_PARTS(on)
+    {
+        int64_t to = part_at(on, n_blocks(n), part + 1);
+        for (int64_t b = part_at(on, n_blocks(n), part); b < to; b++)
+            p->sums[b] = sum_squares(grad + b * BLOCK, block_elements(n, b));
+    }
+    for (int64_t b = 0; b < n_blocks(n); b++)
+        sum += p->sums[b];
+    return sum;
+}
+
+/* Also sets the gradients to zero. at: of the tensor's elements in the state. */
+static void update(struct plain *p, const struct adamw *a, float decay, const struct zero_tensor *tensor,
+                   int64_t at, int64_t n, bool skip)
+{
+    const struct place *on = p->place;
+    IN_PARTS(on)
+    {
+        int64_t to = part_at(on, n_blocks(n), part + 1);
+        for (int64_t b = part_at(on, n_blocks(n), part); b < to; b++) {
+            int64_t first = b * BLOCK, size = block_elements(n, b);
+            real *param = (real *)*tensor->param + first, *grad = (real *)*tensor->grad + first;
+            float *w = p->master ? p->master + at + first : (void *)param;
+            if (!skip)
+                adamw(a, decay, w, grad, p->m + at + first, p->v + at + first, size);
+            if (!skip && p->master)
+                round_weights(param, w, size);
+            memset(grad, 0, (size_t)size * sizeof *grad);
+        }
+    }
+}
+
 int plain_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info)
 {
     if (!on_host(p))
         return plain_device_step(p, o, lr, info);
     double sum = 0.0, scale = 1.0 / (double)o->accum;
     for (int32_t t = 0; t < p->n_tensors; t++)
-        sum += sum_squares(*p->tensors[t].grad, tensor_elements(&p->tensors[t]));
+        sum += sum_squares_of(p, *p->tensors[t].grad, tensor_elements(&p->tensors[t]));
     double norm = sqrt(sum) * scale, clip = (double)(float)o->clip;
     bool clipped = clip > 0 && norm > clip, finite = isfinite(norm);
     p->t += finite;
@@ -102,12 +183,7 @@ int plain_step(struct plain *p, const struct train_options *o, float lr, struct 
         const struct zero_tensor *tensor = &p->tensors[t];
         int64_t n = tensor_elements(tensor);
         float decay = tensor->flags & ZERO_NO_DECAY ? 0.0f : (float)o->weight_decay;
-        float *w = p->master ? p->master + at : *tensor->param;
-        if (finite)
-            adamw(&a, decay, w, *tensor->grad, p->m + at, p->v + at, n);
-        if (finite && p->master)
-            round_weights(*tensor->param, w, n);
-        memset(*tensor->grad, 0, (size_t)n * sizeof(real));
+        update(p, &a, decay, tensor, at, n, !finite);
         at += n;
     }
     return 0;
@@ -133,9 +209,10 @@ void plain_close(struct plain *p)
     if (!p->place)
         return;
     if (on_host(p)) {
-        free(p->master);
-        free(p->m);
-        free(p->v);
+        free_array(p, p->master);
+        free_array(p, p->m);
+        free_array(p, p->v);
+        free(p->sums);
     } else {
         plain_device_close(p);
     }

@@ -18,6 +18,8 @@ struct plain {
     float *master;
     /* (n_params) moments */
     float *m, *v;
+    /* of squares, of each block of a tensor; on the host only */
+    double *sums;
     /* steps taken */
     int64_t t;
 

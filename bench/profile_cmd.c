@@ -1,6 +1,6 @@
 /* profile_cmd.c: zero-bench profile: where the steps of a training on the host go, beside what each part
- * would take at the machine's limits, which every rank measures first, all at once, on the threads that it
- * trains with.
+ * would take at the machine's limits, which every rank measures first, all at once, on the threads that the
+ * part has.
  *
  * What a part would take:
  *     products, attention     their multiplications and additions at the best square product's speed
@@ -39,7 +39,7 @@ static const struct option_row rows[] = {
     {"plain", NULL, "The same model without libzero, on one rank", 1,
      OPTION_FLAG(struct profile_options, plain)},
     {"stage", "0..3", "What is sharded (0)", 1, OPTION_INT(struct profile_options, stage, 0, 3)},
-    {"threads", "N", "For matrix products, of each rank (1)", 1,
+    {"threads", "N", "Of each rank, for its products and layers (1)", 1,
      OPTION_INT(struct profile_options, threads, 1, 1024)},
     {"params", "N", "Elements of the arrays by which limits are measured (8e6)", 1,
      OPTION_INT(struct profile_options, params, 1, INT64_C(10000000000))},
@@ -104,8 +104,9 @@ static void at_limits(double seconds[PROFILE_N_PARTS], const struct profile_opti
         seconds[i] = 0;
     seconds[PROFILE_PRODUCTS] = p->flop[PROFILE_PRODUCTS] / steps / product->limit;
     seconds[PROFILE_ATTENTION] = p->flop[PROFILE_ATTENTION] / steps / product->limit;
-    seconds[PROFILE_COMPUTE] = tokens * compute_bytes(o) / kernels_host_row(h, "copy")->limit;
-    seconds[PROFILE_OPTIMIZER] = n * (double)adamw->bytes / adamw->limit;
+    seconds[PROFILE_COMPUTE] = tokens * compute_bytes(o) / kernels_host_row(h, "copy")->limit_of_all;
+    seconds[PROFILE_OPTIMIZER] = n * (double)adamw->bytes /
+                                 (o->plain ? adamw->limit_of_all : adamw->limit); /* libzero's: one thread */
     if (!o->plain) { /* there it is in the optimizer */
         const double slice = (double)gpt2_n_params(&o->model.config) / p->world; /* also where all is kept */
         seconds[PROFILE_NORM] = 4 * slice / kernels_host_row(h, "sum of squares")->limit;

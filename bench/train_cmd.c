@@ -128,7 +128,7 @@ static const struct option_row rows[] = {
      OPTION_WORD(struct train_options, device, option_devices)},
     {"gpu", "N", "Which GPU (the rank's number on this host)", 5,
      OPTION_INT(struct train_options, gpu, 0, 1000)},
-    {"threads", "N", "For matrix products on the host, of each rank (1)", 5,
+    {"threads", "N", "Of each rank on the host, for its products and layers (1)", 5,
      OPTION_INT(struct train_options, threads, 1, 1024)},
     {"peak-tflops", "X",
      "What the device can do, to tell the share of it that the model's arithmetic takes (MFU); NVIDIA's data "

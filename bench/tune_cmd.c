@@ -58,7 +58,7 @@ static const struct option_row rows[] = {
      OPTION_INT(struct tune_options, batch, 1, 1000000)},
     {"data", "PATH", "A file of text, or a folder of them (the C headers under /usr/include)", 4,
      OPTION_TEXT(struct tune_options, data)},
-    {"threads", "N", "For matrix products on the host, of each rank (1)", 4,
+    {"threads", "N", "Of each rank on the host, for its products and layers (1)", 4,
      OPTION_INT(struct tune_options, threads, 1, 1024)},
     {"gpu", "N", "Which GPU (the rank's number on this host)", 4,
      OPTION_INT(struct tune_options, gpu, 0, 1000)},

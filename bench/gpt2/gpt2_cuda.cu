@@ -452,7 +452,7 @@ template <class... P> bool wide(int64_t n, P... pointers)
 const dim3 warps(32, ROWS);
 const unsigned THREADS = 256;
 
-int64_t n_scratch(int64_t, int64_t C)
+int64_t n_scratch(const struct place *, int64_t, int64_t C)
 {
     return N_CHUNKS * 4 * C; /* the widest bias; a norm's two take half */
 }

@@ -1,9 +1,11 @@
-/* gpt2_layers.c: gpt2_layers.h on the host. The work is done on the calling thread; streams are not looked
- * at.
+/* gpt2_layers.c: gpt2_layers.h on the host. The work is done on the threads that multiply, when a function
+ * returns; streams are not looked at. Each thread takes some of the rows, elements or columns, and every
+ * number is computed whole by one of them, so the bits do not depend on how many there are.
  *
  * Loops are written so that a compiler vectorises them without being allowed to reorder floating point:
  * element-wise ones as they stand, sums over 16 lanes in one fixed order. */
 #include "bench/gpt2/gpt2_layers.h"
+#include "bench/parts.h"
 
 #include <math.h>
 
@@ -101,13 +103,10 @@ static inline void add_row(float *restrict columns, const real *restrict row, in
         columns[i] += to_float(row[i]);
 }
 
-GPT2_CLONES static int layernorm_forward(const struct place *on, real *restrict out, float *restrict mean,
-                                         float *restrict rstd, const real *restrict inp,
-                                         const real *restrict weight, const real *restrict bias,
-                                         float *restrict columns, int64_t N, int64_t C)
+GPT2_CLONES static void normalize_rows(real *restrict out, float *restrict mean, float *restrict rstd,
+                                       const real *restrict inp, const real *restrict weight,
+                                       const real *restrict bias, float *restrict x, int64_t N, int64_t C)
 {
-    (void)on;
-    float *restrict x = columns;
     for (int64_t row = 0; row < N; row++, inp += C, out += C) {
         for (int64_t i = 0; i < C; i++)
             x[i] = to_float(inp[i]);
@@ -120,34 +119,72 @@ GPT2_CLONES static int layernorm_forward(const struct place *on, real *restrict 
         mean[row] = mu;
         rstd[row] = scale;
     }
+}
+
+static int layernorm_forward(const struct place *on, real *out, float *mean, float *rstd, const real *inp,
+                             const real *weight, const real *bias, float *scratch, int64_t N, int64_t C)
+{
+    IN_PARTS(on)
+    {
+        int64_t from = part_at(on, N, part), n = part_at(on, N, part + 1) - from;
+        normalize_rows(out + from * C, mean + from, rstd + from, inp + from * C, weight, bias,
+                       scratch + part * 2 * C, n, C);
+    }
     return 0;
 }
 
-GPT2_CLONES static int layernorm_backward(const struct place *on, real *restrict dinp, real *restrict dweight,
-                                          real *restrict dbias, const real *restrict dout,
-                                          const real *restrict inp, const real *restrict weight,
-                                          const float *restrict mean, const float *restrict rstd,
-                                          float *restrict columns, int64_t N, int64_t C)
+GPT2_CLONES static void normalize_rows_backward(real *restrict dinp, const real *restrict dout,
+                                                const real *restrict inp, const real *restrict weight,
+                                                const float *restrict mean, const float *restrict rstd,
+                                                float *restrict norm, int64_t N, int64_t C)
 {
-    (void)on;
-    float *restrict dw = columns, *restrict db = columns + C;
-    float *restrict norm = columns + 2 * C, *restrict dnorm = columns + 3 * C;
-    memset(columns, 0, 2 * (size_t)C * sizeof *columns);
+    float *restrict dnorm = norm + C;
     for (int64_t row = 0; row < N; row++, inp += C, dout += C, dinp += C) {
         float mu = mean[row], scale = rstd[row];
         for (int64_t i = 0; i < C; i++) {
-            float d = to_float(dout[i]);
             norm[i] = (to_float(inp[i]) - mu) * scale;
-            dnorm[i] = to_float(weight[i]) * d;
-            dw[i] += d * norm[i];
-            db[i] += d;
+            dnorm[i] = to_float(weight[i]) * to_float(dout[i]);
         }
         float m = sum(dnorm, C) / (float)C, m_norm = dot(dnorm, norm, C) / (float)C;
         for (int64_t i = 0; i < C; i++)
             dinp[i] = from_float(to_float(dinp[i]) + (dnorm[i] - m - norm[i] * m_norm) * scale);
     }
-    add_columns(dweight, dw, C);
-    add_columns(dbias, db, C);
+}
+
+/* Of n columns, all N rows. */
+GPT2_CLONES static void normalize_columns_backward(real *restrict dweight, real *restrict dbias,
+                                                   const real *restrict dout, const real *restrict inp,
+                                                   const float *restrict mean, const float *restrict rstd,
+                                                   float *restrict dw, int64_t n, int64_t N, int64_t C)
+{
+    float *restrict db = dw + n;
+    memset(dw, 0, 2 * (size_t)n * sizeof *dw);
+    for (int64_t row = 0; row < N; row++, inp += C, dout += C) {
+        float mu = mean[row], scale = rstd[row];
+        for (int64_t i = 0; i < n; i++) {
+            float d = to_float(dout[i]);
+            dw[i] += d * ((to_float(inp[i]) - mu) * scale);
+            db[i] += d;
+        }
+    }
+    add_columns(dweight, dw, n);
+    add_columns(dbias, db, n);
+}
+
+static int layernorm_backward(const struct place *on, real *dinp, real *dweight, real *dbias,
+                              const real *dout, const real *inp, const real *weight, const float *mean,
+                              const float *rstd, float *scratch, int64_t N, int64_t C)
+{
+    IN_PARTS(on)
+    {
+        float *mine = scratch + part * 2 * C;
+        int64_t from = part_at(on, N, part), n = part_at(on, N, part + 1) - from;
+        normalize_rows_backward(dinp + from * C, dout + from * C, inp + from * C, weight, mean + from,
+                                rstd + from, mine, n, C);
+        from = part_at(on, C, part), n = part_at(on, C, part + 1) - from;
+        normalize_columns_backward(dweight + from, dbias + from, dout + from, inp + from, mean, rstd, mine, n,
+                                   N, C);
+    }
     return 0;
 }
 
@@ -158,33 +195,48 @@ static inline float gelu_gate(float x)
     return 1.0f / (1.0f + exp_between(-2.0f * gpt2_gelu_u(x), -87.0f, 80.0f));
 }
 
-GPT2_CLONES static int gelu_forward(const struct place *on, real *restrict out, const real *restrict inp,
-                                    int64_t n)
+GPT2_CLONES static void gelu(real *restrict out, const real *restrict inp, int64_t n)
 {
-    (void)on;
     for (int64_t i = 0; i < n; i++) {
         float x = to_float(inp[i]);
         out[i] = from_float(x * gelu_gate(x));
     }
-    return 0;
 }
 
-GPT2_CLONES static int gelu_backward(const struct place *on, real *restrict dout, const real *restrict inp,
-                                     int64_t n)
+static int gelu_forward(const struct place *on, real *out, const real *inp, int64_t n)
 {
-    (void)on;
-    for (int64_t i = 0; i < n; i++) {
-        float x = to_float(inp[i]);
-        dout[i] = from_float(to_float(dout[i]) * gpt2_gelu_slope(x, gelu_gate(x)));
+    IN_PARTS(on)
+    {
+        int64_t from = part_at(on, n, part);
+        gelu(out + from, inp + from, part_at(on, n, part + 1) - from);
     }
     return 0;
 }
 
-GPT2_CLONES static int causal_softmax_forward(const struct place *on, real *restrict att,
-                                              float *restrict scores, int64_t NH, int64_t T, float scale)
+GPT2_CLONES static void gelu_slope(real *restrict dout, const real *restrict inp, int64_t n)
 {
-    (void)on;
-    for (int64_t row = 0; row < NH * T; row++, att += T, scores += T) {
+    for (int64_t i = 0; i < n; i++) {
+        float x = to_float(inp[i]);
+        dout[i] = from_float(to_float(dout[i]) * gpt2_gelu_slope(x, gelu_gate(x)));
+    }
+}
+
+static int gelu_backward(const struct place *on, real *dout, const real *inp, int64_t n)
+{
+    IN_PARTS(on)
+    {
+        int64_t from = part_at(on, n, part);
+        gelu_slope(dout + from, inp + from, part_at(on, n, part + 1) - from);
+    }
+    return 0;
+}
+
+GPT2_CLONES static void causal_softmax_rows(real *restrict att, float *restrict scores, int64_t from,
+                                            int64_t to, int64_t T, float scale)
+{
+    att += from * T;
+    scores += from * T;
+    for (int64_t row = from; row < to; row++, att += T, scores += T) {
         int64_t n = row % T + 1; /* a token sees itself and those before it */
         float top = largest(scores, n);
         for (int64_t i = 0; i < n; i++)
@@ -194,15 +246,24 @@ GPT2_CLONES static int causal_softmax_forward(const struct place *on, real *rest
             att[i] = from_float(scores[i] * inverse);
         memset(att + n, 0, (size_t)(T - n) * sizeof *att);
     }
+}
+
+static int causal_softmax_forward(const struct place *on, real *att, float *scores, int64_t NH, int64_t T,
+                                  float scale)
+{
+    IN_PARTS(on)
+    causal_softmax_rows(att, scores, part_at(on, NH * T, part), part_at(on, NH * T, part + 1), T, scale);
     return 0;
 }
 
-GPT2_CLONES static int causal_softmax_backward(const struct place *on, real *restrict dscores,
-                                               float *restrict datt, const real *restrict att, int64_t NH,
-                                               int64_t T, float scale)
+GPT2_CLONES static void causal_softmax_rows_backward(real *restrict dscores, float *restrict datt,
+                                                     const real *restrict att, int64_t from, int64_t to,
+                                                     int64_t T, float scale)
 {
-    (void)on;
-    for (int64_t row = 0; row < NH * T; row++, att += T, datt += T, dscores += T) {
+    att += from * T;
+    datt += from * T;
+    dscores += from * T;
+    for (int64_t row = from; row < to; row++, att += T, datt += T, dscores += T) {
         int64_t n = row % T + 1;
         for (int64_t i = 0; i < n; i++)
             datt[i] *= to_float(att[i]);
@@ -211,14 +272,21 @@ GPT2_CLONES static int causal_softmax_backward(const struct place *on, real *res
             dscores[i] = from_float((datt[i] - to_float(att[i]) * total) * scale);
         memset(dscores + n, 0, (size_t)(T - n) * sizeof *dscores);
     }
+}
+
+static int causal_softmax_backward(const struct place *on, real *dscores, float *datt, const real *att,
+                                   int64_t NH, int64_t T, float scale)
+{
+    IN_PARTS(on)
+    causal_softmax_rows_backward(dscores, datt, att, part_at(on, NH * T, part), part_at(on, NH * T, part + 1),
+                                 T, scale);
     return 0;
 }
 
-GPT2_CLONES static int cross_entropy(const struct place *on, real *restrict dlogits, double *restrict loss,
-                                     float *restrict logits, const int32_t *restrict targets, int64_t N,
-                                     int64_t V, int64_t ld, float scale)
+GPT2_CLONES static void cross_entropy_rows(real *restrict dlogits, double *restrict loss,
+                                           float *restrict logits, const int32_t *restrict targets, int64_t N,
+                                           int64_t V, int64_t ld, float scale)
 {
-    (void)on;
     for (int64_t row = 0; row < N; row++, logits += ld, dlogits += ld) {
         int32_t target = targets[row];
         float top = largest(logits, V), at_target = logits[target] - top;
@@ -229,6 +297,17 @@ GPT2_CLONES static int cross_entropy(const struct place *on, real *restrict dlog
             dlogits[i] = from_float(logits[i] * factor);
         dlogits[target] = from_float(logits[target] * factor - scale);
         loss[row] = log((double)total) - (double)at_target;
+    }
+}
+
+static int cross_entropy(const struct place *on, real *dlogits, double *loss, float *logits,
+                         const int32_t *targets, int64_t N, int64_t V, int64_t ld, float scale)
+{
+    IN_PARTS(on)
+    {
+        int64_t from = part_at(on, N, part);
+        cross_entropy_rows(dlogits + from * ld, loss + from, logits + from * ld, targets + from,
+                           part_at(on, N, part + 1) - from, V, ld, scale);
     }
     return 0;
 }
@@ -243,64 +322,107 @@ static int add_loss(const struct place *on, double *total, const double *loss, i
     return 0;
 }
 
-GPT2_CLONES static int bias_backward(const struct place *on, real *restrict dbias, const real *restrict dout,
-                                     float *restrict columns, int64_t N, int64_t C)
+/* Of n columns, all N rows. */
+GPT2_CLONES static void sum_columns(real *restrict dbias, const real *restrict dout, float *restrict columns,
+                                    int64_t n, int64_t N, int64_t C)
 {
-    (void)on;
-    memset(columns, 0, (size_t)C * sizeof *columns);
+    memset(columns, 0, (size_t)n * sizeof *columns);
     for (int64_t row = 0; row < N; row++, dout += C)
-        add_row(columns, dout, C);
-    add_columns(dbias, columns, C);
+        add_row(columns, dout, n);
+    add_columns(dbias, columns, n);
+}
+
+static int bias_backward(const struct place *on, real *dbias, const real *dout, float *scratch, int64_t N,
+                         int64_t C)
+{
+    IN_PARTS(on)
+    {
+        int64_t from = part_at(on, C, part);
+        sum_columns(dbias + from, dout + from, scratch + from, part_at(on, C, part + 1) - from, N, C);
+    }
     return 0;
 }
 
-GPT2_CLONES static int add(const struct place *on, real *restrict grad, const real *restrict x, int64_t n)
+GPT2_CLONES static void add_elements(real *restrict grad, const real *restrict x, int64_t n)
 {
-    (void)on;
     for (int64_t i = 0; i < n; i++)
         grad[i] = from_float(to_float(grad[i]) + to_float(x[i]));
+}
+
+static int add(const struct place *on, real *grad, const real *x, int64_t n)
+{
+    IN_PARTS(on)
+    {
+        int64_t from = part_at(on, n, part);
+        add_elements(grad + from, x + from, part_at(on, n, part + 1) - from);
+    }
     return 0;
 }
 
-GPT2_CLONES static int embedding_forward(const struct place *on, real *restrict out,
-                                         const int32_t *restrict tokens, const real *restrict wte,
-                                         const real *restrict wpe, int64_t B, int64_t T, int64_t C)
+GPT2_CLONES static void embed_rows(real *restrict out, const int32_t *restrict tokens,
+                                   const real *restrict wte, const real *restrict wpe, int64_t from,
+                                   int64_t to, int64_t T, int64_t C)
 {
-    (void)on;
-    for (int64_t bt = 0; bt < B * T; bt++, out += C) {
+    out += from * C;
+    for (int64_t bt = from; bt < to; bt++, out += C) {
         const real *token = wte + tokens[bt] * C, *position = wpe + bt % T * C;
         for (int64_t i = 0; i < C; i++)
             out[i] = from_float(to_float(token[i]) + to_float(position[i]));
     }
+}
+
+static int embedding_forward(const struct place *on, real *out, const int32_t *tokens, const real *wte,
+                             const real *wpe, int64_t B, int64_t T, int64_t C)
+{
+    IN_PARTS(on)
+    embed_rows(out, tokens, wte, wpe, part_at(on, B * T, part), part_at(on, B * T, part + 1), T, C);
     return 0;
 }
 
 /* Rows of one token are summed in fp32 and added once: with bf16 gradients, adding each row to the sum so far
  * would lose the later ones. */
-GPT2_CLONES static int embedding_backward(const struct place *on, real *restrict dwte, real *restrict dwpe,
-                                          const real *restrict dout, const struct gpt2_batch *batch,
-                                          float *restrict columns, int64_t B, int64_t T, int64_t C)
+GPT2_CLONES static void add_to_tokens(real *restrict dwte, const real *restrict dout,
+                                      const struct gpt2_batch *batch, float *restrict columns, int64_t from,
+                                      int64_t to, int64_t C)
 {
-    (void)on;
-    for (int64_t d = 0; d < batch->n_distinct; d++) {
+    for (int64_t d = from; d < to; d++) {
         memset(columns, 0, (size_t)C * sizeof *columns);
         for (int32_t at = batch->first[d]; at < batch->first[d + 1]; at++)
             add_row(columns, dout + batch->order[at] * C, C);
         add_columns(dwte + batch->distinct[d] * C, columns, C);
     }
-    for (int64_t t = 0; t < T; t++) {
+}
+
+GPT2_CLONES static void add_to_positions(real *restrict dwpe, const real *restrict dout,
+                                         float *restrict columns, int64_t from, int64_t to, int64_t B,
+                                         int64_t T, int64_t C)
+{
+    for (int64_t t = from; t < to; t++) {
         memset(columns, 0, (size_t)C * sizeof *columns);
         for (int64_t b = 0; b < B; b++)
             add_row(columns, dout + (b * T + t) * C, C);
         add_columns(dwpe + t * C, columns, C);
     }
+}
+
+static int embedding_backward(const struct place *on, real *dwte, real *dwpe, const real *dout,
+                              const struct gpt2_batch *batch, float *scratch, int64_t B, int64_t T, int64_t C)
+{
+    const int64_t n = batch->n_distinct;
+    IN_PARTS(on)
+    {
+        float *columns = scratch + part * 2 * C;
+        add_to_tokens(dwte, dout, batch, columns, part_at(on, n, part), part_at(on, n, part + 1), C);
+        add_to_positions(dwpe, dout, columns, part_at(on, T, part), part_at(on, T, part + 1), B, T, C);
+    }
     return 0;
 }
 
-static int64_t n_scratch(int64_t N, int64_t C)
+/* Two rows for each thread, and one of the widest layer for a bias. */
+static int64_t n_scratch(const struct place *on, int64_t N, int64_t C)
 {
     (void)N;
-    return 4 * C;
+    return (on->n_threads > 2 ? 2 * on->n_threads : 4) * C;
 }
 
 const struct gpt2_layers gpt2_layers_host = {

@@ -45,7 +45,7 @@ struct gpt2_layers {
     const struct gpt2_attention *attention;
     /* rows of logits are padded to a multiple of so many elements */
     int64_t row_align;
-    int64_t (*n_scratch)(int64_t N, int64_t C);
+    int64_t (*n_scratch)(const struct place *on, int64_t N, int64_t C);
 
     /* out (N, C) = (inp - mean) * rstd * weight + bias, over each row (Ba et al. 2016); mean, rstd (N) are
      * kept for backward. */

@@ -97,12 +97,12 @@ static int open_statistics(struct gpt2 *m)
         L * B * T,
         L * B * T, /* ln2_mean, ln2_rstd */
         B * T,
-        B * T,                             /* lnf_mean, lnf_rstd */
-        NH * TT,                           /* scores */
-        m->attention ? L * B * NH * T : 0, /* logsum */
-        m->attention ? B * NH * T : 0,     /* dots */
-        T * m->ld_logits,                  /* logits */
-        m->layers->n_scratch(B * T, C),    /* scratch */
+        B * T,                                    /* lnf_mean, lnf_rstd */
+        NH * TT,                                  /* scores */
+        m->attention ? L * B * NH * T : 0,        /* logsum */
+        m->attention ? B * NH * T : 0,            /* dots */
+        T * m->ld_logits,                         /* logits */
+        m->layers->n_scratch(m->place, B * T, C), /* scratch */
     };
     return lay_out(m, &m->stats_memory, (void **)&m->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
 }

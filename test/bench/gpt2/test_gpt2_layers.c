@@ -144,7 +144,7 @@ static const struct {
 
 static struct both scratch_for(int64_t N, int64_t C)
 {
-    int64_t a = gpt2_layers_host.n_scratch(N, C), b = gpt2_layers_cuda.n_scratch(N, C);
+    int64_t a = gpt2_layers_host.n_scratch(&host, N, C), b = gpt2_layers_cuda.n_scratch(&gpu, N, C);
     return hold((a > b ? a : b) * (int64_t)sizeof(float));
 }
 
@@ -337,6 +337,7 @@ int main(void)
     }
     /* Not place_open: the host's matrix products are not needed, and may not be there. */
     assert_int_equal(zr_host_device_open(&host.dev), 0);
+    host.n_threads = 3;
     assert_int_equal(host.dev->ops->stream_open(host.dev, ZR_STREAM_CALLER, "model", NULL, &host.stream), 0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layernorm), cmocka_unit_test(test_elements), cmocka_unit_test(test_bias),
