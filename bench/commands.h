@@ -18,6 +18,7 @@ int verify_command(const char *name, int argc, char **argv);
 int export_command(const char *name, int argc, char **argv);
 int flight_command(const char *name, int argc, char **argv);
 int scale_command(const char *name, int argc, char **argv);
+int pipeline_command(const char *name, int argc, char **argv);
 int checkpoint_command(const char *name, int argc, char **argv);
 
 #endif

@@ -29,6 +29,8 @@ static const struct {
      flight_command},
     {"scale", "what a step takes on up to 16,384 GPUs, on paper: time, memory, exposed communication",
      scale_command},
+    {"pipeline", "a pipeline schedule, named or read: checked, timed and drawn before anything runs",
+     pipeline_command},
     {"verify", "prove the schedule on a simulated device: random configurations, mutants, every interleaving",
      verify_command},
 };

@@ -7,7 +7,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import CATEGORIES, OPTIMIZERS, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
 
-SUBCOMMANDS = ['train', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'overhead', 'kernels', 'profile', 'comm', 'scale', 'verify']
+SUBCOMMANDS = ['train', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'overhead', 'kernels', 'profile', 'comm', 'scale', 'pipeline', 'verify']
 
 
 class Refused(unittest.TestCase):
@@ -115,6 +115,20 @@ class Refused(unittest.TestCase):
             self.refused(['scale', '--worlds=8', '--batch=1000000', '--context=10000000', '--compute=0.001', *form],
                          '8 GPUs', '--batch', '--context', '--compute')
         self.refused(['scale', '--fit=/nonexistent'], '--fit', '/nonexistent')
+
+    def test_pipeline(self):
+        self.refused(['pipeline'], '--ranks', '--read')
+        self.refused(['pipeline', '--ranks=0'], '--ranks')
+        self.refused(['pipeline', '--ranks=4', '--schedule=zbv'], 'gpipe, 1f1b or interleaved')
+        self.refused(['pipeline', '--ranks=4', '--stages-per-rank=2'], '1F1B has one stage per rank')
+        self.refused(['pipeline', '--ranks=4', '--schedule=interleaved', '--micro-batches=9'], '9 micro-batches in 2 rounds on 4 ranks')
+        self.refused(['pipeline', '--read=/nonexistent/x.csv'], '/nonexistent/x.csv')
+        for given in ['--ranks=4', '--schedule=1f1b', '--micro-batches=4', '--stages-per-rank=1', '--forward-only']:
+            self.refused(['pipeline', '--read=x.csv', given], '--read', given.split('=')[0])
+        self.refused(['pipeline', '--ranks=4', '--unsharded=1'], '--unsharded', '--messages')
+        self.refused(['pipeline', '--ranks=4', '--backward-us=2', '--weight-us=2'], '--weight-us')
+        for units in ['1,2,3', '1,2,3,4,5', '1,0,1,1', '1,,1,1', 'x', '']:
+            self.refused(['pipeline', '--ranks=4', f'--units={units}'], '--units', 'list of 4 numbers')
 
     def test_verify(self):
         self.refused(['verify', '--case', 'wold=2'], '--case', 'wold')
@@ -433,6 +447,40 @@ class Scale(unittest.TestCase):
             with open(path, 'w', encoding='utf-8') as file:
                 file.write('{"rows": [{"model": "gpt2-124M", "world": 1, "mfu_percent": 30}]}')
             self.assertEqual([self.of('--fit', path, *args)[0]['context'] for args in ([], ['--context=512'])], [1024, 512])
+
+
+class Pipeline(unittest.TestCase):
+    """A schedule by name: its numbers, its picture, and the file that is read again."""
+
+    def test_numbers(self):
+        told, = lines(bench('pipeline', '--ranks=4', '--micro-batches=8', '--activation-bytes=1M', '--json').stdout)
+        self.assertEqual((told['n_stages'], told['n_micro_batches'], told['span_ns'], told['in_order']), (4, 8, 33000, True))
+        self.assertEqual([r['idle_ns'] for r in told['ranks']], [9000] * 4)
+        self.assertEqual([r['peak_bytes'] for r in told['ranks']], [4 << 20, 3 << 20, 2 << 20, 1 << 20])
+
+    def test_picture(self):
+        shown = bench('pipeline', '--ranks=2', '--micro-batches=3').stdout
+        self.assertIn('     0  01..aa2bb.cc\n     1  .0aa1bb2cc..\n', shown)
+        self.assertIn('no picture', bench('pipeline', '--ranks=2', '--micro-batches=300').stdout)
+        few = bench('pipeline', '--ranks=3', '--micro-batches=2')
+        self.assertEqual((few.returncode, few.stderr), (0, 'warning: 2 micro-batches on 3 ranks: some ranks never work at the same time\n'))
+
+    def test_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, 's.csv')
+            args = ['--ranks=4', '--schedule=interleaved', '--messages', '--unsharded=1', '--json']
+            named, = lines(bench('pipeline', *args, f'--write={path}').stdout)
+            read, = lines(bench('pipeline', f'--read={path}', '--json').stdout)
+            self.assertEqual({**named, 'schedule': path}, read)
+            self.assertEqual([r['peak_unsharded'] for r in read['ranks']], [1] * 4)
+            with open(path) as f:
+                rows = f.read().split('\n')
+            with open(path, 'w') as f:
+                f.write('\n'.join([rows[0].replace('0SEND_F0,0F1', '0F1,0SEND_F0').replace('0F1,0SEND_F0,0SEND_F1', '0F1,0SEND_F1,0SEND_F0')] + rows[1:]))
+            wrong = bench('pipeline', f'--read={path}', f'--write={path}.new')
+            self.assertEqual((wrong.returncode, wrong.stdout), (1, ''))
+            self.assertIn("rank 0's 0SEND_F1 would meet rank 1's 1RECV_F0", wrong.stderr)
+            self.assertFalse(os.path.exists(f'{path}.new'))
 
 
 if __name__ == '__main__':

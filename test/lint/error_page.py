@@ -25,7 +25,7 @@ CODED = re.compile(r"\b(?!\w*_more\b)\w*fail\w*\(\s*(?:[\w>.-]+,\s*)?Z(?:R|ERO)_
 FORMAT = re.compile(r"%[-0-9.*]*(?:hh|ll|[hlzjt])?[a-zA-Z]|%(?=\x01)")
 VARIES = "\x01"
 # Messages that have to be there: of the library, and those of libraries that only it can bring about left out.
-LIBRARY = re.compile(r"(zero/(?!run/)|shard/(?!verify/)|comm/(?!sim/)|kernels/(check|cuda)/).*\.c$")
+LIBRARY = re.compile(r"(zero/(?!run/)|shard/(?!verify/|pipeline/)|comm/(?!sim/)|kernels/(check|cuda)/).*\.c$")
 SAYS_ITSELF = re.compile(r"allowed|must be|is NULL|no memory|a (mutex|condition) could not be made")
 OURS_ALONE = re.compile(
     r"arena|opens communicator|\bis not the shared memory of rank|operations (of one communicator|are under way)|reduce_scatter is|the rendezvous is"

@@ -1,6 +1,5 @@
 /* failing_memory.h: makes any allocation of a program fail, and counts what is not freed. For one source file
- * of a program that is linked with --wrap for malloc, calloc, posix_memalign and
- * free. */
+ * of a program that is linked with --wrap for malloc, calloc, realloc, posix_memalign and free. */
 #ifndef ZR_TEST_SHARD_FAILING_MEMORY_H
 #define ZR_TEST_SHARD_FAILING_MEMORY_H
 
@@ -15,9 +14,11 @@ static int64_t n_live;
 void *__real_calloc(size_t n, size_t size);
 void *__real_malloc(size_t size);
 int __real_posix_memalign(void **p, size_t align, size_t size);
+void *__real_realloc(void *p, size_t size);
 void __real_free(void *p);
 void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_malloc(size_t size);
+void *__wrap_realloc(void *p, size_t size);
 int __wrap_posix_memalign(void **p, size_t align, size_t size);
 void __wrap_free(void *p);
 
@@ -33,6 +34,13 @@ void *__wrap_malloc(size_t size)
     void *p = n_allocs++ == fail_at ? NULL : __real_malloc(size);
     n_live += p != NULL;
     return p;
+}
+
+void *__wrap_realloc(void *p, size_t size)
+{
+    void *at = n_allocs++ == fail_at ? NULL : __real_realloc(p, size);
+    n_live += !p && at;
+    return at;
 }
 
 int __wrap_posix_memalign(void **p, size_t align, size_t size)

@@ -1,0 +1,580 @@
+/* test_pipeline.c: pipeline schedules: those with a name have the bubble and the activations that were
+ * published; whatever order is right is found right, with messages too, and goes through where sends wait;
+ * and each way to get one wrong is an error that names it. */
+#include "kernels/error.h"
+#include "shard/pipeline/pipeline.h"
+#include "test/kernels/random.h"
+#include "test/shard/failing_memory.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const struct zr_pipe_cost unit_cost = {
+    .forward_ns = 1000, .backward_ns = 2000, .weight_ns = 1000, .activation_bytes = 10};
+
+static void expect_ok(int err)
+{
+    if (err)
+        fail_msg("%d: %s", err, zr_error_text());
+}
+
+static void same_schedule(const struct zr_pipeline *a, const struct zr_pipeline *b)
+{
+    assert_int_equal(a->n_ranks, b->n_ranks);
+    assert_int_equal(a->n_stages, b->n_stages);
+    assert_int_equal(a->n_micro_batches, b->n_micro_batches);
+    assert_int_equal(a->has_messages, b->has_messages);
+    for (int32_t r = 0; r < a->n_ranks; r++) {
+        assert_int_equal(a->rows[r].n, b->rows[r].n);
+        for (int64_t i = 0; i < a->rows[r].n; i++) {
+            const struct zr_pipe_action x = a->rows[r].at[i], y = b->rows[r].at[i];
+            if (x.kind != y.kind || x.stage != y.stage || x.micro_batch != y.micro_batch ||
+                x.with_next != y.with_next)
+                fail_msg("rank %d, action %lld", r, (long long)i);
+        }
+    }
+}
+
+/* Written and read, it is the same. */
+static void goes_through_a_file(const struct zr_pipeline *p)
+{
+    char path[] = "/tmp/zero-test-pipeline-XXXXXX";
+    struct zr_pipeline *again;
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    expect_ok(zr_pipeline_write(p, path));
+    expect_ok(zr_pipeline_read(&again, path));
+    same_schedule(p, again);
+    zr_pipeline_close(again);
+    unlink(path);
+}
+
+/* ---- those with a name ---- */
+
+struct shape {
+    enum zr_pipeline_kind kind;
+    int32_t ranks, per_rank, n;
+};
+
+/* What has been published: Narayanan et al. 2021, 2.2, of the bubble; the most activations follow from how
+ * many forwards come before the first backward. */
+static void has_published_figures(const struct shape *s, const struct zr_pipe_report *report)
+{
+    const int64_t F = unit_cost.forward_ns, B = unit_cost.backward_ns, v = s->per_rank, p = s->ranks,
+                  n = s->n;
+    const int64_t round = n / (n / p);
+    for (int32_t r = 0; r < s->ranks; r++) {
+        const struct zr_pipe_rank *rank = &report->ranks[r];
+        int64_t first = s->kind == ZR_GPIPE  ? n * v
+                        : s->kind == ZR_1F1B ? p - r
+                                             : (v - 1) * round + 2 * (p - 1 - r) + 1;
+        first = first < n * v ? first : n * v;
+        assert_int_equal(rank->busy_ns, n * v * (F + B));
+        if (s->kind != ZR_GPIPE || v == 1) /* F and B are of a stage, which is a v-th of a rank */
+            assert_int_equal(rank->idle_ns, (p - 1) * (F + B));
+        assert_int_equal(rank->peak_activations, first);
+        assert_int_equal(rank->peak_bytes, 10 * first);
+    }
+}
+
+static void test_published(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 3 * 9 * 4 * 3; k++) {
+        struct shape s = {(enum zr_pipeline_kind)(k % 3), 1 + k / 3 % 9, 1 + k / 27 % 4, 0};
+        struct zr_pipeline *p, *lowered;
+        struct zr_pipe_report report;
+        s.n = s.ranks * (2 + k / 108);
+        if (s.kind == ZR_1F1B && s.per_rank > 1)
+            continue;
+        expect_ok(zr_pipeline_build(&p, s.kind, s.ranks, s.per_rank, s.n, false));
+        expect_ok(zr_pipeline_check(p, &unit_cost, &report));
+        assert_true(report.in_order);
+        has_published_figures(&s, &report);
+        zr_pipe_report_close(&report, p);
+        for (int32_t most = 0; most < 3; most++) {
+            expect_ok(zr_pipeline_lower(&lowered, p, &unit_cost, most));
+            expect_ok(zr_pipeline_check(lowered, &unit_cost, &report));
+            has_published_figures(&s, &report);
+            for (int32_t r = 0; r < s.ranks; r++)
+                assert_true(report.ranks[r].peak_unsharded > 0 &&
+                            (!most || report.ranks[r].peak_unsharded <= most));
+            zr_pipe_report_close(&report, lowered);
+            goes_through_a_file(lowered);
+            zr_pipeline_close(lowered);
+        }
+        goes_through_a_file(p);
+        zr_pipeline_close(p);
+    }
+}
+
+static void test_forward_only(void **state)
+{
+    (void)state;
+    struct zr_pipeline *p, *lowered;
+    struct zr_pipe_report report;
+    expect_ok(zr_pipeline_build(&p, ZR_1F1B, 4, 1, 6, true));
+    expect_ok(zr_pipeline_lower(&lowered, p, &unit_cost, 0));
+    expect_ok(zr_pipeline_check(lowered, &unit_cost, &report));
+    assert_int_equal(report.span_ns, (6 + 3) * 1000);
+    for (int r = 0; r < 4; r++) {
+        assert_int_equal(report.ranks[r].peak_activations, 1);
+        assert_int_equal(report.ranks[r].n_sends, r < 3 ? 6 : 0);
+    }
+    zr_pipe_report_close(&report, lowered);
+    zr_pipeline_close(lowered);
+    zr_pipeline_close(p);
+}
+
+/* Stages of 1, 3, 1 and 1 units, and a way between ranks: by hand. */
+static void test_uneven(void **state)
+{
+    (void)state;
+    static const int32_t units[] = {1, 3, 1, 1};
+    struct zr_pipe_cost cost = unit_cost;
+    struct zr_pipeline *p;
+    struct zr_pipe_report report;
+    cost.units = units;
+    cost.move_ns = 500;
+    expect_ok(zr_pipeline_build(&p, ZR_GPIPE, 4, 1, 1, false));
+    expect_ok(zr_pipeline_check(p, &cost, &report));
+    assert_int_equal(report.span_ns, (1 + 3 + 1 + 1) * 3000 + 6 * 500);
+    assert_int_equal(report.ranks[1].busy_ns, 9000);
+    assert_int_equal(report.ranks[1].peak_bytes, 30);
+    assert_int_equal(report.times[3][0].start_ns, 5000 + 3 * 500);
+    zr_pipe_report_close(&report, p);
+    zr_pipeline_close(p);
+}
+
+/* ---- any right order ---- */
+
+/* What is being drawn: stages anywhere, micro-batches in any order, backwards whole or in two parts, some
+ * computations in pairs. */
+struct drawing {
+    struct zr_pipeline *p;
+    struct random_source *r;
+    int32_t *rank_of;
+    /* (stages, micro-batches): 1: forward, 2: gradient of the input, 4: of the weights */
+    uint8_t *done;
+    int32_t S, M;
+};
+
+static uint8_t *done_of(const struct drawing *d, int32_t s, int32_t m)
+{
+    return &d->done[s * d->M + m];
+}
+
+static bool chance(struct random_source *r, int percent)
+{
+    return random_below(r, 100) < percent;
+}
+
+/* One that is ready, at random; false: none is left. */
+static bool draw_one(struct drawing *d)
+{
+    const int64_t n = (int64_t)d->S * d->M, from = random_below(d->r, n);
+    for (int64_t k = 0; k < n; k++) {
+        const int32_t s = (int32_t)((from + k) % n / d->M), m = (int32_t)((from + k) % n % d->M);
+        uint8_t *done = done_of(d, s, m);
+        struct zr_pipe_action a = {.stage = s, .micro_batch = m};
+        if (!(*done & 1) && (s == 0 || *done_of(d, s - 1, m) & 1)) {
+            a.kind = ZR_PIPE_FORWARD;
+            *done |= 1;
+        } else if (*done == 1 && (s == d->S - 1 || *done_of(d, s + 1, m) & 2)) {
+            bool whole = chance(d->r, 60);
+            a.kind = whole ? ZR_PIPE_BACKWARD : ZR_PIPE_BACKWARD_INPUT;
+            *done |= whole ? 6 : 2;
+        } else if (*done == 3) {
+            a.kind = ZR_PIPE_BACKWARD_WEIGHT;
+            *done |= 4;
+        } else {
+            continue;
+        }
+        expect_ok(zr_pipeline_add(d->p, d->rank_of[s], a));
+        return true;
+    }
+    return false;
+}
+
+/* Pairs what stands side by side and needs nothing of each other, nor of what other ranks do after the first:
+ * of one stage's forward, and a backward of an earlier micro-batch whose input was there before. */
+static void draw_pairs(struct drawing *d)
+{
+    for (int32_t rank = 0; rank < d->p->n_ranks; rank++) {
+        struct zr_pipe_row *row = &d->p->rows[rank];
+        for (int64_t i = 0; i + 1 < row->n; i++) {
+            const struct zr_pipe_action *a = &row->at[i];
+            if (a[1].kind == ZR_PIPE_BACKWARD_WEIGHT && a[0].kind == ZR_PIPE_FORWARD && chance(d->r, 50))
+                row->at[i++].with_next = true;
+        }
+    }
+}
+
+static struct zr_pipeline *draw(struct random_source *r)
+{
+    struct drawing d = {
+        .r = r, .S = (int32_t)(1 + random_below(r, 9)), .M = (int32_t)(1 + random_below(r, 7))};
+    int32_t ranks = (int32_t)(1 + random_below(r, d.S));
+    d.p = zr_pipeline_new(ranks);
+    d.rank_of = malloc((size_t)d.S * sizeof *d.rank_of);
+    d.done = calloc((size_t)d.S * (size_t)d.M, 1);
+    assert_true(d.p && d.rank_of && d.done);
+    for (int32_t s = 0; s < d.S; s++)
+        d.rank_of[s] = s < ranks ? s : (int32_t)random_below(r, ranks);
+    while (draw_one(&d)) {
+    }
+    draw_pairs(&d);
+    free(d.rank_of);
+    free(d.done);
+    return d.p;
+}
+
+static struct zr_pipe_cost draw_cost(struct random_source *r, int32_t n_stages, int32_t *units)
+{
+    struct zr_pipe_cost cost = {.forward_ns = 1 + random_below(r, 5),
+                                .backward_ns = 2 + random_below(r, 9),
+                                .move_ns = random_below(r, 4),
+                                .units = chance(r, 50) ? units : NULL};
+    cost.weight_ns = 1 + random_below(r, cost.backward_ns - 1);
+    for (int32_t s = 0; s < n_stages; s++)
+        units[s] = (int32_t)(1 + random_below(r, 4));
+    return cost;
+}
+
+static int n_cases(void)
+{
+    const char *text = getenv("N_PIPELINES");
+    return text ? atoi(text) : 2000;
+}
+
+static void test_any_order(void **state)
+{
+    (void)state;
+    struct random_source r = random_open();
+    for (int k = 0; k < n_cases(); k++) {
+        uint64_t seed = r.state;
+        int32_t units[16], most = (int32_t)random_below(&r, 4);
+        struct zr_pipeline *p = draw(&r), *lowered;
+        struct zr_pipe_cost cost = draw_cost(&r, p->n_stages, units);
+        struct zr_pipe_report of_p, report;
+        if (zr_pipeline_check(p, &cost, &of_p) || zr_pipeline_lower(&lowered, p, &cost, most) ||
+            zr_pipeline_check(lowered, &cost, &report))
+            fail_msg("SEED=%llu: %s", (unsigned long long)seed, zr_error_text());
+        if (report.span_ns != of_p.span_ns || report.in_order != of_p.in_order)
+            fail_msg("SEED=%llu: messages change the time", (unsigned long long)seed);
+        for (int32_t rank = 0; rank < p->n_ranks && most > 1; rank++)
+            if (report.ranks[rank].peak_unsharded > most)
+                fail_msg("SEED=%llu: rank %d has %lld stages", (unsigned long long)seed, rank,
+                         (long long)report.ranks[rank].peak_unsharded);
+        zr_pipe_report_close(&report, lowered);
+        zr_pipe_report_close(&of_p, p);
+        if (k % 50 == 0)
+            goes_through_a_file(lowered);
+        zr_pipeline_close(lowered);
+        zr_pipeline_close(p);
+    }
+}
+
+/* ---- wrong ones ---- */
+
+static struct zr_pipeline *read_text(const char *text)
+{
+    char path[] = "/tmp/zero-test-pipeline-XXXXXX";
+    struct zr_pipeline *p = NULL;
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    close(fd);
+    int err = zr_pipeline_read(&p, path);
+    unlink(path);
+    return err ? NULL : p;
+}
+
+/* What a person gets wrong, and what others' schedules got wrong, with the threads that tell of it. */
+static const struct {
+    const char *text, *says;
+} wrong[] = {
+    /* what is computed */
+    {"0F0,0F1,0B0\n1F0,1F1,1B0,1B1\n", "rank 0: 0B1 is left out"},
+    {"0F0,0B0,0B1\n1F0,1F1,1B0,1B1\n", "rank 0: 0B1 comes before 0F1, which it needs"},
+    {"0F0,0F0,0B0\n1F0,1B0\n", "rank 0: 0F0 is there twice"},
+    {"0F0,0B0,0B0\n1F0,1B0\n", "rank 0: 0B0 is there twice"},
+    {"0F0,0I0,0B0\n1F0,1B0\n", "rank 0: 0B0 is there twice, or done by another action before"},
+    {"0F0,0I0\n1F0,1B0\n",
+     "rank 0: 0W0 is left out"}, /* pytorch#144530, #153833: weights that get no gradient */
+    {"0F0,0W0,0I0\n1F0,1B0\n", "rank 0: 0W0 comes before 0I0"},
+    {"0F0,0B0\n1F0\n", "rank 1: 1B0 is left out"},
+    {"0F0,1F0,0B0\n1F0,1B0\n", "rank 0: 1F0, but stage 1 is rank 1's"},
+    {"0F0,0B0\n2F0,2B0\n", "stage 1 of 3 is on no rank"},
+    {"1B0,1F0\n0F0,0B0\n", "rank 0: 1B0 comes before 1F0"},
+    {"0F0,1F0,1B0,0B0,2B0\n2F0\n", "rank 0: 2B0, but stage 2 is rank 1's"},
+    {"1F0,0F0,0B0,1B0\n",
+     "ranks wait for each other: rank 0 stands at 1F0, which waits for rank 0"}, /* of one rank's own */
+    /* pytorch#127332: stages of two ranks cross, each behind the other's */
+    {"0F0,2F0,0F1,2F1,2B0,2B1,0B0,0B1\n1F0,3F0,3B0,1F1,3F1,3B1,1B1,1B0\n", NULL},
+    {"0F0,2F1,0F1,2F0,2B0,2B1,0B0,0B1\n1F0,3F0,1F1,3F1,3B0,3B1,1B0,1B1\n",
+     "rank 0 stands at 2F1, which waits for rank 1; rank 1 stands at 3F0, which waits for rank 0"},
+    {"(0F1;1F1)OVERLAP_F_B,0F0,1F0,0B0,0B1,1B0,1B1\n",
+     "rank 0 stands at 1F1, which waits for rank 0"}, /* what is to go at once needs each other */
+    /* what moves */
+    {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", NULL},
+    {"0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "rank 0: 0SEND_F0 is left out"},
+    {"0F0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "rank 0: 0B0 comes before 0RECV_B0"},
+    {"0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "rank 0: 0SEND_F0 comes before 0F0"},
+    {"0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1RECV_F0,1B0,1SEND_B0\n", "rank 1: 1F0 comes before 1RECV_F0"},
+    {"0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "rank 0: 0SEND_F0 is there twice"},
+    {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0\n", "rank 1: 1SEND_B0 is left out"},
+    {"0F0,0SEND_F0,1RECV_F0,1F0,1B0,0B0\n", "rank 0: 0SEND_F0 has no other side"},
+    {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_F0,1B0,1SEND_B0\n", "rank 1: 1SEND_F0 has no other side"},
+    /* pytorch#165664: a receive stands before the send that the other side waits for */
+    {"0F0,0RECV_B0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
+     "where a send waits for its receiver, ranks wait for each other: rank 0 stands at 0RECV_B0, which waits "
+     "for "
+     "rank 1; rank 1 stands at 1RECV_F0, which waits for rank 0"},
+    /* pytorch#172668: both send first */
+    {"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+     "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
+     "rank 0 stands at 0SEND_F1, which waits for rank 1; rank 1 stands at 1SEND_B0, which waits for rank 0"},
+    /* messages between two ranks that come in another order than they are taken: NCCL matches them by it */
+    {"0F0,0F1,0SEND_F1,0SEND_F0,0RECV_B0,0B0,0RECV_B1,0B1\n"
+     "1RECV_F0,1RECV_F1,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n",
+     "rank 0's 0SEND_F1 would meet rank 1's 1RECV_F0"},
+    /* what is whole, and what is added up */
+    {"0UNSHARD,0F0,0RESHARD,0B0,0REDUCE_GRAD\n", "rank 0: 0B0 is computed while stage 0 is not gathered"},
+    {"0UNSHARD,0UNSHARD,0F0,0B0\n", "stage 0 is already gathered where it is to be gathered"},
+    {"0UNSHARD,0F0,0B0,0RESHARD,0RESHARD\n", "stage 0 is not gathered where it is to be given up"},
+    {"0F0,0B0,0REDUCE_GRAD,0F1,0B1\n", "0REDUCE_GRAD comes before 1 of its 2 micro-batches"},
+    {"0F0,0F1,0B0,0B1,0REDUCE_GRAD,0REDUCE_GRAD\n", "0REDUCE_GRAD is there twice"},
+    {"0F0,0B0,0REDUCE_GRAD\n1F0,1B0\n", "rank 1: 1REDUCE_GRAD is left out"},
+    {"0UNSHARD,0F0,0B0,1UNSHARD\n1F0,1B0\n", "stage 1, which it gathers or reduces, is rank 1's"},
+};
+
+static void test_wrong(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < sizeof wrong / sizeof *wrong; k++) {
+        struct zr_pipeline *p = read_text(wrong[k].text);
+        struct zr_pipe_report report;
+        if (!p)
+            fail_msg("%s: %s", wrong[k].text, zr_error_text());
+        int err = zr_pipeline_check(p, &unit_cost, &report);
+        if (wrong[k].says ? err != ZR_ERR_ARG || !strstr(zr_error_text(), wrong[k].says) : err != 0)
+            fail_msg("\n%s: %d: %s", wrong[k].text, err, zr_error_text());
+        if (!err)
+            zr_pipe_report_close(&report, p);
+        zr_pipeline_close(p);
+    }
+}
+
+static struct zr_pipeline *copy_of(const struct zr_pipeline *p)
+{
+    struct zr_pipeline *copy = zr_pipeline_new(p->n_ranks);
+    assert_non_null(copy);
+    for (int32_t r = 0; r < p->n_ranks; r++)
+        for (int64_t i = 0; i < p->rows[r].n; i++)
+            expect_ok(zr_pipeline_add(copy, r, p->rows[r].at[i]));
+    return copy;
+}
+
+/* Any action of a schedule with messages that is missing, twice, or another micro-batch's: none is silent.
+ * But a stage may be left whole at the end, so one that is not given up, or gathered once more there, is
+ * right. */
+static void test_mutants(void **state)
+{
+    (void)state;
+    struct random_source r = random_open();
+    for (int k = 0; k < n_cases(); k++) {
+        uint64_t seed = r.state;
+        struct zr_pipeline *p = draw(&r), *lowered;
+        struct zr_pipe_report report;
+        expect_ok(zr_pipeline_lower(&lowered, p, &unit_cost, (int32_t)random_below(&r, 3)));
+        struct zr_pipeline *mutant = copy_of(lowered);
+        int32_t rank = (int32_t)random_below(&r, p->n_ranks);
+        struct zr_pipe_row *row = &mutant->rows[rank];
+        int64_t i = random_below(&r, row->n), how = random_below(&r, 3);
+        struct zr_pipe_action a = row->at[i];
+        char text[ZR_PIPE_TEXT];
+        if (a.kind == ZR_PIPE_RESHARD || (a.kind == ZR_PIPE_REDUCE_GRAD && p->n_stages == 1) ||
+            (i && row->at[i - 1].with_next) || a.with_next)
+            how = 1;
+        if (a.kind == ZR_PIPE_UNSHARD)
+            how = 0;
+        if (how == 0) {
+            memmove(&row->at[i], &row->at[i + 1], (size_t)(row->n - i - 1) * sizeof *row->at);
+            row->n--;
+        } else if (how == 1 || a.micro_batch < 0 || p->n_micro_batches == 1) {
+            expect_ok(zr_pipeline_add(mutant, rank, a));
+        } else {
+            row->at[i].micro_batch = (a.micro_batch + 1) % p->n_micro_batches;
+        }
+        if (zr_pipeline_check(mutant, &unit_cost, &report) == 0)
+            fail_msg("SEED=%llu: rank %d, action %lld, %s, mutant %lld is not noticed",
+                     (unsigned long long)seed, rank, (long long)i, zr_pipe_text(a, text), (long long)how);
+        zr_pipeline_close(mutant);
+        zr_pipeline_close(lowered);
+        zr_pipeline_close(p);
+    }
+}
+
+/* ---- bad input ---- */
+
+static void test_numbers(void **state)
+{
+    (void)state;
+    static const struct {
+        struct shape s;
+        const char *says;
+    } bad[] = {
+        {{ZR_1F1B, 0, 1, 1}, "a pipeline of 0 ranks"},
+        {{ZR_1F1B, 70000, 1, 1}, "a pipeline of 70000 ranks: 1 to 65536 can be"},
+        {{ZR_1F1B, 2, 2, 4}, "1F1B has one stage per rank, not 2"},
+        {{ZR_GPIPE, 2, 0, 4}, "2 ranks with 0 stages each"},
+        {{ZR_GPIPE, 2, 1, 0}, "and 0 micro-batches"},
+        {{ZR_GPIPE, 65536, 16, 1000000}, "their product at most"},
+        {{ZR_INTERLEAVED, 4, 2, 9}, "takes 9 micro-batches in 2 rounds on 4 ranks, which does not divide"},
+    };
+    for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
+        const struct shape *s = &bad[k].s;
+        struct zr_pipeline *p;
+        assert_int_equal(zr_pipeline_build(&p, s->kind, s->ranks, s->per_rank, s->n, false), ZR_ERR_ARG);
+        if (p || !strstr(zr_error_text(), bad[k].says))
+            fail_msg("%zu: %s", k, zr_error_text());
+    }
+}
+
+static void test_files(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"F0\n",
+                                      "0\n",
+                                      "0F\n",
+                                      "0X1\n",
+                                      "0F0x\n",
+                                      "-1F0\n",
+                                      "0F-1\n",
+                                      "0SEND_F\n",
+                                      "0UNSHARD1\n",
+                                      "99999999999F0\n",
+                                      "0F1048576\n",
+                                      "(0F0;0F1)\n",
+                                      "(0F0)OVERLAP_F_B\n",
+                                      "(0F0;0F1;0F2)OVERLAP_F_B\n",
+                                      "(0F0;0UNSHARD)OVERLAP_F_B\n",
+                                      "(0F0;0F1)OVERLAP_F_Bx\n"};
+    char cell[64];
+    for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
+        assert_null(read_text(bad[k]));
+        if (!strstr(zr_error_text(), "line 1, cell 1") || !strstr(zr_error_text(), "is no action"))
+            fail_msg("%s: %s", bad[k], zr_error_text());
+        snprintf(cell, sizeof cell, "0F0\n0B0, ,%s", bad[k]);
+        assert_null(read_text(cell));
+        if (!strstr(zr_error_text(), "line 2, cell 3"))
+            fail_msg("%s: %s", cell, zr_error_text());
+    }
+    assert_null(read_text(""));
+    assert_non_null(strstr(zr_error_text(), "no action is in it"));
+    assert_null(read_text("1000000F1000000\n"));
+    assert_non_null(strstr(zr_error_text(), "their product may be at most"));
+    struct zr_pipeline *p;
+    assert_int_equal(zr_pipeline_read(&p, "/nonexistent/x.csv"), ZR_ERR_IO);
+    /* what PyTorch writes: cells in quotes or empty, lines that end in both */
+    p = read_text("0F0,,\"0B0\"\r\n, 1F0 ,1B0,\r\n");
+    assert_non_null(p);
+    assert_int_equal(p->rows[0].n + p->rows[1].n, 4);
+    assert_int_equal(zr_pipeline_write(p, "/nonexistent/x.csv"), ZR_ERR_IO);
+    zr_pipeline_close(p);
+}
+
+/* Files with some bytes of others: read or refused, and right or wrong, but nothing worse. */
+static void test_garbled(void **state)
+{
+    (void)state;
+    static const char bytes[] = "0123456789FBIW,;()\n\r \"SEND_RCVUHA-x";
+    const char right[] =
+        "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0I1,0W1,0REDUCE_GRAD,0RESHARD\r\n"
+        "1RECV_F0,1UNSHARD,1F0,1RECV_F1,1SEND_B0,(1F1;1B0)OVERLAP_F_B,1B1,1SEND_B1\r\n";
+    struct random_source r = random_open();
+    int n_read = 0, n_right = 0;
+    for (int k = 0; k < n_cases(); k++) {
+        char text[sizeof right];
+        struct zr_pipe_report report;
+        memcpy(text, right, sizeof right);
+        for (int64_t n = random_below(&r, 4); n >= 0; n--)
+            text[random_below(&r, sizeof right - 1)] = bytes[random_below(&r, sizeof bytes - 1)];
+        struct zr_pipeline *p = read_text(text);
+        n_read += p != NULL;
+        if (p && zr_pipeline_check(p, &unit_cost, &report) == 0) {
+            n_right++;
+            zr_pipe_report_close(&report, p);
+        }
+        zr_pipeline_close(p);
+    }
+    assert_true(n_read > 0 && n_read < n_cases() && n_right < n_read);
+}
+
+static void test_what_cannot_be_lowered(void **state)
+{
+    (void)state;
+    struct zr_pipe_cost free_forward = unit_cost;
+    struct zr_pipeline *p = read_text("0UNSHARD,0F0,0B0\n"), *lowered;
+    free_forward.forward_ns = 0;
+    assert_int_equal(zr_pipeline_lower(&lowered, p, &unit_cost, 0), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "rank 0: 0UNSHARD: the schedule says already what moves"));
+    zr_pipeline_close(p);
+    p = read_text("0F0,0B0\n");
+    assert_int_equal(zr_pipeline_lower(&lowered, p, &free_forward, 0), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "0F0 takes no time"));
+    zr_pipeline_close(p);
+    p = read_text("0F0,0B1\n");
+    assert_int_equal(zr_pipeline_lower(&lowered, p, &unit_cost, 0), ZR_ERR_ARG);
+    assert_null(lowered);
+    zr_pipeline_close(p);
+}
+
+static int all_of_it(void)
+{
+    struct zr_pipeline *p = NULL, *lowered = NULL;
+    struct zr_pipe_report report;
+    int err = zr_pipeline_build(&p, ZR_INTERLEAVED, 3, 2, 6, false);
+    err = err ? err : zr_pipeline_lower(&lowered, p, &unit_cost, 1);
+    err = err ? err : zr_pipeline_check(lowered, &unit_cost, &report);
+    if (!err)
+        zr_pipe_report_close(&report, lowered);
+    zr_pipeline_close(lowered);
+    zr_pipeline_close(p);
+    return err;
+}
+
+static void test_no_memory(void **state)
+{
+    (void)state;
+    int64_t live = n_live;
+    int err = ZR_ERR_NOMEM;
+    for (int64_t k = 0; err; k++) {
+        n_allocs = 0;
+        fail_at = k;
+        err = all_of_it();
+        fail_at = -1;
+        assert_true(err == 0 || err == ZR_ERR_NOMEM);
+        assert_int_equal(n_live, live);
+        assert_true(err || k > 40);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_published), cmocka_unit_test(test_forward_only),
+        cmocka_unit_test(test_uneven),    cmocka_unit_test(test_any_order),
+        cmocka_unit_test(test_wrong),     cmocka_unit_test(test_mutants),
+        cmocka_unit_test(test_numbers),   cmocka_unit_test(test_files),
+        cmocka_unit_test(test_garbled),   cmocka_unit_test(test_what_cannot_be_lowered),
+        cmocka_unit_test(test_no_memory),
+    };
+    return cmocka_run_group_tests_name("pipeline schedules", tests, NULL, NULL);
+}
