@@ -85,7 +85,7 @@ static int open_model(struct bench *b, bool async)
     cfg.log = on_line;
     cfg.log_arg = b;
     b->saved = false;
-    train_describe_f32(b->tensors, &b->o->model.config, NULL);
+    train_describe_f32(b->tensors, &b->o->model.config, NULL, false);
     b->bytes = 0;
     for (int t = 0; t < TRAIN_N_TENSORS; t++) {
         int64_t n = tensor_elements(&b->tensors[t]);

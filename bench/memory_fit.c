@@ -24,7 +24,7 @@ int memory_fit_needed(const struct memory_fit *f, const struct gpt2_config *conf
     struct zero_config cfg = ZERO_CONFIG_INIT;
     struct zero_tensor tensors[TRAIN_N_TENSORS];
     struct zero_plan_info info;
-    (f->dtype == ZERO_BF16 ? train_describe_bf16 : train_describe_f32)(tensors, config, NULL);
+    (f->dtype == ZERO_BF16 ? train_describe_bf16 : train_describe_f32)(tensors, config, NULL, false);
     cfg.stage = 0;
     cfg.world = (int32_t)f->ranks;
     cfg.log = report_warning;

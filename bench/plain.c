@@ -142,7 +142,7 @@ static double sum_squares_of(struct plain *p, const real *grad, int64_t n)
     return sum;
 }
 
-/* Also sets the gradients to zero. at: of the tensor's elements in the state. */
+/* Also sets the gradients to zero that the model adds to. at: of the tensor's elements in the state. */
 static void update(struct plain *p, const struct adamw *a, float decay, const struct zero_tensor *tensor,
                    int64_t at, int64_t n, bool skip)
 {
@@ -158,7 +158,8 @@ static void update(struct plain *p, const struct adamw *a, float decay, const st
                 adamw(a, decay, w, grad, p->m + at + first, p->v + at + first, size);
             if (!skip && p->master)
                 round_weights(param, w, size);
-            memset(grad, 0, (size_t)size * sizeof *grad);
+            if (!(tensor->flags & ZERO_GRAD_OVERWRITE))
+                memset(grad, 0, (size_t)size * sizeof *grad);
         }
     }
 }

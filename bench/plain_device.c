@@ -133,7 +133,8 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
         u.state[0] = p->m + at;
         u.state[1] = p->v + at;
         err = dev->update(s, &u);
-        err = err ? err : dev->zero(s, *tensor->grad, u.n * (int64_t)sizeof(real));
+        if (!err && !(tensor->flags & ZERO_GRAD_OVERWRITE))
+            err = dev->zero(s, *tensor->grad, u.n * (int64_t)sizeof(real));
         at += u.n;
     }
     err = err ? err : dev->event_sync(p->reported);

@@ -30,7 +30,7 @@ int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, cons
     int32_t n = 0;
     *layers = 0;
     if (c.channels) {
-        (dtype == ZERO_BF16 ? train_describe_bf16 : train_describe_f32)(out, &c, NULL);
+        (dtype == ZERO_BF16 ? train_describe_bf16 : train_describe_f32)(out, &c, NULL, false);
         n = TRAIN_N_TENSORS;
         *layers = (int32_t)c.layers;
     }

@@ -24,9 +24,8 @@
 #define TRY(call)                                                                                            \
     do {                                                                                                     \
         int err_ = (call);                                                                                   \
-        if (err_) {                                                                                          \
+        if (err_)                                                                                            \
             return err_;                                                                                     \
-        }                                                                                                    \
     } while (0)
 
 struct run {
@@ -42,37 +41,39 @@ struct run {
     int64_t accum;             /* of this rank, in a step; ZERO_GRAD_ACCUM_STEPS may have changed it */
     int64_t n_micro, per_step; /* micro-batches of all ranks: so far; in a step, when the run began */
     int64_t peak_resident, peak_device, start_ns;
-    bool bad_input; /* what failed is for the caller to put right */
-    bool not_drawn; /* which has been told */
+    bool stores_each; /* in every micro-batch, as in struct gpt2 */
+    bool bad_input;   /* what failed is for the caller to put right */
+    bool not_drawn;   /* which has been told */
 };
 
 /* ---- wrapping ---- */
 
 /* Unit 0 is what the first and the last part of the model use, unit 1 + l is layer l. */
 void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_config *config,
-                    struct gpt2 *model)
+                    struct gpt2 *model, bool stores)
 {
     static struct gpt2 nowhere;
     struct gpt2 *m = model ? model : &nowhere;
     int64_t L = config->layers, C = config->channels, T = config->context, V = config->vocab;
+    int32_t matrix = stores ? ZERO_GRAD_OVERWRITE : 0;
     /* clang-format off */
 #define TENSOR(name, unit, flags, ...) \
     {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, GPT2_ZERO_DTYPE, unit, flags}
     /* clang-format on */
     const struct zero_tensor table[TRAIN_N_TENSORS] = {
-        TENSOR(wte, 0, 0, V, C),
+        TENSOR(wte, 0, matrix, V, C),
         TENSOR(wpe, 0, 0, T, C),
         TENSOR(ln1w, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
         TENSOR(ln1b, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
-        TENSOR(qkvw, 1, ZERO_STACKED, L, 3 * C, C),
+        TENSOR(qkvw, 1, ZERO_STACKED | matrix, L, 3 * C, C),
         TENSOR(qkvb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, 3 * C),
-        TENSOR(attprojw, 1, ZERO_STACKED, L, C, C),
+        TENSOR(attprojw, 1, ZERO_STACKED | matrix, L, C, C),
         TENSOR(attprojb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
         TENSOR(ln2w, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
         TENSOR(ln2b, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
-        TENSOR(fcw, 1, ZERO_STACKED, L, 4 * C, C),
+        TENSOR(fcw, 1, ZERO_STACKED | matrix, L, 4 * C, C),
         TENSOR(fcb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, 4 * C),
-        TENSOR(fcprojw, 1, ZERO_STACKED, L, C, 4 * C),
+        TENSOR(fcprojw, 1, ZERO_STACKED | matrix, L, C, 4 * C),
         TENSOR(fcprojb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
         TENSOR(lnfw, 0, ZERO_NO_DECAY, C),
         TENSOR(lnfb, 0, ZERO_NO_DECAY, C),
@@ -255,6 +256,7 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
     struct gpt2 *m = &r->model;
     int64_t T = o->model.config.context, start = report_now_ns();
     for (int64_t a = 0; a < r->accum; a++) {
+        m->stores = r->stores_each || (o->plain && a == 0);
         TRY(gpt2_next_batch(m));
         choose_text(r, a);
         profile_enter(o->profile, PROFILE_COMPUTE);
@@ -539,7 +541,9 @@ static int train(struct run *r)
     TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
     TRY(gpt2_open(&r->model, &o->model.config, o->batch, &r->place));
-    train_describe(r->tensors, &o->model.config, &r->model);
+    /* Each is stored where libzero adds up the micro-batches, or there is one; else the first of a step. */
+    r->stores_each = !o->plain && (o->stage >= 2 || o->accum == 1);
+    train_describe(r->tensors, &o->model.config, &r->model, o->plain || r->stores_each);
     if (o->plain) {
         TRY(gpt2_open_params(&r->model, o->seed));
         TRY(gpt2_open_grads(&r->model));

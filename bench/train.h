@@ -77,13 +77,13 @@ struct train_options {
 struct train_options train_defaults(const struct model_options *model);
 
 /* Describes the tensors of a GPT-2 of these sizes to libzero; the pointers are those of *model. With model
- * NULL only the sizes count, as for zero_plan. */
+ * NULL only the sizes count, as for zero_plan. stores: as in struct gpt2. */
 struct gpt2;
 #define TRAIN_N_TENSORS 16
 void train_describe_f32(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_config *config,
-                        struct gpt2 *model);
+                        struct gpt2 *model, bool stores);
 void train_describe_bf16(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_config *config,
-                         struct gpt2 *model);
+                         struct gpt2 *model, bool stores);
 
 /* The calls of one micro-batch, for cfg.order; n_calls is TRAIN_N_CALLS(layers). */
 #define TRAIN_N_CALLS(layers) (4 * (layers) + 6)

@@ -112,7 +112,8 @@ static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, 
         LAYER(m, gelu_backward, dinp, before, args.m * C);
 }
 
-/* dweight (OC, C) += dout^T * inp;  dbias (OC) += sum of dout's rows, if there is a bias */
+/* dweight (OC, C) += dout^T * inp, or = where the model stores it;  dbias (OC) += sum of dout's rows, if
+ * there is a bias */
 static void linear_backward_weight(struct gpt2 *m, real *dweight, real *dbias, const real *dout,
                                    int64_t ld_dout, const real *inp, int64_t C, int64_t OC)
 {
@@ -130,7 +131,7 @@ static void linear_backward_weight(struct gpt2 *m, real *dweight, real *dbias, c
         .lda = ld_dout,
         .ldb = C,
         .ldc = C,
-        .beta = 1.0f,
+        .beta = m->stores ? 0.0f : 1.0f,
         .n_batch = 1,
     };
     struct zr_gemm_args fused = args;

@@ -95,6 +95,9 @@ struct gpt2 {
     /* attention in one piece; NULL: there is none for these heads */
     const struct gpt2_attention *attention;
     struct params params, grads;
+    /* Backward stores the gradients of matrices (wte, qkvw, attprojw, fcw, fcprojw), whatever they held, and
+     * adds to all others; else it adds to these, too. Set by the caller before a backward pass. */
+    bool stores;
     struct activations acts;
     struct statistics stats;
     /* (B, T), of each token; their mean, summed over micro-batches */
@@ -146,7 +149,7 @@ int gpt2_next_batch(struct gpt2 *m);
 void gpt2_embed_forward(struct gpt2 *m);
 void gpt2_layer_forward(struct gpt2 *m, int64_t l);
 void gpt2_head_forward(struct gpt2 *m);
-/* And back: head, layers reversed, embed. Gradients are added to m->grads. */
+/* And back: head, layers reversed, embed. Gradients are added to m->grads, or stored (m->stores). */
 void gpt2_head_backward(struct gpt2 *m);
 void gpt2_layer_backward(struct gpt2 *m, int64_t l);
 void gpt2_embed_backward(struct gpt2 *m);
