@@ -51,7 +51,7 @@ def compile_source(path, text, root, cc, folder):
 def link(folder, cc, test, libraries):
     program = os.path.join(folder, "test")
     mutant = os.path.join(folder, "mutant.o")
-    wraps = ["-Wl,--wrap=malloc,--wrap=calloc,--wrap=posix_memalign,--wrap=free"] if "plan" in os.path.basename(test) else []
+    wraps = ["-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=posix_memalign,--wrap=free"] if "plan" in os.path.basename(test) else []
     subprocess.run(cc + ([mutant] if os.path.exists(mutant) else []) + ["-o", program] + wraps + ["-Wl,--start-group", test] + libraries +
                    ["-Wl,--end-group", "-lcmocka", "-luv", "-lxxhash", "-lpthread", "-lm", "-ldl"], check=True)
     return program
