@@ -97,7 +97,7 @@ int zr_pipeline_build(struct zr_pipeline **out, enum zr_pipeline_kind kind, int3
  * show when a rank has nothing to do, are left out. What is read is not checked yet, but for numbers that
  * cannot be. ZR_ERR_IO; ZR_ERR_ARG with line and cell; ZR_ERR_NOMEM. */
 int zr_pipeline_read(struct zr_pipeline **out, const char *path);
-/* Replaces the file only when all is written. ZR_ERR_IO. */
+/* Replaces a file only when all is written; what is none, as a link or a pipe, is written to. ZR_ERR_IO. */
 int zr_pipeline_write(const struct zr_pipeline *p, const char *path);
 
 /* What an action costs, of a stage of one unit. */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static const struct {
     const char *text;
@@ -185,10 +186,18 @@ static void write_row(FILE *f, const struct zr_pipe_row *row)
     fputs("\r\n", f);
 }
 
+/* A link, a pipe or a device is written to; nothing is put in its place. */
+static bool is_replaced(const char *path)
+{
+    struct stat there;
+    return lstat(path, &there) != 0 || S_ISREG(there.st_mode);
+}
+
 int zr_pipeline_write(const struct zr_pipeline *p, const char *path)
 {
     char beside[4096];
-    if (snprintf(beside, sizeof beside, "%s.new", path) >= (int)sizeof beside)
+    const bool replaced = is_replaced(path);
+    if (snprintf(beside, sizeof beside, "%s%s", path, replaced ? ".new" : "") >= (int)sizeof beside)
         return zr_fail(ZR_ERR_IO, "%.80s...: the path is too long", path);
     FILE *f = fopen(beside, "w");
     if (!f)
@@ -198,9 +207,10 @@ int zr_pipeline_write(const struct zr_pipeline *p, const char *path)
     errno = 0;
     bool wrong = ferror(f);
     wrong |= fclose(f) != 0;
-    if (!wrong && rename(beside, path) == 0)
+    if (!wrong && (!replaced || rename(beside, path) == 0))
         return 0;
     int err = zr_fail(ZR_ERR_IO, "%s: %s", path, errno ? strerror(errno) : "it could not be written");
-    remove(beside);
+    if (replaced)
+        remove(beside);
     return err;
 }

@@ -9,6 +9,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -490,6 +491,32 @@ static void test_files(void **state)
     zr_pipeline_close(p);
 }
 
+/* What stands there and is no file stays: a link is followed. */
+static void test_link(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/zero-test-pipeline-XXXXXX", file[64], link[64], beside[80];
+    struct zr_pipeline *p, *again;
+    struct stat there;
+    assert_non_null(mkdtemp(folder));
+    snprintf(file, sizeof file, "%s/file", folder);
+    snprintf(link, sizeof link, "%s/link", folder);
+    snprintf(beside, sizeof beside, "%s.new", link);
+    expect_ok(zr_pipeline_build(&p, ZR_1F1B, 2, 1, 4, false));
+    assert_int_equal(symlink(file, link), 0);
+    expect_ok(zr_pipeline_write(p, link));
+    assert_int_equal(lstat(link, &there), 0);
+    assert_true(S_ISLNK(there.st_mode));
+    assert_int_not_equal(access(beside, F_OK), 0);
+    expect_ok(zr_pipeline_read(&again, file));
+    same_schedule(p, again);
+    zr_pipeline_close(again);
+    zr_pipeline_close(p);
+    unlink(link);
+    unlink(file);
+    rmdir(folder);
+}
+
 /* Files with some bytes of others: read or refused, and right or wrong, but nothing worse. */
 static void test_garbled(void **state)
 {
@@ -569,11 +596,17 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_published), cmocka_unit_test(test_forward_only),
-        cmocka_unit_test(test_uneven),    cmocka_unit_test(test_any_order),
-        cmocka_unit_test(test_wrong),     cmocka_unit_test(test_mutants),
-        cmocka_unit_test(test_numbers),   cmocka_unit_test(test_files),
-        cmocka_unit_test(test_garbled),   cmocka_unit_test(test_what_cannot_be_lowered),
+        cmocka_unit_test(test_published),
+        cmocka_unit_test(test_forward_only),
+        cmocka_unit_test(test_uneven),
+        cmocka_unit_test(test_any_order),
+        cmocka_unit_test(test_wrong),
+        cmocka_unit_test(test_mutants),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_link),
+        cmocka_unit_test(test_garbled),
+        cmocka_unit_test(test_what_cannot_be_lowered),
         cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests_name("pipeline schedules", tests, NULL, NULL);
