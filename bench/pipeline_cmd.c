@@ -219,10 +219,12 @@ static void print_json(const struct pipeline_options *o, const struct zr_pipelin
                                         (json_int_t)rank->peak_bytes, "sends", (json_int_t)rank->n_sends,
                                         "peak_unsharded", (json_int_t)rank->peak_unsharded));
     }
-    report_line(json_pack("{s:s, s:s, s:i, s:i, s:i, s:I, s:b, s:o}", "event", "pipeline", "schedule",
-                          o->read ? o->read : option_word_of(kinds, o->kind), "n_ranks", p->n_ranks,
-                          "n_stages", p->n_stages, "n_micro_batches", p->n_micro_batches, "span_ns",
-                          (json_int_t)report->span_ns, "in_order", report->in_order, "ranks", ranks));
+    json_t *which = json_string(o->read ? o->read : option_word_of(kinds, o->kind));
+    which = which ? which : json_null(); /* the path is no text */
+    report_line(json_pack("{s:s, s:o, s:i, s:i, s:i, s:I, s:b, s:o}", "event", "pipeline", "schedule", which,
+                          "n_ranks", p->n_ranks, "n_stages", p->n_stages, "n_micro_batches",
+                          p->n_micro_batches, "span_ns", (json_int_t)report->span_ns, "in_order",
+                          report->in_order, "ranks", ranks));
 }
 
 /* ---- from options to a schedule ---- */
@@ -255,8 +257,8 @@ static int check(struct zr_pipeline **p, const struct pipeline_options *o, const
     if (err)
         return err;
     if ((*p)->n_micro_batches < (*p)->n_ranks)
-        fprintf(stderr, "warning: %d micro-batches on %d ranks: some ranks never work at the same time\n",
-                (*p)->n_micro_batches, (*p)->n_ranks);
+        fprintf(stderr, "warning: fewer micro-batches (%d) than ranks (%d)\n", (*p)->n_micro_batches,
+                (*p)->n_ranks);
     if (o->json)
         print_json(o, *p, &report);
     else

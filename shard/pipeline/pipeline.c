@@ -30,6 +30,25 @@ int64_t zr_pipe_ns(const struct zr_pipe_cost *cost, struct zr_pipe_action a)
     return zr_pipe_computes(a.kind) ? ns[a.kind] * (cost->units ? cost->units[a.stage] : 1) : 0;
 }
 
+int zr_pipe_check_costs(const struct zr_pipeline *p, const struct zr_pipe_cost *cost)
+{
+    __int128 ns = 0, bytes = 0;
+    const __int128 most = INT64_MAX;
+    const int64_t all_ns = cost->forward_ns + cost->backward_ns; /* of a stage, in whatever parts */
+    for (int32_t r = 0; r < p->n_ranks; r++) {
+        for (int64_t i = 0; i < p->rows[r].n; i++) {
+            const struct zr_pipe_action a = p->rows[r].at[i];
+            int32_t units = cost->units ? cost->units[a.stage] : 1;
+            ns += zr_pipe_computes(a.kind) ? (__int128)all_ns * units + cost->move_ns : 0;
+            bytes += a.kind == ZR_PIPE_FORWARD ? (__int128)cost->activation_bytes * units : 0;
+        }
+    }
+    return ns <= most && bytes <= most
+               ? 0
+               : zr_fail(ZR_ERR_ARG, "the costs of all actions together are more than "
+                                     "63 bits hold: of time or of activations");
+}
+
 struct zr_pipeline *zr_pipeline_new(int32_t n_ranks)
 {
     struct zr_pipeline *p = calloc(1, sizeof *p);

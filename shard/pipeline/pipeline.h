@@ -170,6 +170,9 @@ const char *zr_pipe_text(struct zr_pipe_action action, char text[ZR_PIPE_TEXT]);
 /* What a computation of the stage takes. */
 int64_t zr_pipe_ns(const struct zr_pipe_cost *cost, struct zr_pipe_action action);
 
+/* That the costs of all actions together can be added up. ZR_ERR_ARG. */
+int zr_pipe_check_costs(const struct zr_pipeline *p, const struct zr_pipe_cost *cost);
+
 /* Where each stage is: (n_stages) ranks, or -1 where none has it; allocated. NULL: no memory. */
 int32_t *zr_pipe_places(const struct zr_pipeline *p);
 

@@ -197,11 +197,27 @@ static void count(const struct checking *c, struct zr_pipe_rank *rank, struct lo
     rank->busy_ns += zr_pipe_ns(c->cost, a);
 }
 
+/* Two are computed at the same time, and need nothing of each other. */
+static int check_pair(int32_t rank, const struct zr_pipe_row *row, int64_t i)
+{
+    const struct zr_pipe_action *a = &row->at[i];
+    char text[ZR_PIPE_TEXT], other[ZR_PIPE_TEXT];
+    if (!a->with_next)
+        return 0;
+    if (i + 1 == row->n || a[1].with_next || !zr_pipe_computes(a[0].kind) || !zr_pipe_computes(a[1].kind))
+        return zr_fail(ZR_ERR_ARG, "rank %d: %s has no other to be computed with", rank,
+                       zr_pipe_text(*a, text));
+    if (a[0].stage == a[1].stage && a[0].micro_batch == a[1].micro_batch)
+        return zr_fail(ZR_ERR_ARG, "rank %d: %s is computed at the same time as %s, which it needs", rank,
+                       zr_pipe_text(a[1], text), zr_pipe_text(a[0], other));
+    return 0;
+}
+
 static int check_row(struct checking *c, int32_t rank)
 {
     const struct zr_pipe_row *row = &c->p->rows[rank];
     struct load load = {0};
-    int err = 0;
+    int err = row->n ? 0 : zr_fail(ZR_ERR_ARG, "rank %d does nothing", rank);
     for (int64_t i = 0; i < row->n && !err; i++) {
         const struct zr_pipe_action a = row->at[i];
         if (a.micro_batch >= 0 && c->stages[a.stage].rank != rank) {
@@ -209,7 +225,9 @@ static int check_row(struct checking *c, int32_t rank)
             return zr_fail(ZR_ERR_ARG, "rank %d: %s, but stage %d is rank %d's", rank, zr_pipe_text(a, text),
                            a.stage, c->stages[a.stage].rank);
         }
-        err = a.micro_batch >= 0 ? check_of_micro_batch(c, rank, a) : check_of_stage(c, rank, a);
+        err = check_pair(rank, row, i);
+        if (!err)
+            err = a.micro_batch >= 0 ? check_of_micro_batch(c, rank, a) : check_of_stage(c, rank, a);
         count(c, &c->report->ranks[rank], &load, a);
     }
     return err;
@@ -544,6 +562,7 @@ int zr_pipeline_check(const struct zr_pipeline *p, const struct zr_pipe_cost *co
                       struct zr_pipe_report *report)
 {
     int err = open_report(p, report);
+    err = err ? err : zr_pipe_check_costs(p, cost);
     const size_t n_ranks = (size_t)p->n_ranks, n_all = (size_t)p->n_stages * (size_t)p->n_micro_batches;
     struct checking c = {.p = p,
                          .cost = cost,

@@ -138,8 +138,10 @@ static int read_all(struct zr_pipeline *p, FILE *f, const char *path)
     int err = 0;
     p->n_ranks = 0;
     errno = 0;
-    while (!err && getline(&line, &capacity, f) > 0) {
+    for (ssize_t n; !err && (n = getline(&line, &capacity, f)) > 0;) {
         err = add_rank(p, path);
+        if (!err && strlen(line) != (size_t)n)
+            err = zr_fail(ZR_ERR_ARG, "%s, line %d: a zero byte is in it", path, p->n_ranks);
         if (!err)
             err = read_line(p, p->n_ranks - 1, line, path);
     }

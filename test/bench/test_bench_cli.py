@@ -463,10 +463,19 @@ class Pipeline(unittest.TestCase):
         self.assertIn('     0  01..aa2bb.cc\n     1  .0aa1bb2cc..\n', shown)
         self.assertIn('no picture', bench('pipeline', '--ranks=2', '--micro-batches=300').stdout)
         few = bench('pipeline', '--ranks=3', '--micro-batches=2')
-        self.assertEqual((few.returncode, few.stderr), (0, 'warning: 2 micro-batches on 3 ranks: some ranks never work at the same time\n'))
+        self.assertEqual((few.returncode, few.stderr), (0, 'warning: fewer micro-batches (2) than ranks (3)\n'))
+
+    def test_costs(self):
+        long = bench('pipeline', '--ranks=1', '--micro-batches=12', '--forward-us=1000000000', '--units=1000000')
+        self.assertEqual((long.returncode, long.stdout), (1, ''))
+        self.assertIn('63 bits', long.stderr)
 
     def test_file(self):
         with tempfile.TemporaryDirectory() as folder:
+            odd = os.path.join(os.fsencode(folder), b'\xff.csv')
+            self.assertEqual(bench('pipeline', '--ranks=2', '--json', '--write', os.fsdecode(odd)).returncode, 0)
+            told, = lines(bench('pipeline', '--json', '--read', os.fsdecode(odd)).stdout)
+            self.assertEqual((told['schedule'], told['n_ranks']), (None, 2))
             path = os.path.join(folder, 's.csv')
             args = ['--ranks=4', '--schedule=interleaved', '--messages', '--unsharded=1', '--json']
             named, = lines(bench('pipeline', *args, f'--write={path}').stdout)

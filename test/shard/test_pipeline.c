@@ -283,17 +283,22 @@ static void test_any_order(void **state)
 
 /* ---- wrong ones ---- */
 
-static struct zr_pipeline *read_text(const char *text)
+static struct zr_pipeline *read_bytes(const char *text, size_t n)
 {
     char path[] = "/tmp/zero-test-pipeline-XXXXXX";
     struct zr_pipeline *p = NULL;
     int fd = mkstemp(path);
     assert_true(fd >= 0);
-    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    assert_int_equal(write(fd, text, n), (ssize_t)n);
     close(fd);
     int err = zr_pipeline_read(&p, path);
     unlink(path);
     return err ? NULL : p;
+}
+
+static struct zr_pipeline *read_text(const char *text)
+{
+    return read_bytes(text, strlen(text));
 }
 
 /* What a person gets wrong, and what others' schedules got wrong, with the threads that tell of it. */
@@ -322,6 +327,8 @@ static const struct {
      "rank 0 stands at 2F1, which waits for rank 1; rank 1 stands at 3F0, which waits for rank 0"},
     {"(0F1;1F1)OVERLAP_F_B,0F0,1F0,0B0,0B1,1B0,1B1\n",
      "rank 0 stands at 1F1, which waits for rank 0"}, /* what is to go at once needs each other */
+    {"0F0,(0I0;0W0)OVERLAP_F_B\n", "0W0 is computed at the same time as 0I0, which it needs"},
+    {"0F0,0B0\n\n", "rank 1 does nothing"},
     /* what moves */
     {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", NULL},
     {"0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "rank 0: 0SEND_F0 is left out"},
@@ -482,6 +489,8 @@ static void test_files(void **state)
     assert_null(read_text("1000000F1000000\n"));
     assert_non_null(strstr(zr_error_text(), "their product may be at most"));
     struct zr_pipeline *p;
+    assert_null(read_bytes("0F0,0B0\0,1F0\n", 13));
+    assert_non_null(strstr(zr_error_text(), "line 1: a zero byte"));
     assert_int_equal(zr_pipeline_read(&p, "/nonexistent/x.csv"), ZR_ERR_IO);
     /* what PyTorch writes: cells in quotes or empty, lines that end in both */
     p = read_text("0F0,,\"0B0\"\r\n, 1F0 ,1B0,\r\n");
@@ -542,6 +551,39 @@ static void test_garbled(void **state)
         zr_pipeline_close(p);
     }
     assert_true(n_read > 0 && n_read < n_cases() && n_right < n_read);
+}
+
+static void test_costs(void **state)
+{
+    (void)state;
+    struct zr_pipe_cost cost = unit_cost;
+    struct zr_pipeline *p;
+    struct zr_pipe_report report;
+    expect_ok(zr_pipeline_build(&p, ZR_1F1B, 1, 1, 4, false));
+    for (int k = 0; k < 3; k++) {
+        cost = unit_cost;
+        *(k == 0 ? &cost.backward_ns : k == 1 ? &cost.move_ns : &cost.activation_bytes) = INT64_MAX / 3;
+        assert_int_equal(zr_pipeline_check(p, &cost, &report), ZR_ERR_ARG);
+        assert_non_null(strstr(zr_error_text(), "63 bits"));
+        assert_null(report.ranks);
+    }
+    zr_pipeline_close(p);
+}
+
+/* Which no file can say. */
+static void test_pairs(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 3; k++) { /* of the last, of three, of what does not compute */
+        struct zr_pipeline *p = read_text(k < 2 ? "0F0,0F1,0F2,0B0,0B1,0B2\n" : "0UNSHARD,0F0,0B0\n");
+        struct zr_pipe_report report;
+        assert_non_null(p);
+        p->rows[0].at[k == 0 ? 5 : 0].with_next = true;
+        p->rows[0].at[1].with_next = k == 1;
+        assert_int_equal(zr_pipeline_check(p, &unit_cost, &report), ZR_ERR_ARG);
+        assert_non_null(strstr(zr_error_text(), "has no other to be computed with"));
+        zr_pipeline_close(p);
+    }
 }
 
 static void test_what_cannot_be_lowered(void **state)
@@ -605,6 +647,8 @@ int main(void)
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_files),
         cmocka_unit_test(test_link),
+        cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_pairs),
         cmocka_unit_test(test_garbled),
         cmocka_unit_test(test_what_cannot_be_lowered),
         cmocka_unit_test(test_no_memory),
