@@ -158,10 +158,10 @@ static int open_window(struct zr_nccl *m, char *base, int64_t bytes)
     return err;
 }
 
-int zr_nccl_close_window(struct zr_nccl *m)
+int zr_nccl_close_window(struct zr_nccl *m, ncclComm_t comm)
 {
     struct zr_nccl_set *p = m->set;
-    struct registering r = {.api = p->api, .comm = m->comm, .window = m->window};
+    struct registering r = {.api = p->api, .comm = comm, .window = m->window};
     ncclResult_t res;
     if (!m->window)
         return 0;
@@ -181,9 +181,9 @@ static int open_window(struct zr_nccl *m, char *base, int64_t bytes)
     return 0;
 }
 
-int zr_nccl_close_window(struct zr_nccl *m)
+int zr_nccl_close_window(struct zr_nccl *m, ncclComm_t comm)
 {
-    (void)m;
+    (void)m, (void)comm;
     return 0;
 }
 
@@ -228,7 +228,7 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
         return err;
     if (!plain && with.sum < m->base.group.size) {
         plain = "plain: no symmetric windows on this machine";
-        err = zr_nccl_close_window(m);
+        err = zr_nccl_close_window(m, m->comm);
         if (err)
             return err;
     }
@@ -276,7 +276,7 @@ static int attach_no_more(struct zr_nccl *m, struct nccl_arena *a, int err)
     struct zr_kept kept;
     zr_keep(&kept, err);
     a->taken -= m->reserve;
-    if (zr_nccl_settle(m) && zr_nccl_close_window(m) == 0)
+    if (zr_nccl_settle(m) && zr_nccl_close_window(m, m->comm) == 0)
         zr_arena_drop(&a->base);
     else /* it may yet be registered */
         zr_nccl_leave_arena(&a->base);

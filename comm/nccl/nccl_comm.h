@@ -362,8 +362,8 @@ int zr_nccl_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out);
 int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a);
 /* Keeps it for good, as a call into NCCL that has not come back may still use it. NULL is allowed. */
 void zr_nccl_leave_arena(struct zr_arena *a);
-/* Gives back what is there. 0, or the call did not come back. */
-int zr_nccl_close_window(struct zr_nccl *m);
+/* Gives back what is there, of comm, which is the communicator's. 0, or the call did not come back. */
+int zr_nccl_close_window(struct zr_nccl *m, ncclComm_t comm);
 /* Of the arena, where operations may work: what communicators have of it for themselves is behind. */
 int64_t zr_nccl_usable(const struct zr_nccl *m);
 

@@ -393,17 +393,38 @@ void zr_nccl_set_drop(struct zr_nccl_set *p)
     free(p);
 }
 
+/* What is to be destroyed, which from then on nobody asks or aborts; NULL: nothing is, or it has been
+ * aborted. *well false: it is left behind. */
+static ncclComm_t take_comm(struct zr_nccl *m, bool *well)
+{
+    struct zr_nccl_set *p = m->set;
+    ncclComm_t comm = NULL;
+    bool settled = false;
+    while (!settled) { /* a failure may be found in between */
+        *well = zr_nccl_settle(m);
+        pthread_mutex_lock(&p->lock);
+        settled = !*well || !m->abort_wanted || m->abort_ended;
+        if (settled && *well) {
+            comm = m->comm;
+            m->comm = NULL;
+        }
+        pthread_mutex_unlock(&p->lock);
+    }
+    return comm;
+}
+
 void zr_nccl_close(struct zr_comm *c)
 {
     if (!c)
         return;
     struct zr_nccl *m = zr_nccl_of(c);
     struct zr_nccl_set *p = m->set;
-    bool well = zr_nccl_settle(m);
-    if (well && m->comm)
-        well = zr_nccl_close_window(m) == 0;
-    if (well && m->comm && !m->lent) {
-        struct destroying d = {p->api, m->comm};
+    bool well;
+    ncclComm_t comm = take_comm(m, &well);
+    if (comm)
+        well = zr_nccl_close_window(m, comm) == 0;
+    if (comm && well && !m->lent) {
+        struct destroying d = {p->api, comm};
         ncclResult_t res;
         well = zr_nccl_within(p, "ncclCommDestroy", ZR_NCCL_CLOSE_MS, destroy_comm, &d, sizeof d, &res) == 0;
     }
