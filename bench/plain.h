@@ -45,7 +45,8 @@ struct plain {
 int plain_open(struct plain *p, const struct place *place, const struct zero_tensor *tensors,
                int32_t n_tensors);
 /* Mean over micro-batches, global-norm clip, AdamW with the arithmetic of kernels/device.h; then zeroes the
- * gradients. On a GPU it waits for the norm. Returns 0 or a zr_err. */
+ * gradients, but for those with ZERO_GRAD_OVERWRITE. On a GPU it waits for the norm. Returns 0 or a
+ * zr_err. */
 int plain_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info);
 /* As zero_read of ZERO_VALUE_MASTER and ZERO_VALUE_STATE (a state_reader). */
 int plain_read(void *plain, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);

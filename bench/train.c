@@ -541,8 +541,7 @@ static int train(struct run *r)
     TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
     TRY(gpt2_open(&r->model, &o->model.config, o->batch, &r->place));
-    /* Each is stored where libzero adds up the micro-batches, or there is one; else the first of a step. */
-    r->stores_each = !o->plain && (o->stage >= 2 || o->accum == 1);
+    r->stores_each = train_stores_each(o);
     train_describe(r->tensors, &o->model.config, &r->model, o->plain || r->stores_each);
     if (o->plain) {
         TRY(gpt2_open_params(&r->model, o->seed));

@@ -89,6 +89,10 @@ void train_describe_bf16(struct zero_tensor out[TRAIN_N_TENSORS], const struct g
 #define TRAIN_N_CALLS(layers) (4 * (layers) + 6)
 void train_call_order(struct zero_call *out, int32_t layers);
 
+/* Whether a wrapped model stores matrices' gradients (struct gpt2) in every micro-batch: where libzero adds
+ * these up, or there is one. */
+bool train_stores_each(const struct train_options *o);
+
 /* States that an optimizer keeps per weight. */
 int train_n_states(enum zero_optimizer optimizer, double beta1);
 

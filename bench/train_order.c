@@ -2,6 +2,9 @@
 #include "bench/train.h"
 #include "kernels/device.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 void train_call_order(struct zero_call *out, int32_t layers)
 {
     int32_t n = 0;
@@ -21,6 +24,13 @@ void train_call_order(struct zero_call *out, int32_t layers)
     }
     CALL(0, ZERO_BACKWARD, 1);
 #undef CALL
+}
+
+bool train_stores_each(const struct train_options *o)
+{
+    const char *in_place = getenv("ZERO_GRAD_IN_PLACE"); /* says that the model adds them up */
+    bool adds = in_place && *in_place && strcmp(in_place, "0") != 0;
+    return !o->plain && ((o->stage >= 2 && !adds) || o->accum == 1);
 }
 
 int train_n_states(enum zero_optimizer optimizer, double beta1)
