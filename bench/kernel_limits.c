@@ -7,7 +7,7 @@
 enum { LANES = 64 };
 
 /* Where a sum goes that nobody reads, so that the compiler has to make it. */
-static volatile float sink;
+static _Thread_local volatile float sink;
 
 /* One pass. The counts are constants wherever it is called, so no loop over arrays is left. */
 static inline __attribute__((always_inline)) void pass(const struct stream_arrays *a, int64_t n, int r32,

@@ -78,10 +78,12 @@ static error_t finish(struct argp_state *state, void *options)
                              "--micro-batches and --forward-only would");
     if (o->unsharded && !o->messages)
         return refuse(state, "--unsharded: is of --messages");
+    if (o->forward_only && (o->backward_us || o->weight_us))
+        return refuse(state, "--forward-only: has no --backward-us and no --weight-us");
+    if (o->weight_us && !o->read)
+        return refuse(state, "--weight-us: is of schedules that have it apart, by --read");
     o->backward_us = o->backward_us ? o->backward_us : 2;
-    if (!o->weight_us)
-        o->weight_us = o->backward_us > 1 ? o->backward_us / 2 : 0;
-    if (o->weight_us >= o->backward_us && o->backward_us > 1)
+    if (o->weight_us >= o->backward_us)
         return refuse(state, "--weight-us: is a part of --backward-us");
     o->kind = o->kind >= 0 ? o->kind : ZR_1F1B;
     o->per_rank = o->per_rank ? o->per_rank : o->kind == ZR_INTERLEAVED ? 2 : 1;
@@ -175,9 +177,9 @@ static void draw(const struct zr_pipeline *p, const struct zr_pipe_report *repor
                MOST_COLUMNS);
         return;
     }
-    printf("\n  rank  a column is %lld us; forwards are 0 1 2 ..., backwards a b c ..., of weights alone A B "
+    printf("\n  rank  a column is %g us; forwards are 0 1 2 ..., backwards a b c ..., of weights alone A B "
            "C\n",
-           (long long)(column_ns / 1000));
+           (double)column_ns * 1e-3);
     for (int32_t r = 0; r < p->n_ranks; r++)
         draw_row(&p->rows[r], report->times[r], column_ns, n, r);
 }

@@ -188,8 +188,8 @@ static int layernorm_backward(const struct place *on, real *dinp, real *dweight,
     return 0;
 }
 
-/* Up to e^80, of which the reciprocal is no denormal number: gcc computes what is beyond the end for all
- * elements, and some CPUs take a hundred times as long for those. */
+/* Up to e^80, of which the reciprocal is no denormal number. In vectors the value at the clamp's end is
+ * computed for every element, and some CPUs take a hundred times as long for denormal ones. */
 static inline float gelu_gate(float x)
 {
     return 1.0f / (1.0f + exp_between(-2.0f * gpt2_gelu_u(x), -87.0f, 80.0f));

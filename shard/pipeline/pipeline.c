@@ -34,12 +34,15 @@ int zr_pipe_check_costs(const struct zr_pipeline *p, const struct zr_pipe_cost *
 {
     __int128 ns = 0, bytes = 0;
     const __int128 most = INT64_MAX;
-    const int64_t all_ns = cost->forward_ns + cost->backward_ns; /* of a stage, in whatever parts */
+    if (cost->forward_ns < 0 || cost->move_ns < 0 || cost->activation_bytes < 0 || cost->weight_ns < 0 ||
+        cost->weight_ns > cost->backward_ns)
+        return zr_fail(ZR_ERR_ARG, "a cost is negative, or that of weights more than the backward's");
+    const __int128 all_ns = (__int128)cost->forward_ns + cost->backward_ns; /* of a stage, however parted */
     for (int32_t r = 0; r < p->n_ranks; r++) {
         for (int64_t i = 0; i < p->rows[r].n; i++) {
             const struct zr_pipe_action a = p->rows[r].at[i];
             int32_t units = cost->units ? cost->units[a.stage] : 1;
-            ns += zr_pipe_computes(a.kind) ? (__int128)all_ns * units + cost->move_ns : 0;
+            ns += zr_pipe_computes(a.kind) ? all_ns * units + cost->move_ns : 0;
             bytes += a.kind == ZR_PIPE_FORWARD ? (__int128)cost->activation_bytes * units : 0;
         }
     }
@@ -153,8 +156,11 @@ static int check_numbers(enum zr_pipeline_kind kind, int32_t n_ranks, int32_t pe
 {
     if (n_ranks < 1 || n_ranks > ZR_PIPE_MOST_RANKS)
         return zr_fail(ZR_ERR_ARG, "a pipeline of %d ranks: 1 to %d can be", n_ranks, ZR_PIPE_MOST_RANKS);
-    if (per_rank < 1 || n < 1 || (int64_t)n_ranks * per_rank > ZR_PIPE_MOST_NUMBERS ||
-        n > ZR_PIPE_MOST_NUMBERS || (int64_t)n_ranks * per_rank * n > ZR_PIPE_MOST_ALL)
+    if (per_rank > 0 && (int64_t)n_ranks * per_rank > ZR_PIPE_MOST_NUMBERS)
+        return zr_fail(ZR_ERR_ARG, "a pipeline of %d ranks with %d stages each: at most %d stages can be",
+                       n_ranks, per_rank, ZR_PIPE_MOST_NUMBERS);
+    if (per_rank < 1 || n < 1 || n > ZR_PIPE_MOST_NUMBERS ||
+        (int64_t)n_ranks * per_rank * n > ZR_PIPE_MOST_ALL)
         return zr_fail(ZR_ERR_ARG,
                        "a pipeline of %d ranks with %d stages each and %d micro-batches: each must be 1 or "
                        "more, and their product at most %lld",

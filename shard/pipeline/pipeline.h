@@ -58,7 +58,7 @@ struct zr_pipe_action {
     int32_t stage;
     /* from 0; -1: none belongs to it */
     int32_t micro_batch;
-    /* it and the one behind it are computed at the same time: "(3F1;0B2)OVERLAP_F_B" */
+    /* it and the one behind it, any two computations, are at the same time: "(3F1;0B2)OVERLAP_F_B" */
     bool with_next;
 };
 
@@ -117,7 +117,8 @@ struct zr_pipe_cost {
  * which is the same on both sides, so transports that block cannot stand still; a stage is gathered before
  * its first use and given up after its last, or earlier where more than most_unsharded (0: any number) would
  * be there, the one that is needed last going first; gradients are reduced after a stage's last backward.
- * Errors as of zr_pipeline_check, which it passes first. Only of a schedule that has computations alone. */
+ * Errors as of zr_pipeline_check, which it passes first; ZR_ERR_ARG for one that has more than computations,
+ * or computes two stages at the same time where one may be whole. */
 int zr_pipeline_lower(struct zr_pipeline **out, const struct zr_pipeline *p, const struct zr_pipe_cost *cost,
                       int32_t most_unsharded);
 

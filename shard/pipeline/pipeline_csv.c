@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static const struct {
     const char *text;
@@ -146,8 +147,8 @@ static int read_all(struct zr_pipeline *p, FILE *f, const char *path)
             err = read_line(p, p->n_ranks - 1, line, path);
     }
     free(line);
-    if (!err && ferror(f))
-        err = zr_fail(ZR_ERR_IO, "%s: %s", path, strerror(errno));
+    if (!err && !feof(f)) /* of memory, too */
+        err = zr_fail(ZR_ERR_IO, "%s: %s", path, errno ? strerror(errno) : "it could not be read");
     if (!err && !p->n_stages)
         err = zr_fail(ZR_ERR_ARG, "%s: no action is in it", path);
     if (!err && (int64_t)p->n_stages * p->n_micro_batches > ZR_PIPE_MOST_ALL)
@@ -199,9 +200,11 @@ int zr_pipeline_write(const struct zr_pipeline *p, const char *path)
 {
     char beside[4096];
     const bool replaced = is_replaced(path);
-    if (snprintf(beside, sizeof beside, "%s%s", path, replaced ? ".new" : "") >= (int)sizeof beside)
+    int n = replaced ? snprintf(beside, sizeof beside, "%s.%d.new", path, (int)getpid())
+                     : snprintf(beside, sizeof beside, "%s", path);
+    if (n >= (int)sizeof beside)
         return zr_fail(ZR_ERR_IO, "%.80s...: the path is too long", path);
-    FILE *f = fopen(beside, "w");
+    FILE *f = fopen(beside, replaced ? "wx" : "w"); /* nobody's file is written over */
     if (!f)
         return zr_fail(ZR_ERR_IO, "%s: %s", beside, strerror(errno));
     for (int32_t r = 0; r < p->n_ranks; r++)

@@ -234,14 +234,20 @@ static int check_plain(const struct zr_pipeline *p, const struct zr_pipe_cost *c
     return 0;
 }
 
-/* At most two are computed at the same time. */
-static int32_t fewest_unsharded(const struct zr_pipeline *p)
+/* Two stages that are computed at the same time are whole at the same time. */
+static int check_most(const struct zr_pipeline *p, int32_t most)
 {
-    for (int32_t r = 0; r < p->n_ranks; r++)
-        for (int64_t i = 0; i < p->rows[r].n; i++)
-            if (p->rows[r].at[i].with_next)
-                return 2;
-    return 1;
+    for (int32_t r = 0; r < p->n_ranks && most == 1; r++) {
+        for (int64_t i = 0; i + 1 < p->rows[r].n; i++) {
+            const struct zr_pipe_action *a = &p->rows[r].at[i];
+            if (a->with_next && a[0].stage != a[1].stage)
+                return zr_fail(ZR_ERR_ARG,
+                               "rank %d computes stages %d and %d at the same time: one that is whole is not "
+                               "enough",
+                               r, a[0].stage, a[1].stage);
+        }
+    }
+    return 0;
 }
 
 int zr_pipeline_lower(struct zr_pipeline **out, const struct zr_pipeline *p, const struct zr_pipe_cost *cost,
@@ -250,14 +256,14 @@ int zr_pipeline_lower(struct zr_pipeline **out, const struct zr_pipeline *p, con
     struct zr_pipe_report report;
     *out = NULL;
     int err = check_plain(p, cost);
+    err = err ? err : check_most(p, most_unsharded);
     err = err ? err : zr_pipeline_check(p, cost, &report);
     if (err)
         return err;
-    const int32_t fewest = fewest_unsharded(p);
     const size_t n_stages = (size_t)p->n_stages, n_ranks = (size_t)p->n_ranks;
     struct lowering l = {.from = p,
                          .to = zr_pipeline_new(p->n_ranks),
-                         .most = most_unsharded && most_unsharded < fewest ? fewest : most_unsharded,
+                         .most = most_unsharded,
                          .rank_of = zr_pipe_places(p),
                          .stages = calloc(n_stages, sizeof *l.stages),
                          .first = calloc(n_ranks + 1, sizeof *l.first),

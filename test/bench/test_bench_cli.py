@@ -126,7 +126,10 @@ class Refused(unittest.TestCase):
         for given in ['--ranks=4', '--schedule=1f1b', '--micro-batches=4', '--stages-per-rank=1', '--forward-only']:
             self.refused(['pipeline', '--read=x.csv', given], '--read', given.split('=')[0])
         self.refused(['pipeline', '--ranks=4', '--unsharded=1'], '--unsharded', '--messages')
-        self.refused(['pipeline', '--ranks=4', '--backward-us=2', '--weight-us=2'], '--weight-us')
+        self.refused(['pipeline', '--ranks=4', '--weight-us=1'], '--weight-us', '--read')
+        for backward, weight in [(2, 2), (1, 1), (1, 50)]:
+            self.refused(['pipeline', '--read=x.csv', f'--backward-us={backward}', f'--weight-us={weight}'], '--weight-us')
+        self.refused(['pipeline', '--ranks=4', '--forward-only', '--backward-us=2'], '--forward-only', '--backward-us')
         for units in ['1,2,3', '1,2,3,4,5', '1,0,1,1', '1,,1,1', 'x', '']:
             self.refused(['pipeline', '--ranks=4', f'--units={units}'], '--units', 'list of 4 numbers')
 

@@ -163,6 +163,8 @@ struct drawing {
     /* (stages, micro-batches): 1: forward, 2: gradient of the input, 4: of the weights */
     uint8_t *done;
     int32_t S, M;
+    /* which rank drew the one before */
+    int32_t latest;
 };
 
 static uint8_t *done_of(const struct drawing *d, int32_t s, int32_t m)
@@ -173,6 +175,18 @@ static uint8_t *done_of(const struct drawing *d, int32_t s, int32_t m)
 static bool chance(struct random_source *r, int percent)
 {
     return random_below(r, 100) < percent;
+}
+
+/* Two that a rank draws one right after the other start together, now and then: all that the second needs was
+ * there before the first, if it is not the first itself. */
+static void draw_pair(struct drawing *d, int32_t rank)
+{
+    struct zr_pipe_row *row = &d->p->rows[rank];
+    struct zr_pipe_action *a = row->n > 1 ? &row->at[row->n - 2] : NULL;
+    bool second = row->n > 2 && a[-1].with_next;
+    if (rank != d->latest || !a || second || !chance(d->r, 40) || a[0].micro_batch == a[1].micro_batch)
+        return;
+    a->with_next = true;
 }
 
 /* One that is ready, at random; false: none is left. */
@@ -197,23 +211,11 @@ static bool draw_one(struct drawing *d)
             continue;
         }
         expect_ok(zr_pipeline_add(d->p, d->rank_of[s], a));
+        draw_pair(d, d->rank_of[s]);
+        d->latest = d->rank_of[s];
         return true;
     }
     return false;
-}
-
-/* Pairs what stands side by side and needs nothing of each other, nor of what other ranks do after the first:
- * of one stage's forward, and a backward of an earlier micro-batch whose input was there before. */
-static void draw_pairs(struct drawing *d)
-{
-    for (int32_t rank = 0; rank < d->p->n_ranks; rank++) {
-        struct zr_pipe_row *row = &d->p->rows[rank];
-        for (int64_t i = 0; i + 1 < row->n; i++) {
-            const struct zr_pipe_action *a = &row->at[i];
-            if (a[1].kind == ZR_PIPE_BACKWARD_WEIGHT && a[0].kind == ZR_PIPE_FORWARD && chance(d->r, 50))
-                row->at[i++].with_next = true;
-        }
-    }
 }
 
 static struct zr_pipeline *draw(struct random_source *r)
@@ -229,7 +231,6 @@ static struct zr_pipeline *draw(struct random_source *r)
         d.rank_of[s] = s < ranks ? s : (int32_t)random_below(r, ranks);
     while (draw_one(&d)) {
     }
-    draw_pairs(&d);
     free(d.rank_of);
     free(d.done);
     return d.p;
@@ -259,7 +260,7 @@ static void test_any_order(void **state)
     struct random_source r = random_open();
     for (int k = 0; k < n_cases(); k++) {
         uint64_t seed = r.state;
-        int32_t units[16], most = (int32_t)random_below(&r, 4);
+        int32_t units[16], most = 2 * (int32_t)random_below(&r, 3);
         struct zr_pipeline *p = draw(&r), *lowered;
         struct zr_pipe_cost cost = draw_cost(&r, p->n_stages, units);
         struct zr_pipe_report of_p, report;
@@ -268,7 +269,7 @@ static void test_any_order(void **state)
             fail_msg("SEED=%llu: %s", (unsigned long long)seed, zr_error_text());
         if (report.span_ns != of_p.span_ns || report.in_order != of_p.in_order)
             fail_msg("SEED=%llu: messages change the time", (unsigned long long)seed);
-        for (int32_t rank = 0; rank < p->n_ranks && most > 1; rank++)
+        for (int32_t rank = 0; rank < p->n_ranks && most; rank++)
             if (report.ranks[rank].peak_unsharded > most)
                 fail_msg("SEED=%llu: rank %d has %lld stages", (unsigned long long)seed, rank,
                          (long long)report.ranks[rank].peak_unsharded);
@@ -400,7 +401,7 @@ static void test_mutants(void **state)
         uint64_t seed = r.state;
         struct zr_pipeline *p = draw(&r), *lowered;
         struct zr_pipe_report report;
-        expect_ok(zr_pipeline_lower(&lowered, p, &unit_cost, (int32_t)random_below(&r, 3)));
+        expect_ok(zr_pipeline_lower(&lowered, p, &unit_cost, 2 * (int32_t)random_below(&r, 2)));
         struct zr_pipeline *mutant = copy_of(lowered);
         int32_t rank = (int32_t)random_below(&r, p->n_ranks);
         struct zr_pipe_row *row = &mutant->rows[rank];
@@ -444,6 +445,7 @@ static void test_numbers(void **state)
         {{ZR_GPIPE, 2, 0, 4}, "2 ranks with 0 stages each"},
         {{ZR_GPIPE, 2, 1, 0}, "and 0 micro-batches"},
         {{ZR_GPIPE, 65536, 16, 1000000}, "their product at most"},
+        {{ZR_GPIPE, 2, 1 << 20, 1}, "at most 1048576 stages can be"},
         {{ZR_INTERLEAVED, 4, 2, 9}, "takes 9 micro-batches in 2 rounds on 4 ranks, which does not divide"},
     };
     for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
@@ -567,6 +569,10 @@ static void test_costs(void **state)
         assert_non_null(strstr(zr_error_text(), "63 bits"));
         assert_null(report.ranks);
     }
+    cost = unit_cost;
+    cost.weight_ns = cost.backward_ns + 1;
+    assert_int_equal(zr_pipeline_check(p, &cost, &report), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "that of weights more than the backward's"));
     zr_pipeline_close(p);
 }
 
@@ -598,6 +604,13 @@ static void test_what_cannot_be_lowered(void **state)
     p = read_text("0F0,0B0\n");
     assert_int_equal(zr_pipeline_lower(&lowered, p, &free_forward, 0), ZR_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "0F0 takes no time"));
+    zr_pipeline_close(p);
+    p = read_text("0F0,0F1,1F0,1F1,(1B0;0F2)OVERLAP_F_B,0B0,1F2,1B1,0B1,1B2,0B2\n");
+    assert_int_equal(zr_pipeline_lower(&lowered, p, &unit_cost, 1), ZR_ERR_ARG);
+    assert_non_null(
+        strstr(zr_error_text(), "stages 1 and 0 at the same time: one that is whole is not enough"));
+    expect_ok(zr_pipeline_lower(&lowered, p, &unit_cost, 2));
+    zr_pipeline_close(lowered);
     zr_pipeline_close(p);
     p = read_text("0F0,0B1\n");
     assert_int_equal(zr_pipeline_lower(&lowered, p, &unit_cost, 0), ZR_ERR_ARG);

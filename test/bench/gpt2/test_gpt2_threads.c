@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-enum { MOST_THREADS = 9, B = 3, MOST_BLOCK_BYTES = 1 << 22 };
+enum { MOST_THREADS = 7, B = 3, MOST_BLOCK_BYTES = 1 << 22 };
 
 /* Drawn anew for each case: rows, channels and what else a layer has, some fewer than there are threads. */
 struct shape {
