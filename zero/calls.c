@@ -27,6 +27,19 @@ int zr_refuse_in_bracket(const struct zero_ctx *z, const char *call)
     return open < 0 ? 0 : zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
 }
 
+int zr_need_no_step(struct zero_ctx *z, const char *call)
+{
+    int err = need_healthy(z, call);
+    if (!err)
+        err = zr_refuse_in_bracket(z, call);
+    if (err)
+        return err;
+    if (!zr_engine_between_steps(z->engine))
+        return zr_fail(ZR_ERR_ORDER,
+                       "%s: a step has begun; call it before its first backward or after zero_step", call);
+    return 0;
+}
+
 static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase)
 {
     const char *call = kind == ZR_EV_BEGIN ? "zero_begin" : "zero_end";
@@ -113,7 +126,11 @@ int zero_drop(zero_ctx *z)
 {
     ZR_IN_CALL(z, ZR_CALLED_DROP, false, -1);
     int err = need_healthy(z, "zero_drop");
-    return err ? err : zr_engine_drop(z->engine);
+    if (!err)
+        err = zr_engine_drop(z->engine);
+    if (!err)
+        zr_loss_scale_drop(z);
+    return err;
 }
 
 static void report_progress(struct zero_ctx *z)
@@ -147,6 +164,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     if (!err) {
         z->n_micro += (int64_t)z->config.options.grad_accum_steps * z->world.world;
         report_progress(z);
+        zr_loss_scale_step(z);
         zr_save_notice(z);
         err = zr_engine_check_replicas(z->engine);
     }

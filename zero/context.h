@@ -73,6 +73,9 @@ struct zero_ctx {
     bool reported_unequal_buffers;
     /* micro-batches of all ranks, in all steps */
     int64_t n_micro;
+    /* zero_loss_scale was called for the step to come; for the step before; a warning said that a step had
+     * none */
+    bool has_loss_scale, had_loss_scale, reported_no_loss_scale;
     /* for zero-run */
     struct zr_progress_map progress;
     /* the program's own, for the next save or of the last load */
@@ -250,6 +253,14 @@ void zr_tear_down(struct zero_ctx *z);
 int zr_refuse_in_bracket(const struct zero_ctx *z, const char *call);
 /* Refuses the call while zero_gather_all holds all parameters, which it would change. */
 int zr_refuse_in_all(const struct zero_ctx *z, const char *call);
+
+/* Refuses the call of a context that has failed, inside a bracket, and once the gradients of a step have
+ * begun, as far as calls tell. z may be NULL. */
+int zr_need_no_step(struct zero_ctx *z, const char *call);
+
+/* loss_scale.c: a step was taken, or given up. */
+void zr_loss_scale_step(struct zero_ctx *z);
+void zr_loss_scale_drop(struct zero_ctx *z);
 
 /* given_up.c: with cfg.check, what the model's pointers still point at is filled with NaN. */
 void zr_given_up_fill(const struct zero_ctx *z);

@@ -6,22 +6,6 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* No step has begun, as far as calls tell. */
-static int check_moment(struct zero_ctx *z, const char *call)
-{
-    if (!z)
-        return zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
-    int err = zr_engine_check(z->engine);
-    if (!err)
-        err = zr_refuse_in_bracket(z, call);
-    if (err)
-        return err;
-    if (!zr_engine_between_steps(z->engine))
-        return zr_fail(ZR_ERR_ORDER,
-                       "%s: a step has begun; call it before its first backward or after zero_step", call);
-    return 0;
-}
-
 static const struct {
     const char *key;
     enum zr_called_name called;
@@ -109,7 +93,7 @@ static void set(struct zr_hyper *h, int knob, float x)
 
 int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double value)
 {
-    int err = check_moment(z, "zero_tune"), knob = 0;
+    int err = zr_need_no_step(z, "zero_tune"), knob = 0;
     if (err)
         return err;
     while (key && knob < N_KNOBS && strcmp(key, knobs[knob].key) != 0)
@@ -141,7 +125,7 @@ int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double value)
 int zero_set_step(zero_ctx *z, int64_t t)
 {
     ZR_IN_CALL(z, ZR_CALLED_SET_STEP, false, -1);
-    int err = check_moment(z, "zero_set_step");
+    int err = zr_need_no_step(z, "zero_set_step");
     if (err)
         return err;
     if (t < 0 || t > ZR_MOST_STEPS)

@@ -307,6 +307,20 @@ ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t firs
  * as many, else the context ends with ZERO_ERR_MISMATCH. ZERO_ERR_ARG for another n, or NULL. */
 ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
 
+/* Collective, blocking. For losses that are means over tokens (or samples, or weights) of which ranks and
+ * micro-batches have different numbers: padding, masks, documents of different lengths. count: of this rank,
+ * in all micro-batches of the step to come; finite, 0 and more. A program that adds up the losses of its
+ * tokens, and begins backward with *scale of each, not with one by its own number of them, trains on the mean
+ * over all tokens of all ranks and micro-batches: the same mean, however they are spread. *scale has the same
+ * bits on all ranks, 1 / (sum of counts) with cfg.grad_sum, else world * grad_accum_steps / (sum of counts),
+ * which takes back the mean that zero_step takes; cfg.grad_scale comes on top. Called again, the last one
+ * counts.
+ * Before the step's first backward, outside brackets: between forward and backward of the first micro-batch
+ * it waits for the least. A step without, after one with it, is told to cfg.log once. ZERO_ERR_ARG, on all
+ * ranks, naming the rank, for another count, and where all are 0 (then skip the step, on all ranks);
+ * ZERO_ERR_ORDER when a step has begun. *scale is left alone then, and nothing changed. */
+ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
+
 /* How zero_sync_buffers makes the ranks' buffers equal. */
 enum zero_sync {
     /* the mean over ranks, with the same bits whatever their order (the sum is exact); NaN where one is not

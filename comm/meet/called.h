@@ -31,6 +31,7 @@
     X(READ, "zero_read")                                                                                     \
     X(WRITE, "zero_write")                                                                                   \
     X(MEAN, "zero_mean")                                                                                     \
+    X(LOSS_SCALE, "zero_loss_scale")                                                                         \
     X(SYNC_BUFFERS, "zero_sync_buffers")                                                                     \
     X(SAVE, "zero_save")                                                                                     \
     X(SAVE_KEPT, "zero_save_kept")                                                                           \

@@ -24,6 +24,33 @@ static int odd_one_carries(struct program *p)
     return err ? err : train(p);
 }
 
+static int odd_one_asks_for_a_scale(struct program *p)
+{
+    double scale;
+    int err = p->odd ? zero_loss_scale(p->z, 1, &scale) : 0;
+    return err ? err : train(p);
+}
+
+static int odd_one_has_no_number(struct program *p)
+{
+    double scale;
+    return zero_loss_scale(p->z, p->odd ? NAN : 1, &scale);
+}
+
+static int scales_in_a_step(struct program *p)
+{
+    double scale;
+    int err = micro_batch(p, 0, 0);
+    return err ? err : zero_loss_scale(p->z, 1, &scale);
+}
+
+static int scales_one_step_alone(struct program *p)
+{
+    double scale;
+    int err = zero_loss_scale(p->z, 1, &scale);
+    return err ? err : train(p);
+}
+
 static int looks_back_at_nothing(struct program *p)
 {
     struct zero_step_info info;
@@ -189,6 +216,38 @@ static const struct misuse rows[] = {
      ERROR,
      ZERO_ERR_MISMATCH,
      {"zero_carry", "rank 1 called"}},
+    {"asks for a loss scale on one rank",
+     ALL,
+     W2,
+     NULL,
+     odd_one_asks_for_a_scale,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"zero_loss_scale", "rank 1 called"}},
+    {"counts no number of tokens on one rank",
+     ALL,
+     W2,
+     NULL,
+     odd_one_has_no_number,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_loss_scale: count is nan on rank 1"}},
+    {"asks for a loss scale in a step",
+     ALL,
+     BOTH,
+     NULL,
+     scales_in_a_step,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_loss_scale: a step has begun"}},
+    {"asks for a loss scale of the first step alone",
+     ALL,
+     W1,
+     NULL,
+     scales_one_step_alone,
+     LINE,
+     0,
+     {"zero_loss_scale was called for the step before"}},
     {"looks back at nothing",
      ALL,
      BOTH,

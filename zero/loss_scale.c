@@ -1,0 +1,82 @@
+/* loss_scale.c: one normaliser for a step whose ranks and micro-batches have different numbers of tokens.
+ *
+ * zero_step divides by ranks and micro-batches, as if each had as many tokens. What a program multiplies its
+ * loss by takes that back, and divides by the tokens of all instead: once, before backward, so that nothing
+ * afterwards has to know of it. */
+#include "kernels/exact_sum.h"
+#include "zero/context.h"
+
+#include <math.h>
+
+/* All ranks have the same counts, and come to the same answer. */
+static int add_up(const double *count, int world, double *sum)
+{
+    struct zr_exact_sum exact;
+    zr_exact_reset(&exact);
+    for (int r = 0; r < world; r++) {
+        if (!isfinite(count[r]) || count[r] < 0)
+            return zr_fail(ZR_ERR_ARG, "zero_loss_scale: count is %g on rank %d; allowed: finite, 0 and more",
+                           count[r], r);
+        zr_exact_add(&exact, count[r]);
+    }
+    *sum = zr_exact_value(&exact);
+    return 0;
+}
+
+/* What one token's loss is multiplied by. */
+static int scale_of(const struct zero_ctx *z, double sum, double *scale)
+{
+    const struct zr_options *o = &z->config.options;
+    double by = o->grad_sum ? 1 : (double)z->world.world * o->grad_accum_steps;
+    if (sum == 0)
+        return zr_fail(ZR_ERR_ARG, "zero_loss_scale: count is 0 on all ranks: there is nothing to train on; "
+                                   "skip this step, on all ranks");
+    *scale = by / sum;
+    if (isfinite(*scale) && *scale > 0)
+        return 0;
+    return zr_fail(ZR_ERR_ARG,
+                   "zero_loss_scale: the counts of all ranks add up to %g, whose inverse is no "
+                   "number to multiply by",
+                   sum);
+}
+
+int zero_loss_scale(zero_ctx *z, double count, double *scale)
+{
+    ZR_IN_CALL(z, ZR_CALLED_LOSS_SCALE, false, -1);
+    double sum = 0, found = 0;
+    int err = zr_need_no_step(z, "zero_loss_scale");
+    if (err)
+        return err;
+    if (!scale)
+        return zr_fail(ZR_ERR_ARG, "zero_loss_scale: scale is NULL");
+    zr_engine_called(z->engine, ZR_CALLED_LOSS_SCALE, -1, 0);
+    err = zr_engine_exchange(z->engine, &count, sizeof count, z->from_all);
+    if (!err)
+        err = add_up(z->from_all, z->world.world, &sum);
+    if (!err)
+        err = scale_of(z, sum, &found);
+    if (err)
+        return err;
+    z->has_loss_scale = true;
+    *scale = found;
+    return 0;
+}
+
+/* The scale of the step before belongs to other counts. */
+void zr_loss_scale_step(struct zero_ctx *z)
+{
+    if (z->had_loss_scale && !z->has_loss_scale && !z->reported_no_loss_scale && z->world.rank == 0) {
+        zr_warn(z->config.options.log,
+                "zero_loss_scale was called for the step before this one, but not for this: a scale that is "
+                "used again belongs to the tokens of another step");
+        z->reported_no_loss_scale = true;
+    }
+    z->had_loss_scale = z->has_loss_scale;
+    z->has_loss_scale = false;
+}
+
+void zr_loss_scale_drop(struct zero_ctx *z)
+{
+    z->had_loss_scale |= z->has_loss_scale;
+    z->has_loss_scale = false;
+}
