@@ -58,6 +58,8 @@ struct zr_backend {
     const char *device;
     /* For a world of one rank, which has nobody to meet: there is no rendezvous then. */
     bool alone;
+    /* It has the roles of a model in parts, MODEL and WORLD. */
+    bool has_parts;
     /* The fixed tree is not how it would reduce by itself, so it does so only where it is asked to. */
     bool costly_tree;
     /* It packs slices of at most so many bytes, and segments whose last ones are short: zr_role_ask's

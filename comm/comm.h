@@ -45,9 +45,13 @@ enum zr_role {
     ZR_ROLE_GATHER_OUTER,
     ZR_ROLE_REDUCE_OUTER,
     ZR_ROLE_CONTROL,
+    /* of the ranks that have parts of one copy of the model: its activations */
+    ZR_ROLE_MODEL,
+    /* of all ranks, where those of control have one part of the model alone: the step's agreement */
+    ZR_ROLE_WORLD,
     ZR_ROLES
 };
-/* "gather", "reduce", "gather outer", "reduce outer", "control" */
+/* "gather", "reduce", "gather outer", "reduce outer", "control", "model", "world" */
 const char *zr_role_name(enum zr_role r);
 
 /* Where a region is cut for the places of a group: place p owns bytes [zr_cut_at(p), zr_cut_at(p + 1)), which

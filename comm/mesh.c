@@ -12,19 +12,31 @@ static bool spans_hosts(const struct zr_topology *t, const int32_t *members, int
     return false;
 }
 
-/* The n ranks at places first, first + step and on. */
-static void fill_members(const struct zr_topology *t, int32_t first, int32_t step, int32_t n,
-                         int32_t *members)
+/* Of the list, the n at first, first + step and on. */
+static void fill_members(const int32_t *list, int32_t first, int32_t step, int32_t n, int32_t *members)
 {
     for (int32_t k = 0; k < n; k++)
-        members[k] = t->rank_at[first + k * step];
+        members[k] = list[first + k * step];
 }
 
-static struct zr_group group_of(const struct zr_topology *t, int32_t first, int32_t step, int32_t n,
-                                int32_t *members)
+/* The ranks that have a part, by places. Returns the place of rank among them, or -1. */
+static int32_t list_part(const struct zr_topology *t, int32_t parts, int32_t part, int32_t rank,
+                         int32_t *members)
+{
+    int32_t n = 0, found = -1;
+    for (int32_t p = 0; p < t->world; p++) {
+        if (t->rank_at[p] % parts != part)
+            continue;
+        if (t->rank_at[p] == rank)
+            found = n;
+        members[n++] = t->rank_at[p];
+    }
+    return found;
+}
+
+static struct zr_group group_of(const struct zr_topology *t, const int32_t *members, int32_t n)
 {
     struct zr_group g = {.size = n, .members = members};
-    fill_members(t, first, step, n, members);
     for (int32_t k = 0; k < n; k++) {
         bool is_here = t->host_of[members[k]] == t->host;
         if (members[k] == t->rank) {
@@ -36,26 +48,48 @@ static struct zr_group group_of(const struct zr_topology *t, int32_t first, int3
     return g;
 }
 
-int zr_mesh_make(const struct zr_topology *t, int32_t inner, struct zr_mesh *out)
+/* all, across: room for a part's ranks, and for those of an outer group. */
+static bool any_outer_spans_hosts(const struct zr_topology *t, const struct zr_mesh *m, int32_t *all,
+                                  int32_t *across)
+{
+    bool spans = false;
+    for (int32_t part = 0; part < m->parts; part++) {
+        list_part(t, m->parts, part, -1, all);
+        for (int32_t i = 0; i < m->inner; i++) {
+            fill_members(all, i, m->inner, m->outer, across);
+            spans |= spans_hosts(t, across, m->outer);
+        }
+    }
+    return spans;
+}
+
+int zr_mesh_make(const struct zr_topology *t, int32_t parts, int32_t inner, struct zr_mesh *out)
 {
     *out = (struct zr_mesh){.inner = 0};
-    if (inner < 1 || t->world % inner)
-        return zr_fail(ZR_ERR_ARG,
-                       "groups of %d ranks in a world of %d: a number that divides the world is allowed",
-                       inner, t->world);
-    struct zr_mesh m = {.inner = inner, .outer = t->world / inner};
-    int32_t place = t->place_of[t->rank];
-    m.members = calloc((size_t)(t->world + m.inner + m.outer), sizeof *m.members);
+    if (parts < 1 || t->world % parts)
+        return zr_fail(ZR_ERR_ARG, "%d parts in a world of %d: a number that divides the world is allowed",
+                       parts, t->world);
+    int32_t n = t->world / parts;
+    if (inner < 1 || n % inner)
+        return zr_fail(ZR_ERR_ARG, "groups of %d ranks in a world of %d: a number that divides it is allowed",
+                       inner, n);
+    struct zr_mesh m = {.parts = parts, .part = t->rank % parts, .inner = inner, .outer = n / inner};
+    m.members = calloc((size_t)(n + m.inner + m.outer + parts + t->world), sizeof *m.members);
     if (!m.members)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the groups of %d ranks", t->world);
-    int32_t *in = m.members + t->world, *across = in + m.inner;
-    for (int32_t i = 0; i < m.inner; i++) {
-        fill_members(t, i, m.inner, m.outer, across);
-        m.outer_spans_hosts |= spans_hosts(t, across, m.outer);
-    }
-    m.all = group_of(t, 0, 1, t->world, m.members);
-    m.in = group_of(t, place / m.inner * m.inner, 1, m.inner, in);
-    m.out = group_of(t, place % m.inner, m.inner, m.outer, across);
+    int32_t *in = m.members + n, *across = in + m.inner, *model = across + m.outer, *world = model + parts;
+    m.outer_spans_hosts = any_outer_spans_hosts(t, &m, m.members, across);
+    int32_t place = list_part(t, parts, m.part, t->rank, m.members);
+    fill_members(m.members, place / m.inner * m.inner, 1, m.inner, in);
+    fill_members(m.members, place % m.inner, m.inner, m.outer, across);
+    for (int32_t k = 0; k < parts; k++)
+        model[k] = t->rank - m.part + k;
+    fill_members(t->rank_at, 0, 1, t->world, world);
+    m.all = group_of(t, m.members, n);
+    m.in = group_of(t, in, m.inner);
+    m.out = group_of(t, across, m.outer);
+    m.model = group_of(t, model, parts);
+    m.world = group_of(t, world, t->world);
     *out = m;
     return 0;
 }

@@ -105,10 +105,12 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
     return 0;
 }
 
-/* Of different optimizers apart: a kind's states are kept for its own flats only. */
+/* Of different optimizers apart: a kind's states are kept for its own flats only. So is what the parts of the
+ * model share, whose gradients the norm has once. */
 static bool same_key(const struct zr_tensor *a, const struct zr_tensor *b)
 {
-    return a->dtype == b->dtype && !a->grad == !b->grad && (!a->grad || a->optimizer == b->optimizer);
+    return a->dtype == b->dtype && !a->grad == !b->grad && (!a->grad || a->optimizer == b->optimizer) &&
+           a->cut == b->cut;
 }
 
 static bool goes_in_place(const struct zr_layout *l, const struct zr_tensor *t)
@@ -142,6 +144,7 @@ static struct zr_flat *open_flat(struct zr_layout *l, int32_t unit, const struct
                           .optimizer = t->grad ? t->optimizer : ZR_OPTIMIZER_NONE,
                           .trainable = t->grad != NULL,
                           .in_place = goes_in_place(l, t),
+                          .cut = t->cut,
                           .first_piece = l->n_pieces};
     return f;
 }
@@ -268,6 +271,8 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
         t->overwrite, t->resident, t->pointer_per_begin, t->optimizer, (int64_t)scale_bits, t->buffer};
     if (!zr_granule_fits(t->granule)) /* else it changes nothing */
         seed = XXH64(&t->granule, sizeof t->granule, seed);
+    if (t->cut) /* likewise */
+        seed = XXH64("cut", 3, seed);
     return XXH64(t->name, strlen(t->name), XXH64(t->shape, sizeof t->shape, XXH64(v, sizeof v, seed)));
 }
 

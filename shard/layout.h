@@ -2,16 +2,16 @@
  *
  *   tensor  what the model names. A stacked tensor is n_slices equal slices, slice l belonging to unit + l.
  *   unit    what is gathered together.
- *   flat    the tensors of one unit that share dtype, trainability and optimizer, laid end to end: a run of
- *           bytes that is cut into equal slices, one for each rank of the job. Collectives move
- *           whole flats.
+ *   flat    the tensors of one unit that share dtype, trainability, optimizer and whether the model's parts
+ *           have different elements of them, laid end to end: a run of bytes that is cut into equal slices,
+ *           one for each rank of the job. Collectives move whole flats.
  *   piece   one tensor slice inside a flat.
  *
- * Two kinds of flat. A *packed* flat holds all pieces of its key (unit, dtype, trainable, optimizer), each
- * 256-byte aligned, padded so that all ranks' slices are equal. An *in-place* flat is one slice of a stacked
- * tensor that has to lie in one buffer with the other slices (stages 0 and 1, where the model uses base +
- * l*stride with no bracket to re-point base): nothing can be padded there, so its last slices may be short or
- * empty.
+ * Two kinds of flat. A *packed* flat holds all pieces of its key (unit, dtype, trainable, optimizer, cut),
+ * each 256-byte aligned, padded so that all ranks' slices are equal. An *in-place* flat is one slice of a
+ * stacked tensor that has to lie in one buffer with the other slices (stages 0 and 1, where the model uses
+ * base + l*stride with no bracket to re-point base): nothing can be padded there, so its last slices may be
+ * short or empty.
  *
  * Slices of a rank start at multiples of 256 bytes from the flat's start and pieces at multiples of 256, so
  * every shard boundary is a multiple of 32 elements from the start of its tensor slice, for every world and
@@ -54,6 +54,8 @@ struct zr_tensor {
     int64_t granule;
 
     bool stacked, overwrite, resident;
+    /* other parts of the model have other elements of it; else all have the same */
+    bool cut;
     /* not trained, and its memory stays the model's (engine_buffers.c) */
     bool buffer;
     /* the model takes its pointers after each begin: several slices may be open */
@@ -74,7 +76,7 @@ struct zr_flat {
     /* as its tensors have it; NONE too of frozen ones */
     enum zr_optimizer optimizer;
 
-    bool trainable, in_place;
+    bool trainable, in_place, cut;
     int32_t first_piece, n_pieces;
     /* The same bytes, cut once for each rank of the job and once for each of a group. Fine slices are ordered
      * by group index inside, then by group: those of one inner slice lie side by side in it. Without groups

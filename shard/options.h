@@ -64,6 +64,9 @@ struct zr_options {
     enum zr_hybrid hybrid;
     /* of a hybrid: ranks that share one copy of the parameters, >= 1 */
     int32_t shard_group;
+    /* into how many the model is cut, each of them with data-parallel ranks of its own; 0 and 1: it is whole
+     */
+    int32_t parts;
 
     /* of tensors that name none; ZR_OPTIMIZER_NONE: the user's update callback */
     enum zr_optimizer optimizer;

@@ -35,10 +35,12 @@ enum zr_mem {
 };
 const char *zr_mem_name(enum zr_mem m);
 
-#define ZR_EXCHANGE_BYTES 704         /* of one rank's part in an exchange */
-#define ZR_CONTROL_BYTES  256         /* step scalars */
-#define ZR_OUTCOME_BYTES  256         /* what the host reads of a step; struct zr_agreed */
-#define ZR_VALUE_BYTES    (256 << 10) /* at most: values on their way in zero_read, zero_write */
+#define ZR_EXCHANGE_BYTES 704          /* of one rank's part in an exchange */
+#define ZR_CONTROL_BYTES  256          /* step scalars */
+#define ZR_OUTCOME_BYTES  256          /* what the host reads of a step; struct zr_agreed */
+#define ZR_MODEL_ELEMS    (256 << 10)  /* of activations that go between parts of the model at a time */
+#define ZR_MODEL_BYTES    (3192 << 10) /* their arena */
+#define ZR_VALUE_BYTES    (256 << 10)  /* at most: values on their way in zero_read, zero_write */
 
 _Static_assert(sizeof(struct zr_agreed) <= ZR_OUTCOME_BYTES, "what a step found out must fit");
 
@@ -70,7 +72,8 @@ struct zr_plan {
     /* borrowed */
     const struct zr_layout *layout;
 
-    int32_t world;
+    /* ranks that have the same part of the model, and of how many parts it is */
+    int32_t world, parts;
     struct zr_placement place;
     struct zr_hop hop[ZR_AXES];
     /* as in the options */
@@ -129,6 +132,9 @@ struct zr_plan {
     int64_t control_bytes;
     /* the last opt->reduce_scratch_bytes of them are the communicator's */
     int64_t reduce_bytes;
+
+    /* Of the arena of activations (engine_parts.c); 0: the model is whole on every rank. */
+    int64_t model_bytes;
 
     /* Device memory of its own. */
     /* (n_flats) element in the master array, -1: the parameters are their own masters, or frozen */

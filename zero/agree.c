@@ -13,6 +13,7 @@ struct card {
     double version, hybrid, shard_group, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip,
         grad_scale, grad_sum;
     double save_async, device, backend, copy_engine, check, init_from;
+    double tp;
     double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
         n_tensors;
     uint64_t layout_hash, plan_hash;
@@ -24,6 +25,7 @@ struct card {
     X(version)                                                                                               \
     X(device)                                                                                                \
     X(backend)                                                                                               \
+    X(tp)                                                                                                    \
     X(hybrid)                                                                                                \
     X(shard_group)                                                                                           \
     X(stage)                                                                                                 \
@@ -62,6 +64,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->backend = zr_backend_number(z->backend);
     c->copy_engine = z->config.user.copy_engine;
     c->init_from = z->config.user.init_from;
+    c->tp = z->config.options.parts;
     c->hybrid = z->config.user.hybrid;
     c->shard_group = o->shard_group;
     c->stage = o->stage;
@@ -200,10 +203,11 @@ struct success_in_run {
 
 int zr_agree_in_run(struct zero_ctx *z, int local_err)
 {
-    if (z->world.world == 1)
+    if (zr_dp_world(z) == 1)
         return local_err;
     struct success_in_run mine, *all = z->from_all;
     zr_verdict_put(&mine, local_err);
     int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-    return zr_verdict(err, &mine, all, z->world.world, z->world.rank);
+    return zr_verdict_apart(err, &mine, all, zr_dp_world(z), zr_dp_rank(z),
+                            zr_dp_member(z, 1) - zr_dp_member(z, 0), zr_dp_member(z, 0));
 }

@@ -116,6 +116,11 @@ int zr_backend_choose(struct zr_config *config, int world, const struct zr_backe
     if (!b)
         return zr_fail(ZR_ERR_NOTSUP, "there is no backend for device %s with world %d", device_name(config),
                        world);
+    if (config->options.parts > 1 && !b->has_parts)
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "tp is %d, but backend is %s, which has no such axis yet; allowed: tp 1, or "
+                       "backend shm",
+                       config->options.parts, b->name);
     if (b->costly_tree && config->user.deterministic == ZERO_AUTO)
         config->options.deterministic = false;
     *out = b;
@@ -139,7 +144,7 @@ int zr_backend_check_hosts(const struct zero_ctx *z)
 {
     struct zr_kept why;
     char hosts[512], others[128];
-    int err = z->backend->check_hosts ? z->backend->check_hosts(&z->topology, &z->mesh.all) : 0;
+    int err = z->backend->check_hosts ? z->backend->check_hosts(&z->topology, &z->mesh.world) : 0;
     if (!err || z->topology.n_hosts == 1)
         return err;
     zr_keep(&why, err);
@@ -157,12 +162,24 @@ int zr_backend_open_device(struct zero_ctx *z)
 /* Whose ranks a role joins; NULL: there are no groups, and it is nobody's or another's. */
 static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role role)
 {
-    bool groups = z->plan->place.size[ZR_OUTER] > 1;
-    if (role <= ZR_ROLE_REDUCE)
+    bool groups = z->plan->place.size[ZR_OUTER] > 1, parts = z->mesh.parts > 1;
+    switch (role) {
+    case ZR_ROLE_GATHER:
+    case ZR_ROLE_REDUCE:
         return groups ? &z->mesh.in : &z->mesh.all;
-    if (!groups)
-        return NULL;
-    return role == ZR_ROLE_CONTROL ? &z->mesh.all : &z->mesh.out;
+    case ZR_ROLE_GATHER_OUTER:
+    case ZR_ROLE_REDUCE_OUTER:
+        return groups ? &z->mesh.out : NULL;
+    case ZR_ROLE_CONTROL:
+        return groups ? &z->mesh.all : NULL;
+    case ZR_ROLE_MODEL:
+        return parts ? &z->mesh.model : NULL;
+    case ZR_ROLE_WORLD:
+        return parts ? &z->mesh.world : NULL;
+    case ZR_ROLES:
+        break;
+    }
+    return NULL;
 }
 
 int zr_backend_open_comms(struct zero_ctx *z)
@@ -212,6 +229,6 @@ void zr_backend_abort_comms(struct zero_ctx *z, int err)
 void zr_backend_close_comms(struct zero_ctx *z)
 {
     for (int r = 0; r < ZR_ROLES; r++)
-        if (z->comm[r] && (r < ZR_ROLE_CONTROL || z->comm[r] != z->comm[ZR_ROLE_REDUCE]))
+        if (z->comm[r] && (r != ZR_ROLE_CONTROL || z->comm[r] != z->comm[ZR_ROLE_REDUCE]))
             z->comm[r]->ops->close(z->comm[r]);
 }

@@ -130,7 +130,7 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
     if (!b->reserve)
         return;
     zr_backend_ask_roles(b, layout, o, ask);
-    for (int r = 0; r < (layout->outer > 1 ? ZR_ROLES : ZR_ROLE_GATHER_OUTER); r++) {
+    for (int r = 0; r < (layout->outer > 1 ? ZR_ROLE_MODEL : ZR_ROLE_GATHER_OUTER); r++) {
         ask[r].group = &sizes[r / 2]; /* roles come in pairs of one group */
         bytes[r] = b->reserve((enum zr_role)r, &ask[r], o->deterministic);
     }

@@ -162,7 +162,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     struct zr_step_result r;
     err = zr_engine_step(z->engine, lr, info ? &r : NULL);
     if (!err) {
-        z->n_micro += (int64_t)z->config.options.grad_accum_steps * z->world.world;
+        z->n_micro += (int64_t)z->config.options.grad_accum_steps * zr_dp_world(z);
         report_progress(z);
         zr_loss_scale_step(z);
         zr_save_notice(z);
@@ -327,7 +327,7 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
     err = zr_refuse_in_all(z, "zero_write");
     if (err)
         return err;
-    if (!src && z->world.rank == 0 && n)
+    if (!src && zr_dp_rank(z) == 0 && n)
         return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank 0, whose values count");
     zr_engine_called(z->engine, ZR_CALLED_WRITE, tensor, hash_range(value, first, n));
     return values_write(z, tensor, kind, first, n, src);

@@ -48,13 +48,19 @@ int zr_config_resolve(const struct zero_config *user, struct zr_config *out);
 int zr_config_resolve_silently(const struct zero_config *user, struct zr_config *out);
 
 /* In groups.c. What hybrid and shard_group come to in a world: options.shard_group is how many ranks share
- * one copy of the parameters, the world without a hybrid. A hybrid with groups of 1 rank, or with one group
- * of all, becomes a stage without one, and the log of rank 0 says so; it also says where shard_group is given
- * without a hybrid. has_hosts: t was asked for (zr_topology_probe); else shard_group auto is refused.
- * ZR_ERR_ARG: a number that does not divide the world; auto where hosts have unequal numbers of ranks. Before
- * zr_backend_choose. */
+ * one copy of the parameters, world without a hybrid; world: of the ranks that have the same part of the
+ * model. A hybrid with groups of 1 rank, or with one group of all, becomes a stage without one, and the log
+ * of rank 0 says so; it also says where shard_group is given without a hybrid. has_hosts: t was asked for
+ * (zr_topology_probe); else shard_group auto is refused. ZR_ERR_ARG: a number that does not divide the world;
+ * auto where hosts have unequal numbers of ranks. Before zr_backend_choose. */
 struct zr_topology;
-int zr_config_groups(struct zr_config *config, const struct zr_topology *t, bool has_hosts);
+int zr_config_groups(struct zr_config *config, const struct zr_topology *t, int32_t world, bool has_hosts);
+
+/* In axes.c, before it. What cfg.mesh comes to: options.parts, 1 without, and shard_group of a hybrid. The
+ * ranks of each part are then a world of their own to everything else here. rank: of this one, -1: of a
+ * plan. ZR_ERR_ARG: a mesh of another rank or world; shard_group given, too. ZR_ERR_NOTSUP: a device without
+ * such an axis. */
+int zr_config_mesh(struct zr_config *config, int32_t rank, int32_t world);
 
 /* Afterwards: ranks of one group. */
 int32_t zr_config_inner(const struct zr_config *config, int32_t world);

@@ -141,6 +141,7 @@ static const struct field fields[] = {
     FIXED(interface, "a pointer: set the field itself, or ZERO_INTERFACE in the environment"),
     FIELD(mpi, KIND_INT32, TEXT_AND_ENV, mpi_names, 0, 2, "auto (0), ompi (1), mpich (2)"),
     FIXED(mpi_comm, POINTER),
+    FIXED(mesh, POINTER),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 

@@ -113,6 +113,24 @@ static inline void zr_leave_call(struct zero_ctx **z)
         zr_engine_leave((*z)->engine);
 }
 
+/* Among the data-parallel ranks, which have the same part of the model: how many, this rank's number, and the
+ * number in the world of the i-th. Once the mesh is made; else as if the model were whole. */
+static inline int32_t zr_dp_world(const struct zero_ctx *z)
+{
+    return z->mesh.parts > 1 ? z->world.world / z->mesh.parts : z->world.world;
+}
+static inline int32_t zr_dp_rank(const struct zero_ctx *z)
+{
+    return z->mesh.parts > 1 ? z->world.rank / z->mesh.parts : z->world.rank;
+}
+static inline int32_t zr_dp_member(const struct zero_ctx *z, int32_t i)
+{
+    return z->mesh.parts > 1 ? i * z->mesh.parts + z->mesh.part : i;
+}
+
+/* tp.c: refuses the call where the model is in parts. */
+int zr_refuse_in_parts(const struct zero_ctx *z, const char *call);
+
 /* find_rank.c: who this rank is, by cfg, which was checked, and the environment. */
 int zr_find_rank(const struct zero_config *cfg, struct zr_world *out);
 

@@ -51,19 +51,19 @@ static void warn_without_hybrid(struct zr_config *c, const struct zr_topology *t
                 c->user.shard_group, c->options.stage);
 }
 
-int zr_config_groups(struct zr_config *c, const struct zr_topology *t, bool has_hosts)
+int zr_config_groups(struct zr_config *c, const struct zr_topology *t, int32_t world, bool has_hosts)
 {
     if (!c->user.hybrid && c->user.shard_group != ZERO_AUTO)
         warn_without_hybrid(c, t);
-    int32_t group = c->user.hybrid ? c->user.shard_group : t->world;
+    int32_t group = c->user.hybrid ? c->user.shard_group : world;
     int err = group == ZERO_AUTO ? ranks_of_a_host(t, has_hosts, &group) : 0;
     if (err)
         return err;
-    if (t->world % group)
+    if (world % group)
         return zr_fail(ZR_ERR_ARG, "shard_group is %d, world is %d; allowed: a number that divides the world",
-                       group, t->world);
+                       group, world);
     c->options.shard_group = group;
-    if (c->user.hybrid && group == t->world)
+    if (c->user.hybrid && group == world)
         run_as(c, t, 3);
     else if (c->user.hybrid && group == 1)
         run_as(c, t, c->user.hybrid == ZERO_HYBRID_HSDP ? 0 : 1);

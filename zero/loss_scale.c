@@ -9,14 +9,15 @@
 #include <math.h>
 
 /* All ranks have the same counts, and come to the same answer. */
-static int add_up(const double *count, int world, double *sum)
+static int add_up(const struct zero_ctx *z, double *sum)
 {
+    const double *count = z->from_all;
     struct zr_exact_sum exact;
     zr_exact_reset(&exact);
-    for (int r = 0; r < world; r++) {
+    for (int r = 0; r < zr_dp_world(z); r++) {
         if (!isfinite(count[r]) || count[r] < 0)
             return zr_fail(ZR_ERR_ARG, "zero_loss_scale: count is %g on rank %d; allowed: finite, 0 and more",
-                           count[r], r);
+                           count[r], zr_dp_member(z, r));
         zr_exact_add(&exact, count[r]);
     }
     *sum = zr_exact_value(&exact);
@@ -27,7 +28,7 @@ static int add_up(const double *count, int world, double *sum)
 static int scale_of(const struct zero_ctx *z, double sum, double *scale)
 {
     const struct zr_options *o = &z->config.options;
-    double by = o->grad_sum ? 1 : (double)z->world.world * o->grad_accum_steps;
+    double by = o->grad_sum ? 1 : (double)zr_dp_world(z) * o->grad_accum_steps;
     if (sum == 0)
         return zr_fail(ZR_ERR_ARG, "zero_loss_scale: count is 0 on all ranks: there is nothing to train on; "
                                    "skip this step, on all ranks");
@@ -52,7 +53,7 @@ int zero_loss_scale(zero_ctx *z, double count, double *scale)
     zr_engine_called(z->engine, ZR_CALLED_LOSS_SCALE, -1, 0);
     err = zr_engine_exchange(z->engine, &count, sizeof count, z->from_all);
     if (!err)
-        err = add_up(z->from_all, z->world.world, &sum);
+        err = add_up(z, &sum);
     if (!err)
         err = scale_of(z, sum, &found);
     if (err)

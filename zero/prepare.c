@@ -7,7 +7,7 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
 {
     struct zr_tensor *t;
     *out = (struct zr_prepared){0};
-    int err = zr_backend_choose(c, world, &out->backend);
+    int err = zr_backend_choose(c, world * c->options.parts, &out->backend);
     if (!err)
         err = zr_tensors_check(tensors, n_tensors, &c->user, values, &t);
     if (!err)

@@ -68,14 +68,17 @@ static void fill_info(int stage, const struct zr_plan *p, struct zero_plan_info 
 }
 
 /* A plan knows no hosts: it takes each group for one. */
-static int plan_groups(struct zr_config *c, int32_t world)
+static int plan_groups(struct zr_config *c, int32_t *world)
 {
     struct zr_topology topology;
-    int err = zr_topology_assume(world, 0, &topology);
+    int err = zr_config_mesh(c, -1, *world);
+    *world /= c->options.parts;
+    if (!err)
+        err = zr_topology_assume(*world, 0, &topology);
     if (err)
         return err;
-    err = zr_config_groups(c, &topology, false);
-    zr_config_mind_network(c, !err && zr_config_inner(c, world) < world, 0);
+    err = zr_config_groups(c, &topology, *world, false);
+    zr_config_mind_network(c, !err && zr_config_inner(c, *world) < *world, 0);
     zr_topology_free(&topology);
     return err;
 }
@@ -90,10 +93,12 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     if (err)
         return zr_fail_more(err, "zero_plan");
     struct zr_prepared made = {0};
-    int world = config.user.world > 0 ? config.user.world : 1;
+    int32_t world = config.user.world > 0 ? config.user.world : 1;
+    if (config.user.mesh && config.user.world == 0)
+        zero_mesh_rank(config.user.mesh, "world", NULL, &world);
     err = zr_config_needs(&config.user, offsetof(struct zero_config, plan_info_size));
     if (!err)
-        err = plan_groups(&config, world);
+        err = plan_groups(&config, &world);
     if (!err)
         err = zr_prepare(&config, world, tensors, n_tensors, ZR_VALUES_UNSEEN, &made);
     if (!err) {
@@ -140,7 +145,9 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
                            .grad_accum_steps = z->config.options.grad_accum_steps,
                            .attempt = z->world.attempt,
                            .n_micro = z->n_micro,
-                           .library_bytes = f.library_bytes};
+                           .library_bytes = f.library_bytes,
+                           .tp = z->mesh.parts,
+                           .tp_bytes = f.model_bytes};
     zr_plan_to_bytes(f.allocated, &s.allocated);
     zr_plan_to_bytes(z->plan->bytes, &s.planned);
     to_traffic(z->plan->place.all_reduces, f.n_gather, f.n_reduce, f.wire_bytes, &s.traffic);

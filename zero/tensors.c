@@ -7,7 +7,7 @@
 
 #define KNOWN_FLAGS                                                                                          \
     (ZERO_STACKED | ZERO_NO_DECAY | ZERO_GRAD_OVERWRITE | ZERO_RESIDENT | ZERO_POINTER_PER_BEGIN |           \
-     ZERO_BUFFER)
+     ZERO_BUFFER | ZERO_TP_CUT)
 
 /* Of all tensors together. With these no sum of bytes over states, gradient sums, ranks and padding leaves an
  * int64_t, and no table over units needs offsets of more than 32 bits. */
@@ -195,6 +195,7 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                               .decay_scale = t->flags & ZERO_NO_DECAY ? 0 : scale_of(t->decay_scale),
                               .overwrite = t->flags & ZERO_GRAD_OVERWRITE,
                               .resident = t->flags & ZERO_RESIDENT,
+                              .cut = t->flags & ZERO_TP_CUT,
                               .pointer_per_begin = t->flags & ZERO_POINTER_PER_BEGIN,
                               .granule = t->granule};
     for (int d = 0; d < 8 && t->shape[d]; d++)

@@ -51,7 +51,7 @@ enum zr_values_in zr_values_in(const struct zero_ctx *z)
     case ZERO_INIT_MODEL:
         break;
     case ZERO_INIT_RANK0:
-        return z->world.rank == 0 ? ZR_VALUES_IN_RANK0 : ZR_VALUES_ELSEWHERE;
+        return zr_dp_rank(z) == 0 ? ZR_VALUES_IN_RANK0 : ZR_VALUES_ELSEWHERE;
     case ZERO_INIT_LATER:
     case ZERO_INIT_CALL:
         return ZR_VALUES_ELSEWHERE;
@@ -63,13 +63,16 @@ enum zr_values_in zr_values_in(const struct zero_ctx *z)
 static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors)
 {
     struct zr_prepared made;
-    int err = zr_config_groups(&z->config, &z->topology, true);
+    int err = zr_config_mesh(&z->config, z->world.rank, z->world.world);
+    int32_t parts = z->config.options.parts, world = z->world.world / parts;
     if (!err)
-        err = zr_mesh_make(&z->topology, zr_config_inner(&z->config, z->world.world), &z->mesh);
+        err = zr_config_groups(&z->config, &z->topology, world, true);
+    if (!err)
+        err = zr_mesh_make(&z->topology, parts, zr_config_inner(&z->config, world), &z->mesh);
     if (err)
         return err;
     zr_config_mind_network(&z->config, z->mesh.outer > 1 && z->mesh.outer_spans_hosts, z->world.rank);
-    err = zr_prepare(&z->config, z->world.world, tensors, n_tensors, zr_values_in(z), &made);
+    err = zr_prepare(&z->config, world, tensors, n_tensors, zr_values_in(z), &made);
     z->backend = made.backend;
     z->layout = made.layout;
     z->plan = made.plan;
@@ -225,12 +228,15 @@ static int start(struct zero_ctx *z)
         return err ? err : zr_engine_adopt(z->engine, false);
     case ZERO_INIT_CALL:
         err = zr_engine_init(z->engine, z->config.user.init, z->config.user.init_arg);
-        return err ? err : zr_engine_adopt(z->engine, false);
+        if (!err)
+            err = zr_engine_adopt(z->engine, false);
+        return err ? err : zr_engine_compare_parts(z->engine);
     case ZERO_INIT_MODEL:
     case ZERO_INIT_RANK0:
         break;
     }
-    return zr_engine_adopt(z->engine, true);
+    err = zr_engine_adopt(z->engine, true);
+    return err ? err : zr_engine_compare_parts(z->engine);
 }
 
 /* Of a configuration that is refused: the others are to hear of it, if they can be found with what is legible

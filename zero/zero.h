@@ -142,6 +142,32 @@ ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const cha
 ZERO_API int zero_find_rank(const struct zero_config *cfg, int32_t *rank, int32_t *world,
                             int32_t *local_rank);
 
+/* A mesh: the ranks, numbered along axes. The axis dp_shard is what stages 1 to 3 cut over, dp_replicate
+ * has the groups of a hybrid, and over tp the model itself is cut (tensor parallelism): each rank of it
+ * wraps its own part, and all of them compute on the same data. pp and cp are for later versions, and 1. */
+typedef struct zero_mesh zero_mesh;
+struct zero_axis {
+    /* "pp", "dp_replicate", "dp_shard", "cp", "tp": outermost first, in this order */
+    const char *name;
+    /* ranks along it; -1, of one axis: what the others leave of the world */
+    int32_t size;
+};
+
+/* Gives in *out, for cfg.mesh, this rank's place on the axes: n_axes of them, which are copied; those left
+ * out have size 1. The ranks along the last axis are neighbours: rank = (... * dp_shard + its number there)
+ * * tp + its number there. Rank and world are those of zero_find_rank(cfg). Close it by zero_mesh_close,
+ * which a context need not wait for. ZERO_ERR_ARG: an unknown axis, another order, two of -1, a product
+ * that is not the world; ZERO_ERR_NOTSUP: pp or cp above 1. Local, as zero_find_rank is; any thread. */
+ZERO_API int zero_mesh_open(zero_mesh **out, const struct zero_axis *axes, int32_t n_axes,
+                            const struct zero_config *cfg);
+/* NULL and a pointer to NULL are allowed. */
+ZERO_API int zero_mesh_close(zero_mesh **m);
+/* This rank's number among those that differ from it in these axes alone, and how many they are: axes is
+ * one of them, or several with + between ("dp_replicate+dp_shard"); "dp" is all that the data is cut over,
+ * "world" all. A program reads the data of its number in "dp", not in the world: ranks of tp need the same.
+ * rank or size may be NULL. ZERO_ERR_ARG. Local; any thread. */
+ZERO_API int zero_mesh_rank(const zero_mesh *m, const char *axes, int32_t *rank, int32_t *size);
+
 /* What zero_wrap would allocate and send, for any stage and world (cfg->world, default 1), without allocating
  * device memory and without talking to anybody. param and grad pointers are not followed; grad non-NULL still
  * means trainable. The environment's ZERO_STAGE and the like override cfg here too. As no host is known, each
@@ -320,6 +346,29 @@ ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
  * ranks, naming the rank, for another count, and where all are 0 (then skip the step, on all ranks);
  * ZERO_ERR_ORDER when a step has begun. *scale is left alone then, and nothing changed. */
 ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
+
+/* Tensor parallelism, over the ranks of cfg.mesh's tp: around a pair of products of which the first is cut
+ * by columns of its output and the second by rows of its input, so that what lies between them (heads of
+ * attention, channels of an MLP) is a rank's own. enter stands before the first: forward, dst is src;
+ * backward, dst is the sum over tp of src, the gradient of each rank's part. leave stands behind the
+ * second: forward, dst is the sum over tp of src; backward, dst is src. In backward the calls come in
+ * reverse order. What is added behind a leave (a bias) is added on every rank, and what lies outside of
+ * pairs is computed alike on all. n elements of dtype (ZERO_F32, ZERO_BF16) on cfg.stream, or in the
+ * model's memory on the host; dst may be src, else they lie apart. Sums are added in fp32 in a fixed order
+ * and rounded once: every rank of tp has the same bits. Collective over the ranks of tp: all of them give
+ * the same n, dtype and phase, else the context ends with ZERO_ERR_MISMATCH. On the host it blocks until
+ * the others have come, where it moves something. Without a mesh, or with tp 1, dst is src in both phases.
+ * Inside or outside of brackets. */
+ZERO_API int zero_tp_enter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,
+                           enum zero_phase phase);
+ZERO_API int zero_tp_leave(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,
+                           enum zero_phase phase);
+
+/* Each of x (n, fp32, in place) becomes its sum over tp, or the largest of them, NaN where one is NaN: for
+ * a loss whose vocabulary is cut, of which ranks need the largest logit, and the sum of exponentials, of
+ * each row. Otherwise as above; x is of the host. */
+enum { ZERO_TP_SUM = 1, ZERO_TP_MAX = 2 };
+ZERO_API int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op);
 
 /* How zero_sync_buffers makes the ranks' buffers equal. */
 enum zero_sync {

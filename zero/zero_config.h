@@ -90,7 +90,10 @@ enum {
     ZERO_POINTER_PER_BEGIN = 1 << 4,
     /* not trained, but saved, and to agree over ranks: running statistics, counters. grad NULL, no other
      * flag; see zero_sync_buffers */
-    ZERO_BUFFER = 1 << 5
+    ZERO_BUFFER = 1 << 5,
+    /* with a mesh: the ranks of tp have different parts of it, of one shape. Without, all of them have the
+     * same elements, and come to the same gradient of them, which counts once in the norm */
+    ZERO_TP_CUT = 1 << 6
 };
 
 /* One tensor of the model. Copied by zero_wrap, but param and grad stay the model's: the library re-points
@@ -377,6 +380,11 @@ struct zero_config {
      * MPI with MPI_THREAD_MULTIPLE. Every rank of the communicator calls zero_wrap with it; afterwards it may
      * be used at any time, and freed */
     void *mpi_comm;
+
+    /* what zero_mesh_open gave, of this rank: the model is cut over tp, the data over dp; with hybrid,
+     * shard_group is its dp_shard. Read by zero_wrap and zero_plan, and not kept; default NULL: all ranks are
+     * data-parallel */
+    const struct zero_mesh *mesh;
 };
 
 /* Memory per rank, by category. N is the world's number of ranks; with a hybrid those of a group, but with
@@ -488,6 +496,8 @@ struct zero_stats {
      * which are libzero's. Asked after some of their operations, the first ones among them; 0: it does not
      * say (from 2.29.7 on it does), or it is another backend */
     int64_t library_bytes;
+    /* of cfg.mesh, 1 without; and what this rank received in zero_tp_ calls, which traffic leaves out */
+    int64_t tp, tp_bytes;
 };
 
 struct zero_step_info {

@@ -32,6 +32,10 @@
     X(WRITE, "zero_write")                                                                                   \
     X(MEAN, "zero_mean")                                                                                     \
     X(LOSS_SCALE, "zero_loss_scale")                                                                         \
+    X(TP_ENTER, "zero_tp_enter")                                                                             \
+    X(TP_LEAVE, "zero_tp_leave")                                                                             \
+    X(TP_SUM, "zero_tp_reduce(sum)")                                                                         \
+    X(TP_MAX, "zero_tp_reduce(max)")                                                                         \
     X(SYNC_BUFFERS, "zero_sync_buffers")                                                                     \
     X(SAVE, "zero_save")                                                                                     \
     X(SAVE_KEPT, "zero_save_kept")                                                                           \

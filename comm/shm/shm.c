@@ -221,7 +221,8 @@ void zr_shm_link(struct zr_comm *const comm[], int n)
 {
     int n_streams = 0;
     for (int i = 0; i < n; i++)
-        n_streams += comm[i]->role != ZR_ROLE_CONTROL; /* which works on the stream that reduces */
+        n_streams += comm[i]->role != ZR_ROLE_CONTROL &&
+                     comm[i]->role != ZR_ROLE_WORLD; /* which work on the stream that reduces */
     for (int i = 0; i < n; i++) {
         struct zr_shm *m = shm_of(comm[i]);
         m->spin_ns = choose_spin(m, n_streams);
@@ -342,6 +343,7 @@ static int shm_check_hosts(const struct zr_topology *t, const struct zr_group *a
 const struct zr_backend zr_backend_shm = {
     .name = "shm",
     .device = "host",
+    .has_parts = true,
     .check_hosts = shm_check_hosts,
     .open = shm_open_roles,
 };

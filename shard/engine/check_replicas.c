@@ -1,6 +1,7 @@
 /* check_replicas.c: copies that must be equal, compared (cfg.check). With HSDP every group updates a copy of
- * its own: the same bits, as long as the update gives the same for the same arguments. A program's own
- * (cfg.update) may not, and then copies drift apart with nothing to be seen but a loss that is a little off.
+ * its own, and so does each part of the model of what is not cut (engine_parts.c): the same bits, as long as
+ * the update gives the same for the same arguments. A program's own (cfg.update) may not, and then copies
+ * drift apart with nothing to be seen but a loss that is a little off.
  *
  * Ranks exchange a digest of the parameters and master weights that each of them keeps, and those with the
  * same part of a copy are compared. Only where some differ are tensors compared one by one, to say which. All
@@ -15,7 +16,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { BUFFER_BYTES = 1 << 20, EVERY = 64 };
+enum { EVERY = 64 };
 
 struct digest {
     struct zr_engine *e;
@@ -23,22 +24,19 @@ struct digest {
     uint64_t hash;
 };
 
-static int add_bytes(struct digest *d, const char *from, int64_t bytes)
+static int add_bytes(struct zr_engine *e, char *buffer, const char *from, int64_t bytes, uint64_t *hash)
 {
-    struct zr_engine *e = d->e;
     for (int64_t n; bytes > 0; from += n, bytes -= n) {
-        n = zr_min(bytes, BUFFER_BYTES);
-        ZR_TRY(e->dev->ops->copy(e->reduce_stream, d->buffer, from, n));
+        n = zr_min(bytes, ZR_DIGEST_BYTES);
+        ZR_TRY(e->dev->ops->copy(e->reduce_stream, buffer, from, n));
         ZR_TRY(zr_engine_drain(e));
-        d->hash = XXH3_64bits_withSeed(d->buffer, (size_t)n, d->hash);
+        *hash = XXH3_64bits_withSeed(buffer, (size_t)n, *hash);
     }
     return 0;
 }
 
-/* What this rank keeps of the tensor. */
-static int add_tensor(struct digest *d, int32_t tensor)
+int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t *hash)
 {
-    struct zr_engine *e = d->e;
     const struct zr_layout *l = e->layout;
     const struct zr_tensor *t = &l->tensors[tensor];
     for (int64_t s = 0; t->grad && s < t->n_slices; s++) {
@@ -49,10 +47,11 @@ static int add_tensor(struct digest *d, int32_t tensor)
         int64_t from = zr_max(kept.first, p->first), end = zr_min(kept.first + kept.n, p->first + p->n);
         if (from >= end)
             continue;
-        ZR_TRY(add_bytes(d, zr_engine_param_at(e, f, from), (end - from) * zr_dtype_bytes(f->dtype)));
+        ZR_TRY(add_bytes(e, buffer, zr_engine_param_at(e, f, from), (end - from) * zr_dtype_bytes(f->dtype),
+                         hash));
         if (f->dtype != ZR_F32)
-            ZR_TRY(add_bytes(d, (const char *)zr_engine_master_at(e, f, from),
-                             (end - from) * (int64_t)sizeof(float)));
+            ZR_TRY(add_bytes(e, buffer, (const char *)zr_engine_master_at(e, f, from),
+                             (end - from) * (int64_t)sizeof(float), hash));
     }
     return 0;
 }
@@ -63,14 +62,14 @@ static int compare_tensors(struct digest *d, int32_t first, int32_t end, uint64_
     struct zr_engine *e = d->e;
     d->hash = 0;
     for (int32_t t = first; t < end; t++)
-        ZR_TRY(add_tensor(d, t));
+        ZR_TRY(zr_digest_tensor(e, d->buffer, t, &d->hash));
     ZR_TRY(zr_engine_exchange(e, &d->hash, sizeof d->hash, all));
     const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
     int32_t inner = e->plan->hop[ZR_INNER].size;
     differ[0] = differ[1] = -1;
     for (int32_t p = inner; differ[0] < 0 && p < e->world; p++) {
         int32_t a = zr_comm_rank(control, p % inner), b = zr_comm_rank(control, p);
-        if (all[a] != all[b])
+        if (all[a / e->parts] != all[b / e->parts])
             differ[0] = a, differ[1] = b;
     }
     return 0;
@@ -96,15 +95,12 @@ static int report_difference(struct digest *d, uint64_t *all, int32_t differ[2])
 static bool is_due(const struct zr_engine *e)
 {
     uint32_t step = e->m.step;
-    return e->opt.check && e->plan->hop[ZR_OUTER].sums_whole &&
-           ((step & (step - 1)) == 0 || step % EVERY == 0);
+    return e->opt.check && ((step & (step - 1)) == 0 || step % EVERY == 0);
 }
 
-int zr_engine_check_replicas(struct zr_engine *e)
+static int compare_groups(struct zr_engine *e)
 {
-    if (!is_due(e))
-        return 0;
-    struct digest d = {.e = e, .buffer = malloc(BUFFER_BYTES), .hash = 0};
+    struct digest d = {.e = e, .buffer = malloc(ZR_DIGEST_BYTES), .hash = 0};
     uint64_t *all = malloc((size_t)e->world * sizeof *all);
     int32_t differ[2];
     int err = d.buffer && all ? 0 : zr_fail(ZR_ERR_NOMEM, "check: no memory to compare the groups' copies");
@@ -117,4 +113,12 @@ int zr_engine_check_replicas(struct zr_engine *e)
     free(d.buffer);
     free(all);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
+
+int zr_engine_check_replicas(struct zr_engine *e)
+{
+    if (!is_due(e))
+        return 0;
+    int err = e->plan->hop[ZR_OUTER].sums_whole ? compare_groups(e) : 0;
+    return err ? err : zr_engine_compare_parts(e);
 }

@@ -54,19 +54,28 @@ float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, in
 
 /* ---- opening ---- */
 
-/* An arena, made with the communicator of a role, and moved by that of another one, too, if anybody has
- * it. */
-static int open_arena(struct zr_engine *e, enum zr_role role, enum zr_role too, int64_t bytes, char **base)
+static int attach_role(struct zr_engine *e, enum zr_role role, struct zr_arena *a)
 {
-    struct zr_comm *c = e->role[role].comm, *other = e->role[too].comm;
+    struct zr_comm *c = e->role[role].comm;
+    return c ? c->ops->attach(c, a) : 0;
+}
+
+/* An arena, made with the communicator of a role, and moved by that of another one, too, if anybody has it;
+ * holds_agreement: and by that of all ranks. */
+static int open_arena(struct zr_engine *e, enum zr_role role, enum zr_role too, bool holds_agreement,
+                      int64_t bytes, char **base)
+{
+    struct zr_comm *c = e->role[role].comm;
     struct zr_arena *a;
     int err = c->ops->arena(c, bytes, &a);
     if (err)
         return err;
     *base = a->base;
-    err = c->ops->attach(c, a);
-    if (!err && other && other != c)
-        err = other->ops->attach(other, a);
+    err = attach_role(e, role, a);
+    if (!err && too != role)
+        err = attach_role(e, too, a);
+    if (!err && holds_agreement)
+        err = attach_role(e, ZR_ROLE_WORLD, a);
     zr_arena_drop(a); /* it is the communicators' now */
     return err;
 }
@@ -74,12 +83,15 @@ static int open_arena(struct zr_engine *e, enum zr_role role, enum zr_role too, 
 static int open_arenas(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
-    int err = open_arena(e, ZR_ROLE_GATHER, ZR_ROLE_GATHER_OUTER, p->gather_bytes, &e->gather_base);
+    int err = open_arena(e, ZR_ROLE_GATHER, ZR_ROLE_GATHER_OUTER, false, p->gather_bytes, &e->gather_base);
     if (!err)
-        err = open_arena(e, ZR_ROLE_REDUCE, ZR_ROLE_REDUCE_OUTER, p->reduce_bytes, &e->reduce_base);
+        err = open_arena(e, ZR_ROLE_REDUCE, ZR_ROLE_REDUCE_OUTER, !p->control_bytes, p->reduce_bytes,
+                         &e->reduce_base);
     e->control_base = e->reduce_base;
     if (!err && p->control_bytes)
-        err = open_arena(e, ZR_ROLE_CONTROL, ZR_ROLE_CONTROL, p->control_bytes, &e->control_base);
+        err = open_arena(e, ZR_ROLE_CONTROL, ZR_ROLE_CONTROL, true, p->control_bytes, &e->control_base);
+    if (!err && p->model_bytes)
+        err = open_arena(e, ZR_ROLE_MODEL, ZR_ROLE_MODEL, false, p->model_bytes, &e->model_base);
     return err;
 }
 
@@ -146,11 +158,12 @@ static void count_arenas(struct zr_engine *e)
     int64_t gathered = zr_round_up(p->full_grad_bytes, ZR_PIECE_ALIGN);
     int64_t scratch = e->opt.gather_scratch_bytes + e->opt.reduce_scratch_bytes +
                       (p->control_bytes ? e->opt.control_scratch_bytes : 0);
+    int64_t communicators = scratch + (e->model_base ? p->model_bytes : 0);
     e->m.allocated[ZR_MEM_GRAD_SHARDS] = sums - further;
     e->m.allocated[ZR_MEM_GRAD_SUMS] = further + partial;
     e->m.allocated[ZR_MEM_GRAD_GATHERED] = gathered;
     e->m.allocated[ZR_MEM_SNAPSHOT] = e->snapshot ? p->snapshot_bytes : 0;
-    e->m.allocated[ZR_MEM_COMM] = scratch;
+    e->m.allocated[ZR_MEM_COMM] = communicators;
     e->m.allocated[ZR_MEM_EXCHANGE] = p->gather_bytes - shards - slots + p->control_bytes + p->reduce_bytes -
                                       p->sums_at - sums - partial - gathered - scratch + p->words_bytes;
 }

@@ -178,6 +178,8 @@ struct zr_engine_facts {
     /* received since zr_engine_adopt; and of it between groups, with what all ranks exchange where there are
      * any */
     int64_t wire_bytes, outer_bytes;
+    /* received of activations, from ranks that have other parts of the model */
+    int64_t model_bytes;
     /* as in struct zr_comm_stats, of all communicators */
     int64_t library_bytes;
     int64_t allocated[ZR_MEM_COUNT];
@@ -244,9 +246,25 @@ int zr_engine_init(struct zr_engine *e,
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n);
 /* mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] of every rank. */
 int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all);
-/* With cfg.check and HSDP, after steps 1, 2, 4, ...: whether the groups' copies are equal (check_replicas.c);
- * else nothing. Collective, after a step. ZR_ERR_MISMATCH, on every rank, ends the context. */
+/* With cfg.check, after steps 1, 2, 4, ...: whether the groups' copies are equal (HSDP), and what all parts
+ * of the model have; else nothing (check_replicas.c). Collective, after a step. ZR_ERR_MISMATCH, on every
+ * rank, ends the context. */
 int zr_engine_check_replicas(struct zr_engine *e);
+
+/* ---- the model in parts (engine_parts.c) ---- */
+
+/* Collective over the ranks that have parts of one copy; in the order of the model's stream, and on the host
+ * done when they return. call: for messages. sum: of n elements of dtype, added in the fixed tree in fp32 and
+ * rounded once, to dst, which may be src. most: of fp32, in place, in the host's memory; NaN where one is. A
+ * failure ends the context. */
+int zr_engine_sum_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                        enum zr_dtype dtype);
+int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, float *x, int64_t n);
+/* Local: on the model's stream. */
+int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes);
+/* Collective, blocking, between steps: whether all parts have the same of tensors that are not cut. */
+int zr_engine_compare_parts(struct zr_engine *e);
+
 /* Everyone is here and nothing is in flight. */
 int zr_engine_barrier(struct zr_engine *e);
 

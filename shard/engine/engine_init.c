@@ -86,7 +86,7 @@ static int agree(struct zr_engine *e, int err, struct success *all)
         return err;
     zr_verdict_put(&mine, err);
     int met = zr_engine_exchange(e, &mine, sizeof mine, all);
-    return zr_verdict(met, &mine, all, e->world, e->rank);
+    return zr_verdict_apart(met, &mine, all, e->world, e->rank / e->parts, e->parts, e->part);
 }
 
 static int fill_masters(struct zr_engine *e)

@@ -102,6 +102,8 @@ struct zr_model_side {
     struct zr_gather_seg *segs;
 
     /* ---- jobs that the loop was given */
+    /* which `out` the last sum over the model's parts went through (engine_parts.c) */
+    int parts_out;
     /* jobs were pushed, and the loop was not woken for them yet */
     bool unkicked;
     uint64_t n_jobs;
@@ -221,6 +223,8 @@ struct zr_engine {
     struct zr_flight *flight;
     /* Of the world, for messages; and among the ranks of control, which counts world of them. */
     int rank, place, world;
+    /* into how many the model is cut, and which this rank has: those of control have the same */
+    int32_t parts, part;
     /* that place on the axes */
     struct zr_where at;
     /* the process that opened it: no other may use it */
@@ -230,6 +234,8 @@ struct zr_engine {
 
     /* arenas; control_base: what all ranks exchange, which without groups lies in reduce_base */
     char *gather_base, *reduce_base, *control_base;
+    /* of activations on their way between parts of the model; NULL: it is whole */
+    char *model_base;
     float *master, *state[ZR_MAX_STATES];
     /* plan->snapshot_bytes of host_alloc memory, or NULL */
     char *snapshot;
@@ -283,11 +289,12 @@ int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_
                      const struct zr_tag *tag);
 int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag *tag);
 int zr_control_broadcast(struct zr_engine *e, int64_t off, int64_t bytes, int root, const struct zr_tag *tag);
-int zr_control_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_max,
-                     const struct zr_tag *tag);
+/* Of all ranks, those of other parts of the model included. */
+int zr_world_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_max, const struct zr_tag *tag);
 /* Of all communicators: whether any may have a failure to tell; the first that has one; all fail; each can
  * take what a job puts on it without a wait; the work of any does not end (zr_comm_ops.stuck); bytes
- * received, and of them by those that join groups: 0 where there is one. */
+ * received, but for activations; activations; and of the first by those that join groups: 0 where there is
+ * one. */
 bool zr_roles_alarmed(const struct zr_engine *e);
 int zr_roles_status(const struct zr_engine *e, char *why, size_t n_why);
 void zr_roles_abort(struct zr_engine *e, int code, const char *text);
@@ -299,6 +306,7 @@ bool zr_roles_stuck(const struct zr_engine *e);
 /* That can happen to one of them. */
 bool zr_roles_may_stick(const struct zr_engine *e);
 int64_t zr_roles_wire_bytes(const struct zr_engine *e);
+int64_t zr_roles_model_bytes(const struct zr_engine *e);
 int64_t zr_roles_outer_bytes(const struct zr_engine *e);
 int64_t zr_roles_library_bytes(const struct zr_engine *e);
 
@@ -365,6 +373,11 @@ void zr_hide_grads(struct zr_engine *e, int32_t unit);
 void zr_lend_unit(struct zr_engine *e, int32_t unit);
 void zr_take_unit(struct zr_engine *e, int32_t unit, bool in_flight);
 void zr_lend_again(struct zr_engine *e, int32_t unit);
+
+/* Adds what this rank keeps of a tensor, weights and master weights, to a hash (check_replicas.c). buffer:
+ * ZR_DIGEST_BYTES of the host. */
+enum { ZR_DIGEST_BYTES = 1 << 20 };
+int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t *hash);
 
 /* For zr_engine_open (engine_tune.c). */
 void zr_tuned_open(struct zr_engine *e);
@@ -447,6 +460,19 @@ static inline struct zr_gather_seg zr_outer_gather_seg(const struct zr_engine *e
 static inline char *zr_values_staging(const struct zr_engine *e)
 {
     return e->control_base + e->plan->values_at;
+}
+
+/* The number of the rank at a place of control among those of it, by their numbers in the world: these are
+ * parts apart (comm/mesh.h). */
+static inline int32_t zr_control_number(const struct zr_engine *e, int32_t place)
+{
+    return zr_comm_rank(e->role[ZR_ROLE_CONTROL].comm, place) / e->parts;
+}
+
+/* Of all ranks. */
+static inline struct zr_comm *zr_widest_comm(const struct zr_engine *e)
+{
+    return e->role[e->role[ZR_ROLE_WORLD].comm ? ZR_ROLE_WORLD : ZR_ROLE_CONTROL].comm;
 }
 
 /* The place of the rank that owns fine slice number k of each flat. */

@@ -14,7 +14,8 @@ static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece 
                                     zr_sum_at(e, f, 0) + (first - zr_engine_own(e, f).first), n);
 }
 
-/* The squares of what this rank owns of the gradient. */
+/* The squares of what this rank owns of the gradient; of what every part of the model has, one part counts
+ * them. */
 static int sum_own_squares(struct zr_engine *e)
 {
     struct zr_exact_sum *norm = zr_engine_norm_at(e);
@@ -22,7 +23,7 @@ static int sum_own_squares(struct zr_engine *e)
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *flat = &e->layout->flats[i];
         struct zr_span own = zr_engine_own(e, flat);
-        if (flat->trainable)
+        if (flat->trainable && (flat->cut || e->part == 0))
             ZR_TRY(zr_flat_ranges(e->layout, flat, own.first, own.first + own.n, norm_range, e));
     }
     return 0;
@@ -49,7 +50,7 @@ static int end_agreement(struct zr_engine *e, const struct zr_job *job)
                                      .scale = scale,
                                      .clip = job->tuned->clip,
                                      .n_carried = job->given->n,
-                                     .n_averaged = e->world,
+                                     .n_averaged = e->world * e->parts,
                                      .scalars = zr_engine_scalars(e),
                                      .agreed = e->agreed};
     return e->dev->ops->agree_end(e->reduce_stream, &end);
@@ -77,7 +78,7 @@ int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
         zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
     ZR_TRY(sum_own_squares(e));
     ZR_TRY(begin_agreement(e, job));
-    ZR_TRY(zr_control_agree(e, e->plan->agreement_at, ZR_AGREE_SUMS, ZR_AGREE_MAXES, &tag));
+    ZR_TRY(zr_world_agree(e, e->plan->agreement_at, ZR_AGREE_SUMS, ZR_AGREE_MAXES, &tag));
     ZR_TRY(end_agreement(e, job));
     ZR_TRY(
         zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, true));

@@ -295,9 +295,9 @@ const char *zr_model_call_name(enum zr_core_event_kind kind)
 
 static void report_called(struct zr_engine *e, const struct zr_called *call)
 {
-    struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
-    if (control->ops->called)
-        control->ops->called(control, call);
+    struct zr_comm *all = zr_widest_comm(e);
+    if (all->ops->called)
+        all->ops->called(all, call);
 }
 
 void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t subject, uint64_t args)

@@ -20,6 +20,8 @@ void zr_roles_take(struct zr_engine *e, struct zr_comm *const comm[ZR_ROLES])
     e->world = all->size;
     e->place = all->rank;
     e->rank = zr_comm_rank(comm[ZR_ROLE_CONTROL], all->rank);
+    e->parts = comm[ZR_ROLE_MODEL] ? comm[ZR_ROLE_MODEL]->group.size : 1;
+    e->part = comm[ZR_ROLE_MODEL] ? comm[ZR_ROLE_MODEL]->group.rank : 0;
     for (int r = 0; r < ZR_ROLES; r++)
         if (comm[r])
             zr_flight_role(e->flight, (enum zr_role)r, &comm[r]->group);
@@ -35,6 +37,7 @@ void zr_roles_streams(struct zr_engine *e)
         e->role[ZR_ROLE_GATHER_OUTER].stream = e->gather_outer_stream;
     if (e->reduce_outer_stream)
         e->role[ZR_ROLE_REDUCE_OUTER].stream = e->reduce_outer_stream;
+    e->role[ZR_ROLE_MODEL].stream = e->compute;
 }
 
 /* ---- collectives ---- */
@@ -105,11 +108,12 @@ int zr_control_broadcast(struct zr_engine *e, int64_t off, int64_t bytes, int ro
     return r->comm->ops->broadcast(r->comm, r->stream, off, bytes, root, &marked);
 }
 
-int zr_control_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_max, const struct zr_tag *tag)
+int zr_world_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_max, const struct zr_tag *tag)
 {
-    const struct zr_role_run *r = &e->role[ZR_ROLE_CONTROL];
+    const enum zr_role role = e->role[ZR_ROLE_WORLD].comm ? ZR_ROLE_WORLD : ZR_ROLE_CONTROL;
+    const struct zr_role_run *r = &e->role[role];
     const struct zr_tag marked =
-        mark(e, ZR_ROLE_CONTROL, ZR_OP_AGREE, ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t), tag);
+        mark(e, role, ZR_OP_AGREE, ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t), tag);
     return r->comm->ops->agree(r->comm, r->stream, off, n_sum, n_max, &marked);
 }
 
@@ -182,8 +186,14 @@ int64_t zr_roles_wire_bytes(const struct zr_engine *e)
 {
     int64_t bytes = 0;
     for (int i = 0; i < e->n_distinct; i++)
-        bytes += wire_bytes(e->distinct[i]);
+        if (e->distinct[i] != e->role[ZR_ROLE_MODEL].comm)
+            bytes += wire_bytes(e->distinct[i]);
     return bytes;
+}
+
+int64_t zr_roles_model_bytes(const struct zr_engine *e)
+{
+    return e->role[ZR_ROLE_MODEL].comm ? wire_bytes(e->role[ZR_ROLE_MODEL].comm) : 0;
 }
 
 int64_t zr_roles_library_bytes(const struct zr_engine *e)
@@ -199,7 +209,8 @@ int64_t zr_roles_library_bytes(const struct zr_engine *e)
 
 int64_t zr_roles_outer_bytes(const struct zr_engine *e)
 {
-    static const enum zr_role outer[] = {ZR_ROLE_GATHER_OUTER, ZR_ROLE_REDUCE_OUTER, ZR_ROLE_CONTROL};
+    static const enum zr_role outer[] = {ZR_ROLE_GATHER_OUTER, ZR_ROLE_REDUCE_OUTER, ZR_ROLE_CONTROL,
+                                         ZR_ROLE_WORLD};
     int64_t bytes = 0;
     for (size_t i = 0; e->plan->spec.outer && i < sizeof outer / sizeof *outer; i++)
         if (e->role[outer[i]].comm)

@@ -30,10 +30,10 @@ int zr_engine_wait(struct zr_engine *e, struct zr_event *event)
 static int compare_calls(struct zr_engine *e, const char *text)
 {
     const struct timespec nap = {.tv_nsec = 20000};
-    struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
-    if (!control->ops->compare)
+    struct zr_comm *all = zr_widest_comm(e);
+    if (!all->ops->compare)
         return zr_engine_fail(e, ZR_ERR_MISMATCH, text);
-    control->ops->compare(control, ZR_ERR_MISMATCH, text);
+    all->ops->compare(all, ZR_ERR_MISMATCH, text);
     while (!zr_engine_status(e))
         nanosleep(&nap, NULL);
     return ZR_ERR_MISMATCH;

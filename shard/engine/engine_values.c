@@ -259,8 +259,7 @@ static int exchange(struct zr_engine *e, const struct asked *a, const void *mine
     if (!err)
         err = zr_role_barrier(e, ZR_ROLE_CONTROL, &tag);
     for (int p = 0; !err && p < e->world; p++)
-        err = e->dev->ops->copy(e->reduce_stream,
-                                e->words + zr_comm_rank(e->role[ZR_ROLE_CONTROL].comm, p) * n_bytes,
+        err = e->dev->ops->copy(e->reduce_stream, e->words + zr_control_number(e, p) * n_bytes,
                                 slots + p * (int64_t)ZR_EXCHANGE_BYTES, n_bytes);
     if (err)
         zr_engine_fail(e, err, zr_error_text());

@@ -96,7 +96,7 @@ static void check_mesh(int32_t world, const int *host)
             struct zr_topology t = topology_of(world, rank, host);
             struct zr_mesh m;
             memset(&m, 0x55, sizeof m);
-            assert_int_equal(zr_mesh_make(&t, inner, &m), 0);
+            assert_int_equal(zr_mesh_make(&t, 1, inner, &m), 0);
             assert_true(m.inner == inner && m.outer == world / inner);
             check_group(&t, &m.all, inner, everybody);
             check_group(&t, &m.in, inner, same_inner);
@@ -147,7 +147,7 @@ static void test_one_written_out(void **state)
     static const int32_t all[] = {0, 3, 4, 1, 2, 5}, in[] = {4, 1}, out[] = {0, 4, 2};
     struct zr_topology t = topology_of(6, 4, host);
     struct zr_mesh m;
-    assert_int_equal(zr_mesh_make(&t, 2, &m), 0);
+    assert_int_equal(zr_mesh_make(&t, 1, 2, &m), 0);
     assert_memory_equal(m.all.members, all, sizeof all);
     assert_memory_equal(m.in.members, in, sizeof in);
     assert_memory_equal(m.out.members, out, sizeof out);
@@ -156,7 +156,7 @@ static void test_one_written_out(void **state)
     assert_true(m.all.rank == 2 && m.all.local_size == 3 && m.all.local_rank == 2);
     assert_true(m.outer_spans_hosts);
     zr_mesh_free(&m);
-    assert_int_equal(zr_mesh_make(&t, 3, &m), 0);
+    assert_int_equal(zr_mesh_make(&t, 1, 3, &m), 0);
     assert_true(m.outer_spans_hosts);
     zr_mesh_free(&m);
 }
@@ -170,7 +170,7 @@ static void test_refused(void **state)
         struct zr_mesh m;
         char text[64];
         memset(&m, 0x55, sizeof m);
-        assert_int_equal(zr_mesh_make(&t, bad[i], &m), ZR_ERR_ARG);
+        assert_int_equal(zr_mesh_make(&t, 1, bad[i], &m), ZR_ERR_ARG);
         assert_null(m.members);
         snprintf(text, sizeof text, "groups of %d ranks in a world of 8", bad[i]);
         assert_non_null(strstr(zr_error_text(), text));

@@ -142,7 +142,7 @@ static void check_worst(const struct zr_topology *t, int inner, enum zr_role rol
         struct zr_mesh mesh;
         struct zr_spread s;
         own.rank = t->rank_at[place];
-        assert_int_equal(zr_mesh_make(&own, inner, &mesh), 0);
+        assert_int_equal(zr_mesh_make(&own, 1, inner, &mesh), 0);
         const struct zr_group *g = role == ZR_ROLE_CONTROL ? &mesh.all : across ? &mesh.out : &mesh.in;
         assert_int_equal(zr_spread_make(t, g, &s), 0);
         int remote = 0;
@@ -175,7 +175,7 @@ static void check_topology(const int32_t *of, int n)
     if (n > 2)
         check_group(&t, backwards + 1, n - 1); /* not of all ranks */
     for (int inner = 1; inner <= n; inner++)
-        for (int role = 0; n % inner == 0 && role < ZR_ROLES; role++)
+        for (int role = 0; n % inner == 0 && role <= ZR_ROLE_CONTROL; role++)
             check_worst(&t, inner, (enum zr_role)role);
     zr_topology_free(&t);
 }

@@ -611,9 +611,9 @@ static void test_unknown_key(void **state)
 static void test_not_settable(void **state)
 {
     (void)state;
-    static const char *const keys[] = {"size",     "rendezvous", "update",      "update_arg", "order",
-                                       "n_order",  "stream",     "log",         "log_arg",    "nccl_comm",
-                                       "mpi_comm", "version",    "tensor_size", "stats_size", "interface"};
+    static const char *const keys[] = {
+        "size",    "rendezvous", "update",   "update_arg", "order",       "n_order",    "stream",    "log",
+        "log_arg", "nccl_comm",  "mpi_comm", "version",    "tensor_size", "stats_size", "interface", "mesh"};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char text[64];

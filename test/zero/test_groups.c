@@ -45,7 +45,7 @@ static void try_groups(const struct asked *a)
     cfg.log_arg = &log;
     assert_int_equal(zr_config_resolve(&cfg, &c), 0);
     assert_int_equal(zr_topology_assume(a->world, a->local_size, &t), 0);
-    int err = zr_config_groups(&c, &t, a->has_hosts);
+    int err = zr_config_groups(&c, &t, t.world, a->has_hosts);
     const char *said = err ? zr_error_text() : log.text;
     if (err != (a->inner ? 0 : ZR_ERR_ARG) || (a->says ? !strstr(said, a->says) : *said))
         fail_msg("hybrid %d, groups of %d in %d: %d \"%s\", expected \"%s\"", a->hybrid, a->shard_group,

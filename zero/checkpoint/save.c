@@ -182,7 +182,9 @@ static int make_folder(struct zero_ctx *z, struct zr_save *s)
 
 static int check_call(struct zero_ctx *z, const char *call)
 {
-    int err = zr_refuse_in_bracket(z, call);
+    int err = zr_refuse_in_parts(z, call);
+    if (!err)
+        err = zr_refuse_in_bracket(z, call);
     if (err)
         return err;
     if (!zr_engine_between_steps(z->engine))

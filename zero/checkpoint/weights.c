@@ -264,7 +264,9 @@ static int check_call(struct zero_ctx *z, const char *dir, const char *call, enu
 {
     if (!z || !dir || !*dir)
         return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
-    int err = zr_refuse_in_bracket(z, call);
+    int err = zr_refuse_in_parts(z, call);
+    if (!err)
+        err = zr_refuse_in_bracket(z, call);
     if (!err)
         err = zr_engine_check(z->engine);
     if (!err)

@@ -12,6 +12,9 @@
 
 enum { WORLD = 6, INNER = 2, OUTER = WORLD / INNER, BYTES = 1 << 16, N_ROUNDS = 20 };
 
+/* Those of a hybrid. */
+enum { N_ROLES = ZR_ROLE_CONTROL + 1 };
+
 /* A rank with the communicators of a hybrid, each on a stream of its own. */
 struct hybrid {
     uv_loop_t loop;
@@ -54,8 +57,8 @@ static int open_arenas(struct hybrid *h, const struct zr_role_ask *ask)
     static const enum zr_role two[2][2] = {{ZR_ROLE_GATHER, ZR_ROLE_GATHER_OUTER},
                                            {ZR_ROLE_REDUCE, ZR_ROLE_REDUCE_OUTER}};
     static const enum zr_role control = ZR_ROLE_CONTROL;
-    int64_t own[ZR_ROLES];
-    for (int r = 0; r < ZR_ROLES; r++)
+    int64_t own[N_ROLES];
+    for (int r = 0; r < N_ROLES; r++)
         own[r] = zr_nccl_role_bytes((enum zr_role)r, &ask[r], custom.deterministic);
     int err = share_arena(h, 1, &control, BYTES + own[control]);
     for (int k = 0; k < 2 && !err; k++)
@@ -82,7 +85,7 @@ static int open_hybrid(struct hybrid *h, const struct zr_world *w)
         err = zr_cuda_device_open(w->local_rank, &h->dev);
     if (!err)
         err = zr_nccl_open(h->rdv, h->dev, &opt, ask, h->comm);
-    for (int r = 0; r < ZR_ROLES && !err; r++)
+    for (int r = 0; r < N_ROLES && !err; r++)
         err = h->dev->ops->stream_open(h->dev, ZR_STREAM_QUEUE, zr_role_name((enum zr_role)r), NULL,
                                        &h->stream[r]);
     return err ? err : open_arenas(h, ask);
@@ -90,10 +93,10 @@ static int open_hybrid(struct hybrid *h, const struct zr_world *w)
 
 static bool close_hybrid(struct hybrid *h)
 {
-    for (int r = 0; r < ZR_ROLES; r++)
+    for (int r = 0; r < N_ROLES; r++)
         if (h->stream[r])
             h->dev->ops->stream_close(h->stream[r]);
-    for (int r = 0; r < ZR_ROLES; r++)
+    for (int r = 0; r < N_ROLES; r++)
         if (h->comm[r])
             h->comm[r]->ops->close(h->comm[r]);
     if (h->dev)
@@ -224,7 +227,7 @@ static void every_role(struct rank *me)
     gather_both(me, &h);
     reduce_both(me, &h);
     control_all(me, &h); /* and the ledgers, of operations whose sizes are their part's, are alike */
-    for (int r = 0; r < ZR_ROLES; r++)
+    for (int r = 0; r < N_ROLES; r++)
         RANK_CHECK(me, h.comm[r]->ops->status(h.comm[r], why, sizeof why) == 0, "%s", why);
     RANK_CHECK(me, close_hybrid(&h), "handles are left");
 }
@@ -271,7 +274,7 @@ static void expect_made(bool can_split, int world, int n_roles)
     nccl_stand_in_counts(&c);
     assert_int_equal(c.n_made, can_split ? world : world * n_roles);
     assert_int_equal(c.n_split, can_split ? world * (n_roles - 1) : 0);
-    assert_int_equal(c.n_one_cta, n_roles == ZR_ROLES ? world : 0);
+    assert_int_equal(c.n_one_cta, n_roles == N_ROLES ? world : 0);
     expect_nothing_open();
     nccl_stand_in_end();
 }
@@ -284,7 +287,7 @@ static void test_every_role(void **state)
         nccl_stand_in_the_machine()->version = versions[k / 2];
         customize(k % 2, LONG_MS);
         run_ranks(false, WORLD, every_role, NULL, NULL);
-        expect_made(k / 2 == 0, WORLD, ZR_ROLES);
+        expect_made(k / 2 == 0, WORLD, N_ROLES);
     }
 }
 
@@ -355,11 +358,11 @@ static void stay_away_outside(struct rank *me)
     if (!away)
         RANK_CHECK(me, all->ops->exchange(all, h.stream[ZR_ROLE_CONTROL], 0, 64, &tag) == 0, "%s",
                    zr_error_text());
-    for (int r = 0; r < ZR_ROLES && away; r++)
+    for (int r = 0; r < N_ROLES && away; r++)
         h.comm[r]->ops->abort(h.comm[r], ZR_ERR_FAILED, "away");
     if (!away)
         wait_failed(c);
-    for (int r = 0; r < ZR_ROLES; r++)
+    for (int r = 0; r < N_ROLES; r++)
         h.dev->ops->stream_sync(h.stream[r]); /* aborted by whoever found it, each of them */
     note_status(me, in_it ? c : all);
     RANK_CHECK(me, close_hybrid(&h), "handles are left");

@@ -1,0 +1,193 @@
+/* engine_parts.c: the model in parts, each on data-parallel ranks of its own: sums and maxima of activations
+ * over the ranks that have parts of one copy, on the model's stream; and what every part has, compared.
+ *
+ * Activations are the program's, anywhere in its memory, and of any size, while peers read arenas. So they go
+ * through one, in pieces: a piece is copied to `in`, its sum is scattered to one of two `out`, gathered there
+ * in place, and copied back. The next piece has the other `out`: peers may still be gathering from this one,
+ * until each has come to the sum after it (comm/comm.h). */
+#include "shard/engine/engine_inside.h"
+#include "shard/engine/engine_issue.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* A sum's slices are of equal size: those of the last ranks are short, and have room to be whole. */
+enum {
+    MOST_PARTS = 64,
+    CUT_BYTES = 128,
+    IN_AT = 0,
+    IN_BYTES = ZR_MODEL_ELEMS * (int)sizeof(float),
+    OUT_BYTES = IN_BYTES + MOST_PARTS * CUT_BYTES * 2, /* a bf16's slice of 128 bytes has 256 of sums */
+};
+_Static_assert(ZR_MODEL_BYTES >= IN_BYTES + 2 * OUT_BYTES && ZR_MODEL_BYTES % 4096 == 0, "in, and out twice");
+
+/* Bytes, of out number 0 or 1. */
+static int64_t out_at(int out)
+{
+    return IN_BYTES + out * (int64_t)OUT_BYTES;
+}
+
+static struct zr_tag parts_tag(const struct zr_engine *e, enum zr_called_name call, int64_t n, int32_t kind)
+{
+    const int64_t words[] = {call, n, kind};
+    return (struct zr_tag){.unit = zr_core_open_unit(e->m.core),
+                           .step = e->m.step,
+                           .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))};
+}
+
+/* A piece's elements lie in `in`; their sum comes to `out` of that number, in fp32. */
+static int sum_piece(struct zr_engine *e, int64_t n, enum zr_dtype dtype, int out, const struct zr_tag *tag)
+{
+    const int64_t size = zr_dtype_bytes(dtype),
+                  each = zr_round_up((n + e->parts - 1) / e->parts * size, CUT_BYTES);
+    const struct zr_cut in = {.each = each, .total = n * size};
+    const struct zr_cut sums = {.each = each / size * (int64_t)sizeof(float),
+                                .total = n * (int64_t)sizeof(float)};
+    const int64_t at = out_at(out), own = at + zr_cut_at(&sums, e->part);
+    const struct zr_reduce_seg reduce = {.src = IN_AT, .dst = own, .cut = in, .dtype = dtype};
+    const struct zr_gather_seg gather = {.src = at, .dst = at, .in_place = true, .cut = sums};
+    ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
+    return zr_role_gather(e, ZR_ROLE_MODEL, &gather, 1, tag);
+}
+
+static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zr_dtype dtype,
+                   const struct zr_tag *tag)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const int64_t size = zr_dtype_bytes(dtype);
+    for (int64_t at = 0, k; at < n; at += k) {
+        k = zr_min(n - at, ZR_MODEL_ELEMS);
+        int out = e->m.parts_out ^= 1;
+        const float *sums = (const float *)(e->model_base + out_at(out));
+        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT, src + at * size, k * size));
+        ZR_TRY(sum_piece(e, k, dtype, out, tag));
+        ZR_TRY(d->cast(e->compute, dst + at * size, dtype, sums, ZR_F32, k));
+    }
+    return 0;
+}
+
+static int keep_most(float *x, const float *from, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (from[i] > x[i] || from[i] != from[i]) /* NaN wins, as in a sum */
+            x[i] = from[i];
+    return 0;
+}
+
+/* In place, of the host's memory: every rank looks at what all have. */
+static int most_of_all(struct zr_engine *e, float *x, int64_t n, const struct zr_tag *tag)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const int64_t most = ZR_MODEL_ELEMS / e->parts;
+    for (int64_t at = 0, k; at < n; at += k) {
+        k = zr_min(n - at, most);
+        const int64_t slot = k * (int64_t)sizeof(float);
+        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->part * slot, x + at, slot));
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
+        ZR_TRY(zr_engine_status(e));
+        for (int32_t p = 0; p < e->parts; p++)
+            keep_most(x + at, (const float *)(e->model_base + IN_AT + p * slot), k);
+    }
+    return 0;
+}
+
+int zr_engine_sum_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                        enum zr_dtype dtype)
+{
+    const struct zr_tag tag = parts_tag(e, call, n, dtype);
+    int err = sum_all(e, dst, src, n, dtype, &tag);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    return zr_engine_status(e);
+}
+
+int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, float *x, int64_t n)
+{
+    const struct zr_tag tag = parts_tag(e, call, n, -1);
+    int err = most_of_all(e, x, n, &tag);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
+
+int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes)
+{
+    return dst == src || !n_bytes ? 0 : e->dev->ops->copy(e->compute, dst, src, n_bytes);
+}
+
+/* ---- what every part has ---- */
+
+/* A pair of ranks as a word; 0: none. */
+static uint64_t pair_of(int32_t a, int32_t b)
+{
+    return (uint64_t)(uint32_t)(a + 1) << 32 | (uint32_t)b;
+}
+
+/* In this rank's copy, two ranks whose hashes differ. */
+static int find_pair(struct zr_engine *e, uint64_t hash, const struct zr_tag *tag, uint64_t *pair)
+{
+    const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
+    uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
+    *pair = 0;
+    ZR_TRY(e->dev->ops->copy(e->compute, all + e->part, &hash, sizeof hash));
+    ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, sizeof hash, tag));
+    ZR_TRY(zr_engine_status(e));
+    for (int32_t p = 1; p < e->parts && !*pair; p++)
+        if (all[p] != all[0])
+            *pair = pair_of(zr_comm_rank(c, 0), zr_comm_rank(c, p));
+    return 0;
+}
+
+/* The largest that any rank of the world has, where a step's agreement is made. */
+static int most_of_world(struct zr_engine *e, const struct zr_tag *tag, uint64_t *word)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    char *at = e->control_base + e->plan->agreement_at;
+    ZR_TRY(d->copy(e->reduce_stream, at, word, sizeof *word));
+    ZR_TRY(zr_world_agree(e, e->plan->agreement_at, 0, 1, tag));
+    ZR_TRY(d->copy(e->reduce_stream, e->words, at, sizeof *word));
+    ZR_TRY(zr_engine_drain(e));
+    memcpy(word, e->words, sizeof *word);
+    return 0;
+}
+
+/* Of tensors [first, end) that are not cut: two ranks that keep other bytes of the same elements, of all
+ * ranks the last pair; 0: there are none. */
+static int compare_whole(struct zr_engine *e, char *buffer, int32_t first, int32_t end, uint64_t *pair)
+{
+    const struct zr_tag tag = parts_tag(e, ZR_CALLED_NONE, end, first);
+    uint64_t hash = 0;
+    for (int32_t t = first; t < end; t++)
+        if (!e->layout->tensors[t].cut)
+            ZR_TRY(zr_digest_tensor(e, buffer, t, &hash));
+    ZR_TRY(find_pair(e, hash, &tag, pair));
+    return most_of_world(e, &tag, pair);
+}
+
+static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair)
+{
+    uint64_t of_tensor = 0;
+    int32_t t = 0;
+    for (; !of_tensor && t < e->layout->n_tensors; t++)
+        ZR_TRY(compare_whole(e, buffer, t, t + 1, &of_tensor));
+    const char *name = of_tensor ? e->layout->tensors[t - 1].name : "?";
+    pair = of_tensor ? of_tensor : pair;
+    return zr_fail(ZR_ERR_MISMATCH,
+                   "tensor %s has no ZERO_TP_CUT, so that all ranks of tp have the same of it, but rank %d "
+                   "and rank %d differ",
+                   name, (int)(pair >> 32) - 1, (int)(uint32_t)pair);
+}
+
+int zr_engine_compare_parts(struct zr_engine *e)
+{
+    uint64_t pair = 0;
+    if (e->parts == 1)
+        return 0;
+    char *buffer = malloc(ZR_DIGEST_BYTES);
+    int err = buffer ? zr_engine_drain(e) : zr_fail(ZR_ERR_NOMEM, "no memory to compare the model's parts");
+    if (!err)
+        err = compare_whole(e, buffer, 0, e->layout->n_tensors, &pair);
+    if (!err && pair)
+        err = name_difference(e, buffer, pair);
+    free(buffer);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}

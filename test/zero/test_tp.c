@@ -1,0 +1,716 @@
+/* test_tp.c: a model that is cut over a mesh's tp axis. With as many parts it has the same bits at every
+ * stage and with data cut in every way, and with any number of parts the losses, norms and weights of a
+ * reference in double precision that knows of none. */
+#include "test/zero/toy_net.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LAYERS = 3, C = 10, H = 12, ROWS = 2, TENSORS = 4 * LAYERS, STEPS = 4, MICRO = 4, MOST_WORLD = 8 };
+
+#define REAL        double
+#define NAME(x)     whole_##x
+#define ENTER(x, p) (void)(x)
+#define LEAVE(x, p) (void)(x)
+#define BEGIN(l, p) (void)(l)
+#define END(l, p)   (void)(l)
+#include "test/zero/tp_net.inc"
+
+#define OR_RETURN(call)                                                                                      \
+    do {                                                                                                     \
+        int err_ = (call);                                                                                   \
+        if (err_)                                                                                            \
+            return err_;                                                                                     \
+    } while (0)
+#define REAL        float
+#define NAME(x)     part_##x
+#define ENTER(x, p) OR_RETURN(zero_tp_enter(arg, x, x, ROWS *C, ZERO_F32, p))
+#define LEAVE(x, p) OR_RETURN(zero_tp_leave(arg, x, x, ROWS *C, ZERO_F32, p))
+#define BEGIN(l, p) OR_RETURN(zero_begin(arg, l, p))
+#define END(l, p)   OR_RETURN(zero_end(arg, l, p))
+#include "test/zero/tp_net.inc"
+
+/* In -1..1. */
+static double draw(uint32_t *seed)
+{
+    *seed = *seed * 1664525u + 1013904223u;
+    return (*seed >> 8) / (double)(1 << 23) - 1;
+}
+
+static void draw_batch(int micro, double x[ROWS * C], double target[ROWS * C])
+{
+    uint32_t seed = 4711u + 2654435761u * (uint32_t)micro;
+    for (int i = 0; i < 4; i++)
+        draw(&seed);
+    for (int i = 0; i < ROWS * C; i++) {
+        x[i] = (float)draw(&seed);
+        target[i] = (float)draw(&seed);
+    }
+}
+
+/* Weight i of a tensor of the whole model: tensors are s, b, w1, w2 of each layer. */
+static double first_value(int tensor, int64_t i)
+{
+    uint32_t seed = 99u + 40503u * (uint32_t)(tensor * 1009 + i);
+    draw(&seed), draw(&seed);
+    double x = draw(&seed);
+    return (float)(tensor % 4 == 0 ? 1 + 0.2 * x : 0.5 * x);
+}
+
+static int64_t n_elems(int tensor, int tp)
+{
+    return tensor % 4 < 2 ? C : (int64_t)C * H / tp;
+}
+
+/* Where element i of a part is in the whole tensor. */
+static int64_t element_of(int tensor, int tp, int part, int64_t i)
+{
+    int hidden = H / tp;
+    if (tensor % 4 < 2)
+        return i;
+    if (tensor % 4 == 2) /* rows of w1 */
+        return (int64_t)part * hidden * C + i;
+    return i / hidden * H + (int64_t)part * hidden + i % hidden;
+}
+
+/* ---- the reference: SGD on the whole model ---- */
+
+#define LR 0.05
+
+struct reference {
+    struct whole_net net;
+    double w[TENSORS][C * H], dw[TENSORS][C * H];
+    double loss[STEPS], norm[STEPS];
+};
+
+static struct reference *make_reference(void)
+{
+    struct reference *r = calloc(1, sizeof *r);
+    assert_non_null(r);
+    r->net.hidden = H;
+    for (int l = 0; l < LAYERS; l++)
+        r->net.layer[l] =
+            (struct whole_layer){r->w[4 * l],  r->w[4 * l + 1],  r->w[4 * l + 2],  r->w[4 * l + 3],
+                                 r->dw[4 * l], r->dw[4 * l + 1], r->dw[4 * l + 2], r->dw[4 * l + 3]};
+    for (int t = 0; t < TENSORS; t++)
+        for (int64_t i = 0; i < n_elems(t, 1); i++)
+            r->w[t][i] = first_value(t, i);
+    for (int step = 0; step < STEPS; step++) {
+        double x[ROWS * C], target[ROWS * C];
+        memset(r->dw, 0, sizeof r->dw);
+        for (int k = 0; k < MICRO; k++) {
+            draw_batch(step * MICRO + k, x, target);
+            whole_forward(&r->net, NULL, x, target);
+            whole_backward(&r->net, NULL, target);
+            r->loss[step] += r->net.loss / MICRO;
+        }
+        for (int t = 0; t < TENSORS; t++)
+            for (int64_t i = 0; i < n_elems(t, 1); i++) {
+                double g = r->dw[t][i] / MICRO;
+                r->norm[step] += g * g;
+                r->w[t][i] -= LR * g;
+            }
+        r->norm[step] = sqrt(r->norm[step]);
+    }
+    return r;
+}
+
+/* ---- one rank ---- */
+
+struct setup {
+    int stage, tp, prefetch;
+    const struct reference *want;
+    bool check;
+};
+
+/* The library's pointers are those of the net. */
+struct model {
+    struct part_net net;
+    float own[TENSORS][C * H];
+    struct zero_tensor table[TENSORS];
+    char name[TENSORS][16];
+};
+
+static struct model *make_model(int tp, int part)
+{
+    static const char *const names[4] = {"s", "b", "w1", "w2"};
+    struct model *m = calloc(1, sizeof *m);
+    m->net.hidden = H / tp;
+    for (int t = 0; t < TENSORS; t++) {
+        struct part_layer *l = &m->net.layer[t / 4];
+        float **const param[4] = {&l->s, &l->b, &l->w1, &l->w2};
+        float **const grad[4] = {&l->ds, &l->db, &l->dw1, &l->dw2};
+        *param[t % 4] = m->own[t];
+        for (int64_t i = 0; i < n_elems(t, tp); i++)
+            m->own[t][i] = (float)first_value(t, element_of(t, tp, part, i));
+        snprintf(m->name[t], sizeof m->name[t], "%s%d", names[t % 4], t / 4);
+        m->table[t] = (struct zero_tensor){.name = m->name[t],
+                                           .param = (void **)param[t % 4],
+                                           .grad = (void **)grad[t % 4],
+                                           .shape = {n_elems(t, tp)},
+                                           .dtype = ZERO_F32,
+                                           .unit = t / 4,
+                                           .flags = t % 4 < 2 ? 0 : ZERO_TP_CUT};
+    }
+    return m;
+}
+
+/* Every rank's mesh, and its place among the data-parallel ranks. */
+static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_config *cfg, zero_mesh **mesh,
+                     int32_t *part, int32_t *dp, int32_t *n_dp)
+{
+    const struct zero_axis axes[] = {
+        {"dp_replicate", s->stage > 3 ? r->world / s->tp / 2 : 1}, {"dp_shard", -1}, {"tp", s->tp}};
+    int32_t tp;
+    int err = zero_mesh_open(mesh, axes, 3, cfg);
+    if (!err)
+        err = zero_mesh_rank(*mesh, "tp", part, &tp);
+    if (!err)
+        err = zero_mesh_rank(*mesh, "dp", dp, n_dp);
+    if (!err && (*dp * s->tp + *part != r->rank || tp != s->tp || *n_dp * tp != r->world))
+        toy_wrong(r, "rank %d of %d is %d of %d in dp and %d of %d in tp", r->rank, r->world, *dp, *n_dp,
+                  *part, tp);
+    cfg->mesh = *mesh;
+    cfg->shard_group = ZERO_AUTO;
+    return err;
+}
+
+static bool near(double a, double b, double of)
+{
+    return fabs(a - b) <= of * (fabs(b) + 1e-2); /* false of NaN */
+}
+
+static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step, int dp, int n_dp)
+{
+    const struct setup *s = r->arg;
+    double x[ROWS * C], target[ROWS * C], loss = 0;
+    struct zero_step_info info;
+    for (int k = 0; k < MICRO / n_dp; k++) {
+        draw_batch(step * MICRO + k * n_dp + dp, x, target);
+        OR_RETURN(part_forward(&m->net, z, x, target));
+        OR_RETURN(part_backward(&m->net, z, target));
+        loss += m->net.loss / (MICRO / n_dp);
+    }
+    OR_RETURN(zero_carry(z, &loss, 1));
+    OR_RETURN(zero_step(z, (float)LR, &info));
+    OR_RETURN(zero_mean(z, &loss, 1));
+    if (!near(loss, s->want->loss[step], 1e-5) || !near(info.carried[0], loss, 1e-12))
+        toy_wrong(r, "step %d: loss %.9g, carried %.9g, instead of %.9g", step, loss, info.carried[0],
+                  s->want->loss[step]);
+    if (!near(info.grad_norm, s->want->norm[step], 1e-5))
+        toy_wrong(r, "step %d: norm %.9g instead of %.9g", step, info.grad_norm, s->want->norm[step]);
+    return 0;
+}
+
+/* A hash of this rank's part, which is near the reference's. */
+static int look_at_weights(struct toy_rank *r, zero_ctx *z, int part)
+{
+    const struct setup *s = r->arg;
+    uint64_t hash = 1469598103934665603u;
+    for (int t = 0; t < TENSORS; t++) {
+        float w[C * H];
+        memset(w, 0xff, sizeof w);
+        OR_RETURN(zero_read(z, t, ZERO_VALUE_PARAM, 0, n_elems(t, s->tp), w));
+        for (int64_t i = 0; i < n_elems(t, s->tp); i++) {
+            double want = s->want->w[t][element_of(t, s->tp, part, i)];
+            uint32_t bits;
+            memcpy(&bits, &w[i], sizeof bits);
+            hash = (hash ^ bits) * 1099511628211u;
+            if (!near((double)w[i], want, 1e-5))
+                toy_wrong(r, "element %d of tensor %d of part %d is %.9g instead of %.9g", (int)i, t, part,
+                          (double)w[i], want);
+        }
+    }
+    r->hash = hash;
+    return 0;
+}
+
+static void forget_line(void *arg, const char *line)
+{
+    (void)arg;
+    (void)line;
+}
+
+static void train(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, s->stage);
+    zero_ctx *z = NULL;
+    zero_mesh *mesh = NULL;
+    struct zero_stats stats;
+    int32_t part = 0, dp = 0, n_dp = 1;
+    int err = 0;
+    cfg.log = forget_line;
+    cfg.optimizer = ZERO_SGD;
+    cfg.weight_decay = 0;
+    cfg.prefetch = s->prefetch;
+    cfg.check = s->check;
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp));
+    if (err)
+        return;
+    cfg.grad_accum_steps = MICRO / n_dp;
+    struct model *m = make_model(s->tp, part);
+    TOY_TRY(zero_wrap(&z, m->table, TENSORS, &cfg));
+    TOY_TRY(zero_mesh_close(&mesh));
+    for (int step = 0; step < STEPS; step++)
+        if (!err)
+            TOY_TRY(one_step(r, m, z, step, dp, n_dp));
+    TOY_TRY(look_at_weights(r, z, part));
+    TOY_TRY(zero_get_stats(z, &stats));
+    if (!err && memcmp(&stats.allocated, &stats.planned, sizeof stats.planned))
+        toy_wrong(r, "allocated is not planned: %lld and %lld bytes", (long long)stats.allocated.total,
+                  (long long)stats.planned.total);
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free(m);
+}
+
+/* ---- tests ---- */
+
+static void the_same_bits_however_data_is_cut(void **state)
+{
+    struct setup s = {.want = *state};
+    for (s.tp = 1; s.tp <= 4; s.tp++) {
+        uint64_t hash[4] = {0};
+        int n = 0;
+        for (int world = s.tp; world <= MOST_WORLD; world += s.tp)
+            for (s.stage = 0; s.stage < TOY_STAGES; s.stage++) {
+                int n_dp = world / s.tp;
+                if (MICRO % n_dp || (s.stage > 3 && n_dp != 4))
+                    continue;
+                struct toy_rank r[MOST_WORLD];
+                char what[96];
+                s.prefetch = n % 3;
+                s.check = n % 4 == 3;
+                snprintf(what, sizeof what, "tp %d, world %d, stage %d, prefetch %d, check %d", s.tp, world,
+                         s.stage, s.prefetch, s.check);
+                toy_ranks(world, train, &s, r);
+                toy_assert_well(r, world, what);
+                for (int k = 0; k < world; k++) {
+                    uint64_t *of_part = &hash[k % s.tp];
+                    *of_part = *of_part ? *of_part : r[k].hash;
+                    if (*of_part != r[k].hash)
+                        fail_msg("%s: part %d of rank %d has other bits", what, k % s.tp, k);
+                }
+                n++;
+            }
+        assert_true(n >= 8);
+    }
+}
+
+/* ---- sums and maxima ---- */
+
+enum { MOST_ELEMS = 600001 };
+
+static float bf16_value(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+/* Of a rank of tp; some are large and of both signs. */
+static float element(int part, int64_t i, bool bf16)
+{
+    uint32_t seed = 31u * (uint32_t)part + 2246822519u * (uint32_t)i;
+    draw(&seed);
+    double x = draw(&seed) * (i % 7 ? 1 : 4096);
+    return bf16 ? (float)(int)(x * 64) : (float)x; /* of at most 8 bits for most, and exact sums of few */
+}
+
+static uint16_t to_bf16(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static int check_sum(struct toy_rank *r, zero_ctx *z, int64_t n, bool bf16, bool in_place,
+                     enum zero_phase phase, void *src, void *dst)
+{
+    const size_t size = bf16 ? 2 : 4;
+    uint64_t bad = 0;
+    memset(dst, 0xff, MOST_ELEMS * size);
+    for (int64_t i = 0; i < n; i++)
+        if (bf16)
+            ((uint16_t *)src)[i] = to_bf16(element(r->rank, i, true));
+        else
+            ((float *)src)[i] = element(r->rank, i, false);
+    void *to = in_place ? src : dst;
+    OR_RETURN(phase == ZERO_FORWARD ? zero_tp_leave(z, to, src, n, bf16 ? ZERO_BF16 : ZERO_F32, phase)
+                                    : zero_tp_enter(z, to, src, n, bf16 ? ZERO_BF16 : ZERO_F32, phase));
+    for (int64_t i = 0; i < n; i++) {
+        double sum = 0, size_of = 1e-30;
+        for (int p = 0; p < r->world; p++) {
+            double x = (double)(bf16 ? bf16_value(to_bf16(element(p, i, true))) : element(p, i, false));
+            sum += x;
+            size_of += fabs(x);
+        }
+        double got = (double)(bf16 ? bf16_value(((uint16_t *)to)[i]) : ((float *)to)[i]);
+        bad += !(fabs(got - sum) <= size_of * (bf16 ? 0x1p-8 : 0x1p-22));
+        r->hash = (r->hash ^ (uint64_t)(got * 1024)) * 1099511628211u;
+    }
+    const unsigned char *behind = (const unsigned char *)dst + (in_place ? 0 : (size_t)n * size);
+    for (int k = 0; k < 64; k++)
+        bad += behind[k] != 0xff;
+    if (bad)
+        toy_wrong(r, "sum of %lld, bf16 %d, in place %d: %llu elements are wrong", (long long)n, bf16,
+                  in_place, (unsigned long long)bad);
+    return 0;
+}
+
+static int check_most(struct toy_rank *r, zero_ctx *z, int64_t n, float *x)
+{
+    int64_t bad = 0, nan_at = n / 2;
+    for (int64_t i = 0; i < n; i++)
+        x[i] = i == nan_at && r->rank == r->world - 1 ? NAN : element(r->rank, i, false);
+    OR_RETURN(zero_tp_reduce(z, x, n, ZERO_TP_MAX));
+    for (int64_t i = 0; i < n; i++) {
+        float most = element(0, i, false);
+        for (int p = 1; p < r->world; p++)
+            most = fmaxf(most, element(p, i, false));
+        bad += i == nan_at ? x[i] == x[i] : x[i] != most;
+    }
+    if (bad)
+        toy_wrong(r, "maximum of %lld: %lld elements are wrong", (long long)n, (long long)bad);
+    return 0;
+}
+
+static int check_sum_in_place(struct toy_rank *r, zero_ctx *z, int64_t n, float *x)
+{
+    int64_t bad = 0;
+    for (int64_t i = 0; i < n; i++)
+        x[i] = (float)(i % 1000 + r->rank);
+    OR_RETURN(zero_tp_reduce(z, x, n, ZERO_TP_SUM));
+    for (int64_t i = 0; i < n; i++)
+        bad += x[i] != (float)(r->world * (i % 1000) + r->world * (r->world - 1) / 2);
+    if (bad)
+        toy_wrong(r, "sum of %lld in place: %lld elements are wrong", (long long)n, (long long)bad);
+    return 0;
+}
+
+static int open_parts(struct toy_rank *r, struct setup *s, zero_ctx **z, struct model **m)
+{
+    struct zero_config cfg = toy_config(r, s->stage);
+    zero_mesh *mesh = NULL;
+    int32_t part, dp, n_dp;
+    *s = (struct setup){.tp = r->world, .stage = s->stage};
+    r->arg = s;
+    cfg.log = forget_line;
+    cfg.timeout_ms = 20000;
+    int err = open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp);
+    *m = make_model(s->tp, part);
+    if (!err)
+        err = zero_wrap(z, (*m)->table, TENSORS, &cfg);
+    zero_mesh_close(&mesh);
+    return err;
+}
+
+static void add_up(struct toy_rank *r)
+{
+    static const int64_t sizes[] = {0, 1, 2, 31, 32, 33, 128, 1000, 262143, 262144, 262145, MOST_ELEMS - 64};
+    struct setup s = {.stage = 2};
+    struct model *m;
+    zero_ctx *z = NULL;
+    void *src = malloc(MOST_ELEMS * 4), *dst = malloc(MOST_ELEMS * 4);
+    struct zero_stats stats;
+    int err = 0;
+    int64_t n_summed = 0;
+    TOY_TRY(open_parts(r, &s, &z, &m));
+    r->hash = 1;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int way = 0; way < 4; way++) {
+            bool bf16 = way & 1, in_place = way & 2;
+            if (!err)
+                TOY_TRY(check_sum(r, z, sizes[i], bf16, in_place, i % 2 ? ZERO_FORWARD : ZERO_BACKWARD, src,
+                                  dst));
+            n_summed += sizes[i];
+        }
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (!err)
+            TOY_TRY(check_most(r, z, sizes[i], src));
+        if (!err)
+            TOY_TRY(check_sum_in_place(r, z, sizes[i], src));
+    }
+    /* The halves of the pair that move nothing. */
+    memset(src, 0x3c, 1024);
+    memset(dst, 0xff, 1024);
+    TOY_TRY(zero_tp_enter(z, dst, src, 256, ZERO_F32, ZERO_FORWARD));
+    if (!err && memcmp(src, dst, 1024))
+        toy_wrong(r, "enter, forward: not copied");
+    memset(dst, 0xff, 1024);
+    TOY_TRY(zero_tp_leave(z, dst, src, 512, ZERO_BF16, ZERO_BACKWARD));
+    if (!err && memcmp(src, dst, 1024))
+        toy_wrong(r, "leave, backward: not copied");
+    TOY_TRY(zero_get_stats(z, &stats));
+    /* A rank takes at least its part of each piece from the others. */
+    if (!err && (stats.tp != r->world || (r->world > 1 ? stats.tp_bytes < n_summed : stats.tp_bytes != 0)))
+        toy_wrong(r, "tp is %lld, of which %lld bytes were received", (long long)stats.tp,
+                  (long long)stats.tp_bytes);
+    zero_unwrap(&z);
+    free(m);
+    free(src);
+    free(dst);
+}
+
+static void sums_and_maxima(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 4; world++) {
+        struct toy_rank r[4];
+        toy_ranks(world, add_up, NULL, r);
+        toy_assert_well(r, world, "sums");
+        for (int k = 1; k < world; k++)
+            assert_true(r[k].hash == r[0].hash); /* every rank has the same bits */
+    }
+}
+
+/* ---- what is refused ---- */
+
+#define SAYS(call, code, text)                                                                               \
+    do {                                                                                                     \
+        assert_int_equal(call, code);                                                                        \
+        if (!strstr(zero_last_error(), text))                                                                \
+            fail_msg("%s: \"%s\" is not in \"%s\"", #call, text, zero_last_error());                         \
+    } while (0)
+
+static void axes_that_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        struct zero_axis axes[5];
+        int n, code;
+        const char *says;
+    } rows[] = {
+        {{{"dp", 8}}, 1, ZERO_ERR_ARG, "axes[0] is \"dp\"; allowed: pp, dp_replicate"},
+        {{{NULL, 8}}, 1, ZERO_ERR_ARG, "axes[0] is \"\""},
+        {{{"tp", 2}, {"dp_shard", 4}}, 2, ZERO_ERR_ARG, "axes[1] is dp_shard, behind tp"},
+        {{{"tp", 2}, {"tp", 4}}, 2, ZERO_ERR_ARG, "axes[1] is tp, behind tp"},
+        {{{"dp_shard", 0}, {"tp", 8}}, 2, ZERO_ERR_ARG, "axes[0] (dp_shard) has size 0"},
+        {{{"dp_shard", -2}}, 1, ZERO_ERR_ARG, "has size -2"},
+        {{{"dp_shard", -1}, {"tp", -1}}, 2, ZERO_ERR_ARG, "dp_shard and tp have size -1"},
+        {{{"dp_shard", 4}, {"tp", 3}}, 2, ZERO_ERR_ARG, "do not multiply to the world of 8 ranks"},
+        {{{"dp_shard", -1}, {"tp", 3}}, 2, ZERO_ERR_ARG, "dp_shard -1, cp 1, tp 3) do not multiply"},
+        {{{"dp_shard", 4}}, 1, ZERO_ERR_ARG, "do not multiply to the world of 8 ranks"},
+        {{{"dp_shard", 2147483647}, {"tp", 2147483647}}, 2, ZERO_ERR_ARG, "do not multiply"},
+        {{{"tp", 2}}, -1, ZERO_ERR_ARG, "n_axes is -1"},
+        {{{"pp", 2}, {"dp_shard", -1}}, 2, ZERO_ERR_NOTSUP, "pp is 2"},
+        {{{"dp_shard", -1}, {"cp", 4}}, 2, ZERO_ERR_NOTSUP, "cp is 4"},
+    };
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    zero_mesh *m = (zero_mesh *)&cfg;
+    int32_t rank = -7, size = -7;
+    cfg.world = 8;
+    cfg.rank = 5;
+    cfg.rendezvous = "tcp://127.0.0.1:1";
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        SAYS(zero_mesh_open(&m, rows[i].axes, rows[i].n, &cfg), rows[i].code, rows[i].says);
+        assert_non_null(strstr(zero_last_error(), "zero_mesh_open"));
+        assert_null(m);
+    }
+    SAYS(zero_mesh_open(NULL, rows[0].axes, 1, &cfg), ZERO_ERR_ARG, "out is NULL");
+    SAYS(zero_mesh_open(&m, NULL, 1, &cfg), ZERO_ERR_ARG, "axes is NULL");
+    cfg.rank = 8;
+    SAYS(zero_mesh_open(&m, NULL, 0, &cfg), ZERO_ERR_ARG, "rank is 8");
+    cfg.rank = 5;
+
+    static const struct zero_axis axes[] = {{"dp_replicate", 2}, {"dp_shard", -1}, {"tp", 2}};
+    assert_int_equal(zero_mesh_open(&m, axes, 3, &cfg), 0);
+    static const struct {
+        const char *name;
+        int32_t rank, size;
+    } groups[] = {{"tp", 1, 2},          {"dp_shard", 0, 2}, {"dp_replicate", 1, 2},
+                  {"dp", 2, 4},          {"pp", 0, 1},       {"dp_replicate+tp", 3, 4},
+                  {"tp+dp_shard", 1, 4}, {"world", 5, 8},    {"dp+tp", 5, 8},
+                  {"cp", 0, 1}};
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
+        assert_int_equal(zero_mesh_rank(m, groups[i].name, &rank, &size), 0);
+        if (rank != groups[i].rank || size != groups[i].size)
+            fail_msg("%s: %d of %d", groups[i].name, rank, size);
+    }
+    assert_int_equal(zero_mesh_rank(m, "dp", NULL, NULL), 0);
+    static const char *const bad[] = {"",      "+",   "tp+",     "ep", "tp+tp", "dp+dp_shard",
+                                      "tp tp", "tpp", "world+tp"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        SAYS(zero_mesh_rank(m, bad[i], &rank, &size), ZERO_ERR_ARG, "zero_mesh_rank: axes is");
+    SAYS(zero_mesh_rank(NULL, "tp", &rank, &size), ZERO_ERR_ARG, "m is NULL");
+    SAYS(zero_mesh_rank(m, NULL, &rank, &size), ZERO_ERR_ARG, "axes is NULL");
+
+    struct model *model = make_model(2, 1);
+    struct zero_plan_info plan, whole;
+    cfg.mesh = m;
+    cfg.stage = 3;
+    cfg.hybrid = ZERO_HYBRID_HSDP;
+    assert_int_equal(zero_plan(model->table, TENSORS, &cfg, &plan), 0);
+    assert_true(plan.world == 4 && plan.shard_group == 2);
+    cfg.mesh = NULL;
+    cfg.world = 4;
+    cfg.rank = 0;
+    cfg.shard_group = 2;
+    assert_int_equal(zero_plan(model->table, TENSORS, &cfg, &whole), 0);
+    assert_true(plan.bytes.total == whole.bytes.total + (3192 << 10)); /* activations on their way */
+    cfg.mesh = m;
+    SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_ARG,
+         "mesh is of a world of 8, but world is 4");
+    cfg.world = 0;
+    SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_ARG, "shard_group is 2, but mesh is set");
+    cfg.shard_group = ZERO_AUTO;
+    assert_int_equal(zero_plan(model->table, TENSORS, &cfg, &plan), 0); /* the mesh says the world */
+    assert_int_equal(plan.world, 4);
+    cfg.device = ZERO_DEVICE_CUDA;
+    SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_NOTSUP, "tp is 2, but device is cuda");
+    cfg.device = ZERO_DEVICE_HOST;
+    cfg.backend = ZERO_BACKEND_MPI;
+    SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_NOTSUP, "tp is 2, but backend is mpi");
+    free(model);
+    assert_int_equal(zero_mesh_close(&m), 0);
+    assert_null(m);
+    assert_int_equal(zero_mesh_close(&m), 0);
+    assert_int_equal(zero_mesh_close(NULL), 0);
+}
+
+static void refuse(struct toy_rank *r)
+{
+    struct setup s = {.stage = *(int *)r->arg};
+    struct model *m;
+    zero_ctx *z = NULL;
+    float x[4] = {0};
+    int err = 0;
+    TOY_TRY(open_parts(r, &s, &z, &m));
+    toy_expect(r, zero_tp_enter(NULL, x, x, 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG,
+               "zero_tp_enter: z is NULL");
+    toy_expect(r, zero_tp_leave(z, x, NULL, 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "src is NULL");
+    toy_expect(r, zero_tp_leave(z, NULL, x, 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "dst is NULL");
+    toy_expect(r, zero_tp_leave(z, x, x, -1, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "n is -1");
+    toy_expect(r, zero_tp_leave(z, x, x, 4, ZERO_I32, ZERO_FORWARD), ZERO_ERR_ARG, "dtype is");
+    toy_expect(r, zero_tp_enter(z, x, x, 4, ZERO_F32, (enum zero_phase)3), ZERO_ERR_ARG, "phase is 3");
+    toy_expect(r, zero_tp_reduce(z, x, 4, 3), ZERO_ERR_ARG, "zero_tp_reduce: op is 3");
+    toy_expect(r, zero_tp_reduce(z, NULL, 4, ZERO_TP_SUM), ZERO_ERR_ARG, "zero_tp_reduce: n is 4");
+    toy_expect(r, zero_save(z, "/nowhere"), ZERO_ERR_NOTSUP, "zero_save: tp is 2");
+    toy_expect(r, zero_save_kept(z, "/nowhere"), ZERO_ERR_NOTSUP, "zero_save_kept: tp is 2");
+    toy_expect(r, zero_load(z, "/nowhere"), ZERO_ERR_NOTSUP, "zero_load: tp is 2");
+    toy_expect(r, zero_export(z, "/nowhere", NULL, 0, 0), ZERO_ERR_NOTSUP, "zero_export: tp is 2");
+    toy_expect(r, zero_import(z, "/nowhere", NULL, 0), ZERO_ERR_NOTSUP, "zero_import: tp is 2");
+    TOY_TRY(zero_tp_enter(z, x, x, 4, ZERO_F32, ZERO_BACKWARD)); /* nothing was changed */
+    /* Other numbers of elements end the context, on every rank. */
+    toy_expect(r, zero_tp_leave(z, x, x, r->rank ? 3 : 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_MISMATCH,
+               "zero_tp_leave");
+    toy_expect(r, zero_begin(z, 0, ZERO_FORWARD), ZERO_ERR_MISMATCH, "zero_tp_leave");
+    zero_unwrap(&z);
+    free(m);
+}
+
+static void calls_that_are_refused(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage += 3) {
+        struct toy_rank r[2];
+        toy_ranks(2, refuse, &stage, r);
+        toy_assert_well(r, 2, "refused");
+    }
+}
+
+/* Ranks of tp that begin with other values of what none of them has cut. */
+static void begin_apart(struct toy_rank *r)
+{
+    struct setup s = {.stage = *(int *)r->arg, .tp = 2};
+    struct zero_config cfg = toy_config(r, s.stage);
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int32_t part = 0, dp, n_dp;
+    int err = 0;
+    r->arg = &s;
+    cfg.log = forget_line;
+    TOY_TRY(open_mesh(r, &s, &cfg, &mesh, &part, &dp, &n_dp));
+    struct model *m = make_model(2, part);
+    if (part)
+        m->net.layer[1].b[3] += 1;
+    toy_expect(r, zero_wrap(&z, m->table, TENSORS, &cfg), ZERO_ERR_MISMATCH, "tensor b1 has no ZERO_TP_CUT");
+    if (z || m->net.layer[1].b != m->own[5])
+        toy_wrong(r, "something is left of a context that did not come about");
+    zero_mesh_close(&mesh);
+    free(m);
+}
+
+static void values_that_differ(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage++) {
+        struct toy_rank r[4];
+        toy_ranks(4, begin_apart, &stage, r);
+        toy_assert_well(r, 4, "apart");
+    }
+}
+
+/* A backward that leaves out the sum over tp: what no rank has cut comes apart, and cfg.check finds it. */
+static void forget_the_sum(struct toy_rank *r)
+{
+    struct setup s = {.stage = *(int *)r->arg, .tp = 2};
+    struct zero_config cfg = toy_config(r, s.stage);
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int32_t part = 0, dp, n_dp;
+    int err = 0;
+    r->arg = &s;
+    cfg.log = forget_line;
+    cfg.check = 1;
+    cfg.optimizer = ZERO_SGD;
+    cfg.weight_decay = 0;
+    TOY_TRY(open_mesh(r, &s, &cfg, &mesh, &part, &dp, &n_dp));
+    struct model *m = make_model(2, part);
+    TOY_TRY(zero_wrap(&z, m->table, TENSORS, &cfg));
+    for (int u = LAYERS; u-- > 0;) {
+        TOY_TRY(zero_begin(z, u, ZERO_BACKWARD));
+        if (!err)
+            m->net.layer[u].ds[0] += (float)(1 + part);
+        TOY_TRY(zero_end(z, u, ZERO_BACKWARD));
+    }
+    if (!err)
+        toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_MISMATCH, "tensor s0 has no ZERO_TP_CUT");
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free(m);
+}
+
+static void gradients_that_differ(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage++) {
+        struct toy_rank r[4];
+        toy_ranks(4, forget_the_sum, &stage, r);
+        toy_assert_well(r, 4, "a sum is forgotten");
+    }
+}
+
+static int set_up(void **state)
+{
+    *state = make_reference();
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    free(*state);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_same_bits_however_data_is_cut),
+        cmocka_unit_test(sums_and_maxima),
+        cmocka_unit_test(axes_that_are_refused),
+        cmocka_unit_test(calls_that_are_refused),
+        cmocka_unit_test(values_that_differ),
+        cmocka_unit_test(gradients_that_differ),
+    };
+    return cmocka_run_group_tests_name("tp", tests, set_up, tear_down);
+}

@@ -1,0 +1,73 @@
+/* tp.c: what a model that is cut over the tp axis puts around its products: the conjugate pair, and sums and
+ * maxima over the ranks that have its parts. Without a mesh, or with tp 1, they move nothing between ranks,
+ * so that a program need not ask. */
+#include "zero/context.h"
+
+enum { F32_BYTES = 4, BF16_BYTES = 2 };
+
+static int check_pair(struct zero_ctx *z, const char *call, const void *dst, const void *src, int64_t n,
+                      int32_t dtype, enum zero_phase phase)
+{
+    if (!z)
+        return zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
+    int err = zr_engine_check(z->engine);
+    if (err)
+        return err;
+    if (phase != ZERO_FORWARD && phase != ZERO_BACKWARD)
+        return zr_fail(ZR_ERR_ARG, "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD", call, (int)phase);
+    if (dtype != ZERO_F32 && dtype != ZERO_BF16)
+        return zr_fail(ZR_ERR_ARG, "%s: dtype is %d; allowed: ZERO_F32, ZERO_BF16", call, dtype);
+    if (n < 0 || (n && (!dst || !src)))
+        return zr_fail(ZR_ERR_ARG, "%s: n is %lld, dst is %s, src is %s; allowed: 0 and more, and not NULL",
+                       call, (long long)n, dst ? "set" : "NULL", src ? "set" : "NULL");
+    return 0;
+}
+
+static int move(struct zero_ctx *z, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                int32_t dtype, bool sums)
+{
+    zr_engine_called(z->engine, call, -1, (uint64_t)n);
+    if (sums && z->mesh.parts > 1)
+        return zr_engine_sum_parts(z->engine, call, dst, src, n, (enum zr_dtype)dtype);
+    return zr_engine_copy(z->engine, dst, src, n * (dtype == ZERO_F32 ? F32_BYTES : BF16_BYTES));
+}
+
+int zero_tp_enter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype, enum zero_phase phase)
+{
+    ZR_IN_CALL(z, ZR_CALLED_TP_ENTER, phase == ZERO_BACKWARD, -1);
+    int err = check_pair(z, "zero_tp_enter", dst, src, n, dtype, phase);
+    return err ? err : move(z, ZR_CALLED_TP_ENTER, dst, src, n, dtype, phase == ZERO_BACKWARD);
+}
+
+int zero_tp_leave(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype, enum zero_phase phase)
+{
+    ZR_IN_CALL(z, ZR_CALLED_TP_LEAVE, phase == ZERO_BACKWARD, -1);
+    int err = check_pair(z, "zero_tp_leave", dst, src, n, dtype, phase);
+    return err ? err : move(z, ZR_CALLED_TP_LEAVE, dst, src, n, dtype, phase == ZERO_FORWARD);
+}
+
+int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op)
+{
+    ZR_IN_CALL(z, op == ZERO_TP_MAX ? ZR_CALLED_TP_MAX : ZR_CALLED_TP_SUM, false, -1);
+    int err = check_pair(z, "zero_tp_reduce", x, x, n, ZERO_F32, ZERO_FORWARD);
+    if (err)
+        return err;
+    if (op != ZERO_TP_SUM && op != ZERO_TP_MAX)
+        return zr_fail(ZR_ERR_ARG, "zero_tp_reduce: op is %d; allowed: ZERO_TP_SUM, ZERO_TP_MAX", op);
+    enum zr_called_name call = op == ZERO_TP_MAX ? ZR_CALLED_TP_MAX : ZR_CALLED_TP_SUM;
+    zr_engine_called(z->engine, call, -1, (uint64_t)n);
+    if (z->mesh.parts == 1)
+        return 0;
+    return op == ZERO_TP_MAX ? zr_engine_most_of_parts(z->engine, call, x, n)
+                             : zr_engine_sum_parts(z->engine, call, x, x, n, ZR_F32);
+}
+
+int zr_refuse_in_parts(const struct zero_ctx *z, const char *call)
+{
+    if (z->mesh.parts == 1)
+        return 0;
+    return zr_fail(ZR_ERR_NOTSUP,
+                   "%s: tp is %d, and files of a model in parts are not made yet; zero_read and "
+                   "zero_write reach this rank's part of a tensor",
+                   call, z->mesh.parts);
+}
