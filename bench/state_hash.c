@@ -17,6 +17,22 @@ int64_t tensor_elements(const struct zero_tensor *t)
     return n;
 }
 
+static void finish(struct sha256_ctx *sha, char out[STATE_HASH_CHARS])
+{
+    uint8_t digest[SHA256_DIGEST_SIZE];
+    sha256_digest(sha, sizeof digest, digest);
+    for (size_t i = 0; i < sizeof digest; i++)
+        snprintf(out + 2 * i, 3, "%02x", digest[i]);
+}
+
+void state_hash_text(char out[STATE_HASH_CHARS], const char *text, size_t n)
+{
+    struct sha256_ctx sha;
+    sha256_init(&sha);
+    sha256_update(&sha, n, (const uint8_t *)text);
+    finish(&sha, out);
+}
+
 int state_hash(char out[STATE_HASH_CHARS], bool hash, const struct zero_tensor *tensors, int32_t n_tensors,
                int n_states, state_reader read, void *from)
 {
@@ -38,9 +54,6 @@ int state_hash(char out[STATE_HASH_CHARS], bool hash, const struct zero_tensor *
         }
     }
     free(chunk);
-    uint8_t digest[SHA256_DIGEST_SIZE];
-    sha256_digest(&sha, sizeof digest, digest);
-    for (size_t i = 0; i < sizeof digest; i++)
-        snprintf(out + 2 * i, 3, "%02x", digest[i]);
+    finish(&sha, out);
     return err;
 }

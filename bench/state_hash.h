@@ -17,6 +17,9 @@ typedef int (*state_reader)(void *from, int32_t tensor, int32_t value, int64_t f
 int state_hash(char out[STATE_HASH_CHARS], bool hash, const struct zero_tensor *tensors, int32_t n_tensors,
                int n_states, state_reader read, void *from);
 
+/* Of n characters. */
+void state_hash_text(char out[STATE_HASH_CHARS], const char *text, size_t n);
+
 /* Elements of a tensor. */
 int64_t tensor_elements(const struct zero_tensor *t);
 

@@ -14,6 +14,7 @@
 #include "bench/plain.h"
 #include "bench/report.h"
 #include "bench/resident.h"
+#include "bench/train_parts.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -38,6 +39,7 @@ struct run {
     zero_ctx *z;        /* wrapped; NULL with --plain */
     struct plain plain; /* only with --plain */
     int32_t rank, world;
+    struct train_place at;     /* on the mesh of --tp; else the world is one of data-parallel ranks */
     int64_t accum;             /* of this rank, in a step; ZERO_GRAD_ACCUM_STEPS may have changed it */
     int64_t n_micro, per_step; /* micro-batches of all ranks: so far; in a step, when the run began */
     int64_t peak_resident, peak_device, start_ns;
@@ -55,7 +57,8 @@ void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_c
     static struct gpt2 nowhere;
     struct gpt2 *m = model ? model : &nowhere;
     int64_t L = config->layers, C = config->channels, T = config->context, V = config->vocab;
-    int32_t matrix = stores ? ZERO_GRAD_OVERWRITE : 0;
+    int64_t A = gpt2_part_channels(config), F = gpt2_part_hidden(config);
+    int32_t matrix = stores ? ZERO_GRAD_OVERWRITE : 0, cut = config->tp > 1 ? ZERO_TP_CUT : 0;
     /* clang-format off */
 #define TENSOR(name, unit, flags, ...) \
     {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, GPT2_ZERO_DTYPE, unit, flags}
@@ -65,15 +68,15 @@ void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_c
         TENSOR(wpe, 0, 0, T, C),
         TENSOR(ln1w, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
         TENSOR(ln1b, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
-        TENSOR(qkvw, 1, ZERO_STACKED | matrix, L, 3 * C, C),
-        TENSOR(qkvb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, 3 * C),
-        TENSOR(attprojw, 1, ZERO_STACKED | matrix, L, C, C),
+        TENSOR(qkvw, 1, ZERO_STACKED | cut | matrix, L, 3 * A, C),
+        TENSOR(qkvb, 1, ZERO_STACKED | cut | ZERO_NO_DECAY, L, 3 * A),
+        TENSOR(attprojw, 1, ZERO_STACKED | cut | matrix, L, C, A),
         TENSOR(attprojb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
         TENSOR(ln2w, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
         TENSOR(ln2b, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
-        TENSOR(fcw, 1, ZERO_STACKED | matrix, L, 4 * C, C),
-        TENSOR(fcb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, 4 * C),
-        TENSOR(fcprojw, 1, ZERO_STACKED | matrix, L, C, 4 * C),
+        TENSOR(fcw, 1, ZERO_STACKED | cut | matrix, L, F, C),
+        TENSOR(fcb, 1, ZERO_STACKED | cut | ZERO_NO_DECAY, L, F),
+        TENSOR(fcprojw, 1, ZERO_STACKED | cut | matrix, L, C, F),
         TENSOR(fcprojb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
         TENSOR(lnfw, 0, ZERO_NO_DECAY, C),
         TENSOR(lnfb, 0, ZERO_NO_DECAY, C),
@@ -94,8 +97,8 @@ static const char *timed_on_purpose[] = {"stage 3 shards nothing", NULL};
 /* No rank holds the whole model: each draws what it owns. */
 static int draw_weights(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
-    const struct train_options *o = ((const struct run *)arg)->o;
-    gpt2_draw(&o->model.config, o->seed, tensor, first, n, dst);
+    const struct run *r = arg;
+    train_draw_part(&r->model.config, r->model.part, r->o->seed, tensor, first, n, dst);
     return 0;
 }
 
@@ -134,6 +137,7 @@ static int wrap(struct run *r)
         cfg.log = report_warning;
         cfg.log_arg = timed_on_purpose;
     }
+    TRY(reported(train_parts_open(&r->at, &r->model, &r->z, &cfg)));
     int32_t layers = (int32_t)o->model.config.layers;
     struct zero_call *order = malloc(TRAIN_N_CALLS(layers) * sizeof *order);
     if (!order)
@@ -149,6 +153,8 @@ static int wrap(struct run *r)
     TRY(reported(zero_get_stats(r->z, &stats)));
     r->rank = stats.rank;
     r->world = stats.world;
+    if (!r->at.mesh)
+        r->at = (struct train_place){.dp = r->rank, .n_dp = r->world};
     r->accum = stats.grad_accum_steps;
     return 0;
 }
@@ -220,13 +226,16 @@ static int optimize(struct run *r, float lr, struct zero_step_info *info)
 /* Replaces *loss, this rank's sum over its micro-batches, by the mean over all, and *stop by rank 0's. */
 static int share(struct run *r, double *loss, bool *stop)
 {
-    double values[2] = {*loss, r->rank == 0 && *stop ? 1.0 : 0.0};
+    double values[2] = {*loss, r->at.dp == 0 && *stop ? 1.0 : 0.0};
     profile_enter(r->o->profile, r->z ? PROFILE_EXPOSED : PROFILE_REST);
     if (r->z)
         TRY(reported(zero_mean(r->z, values, 2)));
+    float any = values[1] > 0.0;
+    if (r->z) /* clocks of other parts' ranks may have said so */
+        TRY(reported(zero_tp_reduce(r->z, &any, 1, ZERO_TP_MAX)));
     profile_enter(r->o->profile, PROFILE_REST);
     *loss = values[0] / (double)r->accum;
-    *stop = values[1] > 0.0;
+    *stop = any > 0.0f;
     return 0;
 }
 
@@ -236,7 +245,7 @@ static void choose_text(struct run *r, int64_t a)
 {
     const struct train_options *o = r->o;
     struct gpt2 *m = &r->model;
-    int64_t n = r->n_micro + a * r->world + r->rank;
+    int64_t n = r->n_micro + a * r->at.n_dp + r->at.dp;
     bytes_data_sample(&r->data, m->tokens, m->targets, o->batch, o->model.config.context, o->seed,
                       n / r->per_step, n % r->per_step);
 }
@@ -275,7 +284,7 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
     *stop = step + 1 == o->steps ||
             (o->seconds > 0 && (double)(report_now_ns() - r->start_ns) * 1e-9 >= o->seconds);
     TRY(share(r, loss, stop));
-    r->n_micro += r->accum * r->world;
+    r->n_micro += r->accum * r->at.n_dp;
 
     double ms = (double)(report_now_ns() - start) * 1e-6;
     /* Now and then, for it takes the kernel a while to count. What a step needs is held from the first one
@@ -290,7 +299,7 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
         .loss = *loss,
         .grad_norm = info.grad_norm,
         .ms = ms,
-        .tokens_per_s = (double)(r->world * r->accum * o->batch * T) / ms * 1e3,
+        .tokens_per_s = (double)(r->at.n_dp * r->accum * o->batch * T) / ms * 1e3,
         .resident_bytes = r->place.cuda ? r->peak_device : r->peak_resident,
         .share_done = share_done(r, step + 1),
         .skipped = info.skipped,
@@ -299,13 +308,6 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
 }
 
 /* ---- checkpoints. What libzero does not know of a run, the choice of text, is a function of these. ---- */
-
-struct position {
-    uint64_t seed;
-    int64_t step, samples; /* so far; a sample is one row of a micro-batch */
-    int64_t text_bytes;
-    int64_t per_step; /* micro-batches, when the run began */
-};
 
 static int save(struct run *r, int64_t step)
 {
@@ -316,23 +318,6 @@ static int save(struct run *r, int64_t step)
                      (long long)r->data.n_bytes, (long long)r->per_step);
     TRY(reported(zero_set_user_data(r->z, text, n)));
     return reported(zero_save(r->z, o->save));
-}
-
-/* Also as earlier versions wrote it, whose runs go on with as many micro-batches in a step as this one. */
-static bool read_position(const struct run *r, const char *text, struct position *p)
-{
-    unsigned long long seed;
-    long long v[4];
-    bool earlier = sscanf(text, "seed %llu next_step %lld text_bytes %lld", &seed, &v[0], &v[2]) == 3;
-    if (!earlier && sscanf(text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld", &seed,
-                           &v[0], &v[1], &v[2], &v[3]) != 5)
-        return false;
-    *p = (struct position){.seed = seed, .step = v[0], .text_bytes = v[2]};
-    p->per_step = earlier ? r->per_step : v[3];
-    if (p->step < 0 || p->step > 1000000000 || p->per_step < 1)
-        return false;
-    p->samples = earlier ? p->step * p->per_step * r->o->batch : v[1];
-    return p->samples >= 0 && p->samples <= INT64_MAX / 2;
 }
 
 static bool save_is_due(const struct run *r, int64_t steps_done, bool stop)
@@ -367,11 +352,11 @@ static int load(struct run *r, int64_t *step)
     TRY(reported(zero_load(r->z, latest ? o->save : o->load)));
     const void *data;
     int64_t n;
-    struct position p;
+    struct train_position p;
     char text[256];
     TRY(reported(zero_get_user_data(r->z, &data, &n)));
     snprintf(text, sizeof text, "%.*s", n < 255 ? (int)n : 255, data ? (const char *)data : "");
-    if (!read_position(r, text, &p))
+    if (!train_read_position(text, r->per_step, o->batch, &p))
         return failed(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
     if (p.seed != o->seed || p.text_bytes != r->data.n_bytes) {
         return failed(ZERO_ERR_ARG,
@@ -419,7 +404,7 @@ static int summarize(struct run *r, double loss)
         .stage = -1,
         .device = place_name(&r->place),
         .loss = loss,
-        .tokens_per_step = r->world * r->accum * o->batch * o->model.config.context,
+        .tokens_per_step = r->at.n_dp * r->accum * o->batch * o->model.config.context,
         .flop_per_token = gpt2_flop_per_token(&o->model.config),
         .peak_tflops = o->peak_tflops * r->world,
         .peak_device_bytes = r->peak_device,
@@ -430,8 +415,10 @@ static int summarize(struct run *r, double loss)
         struct zero_stats stats;
         TRY(reported(zero_get_stats(r->z, &stats))); /* before the state is read, which is traffic too */
         TRY(reported(zero_mean(r->z, &peak, 1)));
-        TRY(state_hash(s.state_sha256, r->rank == 0, r->tensors, TRAIN_N_TENSORS, n_states, read_wrapped,
+        TRY(state_hash(s.state_sha256, r->at.dp == 0, r->tensors, TRAIN_N_TENSORS, n_states, read_wrapped,
                        r->z));
+        if (stats.tp > 1)
+            TRY(reported(train_parts_hash(r->z, r->model.part, stats.tp, s.state_sha256)));
         s.stage = stats.stage;
         s.hybrid = stats.hybrid;
         s.shard_group = stats.shard_group;
@@ -487,7 +474,10 @@ static void how_it_runs(const struct run *r, char how[N_HOW])
     if (s.hybrid)
         snprintf(groups, sizeof groups, " as %s in groups of %d", option_word_of(option_hybrids, s.hybrid),
                  s.shard_group);
-    snprintf(how, N_HOW, "stage %d%s on %d rank%s (%s)", s.stage, groups, s.world, s.world == 1 ? "" : "s",
+    snprintf(how, N_HOW, "stage %d%s on %d rank%s%s (%s)", s.stage, groups, s.world, s.world == 1 ? "" : "s",
+             s.tp == 2  ? ", layers in 2 parts"
+             : s.tp > 2 ? ", layers in parts"
+                        : "",
              s.backend);
 }
 
@@ -557,7 +547,7 @@ static int train(struct run *r)
         return move_weights(r);
     }
     introduce(r);
-    r->per_step = r->world * r->accum;
+    r->per_step = r->at.n_dp * r->accum;
     if (o->import_from)
         TRY(move_weights(r));
     r->start_ns = report_now_ns();
@@ -583,11 +573,12 @@ static int train(struct run *r)
 
 int train_run(const struct train_options *o)
 {
-    struct run r = {.o = o, .world = 1, .accum = o->accum, .report = {.json = o->json}};
+    struct run r = {.o = o, .world = 1, .at.n_dp = 1, .accum = o->accum, .report = {.json = o->json}};
     int err = train(&r);
     if (err)
         fprintf(stderr, "zero-bench train: %s\n", failed_text());
     zero_unwrap(&r.z);
+    zero_mesh_close(&r.at.mesh);
     plain_close(&r.plain);
     gpt2_close(&r.model);
     place_close(&r.place);

@@ -93,6 +93,20 @@ void train_call_order(struct zero_call *out, int32_t layers);
  * these up, or there is one. */
 bool train_stores_each(const struct train_options *o);
 
+/* Where a run was when it saved: what libzero does not know of it, the choice of text, is a function of
+ * these. */
+struct train_position {
+    uint64_t seed;
+    /* so far; a sample is one row of a micro-batch */
+    int64_t step, samples;
+    int64_t text_bytes;
+    /* micro-batches, when the run began */
+    int64_t per_step;
+};
+/* From the text that a checkpoint has; also as earlier versions wrote it, whose runs go on with as many
+ * micro-batches in a step as this one, of so many rows. false: it is none. */
+bool train_read_position(const char *text, int64_t per_step, int64_t batch, struct train_position *out);
+
 /* States that an optimizer keeps per weight. */
 int train_n_states(enum zero_optimizer optimizer, double beta1);
 

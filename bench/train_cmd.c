@@ -52,6 +52,16 @@ static error_t finish(struct argp_state *state, void *options)
         argp_error(state, "--plain: saves, loads and imports nothing");
         return EINVAL;
     }
+    const struct gpt2_config *c = &o->model.config;
+    if (c->tp > 1 && c->heads % c->tp) {
+        argp_error(state, "--tp: %lld parts do not divide the %lld heads", (long long)c->tp,
+                   (long long)c->heads);
+        return EINVAL;
+    }
+    if (c->tp > 1 && (o->plain || o->save || o->load || o->import_from)) {
+        argp_error(state, "--tp: not with --plain, --save, --load or --import");
+        return EINVAL;
+    }
     if (o->plain && o->trace) {
         argp_error(state, "--plain: has no timeline for --trace, which is libzero's");
         return EINVAL;
@@ -101,6 +111,8 @@ static const struct option_row rows[] = {
      OPTION_WORD(struct train_options, hybrid, option_hybrids)},
     {"shard-group", "N", "With --hybrid: ranks of a group (those of a host)", 3,
      OPTION_INT(struct train_options, shard_group, 1, 1000000)},
+    {"tp", "N", "Cut each layer over N ranks, which have the same data; divides ranks and heads (1)", 3,
+     OPTION_INT(struct train_options, model.own.tp, 1, 1024)},
     {"prefetch", "N", "Units gathered ahead (2)", 3, OPTION_INT(struct train_options, prefetch, 0, 10000)},
     {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", 3,
      OPTION_BYTES(struct train_options, budget, 1)},

@@ -421,7 +421,10 @@ static void report_residents(const struct zero_ctx *z)
         n_resident += z->plan->resident[u];
         n_declared += z->layout->units[u].resident;
     }
-    if (z->plan->world == 1)
+    if (z->plan->world == 1 && z->mesh.parts > 1)
+        zr_warn(log, "stage 3 shards nothing: each part of the model is on one rank (tp is %d, the world %d)",
+                z->mesh.parts, z->world.world);
+    else if (z->plan->world == 1)
         zr_warn(log, "stage 3 shards nothing: this is rank 0 of world 1, found in: %s", z->world.source);
     else if (n_resident == n)
         zr_warn(

@@ -64,6 +64,26 @@ static void linear_forward(struct gpt2 *m, real *out, const real *inp, const rea
     multiply(m, &args);
 }
 
+/* Over the parts of a layer, where it has several. */
+static void sum_parts(struct gpt2 *m, real *x)
+{
+    if (m->config.tp > 1)
+        RUN(m, m->sum(m->sum_arg, x, m->B * m->config.context * m->config.channels));
+}
+
+/* out (B*T, C) = x (B*T, C) + inp (B*T, K) * weight (C, K)^T + bias (C), K being a part's own: the first part
+ * adds x and bias. */
+static void project(struct gpt2 *m, real *out, const real *x, const real *inp, const real *weight,
+                    const real *bias, int64_t K)
+{
+    int64_t C = m->config.channels;
+    bool first = m->part == 0;
+    if (first)
+        copy(m, out, x, m->B * m->config.context * C);
+    linear_forward(m, out, inp, weight, first ? bias : NULL, K, C, first);
+    sum_parts(m, out);
+}
+
 /* before (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC);  out = gelu(before) */
 static void linear_gelu_forward(struct gpt2 *m, real *out, real *before, const real *inp, const real *weight,
                                 const real *bias, int64_t C, int64_t OC)
@@ -179,22 +199,23 @@ static void multiply_heads(struct gpt2 *m, struct heads c, enum zr_dtype c_dtype
                     .lda = a.row,
                     .ldb = b.row,
                     .ldc = c.row,
-                    .n_batch = m->config.heads,
+                    .n_batch = gpt2_part_heads(&m->config),
                     .stride_a = a.head,
                     .stride_b = b.head,
                     .stride_c = c.head,
                 });
 }
 
-/* atty (B, T, C) = softmax(q * k^T / sqrt(HS)) * v for each head, from qkv (B, T, 3*C), whose columns are q,
+/* atty (B, T, A) = softmax(q * k^T / sqrt(HS)) * v for each head, from qkv (B, T, 3*A), whose columns are q,
  * k, v and in each of those the heads; att (B, NH, T, T) is kept. */
 static void products_forward(struct gpt2 *m, real *atty, real *att, const real *qkv)
 {
-    int64_t T = m->config.context, C = m->config.channels, NH = m->config.heads, HS = C / NH;
+    int64_t T = m->config.context, A = gpt2_part_channels(&m->config), NH = gpt2_part_heads(&m->config),
+            HS = A / NH;
     float *scores = m->stats.scores;
-    for (int64_t b = 0; b < m->B; b++, atty += T * C, att += NH * T * T, qkv += T * 3 * C) {
-        struct heads q = {qkv, 3 * C, HS}, k = {qkv + C, 3 * C, HS}, v = {qkv + 2 * C, 3 * C, HS};
-        struct heads s = {scores, T, T * T}, p = {att, T, T * T}, y = {atty, C, HS};
+    for (int64_t b = 0; b < m->B; b++, atty += T * A, att += NH * T * T, qkv += T * 3 * A) {
+        struct heads q = {qkv, 3 * A, HS}, k = {qkv + A, 3 * A, HS}, v = {qkv + 2 * A, 3 * A, HS};
+        struct heads s = {scores, T, T * T}, p = {att, T, T * T}, y = {atty, A, HS};
         multiply_heads(m, s, ZR_F32, q, false, k, true, T, T, HS); /* scores = q k^T */
         LAYER(m, causal_softmax_forward, att, scores, NH, T, 1.0f / sqrtf((float)HS));
         multiply_heads(m, y, GPT2_GEMM_DTYPE, p, false, v, false, T, HS, T); /* y = att v */
@@ -203,14 +224,16 @@ static void products_forward(struct gpt2 *m, real *atty, real *att, const real *
 
 static void products_backward(struct gpt2 *m, real *dqkv, const real *datty, const real *att, const real *qkv)
 {
-    int64_t T = m->config.context, C = m->config.channels, NH = m->config.heads, HS = C / NH, T3C = T * 3 * C;
+    int64_t T = m->config.context, A = gpt2_part_channels(&m->config), NH = gpt2_part_heads(&m->config),
+            HS = A / NH;
+    int64_t T3A = T * 3 * A;
     float *datt = m->stats.scores;
     real *dscores = m->acts.dscores;
-    for (int64_t b = 0; b < m->B; b++, datty += T * C, att += NH * T * T, qkv += T3C, dqkv += T3C) {
-        struct heads q = {qkv, 3 * C, HS}, k = {qkv + C, 3 * C, HS}, v = {qkv + 2 * C, 3 * C, HS};
-        struct heads dq = {dqkv, 3 * C, HS}, dk = {dqkv + C, 3 * C, HS}, dv = {dqkv + 2 * C, 3 * C, HS};
+    for (int64_t b = 0; b < m->B; b++, datty += T * A, att += NH * T * T, qkv += T3A, dqkv += T3A) {
+        struct heads q = {qkv, 3 * A, HS}, k = {qkv + A, 3 * A, HS}, v = {qkv + 2 * A, 3 * A, HS};
+        struct heads dq = {dqkv, 3 * A, HS}, dk = {dqkv + A, 3 * A, HS}, dv = {dqkv + 2 * A, 3 * A, HS};
         struct heads p = {att, T, T * T}, dp = {datt, T, T * T}, ds = {dscores, T, T * T},
-                     dy = {datty, C, HS};
+                     dy = {datty, A, HS};
         multiply_heads(m, dp, ZR_F32, dy, false, v, true, T, T, HS);          /* datt = dy v^T */
         multiply_heads(m, dv, GPT2_GEMM_DTYPE, p, true, dy, false, T, HS, T); /* dv = att^T dy */
         LAYER(m, causal_softmax_backward, dscores, datt, att, NH, T, 1.0f / sqrtf((float)HS));
@@ -221,7 +244,8 @@ static void products_backward(struct gpt2 *m, real *dqkv, const real *datty, con
 
 static void attention_forward(struct gpt2 *m, int64_t l, real *atty, const real *qkv)
 {
-    int64_t T = m->config.context, NH = m->config.heads, HS = m->config.channels / NH, rows = m->B * NH * T;
+    int64_t T = m->config.context, NH = gpt2_part_heads(&m->config), HS = gpt2_part_channels(&m->config) / NH;
+    int64_t rows = m->B * NH * T;
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
     if (m->attention)
         RUN(m, m->attention->forward(m->place, atty, m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
@@ -233,7 +257,8 @@ static void attention_forward(struct gpt2 *m, int64_t l, real *atty, const real 
 static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real *datty, const real *atty,
                                const real *qkv)
 {
-    int64_t T = m->config.context, NH = m->config.heads, HS = m->config.channels / NH, rows = m->B * NH * T;
+    int64_t T = m->config.context, NH = gpt2_part_heads(&m->config), HS = gpt2_part_channels(&m->config) / NH;
+    int64_t rows = m->B * NH * T;
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
     if (m->attention) {
         RUN(m, m->attention->backward(m->place, dqkv, m->stats.dots, datty, atty, m->stats.logsum + l * rows,
@@ -289,26 +314,25 @@ static real *residual_before(struct gpt2 *m, int64_t l)
 void gpt2_layer_forward(struct gpt2 *m, int64_t l)
 {
     int64_t C = m->config.channels, BT = m->B * m->config.context;
+    int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
     const struct params *p = &m->params;
     const struct activations *a = &m->acts;
     const struct statistics *s = &m->stats;
     const real *x = residual_before(m, l);
-    real *ln1 = a->ln1 + l * BT * C, *qkv = a->qkv + l * BT * 3 * C;
-    real *atty = a->atty + l * BT * C, *residual2 = a->residual2 + l * BT * C, *ln2 = a->ln2 + l * BT * C;
-    real *fch = a->fch + l * BT * 4 * C, *fch_gelu = a->fch_gelu + l * BT * 4 * C;
+    real *ln1 = a->ln1 + l * BT * C, *qkv = a->qkv + l * BT * 3 * A;
+    real *atty = a->atty + l * BT * A, *residual2 = a->residual2 + l * BT * C, *ln2 = a->ln2 + l * BT * C;
+    real *fch = a->fch + l * BT * F, *fch_gelu = a->fch_gelu + l * BT * F;
     real *residual3 = a->residual3 + l * BT * C;
 
     LAYER(m, layernorm_forward, ln1, s->ln1_mean + l * BT, s->ln1_rstd + l * BT, x, p->ln1w + l * C,
           p->ln1b + l * C, s->scratch, BT, C);
-    linear_forward(m, qkv, ln1, p->qkvw + l * 3 * C * C, p->qkvb + l * 3 * C, C, 3 * C, false);
+    linear_forward(m, qkv, ln1, p->qkvw + l * 3 * A * C, p->qkvb + l * 3 * A, C, 3 * A, false);
     attention_forward(m, l, atty, qkv);
-    copy(m, residual2, x, BT * C);
-    linear_forward(m, residual2, atty, p->attprojw + l * C * C, p->attprojb + l * C, C, C, true);
+    project(m, residual2, x, atty, p->attprojw + l * C * A, p->attprojb + l * C, A);
     LAYER(m, layernorm_forward, ln2, s->ln2_mean + l * BT, s->ln2_rstd + l * BT, residual2, p->ln2w + l * C,
           p->ln2b + l * C, s->scratch, BT, C);
-    linear_gelu_forward(m, fch_gelu, fch, ln2, p->fcw + l * 4 * C * C, p->fcb + l * 4 * C, C, 4 * C);
-    copy(m, residual3, residual2, BT * C);
-    linear_forward(m, residual3, fch_gelu, p->fcprojw + l * C * 4 * C, p->fcprojb + l * C, 4 * C, C, true);
+    linear_gelu_forward(m, fch_gelu, fch, ln2, p->fcw + l * F * C, p->fcb + l * F, C, F);
+    project(m, residual3, residual2, fch_gelu, p->fcprojw + l * C * F, p->fcprojb + l * C, F);
 }
 
 void gpt2_head_forward(struct gpt2 *m)
@@ -365,31 +389,33 @@ void gpt2_head_backward(struct gpt2 *m)
           m->stats.scratch, BT, C);
 }
 
-/* dresidual: on entry the gradient of the layer's output, on return that of its input. */
+/* dresidual: on entry the gradient of the layer's output, on return that of its input. dbtc is summed over
+ * parts before it passes a norm. */
 void gpt2_layer_backward(struct gpt2 *m, int64_t l)
 {
     int64_t C = m->config.channels, BT = m->B * m->config.context;
+    int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
     const struct params *p = &m->params, *g = &m->grads;
     const struct activations *a = &m->acts;
     const struct statistics *s = &m->stats;
     const real *x = residual_before(m, l);
-    const real *ln1 = a->ln1 + l * BT * C, *qkv = a->qkv + l * BT * 3 * C;
-    const real *atty = a->atty + l * BT * C, *residual2 = a->residual2 + l * BT * C,
+    const real *ln1 = a->ln1 + l * BT * C, *qkv = a->qkv + l * BT * 3 * A;
+    const real *atty = a->atty + l * BT * A, *residual2 = a->residual2 + l * BT * C,
                *ln2 = a->ln2 + l * BT * C;
-    const real *fch = a->fch + l * BT * 4 * C, *fch_gelu = a->fch_gelu + l * BT * 4 * C;
+    const real *fch = a->fch + l * BT * F, *fch_gelu = a->fch_gelu + l * BT * F;
 
-    linear_backward_input(m, a->dfch, a->dresidual, C, p->fcprojw + l * C * 4 * C, fch, 4 * C, C);
-    linear_backward_weight(m, g->fcprojw + l * C * 4 * C, g->fcprojb + l * C, a->dresidual, C, fch_gelu,
-                           4 * C, C);
-    linear_backward(m, a->dbtc, g->fcw + l * 4 * C * C, g->fcb + l * 4 * C, a->dfch, ln2,
-                    p->fcw + l * 4 * C * C, C, 4 * C);
+    linear_backward_input(m, a->dfch, a->dresidual, C, p->fcprojw + l * C * F, fch, F, C);
+    linear_backward_weight(m, g->fcprojw + l * C * F, g->fcprojb + l * C, a->dresidual, C, fch_gelu, F, C);
+    linear_backward(m, a->dbtc, g->fcw + l * F * C, g->fcb + l * F, a->dfch, ln2, p->fcw + l * F * C, C, F);
+    sum_parts(m, a->dbtc);
     LAYER(m, layernorm_backward, a->dresidual, g->ln2w + l * C, g->ln2b + l * C, a->dbtc, residual2,
           p->ln2w + l * C, s->ln2_mean + l * BT, s->ln2_rstd + l * BT, s->scratch, BT, C);
-    linear_backward(m, a->dbtc, g->attprojw + l * C * C, g->attprojb + l * C, a->dresidual, atty,
-                    p->attprojw + l * C * C, C, C);
+    linear_backward(m, a->dbtc, g->attprojw + l * C * A, g->attprojb + l * C, a->dresidual, atty,
+                    p->attprojw + l * C * A, A, C);
     attention_backward(m, l, a->dqkv, a->dbtc, atty, qkv);
-    linear_backward(m, a->dbtc, g->qkvw + l * 3 * C * C, g->qkvb + l * 3 * C, a->dqkv, ln1,
-                    p->qkvw + l * 3 * C * C, C, 3 * C);
+    linear_backward(m, a->dbtc, g->qkvw + l * 3 * A * C, g->qkvb + l * 3 * A, a->dqkv, ln1,
+                    p->qkvw + l * 3 * A * C, C, 3 * A);
+    sum_parts(m, a->dbtc);
     LAYER(m, layernorm_backward, a->dresidual, g->ln1w + l * C, g->ln1b + l * C, a->dbtc, x, p->ln1w + l * C,
           s->ln1_mean + l * BT, s->ln1_rstd + l * BT, s->scratch, BT, C);
 }

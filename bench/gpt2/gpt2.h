@@ -6,7 +6,11 @@
  * The same text runs on the host and on a GPU: memory is its place's, and work is put on its place's stream
  * (on the host it is done when a call returns). No call waits for a GPU but those that say so.
  *
- * B rows, T tokens each, C channels, NH heads, L layers, V token ids. */
+ * B rows, T tokens each, C channels, NH heads, L layers, V token ids.
+ *
+ * Layers may be cut into parts, on a rank each (config.tp): a part has some of the heads, with A of the C
+ * channels between qkv and the projection, and F of the 4*C of the MLP. Embedding, norms and head are whole,
+ * and the same on all ranks. What a part's projections give is added up over the parts by sum(). */
 #ifndef ZERO_BENCH_GPT2_H
 #define ZERO_BENCH_GPT2_H
 
@@ -19,11 +23,11 @@
  *     wte                 (V, C), token embedding, and the head
  *     wpe                 (T, C), position embedding
  *     ln1w, ln1b          (L, C)
- *     qkvw, qkvb          (L, 3*C, C) and (L, 3*C)
- *     attprojw, attprojb  (L, C, C) and (L, C)
+ *     qkvw, qkvb          (L, 3*A, C) and (L, 3*A)
+ *     attprojw, attprojb  (L, C, A) and (L, C)
  *     ln2w, ln2b          (L, C)
- *     fcw, fcb            (L, 4*C, C) and (L, 4*C)
- *     fcprojw, fcprojb    (L, C, 4*C) and (L, C)
+ *     fcw, fcb            (L, F, C) and (L, F)
+ *     fcprojw, fcprojb    (L, C, F) and (L, C)
  *     lnfw, lnfb          (C)
  */
 struct params {
@@ -38,10 +42,11 @@ struct params {
  *
  *     embedded             (B, T, C)
  *     ln1                  (L, B, T, C)
- *     qkv                  (L, B, T, 3*C)
+ *     qkv                  (L, B, T, 3*A)
  *     att                  (L, B, NH, T, T), after the softmax; none where attention is one piece
- *     atty, residual2, ln2 (L, B, T, C)
- *     fch, fch_gelu        (L, B, T, 4*C)
+ *     atty                 (L, B, T, A)
+ *     residual2, ln2       (L, B, T, C)
+ *     fch, fch_gelu        (L, B, T, F)
  *     residual3            (L, B, T, C)
  *     lnf                  (B, T, C)
  *     dlogits              (B, T, V), rows padded: the gradient of the loss, made in forward
@@ -49,10 +54,12 @@ struct params {
  * and scratch of backward:
  *
  *     dresidual, dbtc      (B, T, C)
- *     dqkv                 (B, T, 3*C)
- *     dfch                 (B, T, 4*C)
+ *     dqkv                 (B, T, 3*A)
+ *     dfch                 (B, T, F)
  *     dscores              (NH, T, T) of one row; none where attention is one piece
  *     dbias                (4*C)
+ *
+ * NH being the part's own heads.
  */
 struct activations {
     real *embedded;
@@ -98,6 +105,11 @@ struct gpt2 {
     /* Backward stores the gradients of matrices (wte, qkvw, attprojw, fcw, fcprojw), whatever they held, and
      * adds to all others; else it adds to these, too. Set by the caller before a backward pass. */
     bool stores;
+    /* With config.tp above 1: which part this is, and what adds x (n) up over the parts, in place, on the
+     * place's stream, as the dtype's reals; 0 or a zr_err. Set before forward. */
+    int32_t part;
+    int (*sum)(void *arg, real *x, int64_t n);
+    void *sum_arg;
     struct activations acts;
     struct statistics stats;
     /* (B, T), of each token; their mean, summed over micro-batches */
@@ -137,7 +149,8 @@ void gpt2_close(struct gpt2 *m);
 
 /* GPT-2's first values of elements [first, first + n) of tensor t, as struct gpt2_params counts, to x of the
  * host: normal 0.02, residual projections by 1/sqrt(2L) smaller, norms 1, biases 0. They follow from seed and
- * from the element's number alone. */
+ * from the element's number alone. Of a part (part, with config->tp) elements are counted as it has them, and
+ * have the values that they have in the whole. */
 void gpt2_draw(const struct gpt2_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x);
 
 /* Points m->tokens and m->targets at memory that may be filled in. To be called before each micro-batch;

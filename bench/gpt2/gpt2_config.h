@@ -15,7 +15,23 @@ struct gpt2_config {
     int64_t context;
     /* V, different tokens */
     int64_t vocab;
+    /* parts of each layer, on a rank each; 0 and 1: layers are whole. Divides the heads */
+    int64_t tp;
 };
+
+/* Of a part: its heads, their channels, A, and those of its MLP, F. Of all parts they are NH, C and 4*C. */
+static inline int64_t gpt2_part_heads(const struct gpt2_config *c)
+{
+    return c->tp > 1 ? c->heads / c->tp : c->heads;
+}
+static inline int64_t gpt2_part_channels(const struct gpt2_config *c)
+{
+    return c->tp > 1 ? c->channels / c->tp : c->channels;
+}
+static inline int64_t gpt2_part_hidden(const struct gpt2_config *c)
+{
+    return 4 * gpt2_part_channels(c);
+}
 
 /* The model's parameters, counted: every weight, bias and norm; the head is tied to the embedding. */
 int64_t gpt2_n_params(const struct gpt2_config *c);
@@ -35,7 +51,7 @@ struct model_options {
 
     /* as read: all of the above follows from the preset, */
     int preset;
-    /* and from the sizes that were given one by one; 0: the preset's */
+    /* and from the sizes that were given one by one; 0: the preset's. tp is an option of zero-bench train */
     struct gpt2_config own;
 };
 

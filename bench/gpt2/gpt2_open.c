@@ -35,20 +35,21 @@ static void give_back(struct gpt2 *m, struct gpt2_block *block)
 static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_config *c)
 {
     int64_t L = c->layers, C = c->channels, T = c->context, V = c->vocab;
+    int64_t A = gpt2_part_channels(c), F = gpt2_part_hidden(c);
     const int64_t s[GPT2_N_TENSORS] = {
         V * C,         /* wte */
         T * C,         /* wpe */
         L * C,         /* ln1w */
         L * C,         /* ln1b */
-        L * 3 * C * C, /* qkvw */
-        L * 3 * C,     /* qkvb */
-        L * C * C,     /* attprojw */
+        L * 3 * A * C, /* qkvw */
+        L * 3 * A,     /* qkvb */
+        L * C * A,     /* attprojw */
         L * C,         /* attprojb */
         L * C,         /* ln2w */
         L * C,         /* ln2b */
-        L * 4 * C * C, /* fcw */
-        L * 4 * C,     /* fcb */
-        L * C * 4 * C, /* fcprojw */
+        L * F * C,     /* fcw */
+        L * F,         /* fcb */
+        L * C * F,     /* fcprojw */
         L * C,         /* fcprojb */
         C,             /* lnfw */
         C,             /* lnfb */
@@ -62,25 +63,27 @@ static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_conf
 
 static int open_activations(struct gpt2 *m)
 {
-    int64_t L = m->config.layers, C = m->config.channels, T = m->config.context, NH = m->config.heads;
+    int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
+            NH = gpt2_part_heads(&m->config);
+    int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
     int64_t B = m->B, TT = m->attention ? 0 : T * T;
     const int64_t sizes[GPT2_N_ACTIVATIONS] = {
         B * T * C,            /* embedded */
         L * B * T * C,        /* ln1 */
-        L * B * T * 3 * C,    /* qkv */
+        L * B * T * 3 * A,    /* qkv */
         L * B * NH * TT,      /* att */
-        L * B * T * C,        /* atty */
+        L * B * T * A,        /* atty */
         L * B * T * C,        /* residual2 */
         L * B * T * C,        /* ln2 */
-        L * B * T * 4 * C,    /* fch */
-        L * B * T * 4 * C,    /* fch_gelu */
+        L * B * T * F,        /* fch */
+        L * B * T * F,        /* fch_gelu */
         L * B * T * C,        /* residual3 */
         B * T * C,            /* lnf */
         B * T * m->ld_logits, /* dlogits */
         B * T * C,            /* dresidual */
         B * T * C,            /* dbtc */
-        B * T * 3 * C,        /* dqkv */
-        B * T * 4 * C,        /* dfch */
+        B * T * 3 * A,        /* dqkv */
+        B * T * F,            /* dfch */
         NH * TT,              /* dscores */
         4 * C,                /* dbias */
     };
@@ -89,7 +92,8 @@ static int open_activations(struct gpt2 *m)
 
 static int open_statistics(struct gpt2 *m)
 {
-    int64_t L = m->config.layers, C = m->config.channels, T = m->config.context, NH = m->config.heads;
+    int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
+            NH = gpt2_part_heads(&m->config);
     int64_t B = m->B, TT = m->attention ? 0 : T * T;
     const int64_t sizes[GPT2_N_STATISTICS] = {
         L * B * T,

@@ -99,6 +99,9 @@ GPT2_HOST_DEVICE real from_float(float f)
 #define plain_device_read   GPT2_NAME(plain_device_read)
 #define plain_device_close  GPT2_NAME(plain_device_close)
 #define train_describe      GPT2_NAME(train_describe)
+#define train_draw_part     GPT2_NAME(train_draw_part)
+#define train_parts_open    GPT2_NAME(train_parts_open)
+#define train_parts_hash    GPT2_NAME(train_parts_hash)
 #define train_run           GPT2_NAME(train_run)
 
 #endif

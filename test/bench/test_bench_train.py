@@ -2,7 +2,7 @@
 
 Of the hybrids a sample is run, drawn from SEED (printed; else the time). All of them, in some minutes:
 
-    N_HYBRIDS=all python3 test/bench/test_bench_train.py build-test/bench/zero-bench build-test/zero/zero-run Hybrids
+    N_HYBRIDS=all python3 test/bench/test_bench_train.py build-test/bench/zero-bench build-test/zero/zero-run Hybrids Parts
 """
 import functools
 import os
@@ -218,6 +218,60 @@ class Hybrids(unittest.TestCase):
             for hybrid, *how in cases if everything else draw.sample(cases, 1):
                 with self.subTest(world=world, group=group, hybrid=hybrid, accum=how[0], dtype=how[1], prefetch=how[2]):
                     self.check(world, group, hybrid, *how)
+
+
+class Parts(unittest.TestCase):
+    """Layers in parts. With as many of them the bits do not depend on stage, hybrid, prefetch or how the data is dealt; losses and norms are those of
+    the whole model. N_HYBRIDS=all: every stage."""
+    SIZES = ['--layers=3', '--heads=6', '--channels=48', '--context=16']
+    PER_STEP = 4
+
+    def run_of(self, tp, n_dp, dtype, *how):
+        args = [*TINY, *self.SIZES, f'--accum={self.PER_STEP // n_dp}', f'--dtype={dtype}', f'--steps={STEPS}', *how]
+        steps, summary = train(tp * n_dp, *args, *([f'--tp={tp}'] if tp > 1 else []))
+        self.assertEqual(len(steps), STEPS)
+        self.assertEqual(summary['world'], tp * n_dp)
+        self.assertEqual(summary['bytes'], summary['planned_bytes'])
+        self.assertAlmostEqual(steps[0]['tokens_per_s'] * steps[0]['ms'] / 1000, self.PER_STEP * 2 * 16, delta=0.01)
+        return [(s['loss'], s['grad_norm']) for s in steps], summary
+
+    def test_parts(self):
+        seed = int(os.environ.get('SEED') or time.time_ns() % 10**9)
+        print(f'SEED={seed}', flush=True)
+        draw = random.Random(seed)
+        hows = [(n_dp, *how) for n_dp in (1, 2, 4) for how in [[f'--stage={s}', f'--prefetch={p}'] for s in range(4) for p in (0, 2)]]
+        hows += [(4, '--stage=3', f'--hybrid={h}', '--shard-group=2', '--deterministic=on') for h in ('hsdp', 'hfsdp')]
+        for tp, dtype, near in [(2, 'f32', 2e-5), (3, 'f32', 2e-5), (2, 'bf16', 2e-2)]:
+            whole, whole_summary = self.run_of(1, 1, dtype, '--stage=0')
+            first = None
+            some = [how for how in hows if tp * how[0] <= 8]
+            for n_dp, *how in some if os.environ.get('N_HYBRIDS') == 'all' else draw.sample(some, 3):
+                with self.subTest(tp=tp, dtype=dtype, n_dp=n_dp, how=how):
+                    got, summary = self.run_of(tp, n_dp, dtype, *how)
+                    for (loss, norm), (want, want_norm) in zip(got, whole):
+                        self.assertLess(abs(loss - want), near * want)
+                        self.assertLess(abs(norm - want_norm), 10 * near * want_norm)
+                    first = first or (got, summary['state_sha256'])
+                    self.assertEqual((got, summary['state_sha256']), first)
+                    self.assertNotEqual(summary['state_sha256'], whole_summary['state_sha256'])
+
+    def test_memory(self):
+        """What is cut takes its part of the memory, and what is not all of it: embeddings, norms and biases behind a sum."""
+        C, T, V, L = 48, 16, 256, 3
+        shared = (V + T + 2) * C + L * 6 * C
+        cut = L * (12 * C * C + 7 * C)
+        for tp in (1, 2, 3, 6):
+            _, summary = self.run_of(tp, 1, 'f32', '--stage=1')
+            self.assertAlmostEqual(summary['bytes']['moments'] / 8, shared + cut / tp, delta=4 * 64 * 20)
+
+    def test_refused(self):
+        for world, args, says in [(2, ['--tp=4'], '--tp: 4 parts do not divide the 6 heads'), (2, ['--tp=2', '--plain'], '--tp: not with --plain'),
+                                  (2, ['--tp=2', '--save=x'], '--tp: not with'), (2, ['--tp=3'], 'do not multiply to the world of 2'),
+                                  (2, ['--tp=2', '--hybrid=hsdp', '--stage=3', '--shard-group=2'], 'do not multiply to the world of 2')]:
+            with self.subTest(args=args):
+                done = run([ZERO_RUN, '-n', str(world), '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES, *args])
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn(says, done.stderr)
 
 
 class Learning(unittest.TestCase):

@@ -1,0 +1,108 @@
+/* train_parts.c: see train_parts.h. */
+#include "bench/train_parts.h"
+
+#include <stdlib.h>
+
+static int sum(void *arg, real *x, int64_t n)
+{
+    zero_ctx **z = arg;
+    return zero_tp_leave(*z, x, x, n, GPT2_ZERO_DTYPE, ZERO_FORWARD);
+}
+
+int train_parts_open(struct train_place *p, struct gpt2 *model, zero_ctx **z, struct zero_config *cfg)
+{
+    int32_t tp = (int32_t)model->config.tp, world;
+    if (tp <= 1)
+        return 0;
+    int err = zero_find_rank(cfg, NULL, &world, NULL);
+    int32_t group = cfg->hybrid && cfg->shard_group > 0 ? cfg->shard_group : -1;
+    int32_t copies = group > 0 && world % (group * tp) == 0 ? world / (group * tp) : 1;
+    const struct zero_axis axes[] = {{"dp_replicate", copies}, {"dp_shard", group}, {"tp", tp}};
+    if (!err)
+        err = zero_mesh_open(&p->mesh, axes, 3, cfg);
+    if (!err)
+        err = zero_mesh_rank(p->mesh, "tp", &model->part, NULL);
+    if (!err)
+        err = zero_mesh_rank(p->mesh, "dp", &p->dp, &p->n_dp);
+    cfg->mesh = p->mesh;
+    cfg->shard_group = ZERO_AUTO;
+    model->sum = sum;
+    model->sum_arg = z;
+    return err;
+}
+
+/* How a tensor of the part lies in the whole: as rows, of which each is a run of `run` elements from column
+ * `at` of a row of `width`. rows: of a layer, in blocks that each part has some of. */
+struct cut {
+    int64_t rows, blocks, run, width, at;
+};
+
+/* NULL rows: it is not cut. */
+static struct cut cut_of(const struct gpt2_config *c, int32_t part, int t)
+{
+    int64_t C = c->channels, A = gpt2_part_channels(c), F = gpt2_part_hidden(c);
+    switch (t) {
+    case 4: /* qkvw */
+        return (struct cut){3 * A, 3, C, C, 0};
+    case 5: /* qkvb */
+        return (struct cut){3 * A, 3, 1, 1, 0};
+    case 6: /* attprojw */
+        return (struct cut){C, 0, A, C, part * A};
+    case 10: /* fcw */
+        return (struct cut){F, 1, C, C, 0};
+    case 11: /* fcb */
+        return (struct cut){F, 1, 1, 1, 0};
+    case 12: /* fcprojw */
+        return (struct cut){C, 0, F, 4 * C, part * F};
+    default:
+        return (struct cut){0};
+    }
+}
+
+/* The row of the whole tensor that row r of the part's is, layers counted through. */
+static int64_t whole_row(const struct gpt2_config *c, const struct cut *cut, int32_t part, int64_t r)
+{
+    if (!cut->blocks)
+        return r;
+    int64_t layer = r / cut->rows, in_layer = r % cut->rows, of_block = cut->rows / cut->blocks;
+    int64_t block = in_layer / of_block;
+    return layer * cut->rows * c->tp + block * of_block * c->tp + part * of_block + in_layer % of_block;
+}
+
+void train_draw_part(const struct gpt2_config *config, int32_t part, uint64_t seed, int t, int64_t first,
+                     int64_t n, real *x)
+{
+    const struct cut cut = cut_of(config, part, t);
+    if (config->tp <= 1 || !cut.rows) {
+        gpt2_draw(config, seed, t, first, n, x);
+        return;
+    }
+    for (int64_t at = first, k; at < first + n; at += k) {
+        int64_t row = at / cut.run, column = at % cut.run;
+        k = cut.run - column < first + n - at ? cut.run - column : first + n - at;
+        gpt2_draw(config, seed, t, whole_row(config, &cut, part, row) * cut.width + cut.at + column, k,
+                  x + (at - first));
+    }
+}
+
+/* Each rank puts its digits in its own place, and all are added up. */
+int train_parts_hash(zero_ctx *z, int32_t part, int64_t n_parts, char hash[STATE_HASH_CHARS])
+{
+    enum { DIGITS = STATE_HASH_CHARS - 1 };
+    float *digits = calloc((size_t)n_parts * DIGITS, sizeof *digits);
+    char *all = malloc((size_t)n_parts * DIGITS + 1);
+    int err = digits && all
+                  ? 0
+                  : zr_fail(ZR_ERR_NOMEM, "no memory for the hashes of %lld parts", (long long)n_parts);
+    for (int i = 0; !err && i < DIGITS; i++)
+        digits[part * DIGITS + i] = (float)hash[i];
+    if (!err)
+        err = zero_tp_reduce(z, digits, n_parts * DIGITS, ZERO_TP_SUM);
+    for (int64_t i = 0; !err && i < n_parts * DIGITS; i++)
+        all[i] = (char)digits[i];
+    if (!err)
+        state_hash_text(hash, all, (size_t)n_parts * DIGITS);
+    free(digits);
+    free(all);
+    return err;
+}
