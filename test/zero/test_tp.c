@@ -618,26 +618,49 @@ static void calls_that_are_refused(void **state)
     }
 }
 
+/* A rank of two parts that has not wrapped yet. */
+struct unwrapped {
+    struct setup s;
+    struct zero_config cfg;
+    zero_mesh *mesh;
+    int32_t part;
+    struct model *model;
+};
+
+static int open_unwrapped(struct toy_rank *r, struct unwrapped *u)
+{
+    int32_t dp, n_dp;
+    *u = (struct unwrapped){.s = {.stage = *(int *)r->arg, .tp = 2}};
+    u->cfg = toy_config(r, u->s.stage);
+    u->cfg.log = forget_line;
+    u->cfg.optimizer = ZERO_SGD;
+    u->cfg.weight_decay = 0;
+    int err = open_mesh(r, &u->s, &u->cfg, &u->mesh, &u->part, &dp, &n_dp);
+    u->model = make_model(2, u->part);
+    return err;
+}
+
+static void close_unwrapped(struct unwrapped *u)
+{
+    zero_mesh_close(&u->mesh);
+    free(u->model);
+}
+
 /* Ranks of tp that begin with other values of what none of them has cut. */
 static void begin_apart(struct toy_rank *r)
 {
-    struct setup s = {.stage = *(int *)r->arg, .tp = 2};
-    struct zero_config cfg = toy_config(r, s.stage);
-    zero_mesh *mesh = NULL;
+    struct unwrapped u;
     zero_ctx *z = NULL;
-    int32_t part = 0, dp, n_dp;
     int err = 0;
-    r->arg = &s;
-    cfg.log = forget_line;
-    TOY_TRY(open_mesh(r, &s, &cfg, &mesh, &part, &dp, &n_dp));
-    struct model *m = make_model(2, part);
-    if (part)
-        m->net.layer[1].b[3] += 1;
-    toy_expect(r, zero_wrap(&z, m->table, TENSORS, &cfg), ZERO_ERR_MISMATCH, "tensor b1 has no ZERO_TP_CUT");
-    if (z || m->net.layer[1].b != m->own[5])
+    TOY_TRY(open_unwrapped(r, &u));
+    if (u.part)
+        u.model->net.layer[1].b[3] += 1;
+    if (!err)
+        toy_expect(r, zero_wrap(&z, u.model->table, TENSORS, &u.cfg), ZERO_ERR_MISMATCH,
+                   "tensor b1 has no ZERO_TP_CUT");
+    if (z || u.model->net.layer[1].b != u.model->own[5])
         toy_wrong(r, "something is left of a context that did not come about");
-    zero_mesh_close(&mesh);
-    free(m);
+    close_unwrapped(&u);
 }
 
 static void values_that_differ(void **state)
@@ -653,31 +676,22 @@ static void values_that_differ(void **state)
 /* A backward that leaves out the sum over tp: what no rank has cut comes apart, and cfg.check finds it. */
 static void forget_the_sum(struct toy_rank *r)
 {
-    struct setup s = {.stage = *(int *)r->arg, .tp = 2};
-    struct zero_config cfg = toy_config(r, s.stage);
-    zero_mesh *mesh = NULL;
+    struct unwrapped u;
     zero_ctx *z = NULL;
-    int32_t part = 0, dp, n_dp;
     int err = 0;
-    r->arg = &s;
-    cfg.log = forget_line;
-    cfg.check = 1;
-    cfg.optimizer = ZERO_SGD;
-    cfg.weight_decay = 0;
-    TOY_TRY(open_mesh(r, &s, &cfg, &mesh, &part, &dp, &n_dp));
-    struct model *m = make_model(2, part);
-    TOY_TRY(zero_wrap(&z, m->table, TENSORS, &cfg));
-    for (int u = LAYERS; u-- > 0;) {
-        TOY_TRY(zero_begin(z, u, ZERO_BACKWARD));
+    TOY_TRY(open_unwrapped(r, &u));
+    u.cfg.check = 1;
+    TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
+    for (int unit = LAYERS; unit-- > 0;) {
+        TOY_TRY(zero_begin(z, unit, ZERO_BACKWARD));
         if (!err)
-            m->net.layer[u].ds[0] += (float)(1 + part);
-        TOY_TRY(zero_end(z, u, ZERO_BACKWARD));
+            u.model->net.layer[unit].ds[0] += (float)(1 + u.part);
+        TOY_TRY(zero_end(z, unit, ZERO_BACKWARD));
     }
     if (!err)
         toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_MISMATCH, "tensor s0 has no ZERO_TP_CUT");
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
-    free(m);
+    close_unwrapped(&u);
 }
 
 static void gradients_that_differ(void **state)
