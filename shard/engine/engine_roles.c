@@ -141,11 +141,12 @@ void zr_roles_abort(struct zr_engine *e, int code, const char *text)
         e->distinct[i]->ops->abort(e->distinct[i], code, text);
 }
 
+/* Activations are put on theirs by the model's thread, which may wait. */
 bool zr_roles_have_room(const struct zr_engine *e, int n_ops)
 {
     for (int i = 0; i < e->n_distinct; i++) {
         struct zr_comm *c = e->distinct[i];
-        if (c->ops->has_room && !c->ops->has_room(c, n_ops, e->most_segs))
+        if (c != e->role[ZR_ROLE_MODEL].comm && c->ops->has_room && !c->ops->has_room(c, n_ops, e->most_segs))
             return false;
     }
     return true;
