@@ -37,6 +37,7 @@ enum { WORLD = 4, SAMPLE = 18, SAMPLE_MS = 15000, LONG_MS = 30000, HANG_MS = 120
     X(NOTHING, "nothing")                                                                                    \
     X(WRAP, "zero_wrap")                                                                                     \
     X(BRACKETS, "brackets")                                                                                  \
+    X(PARTS, "zero_tp_leave")                                                                                \
     X(NORM, "zero_norm")                                                                                     \
     X(STEP, "zero_step")                                                                                     \
     X(GATHER, "zero_gather_all")                                                                             \
@@ -65,6 +66,7 @@ struct loss {
     uint32_t nth;
     double part;
     bool async; /* saves are */
+    int tp;
     int prefetch, timeout_ms, n_hosts;
     char folder[64];
 };
@@ -146,18 +148,26 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
     struct view *v = &shared->view[r->rank];
     enum doing failed_in = NOTHING;
     int err = 0;
-    float x[8];
+    float x[8] = {0};
     double value = r->rank;
+    zero_mesh *mesh = NULL;
+    const struct zero_axis axes[] = {{"dp_shard", -1}, {"tp", l->tp}};
     cfg->timeout_ms = l->timeout_ms;
     cfg->start_timeout_ms = l->timeout_ms;
     cfg->save_async = l->async;
     cfg->prefetch = l->prefetch;
     cfg->save_keep = 2;
+    if (l->tp > 1)
+        err = zero_mesh_open(&mesh, axes, 2, cfg);
+    cfg->mesh = mesh;
     DO(WRAP, zero_wrap(z, m->table, TOY_TENSORS, cfg));
+    zero_mesh_close(&mesh);
     for (uint32_t round = 0; !err && *z; round++) {
         for (int step = 0; step < 2; step++) {
             DO(BRACKETS, toy_forward(m, *z, true));
-            DO(BRACKETS, toy_backward(m, *z, true, step, r->rank));
+            if (l->tp > 1)
+                DO(PARTS, zero_tp_leave(*z, x, x, 8, ZERO_F32, ZERO_FORWARD));
+            DO(BRACKETS, toy_backward(m, *z, true, step, r->rank / l->tp));
             if (step)
                 DO(NORM, zero_norm(*z, &value));
             DO(STEP, zero_step(*z, 1e-2f, NULL));
@@ -166,7 +176,8 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
         DO(GATHER, zero_release_all(*z));
         DO(READ, zero_read(*z, 0, 0, 0, 8, x));
         DO(READ, zero_mean(*z, &value, 1));
-        DO(SAVE, zero_save(*z, l->folder));
+        if (l->tp == 1)
+            DO(SAVE, zero_save(*z, l->folder));
         if (l->at == UNWRAP && round == l->nth)
             DO(UNWRAP, zero_unwrap(z));
     }
@@ -325,6 +336,7 @@ static bool is_of(enum doing what, const char *call)
 {
     static const char *const names[N_DOING][2] = {[WRAP] = {"zero_wrap"},
                                                   [BRACKETS] = {"zero_begin(unit ", "zero_end(unit "},
+                                                  [PARTS] = {"zero_tp_leave in "},
                                                   [NORM] = {"zero_norm in "},
                                                   [STEP] = {"zero_step in "},
                                                   [GATHER] = {"zero_gather_all in ", "zero_release_all in "},
@@ -388,9 +400,9 @@ static void check_survivor(const struct loss *l, enum doing at, const struct toy
         printf("  rank %d: %d in %s after %lld ms: %.300s\n", r->rank, r->err, doing_names[in],
                (long long)r->ms, r->text);
     if (r->wrong[0] || !(well || (named && r->ms <= allowed)))
-        fail_msg("stage %d, rank %d %s in %s: rank %d: code %d in %s after %lld ms: \"%s\"; %s", l->stage,
-                 l->victim, l->signal == SIGSTOP ? "stopped" : "killed", doing_names[at], r->rank, r->err,
-                 doing_names[in], (long long)r->ms, r->text, r->wrong);
+        fail_msg("stage %d, tp %d, rank %d %s in %s: rank %d: code %d in %s after %lld ms: \"%s\"; %s",
+                 l->stage, l->tp, l->victim, l->signal == SIGSTOP ? "stopped" : "killed", doing_names[at],
+                 r->rank, r->err, doing_names[in], (long long)r->ms, r->text, r->wrong);
     if (named && !by_time && r->ms > slowest_ms) {
         slowest_ms = r->ms;
         slowest = *l;
@@ -434,6 +446,11 @@ static struct loss any_loss(int i, int signal)
                      .async = draw() % 2,
                      .prefetch = (int)(draw() % 2), /* more, and the toy is never gathered anew */
                      .n_hosts = 1};
+    l.tp = where_has_parts && l.stage <= 3 ? 1 + (int)(draw() % 2) : 1;
+    if (l.at == PARTS && l.tp == 1)
+        l.at = BRACKETS;
+    if (l.at == SAVE && l.tp > 1) /* which is not done then */
+        l.at = PARTS;
     if (where_has_gpu)
         l.n_hosts += (int)(draw() % 2);
     /* Only a rank that dies before it has met the others, and one that is stopped, is found by time. */

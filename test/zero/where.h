@@ -12,6 +12,9 @@
 /* This program can train on a GPU. */
 extern const bool where_has_gpu;
 
+/* And its ranks may have parts of one model. */
+extern const bool where_has_parts;
+
 /* By a rank's thread, before zero_wrap: its device, and what cfg says of it; by the same thread, after
  * zero_unwrap. */
 void where_open(int rank, struct zero_config *cfg);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 const bool where_has_gpu = false;
+const bool where_has_parts = false;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void (*be)(int rank);
