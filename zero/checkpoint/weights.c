@@ -120,12 +120,28 @@ static void file_name(int32_t file, int32_t n_files, char out[64])
     snprintf(out, 64, "model-%05d-of-%05d.safetensors", file + 1, n_files);
 }
 
+/* A square of so many elements at a time, whose rows stay in the cache until all columns are used. */
+#define SQUARE 16
+
+static inline void turn(char *restrict dst, const char *restrict src, int64_t rows, int64_t columns,
+                        int64_t size)
+{
+    for (int64_t r0 = 0; r0 < rows; r0 += SQUARE)
+        for (int64_t c0 = 0; c0 < columns; c0 += SQUARE)
+            for (int64_t r = r0; r < zr_min(r0 + SQUARE, rows); r++)
+                for (int64_t c = c0; c < zr_min(c0 + SQUARE, columns); c++)
+                    memcpy(dst + (c * rows + r) * size, src + (r * columns + c) * size, (size_t)size);
+}
+
 /* (rows, columns) -> (columns, rows) */
 static void transpose(char *dst, const char *src, int64_t rows, int64_t columns, int64_t size)
 {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < columns; c++)
-            memcpy(dst + (c * rows + r) * size, src + (r * columns + c) * size, (size_t)size);
+    if (size == 4) /* known here, a copy is two instructions */
+        turn(dst, src, rows, columns, 4);
+    else if (size == 2)
+        turn(dst, src, rows, columns, 2);
+    else
+        turn(dst, src, rows, columns, size);
 }
 
 /* ---- export ---- */
