@@ -8,7 +8,7 @@
 
 /* By so many threads at most, of at least so many elements each. */
 #define N_DRAWERS  16
-#define LEAST_PART ((int64_t)1 << 13)
+#define LEAST_PART ((int64_t)1 << 17)
 
 static inline double as_double(uint64_t bits)
 {
