@@ -56,7 +56,7 @@ void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_c
 {
     static struct gpt2 nowhere;
     struct gpt2 *m = model ? model : &nowhere;
-    int64_t L = config->layers, C = config->channels, T = config->context, V = config->vocab;
+    int64_t L = config->layers, C = config->channels, T = config->context, U = gpt2_part_vocab(config);
     int64_t A = gpt2_part_channels(config), F = gpt2_part_hidden(config);
     int32_t matrix = stores ? ZERO_GRAD_OVERWRITE : 0, cut = config->tp > 1 ? ZERO_TP_CUT : 0;
     /* clang-format off */
@@ -64,7 +64,7 @@ void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_c
     {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, GPT2_ZERO_DTYPE, unit, flags}
     /* clang-format on */
     const struct zero_tensor table[TRAIN_N_TENSORS] = {
-        TENSOR(wte, 0, matrix, V, C),
+        TENSOR(wte, 0, cut | matrix, U, C),
         TENSOR(wpe, 0, 0, T, C),
         TENSOR(ln1w, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
         TENSOR(ln1b, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),

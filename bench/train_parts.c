@@ -9,6 +9,12 @@ static int sum(void *arg, real *x, int64_t n)
     return zero_tp_leave(*z, x, x, n, GPT2_ZERO_DTYPE, ZERO_FORWARD);
 }
 
+static int reduce(void *arg, float *x, int64_t n, bool largest)
+{
+    zero_ctx **z = arg;
+    return zero_tp_reduce(*z, x, n, largest ? ZERO_TP_MAX : ZERO_TP_SUM);
+}
+
 int train_parts_open(struct train_place *p, struct gpt2 *model, zero_ctx **z, struct zero_config *cfg)
 {
     int32_t tp = (int32_t)model->config.tp, world;
@@ -27,6 +33,7 @@ int train_parts_open(struct train_place *p, struct gpt2 *model, zero_ctx **z, st
     cfg->mesh = p->mesh;
     cfg->shard_group = ZERO_AUTO;
     model->sum = sum;
+    model->reduce = reduce;
     model->sum_arg = z;
     return err;
 }
@@ -42,6 +49,8 @@ static struct cut cut_of(const struct gpt2_config *c, int32_t part, int t)
 {
     int64_t C = c->channels, A = gpt2_part_channels(c), F = gpt2_part_hidden(c);
     switch (t) {
+    case 0: /* wte */
+        return (struct cut){gpt2_part_vocab(c), 1, C, C, 0};
     case 4: /* qkvw */
         return (struct cut){3 * A, 3, C, C, 0};
     case 5: /* qkvb */
@@ -80,8 +89,12 @@ void train_draw_part(const struct gpt2_config *config, int32_t part, uint64_t se
     for (int64_t at = first, k; at < first + n; at += k) {
         int64_t row = at / cut.run, column = at % cut.run;
         k = cut.run - column < first + n - at ? cut.run - column : first + n - at;
-        gpt2_draw(config, seed, t, whole_row(config, &cut, part, row) * cut.width + cut.at + column, k,
-                  x + (at - first));
+        int64_t whole = whole_row(config, &cut, part, row);
+        if (t == 0 && whole >= config->vocab) { /* an id that is nobody's */
+            memset(x + (at - first), 0, (size_t)k * sizeof *x);
+            continue;
+        }
+        gpt2_draw(config, seed, t, whole * cut.width + cut.at + column, k, x + (at - first));
     }
 }
 

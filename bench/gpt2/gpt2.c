@@ -1,6 +1,7 @@
 /* gpt2.c: see gpt2.h. The architecture of Radford et al. 2019: pre-norm blocks, learned positions, tied head.
  */
 #include "bench/gpt2/gpt2.h"
+#include "bench/gpt2/gpt2_vocab.h"
 
 #include <math.h>
 
@@ -276,7 +277,8 @@ static void sort_batch(struct gpt2 *m, struct gpt2_batch *b)
     int32_t *next = m->count, n = 0, at = 0; /* next[v]: where the next row of v goes */
     memset(next, 0, (size_t)V * sizeof *next);
     for (int64_t row = 0; row < BT; row++)
-        next[b->tokens[row]]++;
+        if (b->tokens[row] >= 0) /* else it is another part's */
+            next[b->tokens[row]]++;
     for (int32_t v = 0; v < V; v++) {
         if (next[v]) {
             b->distinct[n] = v;
@@ -289,17 +291,42 @@ static void sort_batch(struct gpt2 *m, struct gpt2_batch *b)
     b->first[n] = at;
     b->n_distinct = n;
     for (int32_t row = 0; row < BT; row++)
-        b->order[next[b->tokens[row]]++] = row;
+        if (b->tokens[row] >= 0)
+            b->order[next[b->tokens[row]]++] = row;
+}
+
+/* Of this part. */
+static int64_t first_id(const struct gpt2 *m)
+{
+    return m->part * gpt2_part_vocab(&m->config);
+}
+
+static int64_t n_ids(const struct gpt2 *m)
+{
+    int64_t U = gpt2_part_vocab(&m->config), left = m->config.vocab - first_id(m);
+    return left < U ? left : U;
 }
 
 void gpt2_embed_forward(struct gpt2 *m)
 {
     const struct zr_device_ops *dev = m->place->dev->ops;
     struct gpt2_batch *staged = &m->staged[m->slot];
+    int64_t BT = m->B * m->config.context;
+    if (m->config.tp > 1) {
+        gpt2_vocab_localize(staged->tokens, BT, first_id(m), n_ids(m));
+        gpt2_vocab_localize(staged->targets, BT, first_id(m), n_ids(m));
+    }
     sort_batch(m, staged);
     m->batch.n_distinct = staged->n_distinct;
     RUN(m, dev->copy(m->place->stream, m->batch.tokens, staged->tokens, m->batch_memory.bytes));
     RUN(m, dev->event_record(m->sent[m->slot], m->place->stream));
+    if (m->config.tp > 1) {
+        RUN(m, gpt2_vocab_embed(m->place, m->acts.embedded, m->batch.tokens, m->params.wte,
+                                m->part == 0 ? m->params.wpe : NULL, m->B, m->config.context,
+                                m->config.channels));
+        sum_parts(m, m->acts.embedded);
+        return;
+    }
     LAYER(m, embedding_forward, m->acts.embedded, m->batch.tokens, m->params.wte, m->params.wpe, m->B,
           m->config.context, m->config.channels);
 }
@@ -335,16 +362,31 @@ void gpt2_layer_forward(struct gpt2 *m, int64_t l)
     project(m, residual3, residual2, fch_gelu, p->fcprojw + l * C * F, p->fcprojb + l * C, F);
 }
 
+/* The loss of one row, over logits of which each part has its own ids'. */
+static void loss_of_parts(struct gpt2 *m, int64_t b)
+{
+    int64_t T = m->config.context, U = gpt2_part_vocab(&m->config), ld = m->ld_logits;
+    float *top = m->stats.rows, *total = top + T, *at_target = total + T;
+    const int32_t *targets = m->batch.targets + b * T;
+    RUN(m, gpt2_vocab_top(m->place, top, m->stats.logits, T, n_ids(m), ld));
+    RUN(m, m->reduce(m->sum_arg, top, T, true));
+    RUN(m,
+        gpt2_vocab_exponentials(m->place, m->stats.logits, total, at_target, top, targets, T, n_ids(m), ld));
+    RUN(m, m->reduce(m->sum_arg, total, 2 * T, false));
+    RUN(m, gpt2_vocab_loss(m->place, m->acts.dlogits + b * T * ld, m->losses + b * T, m->stats.logits, total,
+                           at_target, targets, T, n_ids(m), U, ld, 1.0f / (float)(m->B * T)));
+}
+
 void gpt2_head_forward(struct gpt2 *m)
 {
-    int64_t C = m->config.channels, T = m->config.context, V = m->config.vocab, BT = m->B * T;
+    int64_t C = m->config.channels, T = m->config.context, U = gpt2_part_vocab(&m->config), BT = m->B * T;
     LAYER(m, layernorm_forward, m->acts.lnf, m->stats.lnf_mean, m->stats.lnf_rstd,
           residual_before(m, m->config.layers), m->params.lnfw, m->params.lnfb, m->stats.scratch, BT, C);
     for (int64_t b = 0; b < m->B; b++) { /* row by row: logits are the largest thing there is */
         multiply(m, &(struct zr_gemm_args){
-                        .trans_b = true, /* logits (T, V) = lnf (T, C) * wte (V, C)^T */
+                        .trans_b = true, /* logits (T, U) = lnf (T, C) * wte (U, C)^T */
                         .m = T,
-                        .n = V,
+                        .n = U,
                         .k = C,
                         .ab_dtype = GPT2_GEMM_DTYPE,
                         .c_dtype = ZR_F32,
@@ -356,8 +398,11 @@ void gpt2_head_forward(struct gpt2 *m)
                         .ldc = m->ld_logits,
                         .n_batch = 1,
                     });
-        LAYER(m, cross_entropy, m->acts.dlogits + b * T * m->ld_logits, m->losses + b * T, m->stats.logits,
-              m->batch.targets + b * T, T, V, m->ld_logits, 1.0f / (float)BT);
+        if (m->config.tp > 1)
+            loss_of_parts(m, b);
+        else
+            LAYER(m, cross_entropy, m->acts.dlogits + b * T * m->ld_logits, m->losses + b * T,
+                  m->stats.logits, m->batch.targets + b * T, T, U, m->ld_logits, 1.0f / (float)BT);
     }
     LAYER(m, add_loss, m->loss, m->losses, BT);
 }
@@ -379,10 +424,11 @@ int gpt2_take_loss(struct gpt2 *m, double *loss)
 
 void gpt2_head_backward(struct gpt2 *m)
 {
-    int64_t C = m->config.channels, V = m->config.vocab, BT = m->B * m->config.context;
+    int64_t C = m->config.channels, U = gpt2_part_vocab(&m->config), BT = m->B * m->config.context;
     const struct activations *a = &m->acts;
-    linear_backward_input(m, a->dbtc, a->dlogits, m->ld_logits, m->params.wte, NULL, C, V);
-    linear_backward_weight(m, m->grads.wte, NULL, a->dlogits, m->ld_logits, a->lnf, C, V);
+    linear_backward_input(m, a->dbtc, a->dlogits, m->ld_logits, m->params.wte, NULL, C, U);
+    linear_backward_weight(m, m->grads.wte, NULL, a->dlogits, m->ld_logits, a->lnf, C, U);
+    sum_parts(m, a->dbtc);
     RUN(m, m->place->dev->ops->zero(m->place->stream, a->dresidual, BT * C * (int64_t)sizeof(real)));
     LAYER(m, layernorm_backward, a->dresidual, m->grads.lnfw, m->grads.lnfb, a->dbtc,
           residual_before(m, m->config.layers), m->params.lnfw, m->stats.lnf_mean, m->stats.lnf_rstd,

@@ -8,9 +8,10 @@
  *
  * B rows, T tokens each, C channels, NH heads, L layers, V token ids.
  *
- * Layers may be cut into parts, on a rank each (config.tp): a part has some of the heads, with A of the C
- * channels between qkv and the projection, and F of the 4*C of the MLP. Embedding, norms and head are whole,
- * and the same on all ranks. What a part's projections give is added up over the parts by sum(). */
+ * The model may be cut into parts, on a rank each (config.tp): a part has some of the heads, with A of the C
+ * channels between qkv and the projection, F of the 4*C of the MLP, and U of the V token ids. Positions,
+ * norms and what biases add to sums are whole, and the same on all ranks. What projections and embeddings of
+ * parts give is added up by sum(). */
 #ifndef ZERO_BENCH_GPT2_H
 #define ZERO_BENCH_GPT2_H
 
@@ -20,7 +21,7 @@
 
 /* Parameters, and their gradients, in this order in one buffer:
  *
- *     wte                 (V, C), token embedding, and the head
+ *     wte                 (U, C), token embedding, and the head
  *     wpe                 (T, C), position embedding
  *     ln1w, ln1b          (L, C)
  *     qkvw, qkvb          (L, 3*A, C) and (L, 3*A)
@@ -49,7 +50,7 @@ struct params {
  *     fch, fch_gelu        (L, B, T, F)
  *     residual3            (L, B, T, C)
  *     lnf                  (B, T, C)
- *     dlogits              (B, T, V), rows padded: the gradient of the loss, made in forward
+ *     dlogits              (B, T, U), rows padded: the gradient of the loss, made in forward
  *
  * and scratch of backward:
  *
@@ -80,12 +81,14 @@ struct statistics {
     float *scores;
     /* (L, B, NH, T) and (B, NH, T), where it is one piece */
     float *logsum, *dots;
-    /* (T, V) of one row, its rows padded */
+    /* (T, U) of one row, its rows padded */
     float *logits;
+    /* (3, T) of one row: what parts tell each other of it (gpt2_vocab.h) */
+    float *rows;
     /* of gpt2_layers.n_scratch elements */
     float *scratch;
 };
-#define GPT2_N_STATISTICS 11
+#define GPT2_N_STATISTICS 12
 
 struct gpt2_block {
     void *p;
@@ -105,10 +108,12 @@ struct gpt2 {
     /* Backward stores the gradients of matrices (wte, qkvw, attprojw, fcw, fcprojw), whatever they held, and
      * adds to all others; else it adds to these, too. Set by the caller before a backward pass. */
     bool stores;
-    /* With config.tp above 1: which part this is, and what adds x (n) up over the parts, in place, on the
-     * place's stream, as the dtype's reals; 0 or a zr_err. Set before forward. */
+    /* With config.tp above 1, set before forward: which part this is; what adds x (n) up over the parts,
+     * in place, on the place's stream; and what takes the sum, or the largest, of each of x (n), on the
+     * host. 0 or a zr_err. */
     int32_t part;
     int (*sum)(void *arg, real *x, int64_t n);
+    int (*reduce)(void *arg, float *x, int64_t n, bool largest);
     void *sum_arg;
     struct activations acts;
     struct statistics stats;

@@ -24,6 +24,11 @@ static inline int64_t gpt2_part_heads(const struct gpt2_config *c)
 {
     return c->tp > 1 ? c->heads / c->tp : c->heads;
 }
+/* Token ids of a part, of which the last ones of the last part may be nobody's. */
+static inline int64_t gpt2_part_vocab(const struct gpt2_config *c)
+{
+    return c->tp > 1 ? (c->vocab + c->tp - 1) / c->tp : c->vocab;
+}
 static inline int64_t gpt2_part_channels(const struct gpt2_config *c)
 {
     return c->tp > 1 ? c->channels / c->tp : c->channels;

@@ -34,10 +34,10 @@ static void give_back(struct gpt2 *m, struct gpt2_block *block)
 
 static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_config *c)
 {
-    int64_t L = c->layers, C = c->channels, T = c->context, V = c->vocab;
+    int64_t L = c->layers, C = c->channels, T = c->context, U = gpt2_part_vocab(c);
     int64_t A = gpt2_part_channels(c), F = gpt2_part_hidden(c);
     const int64_t s[GPT2_N_TENSORS] = {
-        V * C,         /* wte */
+        U * C,         /* wte */
         T * C,         /* wpe */
         L * C,         /* ln1w */
         L * C,         /* ln1b */
@@ -106,6 +106,7 @@ static int open_statistics(struct gpt2 *m)
         m->attention ? L * B * NH * T : 0,        /* logsum */
         m->attention ? B * NH * T : 0,            /* dots */
         T * m->ld_logits,                         /* logits */
+        3 * T,                                    /* rows */
         m->layers->n_scratch(m->place, B * T, C), /* scratch */
     };
     return lay_out(m, &m->stats_memory, (void **)&m->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
@@ -190,7 +191,7 @@ int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const
     *m = (struct gpt2){.config = *config, .B = B, .place = place, .layers = layers};
     if (layers->attention && layers->attention->fits(config->channels / config->heads))
         m->attention = layers->attention;
-    m->ld_logits = (config->vocab + align - 1) / align * align;
+    m->ld_logits = (gpt2_part_vocab(config) + align - 1) / align * align;
     int err = open_activations(m);
     err = err ? err : open_statistics(m);
     err = err ? err : open_losses(m);

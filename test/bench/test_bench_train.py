@@ -241,7 +241,7 @@ class Parts(unittest.TestCase):
         draw = random.Random(seed)
         hows = [(n_dp, *how) for n_dp in (1, 2, 4) for how in [[f'--stage={s}', f'--prefetch={p}'] for s in range(4) for p in (0, 2)]]
         hows += [(4, '--stage=3', f'--hybrid={h}', '--shard-group=2', '--deterministic=on') for h in ('hsdp', 'hfsdp')]
-        for tp, dtype, near in [(2, 'f32', 2e-5), (3, 'f32', 2e-5), (2, 'bf16', 2e-2)]:
+        for tp, dtype, near in [(2, 'f32', 2e-5), (3, 'f32', 2e-5), (2, 'bf16', 2e-2)]:  # 3: some ids are nobody's
             whole, whole_summary = self.run_of(1, 1, dtype, '--stage=0')
             first = None
             some = [how for how in hows if tp * how[0] <= 8]
@@ -256,10 +256,10 @@ class Parts(unittest.TestCase):
                     self.assertNotEqual(summary['state_sha256'], whole_summary['state_sha256'])
 
     def test_memory(self):
-        """What is cut takes its part of the memory, and what is not all of it: embeddings, norms and biases behind a sum."""
+        """What is cut takes its part of the memory, and what is not all of it: positions, norms and biases behind a sum."""
         C, T, V, L = 48, 16, 256, 3
-        shared = (V + T + 2) * C + L * 6 * C
-        cut = L * (12 * C * C + 7 * C)
+        shared = (T + 2) * C + L * 6 * C
+        cut = V * C + L * (12 * C * C + 7 * C)
         for tp in (1, 2, 3, 6):
             _, summary = self.run_of(tp, 1, 'f32', '--stage=1')
             self.assertAlmostEqual(summary['bytes']['moments'] / 8, shared + cut / tp, delta=4 * 64 * 20)

@@ -1,0 +1,76 @@
+/* gpt2_vocab.c: see gpt2_vocab.h. */
+#include "bench/gpt2/gpt2_vocab.h"
+#include "bench/parts.h"
+
+#include <math.h>
+
+void gpt2_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V)
+{
+    for (int64_t i = 0; i < n; i++) {
+        int64_t id = ids[i] - first;
+        ids[i] = id >= 0 && id < V ? (int32_t)id : -1;
+    }
+}
+
+static void embed_row(real *restrict out, const real *restrict token, const real *restrict position,
+                      int64_t C)
+{
+    for (int64_t i = 0; i < C; i++)
+        out[i] = from_float((token ? to_float(token[i]) : 0.0f) + (position ? to_float(position[i]) : 0.0f));
+}
+
+int gpt2_vocab_embed(const struct place *on, real *out, const int32_t *tokens, const real *wte,
+                     const real *wpe, int64_t B, int64_t T, int64_t C)
+{
+    IN_PARTS(on)
+    for (int64_t row = part_at(on, B * T, part); row < part_at(on, B * T, part + 1); row++)
+        embed_row(out + row * C, tokens[row] < 0 ? NULL : wte + tokens[row] * C,
+                  wpe ? wpe + row % T * C : NULL, C);
+    return 0;
+}
+
+int gpt2_vocab_top(const struct place *on, float *top, const float *logits, int64_t N, int64_t V, int64_t ld)
+{
+    IN_PARTS(on)
+    for (int64_t row = part_at(on, N, part); row < part_at(on, N, part + 1); row++) {
+        top[row] = -INFINITY;
+        for (int64_t i = 0; i < V; i++) {
+            float x = logits[row * ld + i];
+            top[row] = x > top[row] || x != x ? x : top[row]; /* one that is no number shows in the loss */
+        }
+    }
+    return 0;
+}
+
+int gpt2_vocab_exponentials(const struct place *on, float *logits, float *total, float *at_target,
+                            const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld)
+{
+    IN_PARTS(on)
+    for (int64_t row = part_at(on, N, part); row < part_at(on, N, part + 1); row++) {
+        float *x = logits + row * ld;
+        double sum = 0;
+        at_target[row] = targets[row] < 0 ? 0.0f : x[targets[row]] - top[row];
+        for (int64_t i = 0; i < V; i++) {
+            x[i] = expf(x[i] - top[row]);
+            sum += (double)x[i];
+        }
+        total[row] = (float)sum;
+    }
+    return 0;
+}
+
+int gpt2_vocab_loss(const struct place *on, real *dlogits, double *loss, const float *logits,
+                    const float *total, const float *at_target, const int32_t *targets, int64_t N, int64_t V,
+                    int64_t width, int64_t ld, float scale)
+{
+    IN_PARTS(on)
+    for (int64_t row = part_at(on, N, part); row < part_at(on, N, part + 1); row++) {
+        const float *x = logits + row * ld;
+        real *dx = dlogits + row * ld;
+        float factor = scale / total[row];
+        for (int64_t i = 0; i < width; i++)
+            dx[i] = from_float(i >= V ? 0.0f : i == targets[row] ? x[i] * factor - scale : x[i] * factor);
+        loss[row] = log((double)total[row]) - (double)at_target[row];
+    }
+    return 0;
+}

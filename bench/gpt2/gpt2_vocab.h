@@ -1,0 +1,29 @@
+/* gpt2_vocab.h: embedding and loss of a model whose token ids are divided among parts: each has V of them, and
+ * their rows of wte. On the host. N rows of tokens, C channels; a token or a target below 0 is another part's.
+ * Each returns 0. */
+#ifndef ZERO_BENCH_GPT2_VOCAB_H
+#define ZERO_BENCH_GPT2_VOCAB_H
+
+#include "bench/gpt2/gpt2_real.h"
+#include "bench/place.h"
+
+/* ids (n), of all parts, become those of the part that begins at id first and has V; others' become -1. */
+void gpt2_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V);
+
+/* out (B, T, C) = wte (V, C) at the part's tokens, 0 at others', and where wpe is not NULL + wpe (T, C). Summed
+ * over the parts, of which one gives wpe, it is the embedding. */
+int gpt2_vocab_embed(const struct place *on, real *out, const int32_t *tokens, const real *wte,
+                     const real *wpe, int64_t B, int64_t T, int64_t C);
+
+/* Cross entropy in three steps, between which the parts take the largest, and then the sum, of what each row
+ * has: top (N) is its largest logit, total (N) the sum of exp(logit - top), at_target (N) the target's
+ * logit - top, or 0. logits (N, V), with ld elements between rows, become those exponentials. */
+int gpt2_vocab_top(const struct place *on, float *top, const float *logits, int64_t N, int64_t V, int64_t ld);
+int gpt2_vocab_exponentials(const struct place *on, float *logits, float *total, float *at_target,
+                            const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld);
+/* loss (N) = log(total) - at_target; dlogits = scale * its gradient, 0 in columns V to width. */
+int gpt2_vocab_loss(const struct place *on, real *dlogits, double *loss, const float *logits,
+                    const float *total, const float *at_target, const int32_t *targets, int64_t N, int64_t V,
+                    int64_t width, int64_t ld, float scale);
+
+#endif
