@@ -1,6 +1,6 @@
-/* gpt2_vocab.h: embedding and loss of a model whose token ids are divided among parts: each has V of them, and
- * their rows of wte. On the host. N rows of tokens, C channels; a token or a target below 0 is another part's.
- * Each returns 0. */
+/* gpt2_vocab.h: embedding and loss of a model whose token ids are divided among parts: each has V of them,
+ * and their rows of wte. On the host. N rows of tokens, C channels; a token or a target below 0 is another
+ * part's. Each returns 0. */
 #ifndef ZERO_BENCH_GPT2_VOCAB_H
 #define ZERO_BENCH_GPT2_VOCAB_H
 
@@ -10,8 +10,8 @@
 /* ids (n), of all parts, become those of the part that begins at id first and has V; others' become -1. */
 void gpt2_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V);
 
-/* out (B, T, C) = wte (V, C) at the part's tokens, 0 at others', and where wpe is not NULL + wpe (T, C). Summed
- * over the parts, of which one gives wpe, it is the embedding. */
+/* out (B, T, C) = wte (V, C) at the part's tokens, 0 at others', and where wpe is not NULL + wpe (T, C).
+ * Summed over the parts, of which one gives wpe, it is the embedding. */
 int gpt2_vocab_embed(const struct place *on, real *out, const int32_t *tokens, const real *wte,
                      const real *wpe, int64_t B, int64_t T, int64_t C);
 
