@@ -24,6 +24,8 @@ struct scale_model {
     /* Llama: RMSNorm, three matrices in the feed-forward part, no bias, rotary positions, a head of its own;
      * else as GPT-2: LayerNorm, biases, learned positions, the head tied to the embedding */
     bool llama;
+    /* Of the first kind: queries, keys and values have biases; the head is tied */
+    bool qkv_bias, tied;
 };
 
 /* One unit of it: what a bracket holds. Operations for one token, forward. */

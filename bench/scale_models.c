@@ -1,18 +1,23 @@
 /* scale_models.c: models by the sizes that they were published with: GPT-2 (Radford et al. 2019), MPT as
  * llm-foundry trains it for its benchmarks (the blocks of GPT-2, biases and learned positions included,
  * another vocabulary; their parameters come out as its table says), Llama 2 (Touvron et al.,
- * arXiv:2307.09288) and Llama 3 (Llama team, arXiv:2407.21783) by the config.json of their checkpoints. */
+ * arXiv:2307.09288), Llama 3 (Llama team, arXiv:2407.21783) and Qwen2.5 (Qwen team, arXiv:2412.15115) by the
+ * config.json of their checkpoints. */
 #include "bench/scale.h"
 
 #include <string.h>
 
 #define GPT(name, layers, heads, channels, context, vocab)                                                   \
     {                                                                                                        \
-        name, layers, heads, heads, channels, 4 * channels, context, vocab, false                            \
+        name, layers, heads, heads, channels, 4 * channels, context, vocab, false, false, false              \
     }
 #define LLAMA(name, layers, heads, kv_heads, channels, hidden, context, vocab)                               \
     {                                                                                                        \
-        name, layers, heads, kv_heads, channels, hidden, context, vocab, true                                \
+        name, layers, heads, kv_heads, channels, hidden, context, vocab, true, false, false                  \
+    }
+#define QWEN(name, layers, heads, kv_heads, channels, hidden, vocab, tied)                                   \
+    {                                                                                                        \
+        name, layers, heads, kv_heads, channels, hidden, 32768, vocab, true, true, tied                      \
     }
 
 static const struct scale_model models[] = {
@@ -26,6 +31,11 @@ static const struct scale_model models[] = {
     LLAMA("llama-3-8B", 32, 32, 8, 4096, 14336, 8192, 128256),
     LLAMA("llama-3-70B", 80, 64, 8, 8192, 28672, 8192, 128256),
     LLAMA("llama-3-405B", 126, 128, 8, 16384, 53248, 8192, 128256),
+    QWEN("qwen2.5-0.5B", 24, 14, 2, 896, 4864, 151936, true),
+    QWEN("qwen2.5-1.5B", 28, 12, 2, 1536, 8960, 151936, true),
+    QWEN("qwen2.5-3B", 36, 16, 2, 2048, 11008, 151936, true),
+    QWEN("qwen2.5-7B", 28, 28, 4, 3584, 18944, 152064, false),
+    QWEN("qwen2.5-14B", 48, 40, 8, 5120, 13824, 152064, false),
     GPT("mpt-125m", 12, 12, 768, 2048, 50368),
     GPT("mpt-350m", 24, 16, 1024, 2048, 50368),
     GPT("mpt-760m", 24, 12, 1536, 2048, 50368),
@@ -56,16 +66,28 @@ const struct scale_model *scale_model_of(const char *name)
     return NULL;
 }
 
+/* Besides the embedding. */
+static bool has_head(const struct scale_model *m)
+{
+    return m->llama && !m->tied;
+}
+
 /* The embedding, the blocks and, where the head is not tied, the head. */
 int32_t scale_n_units(const struct scale_model *m)
 {
-    return (int32_t)m->layers + 1 + m->llama;
+    return (int32_t)m->layers + 1 + has_head(m);
+}
+
+/* Of a block's keys, and of its values. */
+static int64_t kv_channels(const struct scale_model *m)
+{
+    return m->channels / m->heads * m->kv_heads;
 }
 
 /* What a token is multiplied by in a block. */
 static int64_t block_weights(const struct scale_model *m)
 {
-    int64_t kv = m->channels / m->heads * m->kv_heads;
+    int64_t kv = kv_channels(m);
     return m->channels * (2 * m->channels + 2 * kv) + (m->llama ? 3 : 2) * m->channels * m->hidden;
 }
 
@@ -79,6 +101,7 @@ static double attention_flop(const struct scale_model *m, int64_t context)
 static struct scale_unit block(const struct scale_model *m, int64_t context)
 {
     int64_t small = m->llama ? 2 * m->channels : 9 * m->channels + 4 * m->channels; /* norms, biases */
+    small += m->qkv_bias ? m->channels + 2 * kv_channels(m) : 0;
     return (struct scale_unit){.n_params = block_weights(m) + small,
                                .flop_per_token = 2.0 * (double)block_weights(m) + attention_flop(m, context)};
 }
@@ -88,11 +111,12 @@ struct scale_unit scale_unit_of(const struct scale_model *m, int64_t context, in
     int64_t words = m->vocab * m->channels;
     if (unit > 0 && unit <= m->layers)
         return block(m, context);
-    if (m->llama && unit == 0)
+    if (has_head(m) && unit == 0)
         return (struct scale_unit){.n_params = words};
-    if (m->llama)
+    if (has_head(m))
         return (struct scale_unit){.n_params = words + m->channels, .flop_per_token = 2.0 * (double)words};
-    return (struct scale_unit){.n_params = words + context * m->channels + 2 * m->channels,
+    int64_t positions_and_norm = m->llama ? m->channels : context * m->channels + 2 * m->channels;
+    return (struct scale_unit){.n_params = words + positions_and_norm,
                                .again_flop_per_token = 2.0 * (double)words};
 }
 
