@@ -67,7 +67,7 @@ enum {
     SCALE_MOST_RANKS = 16384,
     SCALE_MOST_BATCH = 1000000,
     SCALE_MOST_CONTEXT = 10000000,
-    SCALE_MOST_ACCUM = 64
+    SCALE_MOST_ACCUM = 256
 };
 
 struct scale_job {

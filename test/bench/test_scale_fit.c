@@ -21,13 +21,14 @@ static void models_have_published_sizes(void **state)
         const char *name;
         int64_t n;
     } published[] = {
-        {"gpt2-124M", 124439808},       {"gpt2-355M", 354823168},   {"gpt2-774M", 774030080},
-        {"gpt2-1.5B", 1557611200},      {"llama-2-7B", 6738415616}, {"llama-2-13B", 13015864320},
-        {"llama-2-70B", 68976648192},   {"llama-3-8B", 8030261248}, {"llama-3-70B", 70553706496},
-        {"llama-3-405B", 405853388800}, {"mpt-125m", 125311488},    {"mpt-350m", 355985408},
-        {"mpt-760m", 760470528},        {"mpt-1b", 1315950592},     {"mpt-3b", 2651837440},
-        {"mpt-7b", 6658859008},         {"mpt-13b", 12853954560},   {"mpt-30b", 29975214080},
-        {"mpt-70b", 64862437376},
+        {"gpt2-124M", 124439808},       {"gpt2-355M", 354823168},    {"gpt2-774M", 774030080},
+        {"gpt2-1.5B", 1557611200},      {"llama-2-7B", 6738415616},  {"llama-2-13B", 13015864320},
+        {"llama-2-70B", 68976648192},   {"llama-3-8B", 8030261248},  {"llama-3-70B", 70553706496},
+        {"llama-3-405B", 405853388800}, {"mpt-125m", 125311488},     {"mpt-350m", 355985408},
+        {"mpt-760m", 760470528},        {"mpt-1b", 1315950592},      {"mpt-3b", 2651837440},
+        {"mpt-7b", 6658859008},         {"mpt-13b", 12853954560},    {"mpt-30b", 29975214080},
+        {"mpt-70b", 64862437376},       {"qwen2.5-0.5B", 494032768}, {"qwen2.5-1.5B", 1543714304},
+        {"qwen2.5-3B", 3085938688},     {"qwen2.5-7B", 7615616512},  {"qwen2.5-14B", 14770033664},
     };
     size_t n = 0;
     for (const char *p = scale_model_names(); p; p = strchr(p + 1, ','))
@@ -211,8 +212,8 @@ static void bad_rows_are_named(void **state)
          "\"batch\" is not a whole number from 1 to 1000000"},
         {"{\"rows\": [{\"world\": 8, \"context\": 10000001, \"tokens_per_s\": 1}]}",
          "\"context\" is not a whole number from 1 to 10000000"},
-        {"{\"rows\": [{\"world\": 8, \"accum\": 65, \"tokens_per_s\": 1}]}",
-         "\"accum\" is not a whole number from 1 to 64"},
+        {"{\"rows\": [{\"world\": 8, \"accum\": 257, \"tokens_per_s\": 1}]}",
+         "\"accum\" is not a whole number from 1 to 256"},
         {"{\"rows\": [{\"world\": 1, \"tokens_per_s\": 1}, {\"world\": 1}]}",
          "row 2: it has no \"tokens_per_s_per_gpu\""},
         {"{\"rows\": [{\"world\": 1, \"tokens_per_s\": -1}]}",
