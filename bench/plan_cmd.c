@@ -28,6 +28,9 @@ static const struct option_row rows[] = {
     {"world", "N", "Ranks (1)", 2, OPTION_INT(struct plan_options, world, 1, 1000000)},
     {"shard-group", "N", "Groups of N ranks, a number that divides the world: tells of HSDP and HFSDP, too",
      2, OPTION_INT(struct plan_options, shard_group, 1, 1000000)},
+    {"tp", "N",
+     "Layers in parts, on N ranks each, which have the same data: tells what one of them takes (1)", 2,
+     OPTION_INT(struct plan_options, model.own.tp, 1, 1024)},
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 2,
      OPTION_WORD(struct plan_options, optimizer, option_optimizers)},
     {"accum", "N", "Micro-batches per step (1)", 2, OPTION_INT(struct plan_options, accum, 1, 100000)},
@@ -61,13 +64,28 @@ static void report_groups(void *arg, const char *line)
         fprintf(stderr, "libzero: %s\n", line);
 }
 
+/* Of rank 0, in a world that is met by nobody. */
+static int open_mesh(const struct plan_options *o, int hybrid, const struct zero_config *cfg,
+                     zero_mesh **mesh)
+{
+    struct zero_config place = *cfg;
+    int64_t n_dp = o->world / o->model.config.tp, group = hybrid ? o->shard_group : n_dp;
+    const struct zero_axis axes[] = {
+        {"dp_replicate", group > 0 && n_dp % group == 0 ? (int32_t)(n_dp / group) : 1},
+        {"dp_shard", (int32_t)group},
+        {"tp", (int32_t)o->model.config.tp}};
+    place.rendezvous = "tcp://127.0.0.1:1";
+    return zero_mesh_open(mesh, axes, 3, &place);
+}
+
 static int plan_column(const struct plan_options *o, int column, const struct zero_tensor *tensors, int32_t n,
                        int32_t layers, struct zero_plan_info *info, int64_t *ns)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = stage_of_column(column);
     cfg.hybrid = hybrid_of_column(column);
-    if (cfg.hybrid)
+    bool parts = o->model.config.tp > 1;
+    if (cfg.hybrid && !parts)
         cfg.shard_group = (int32_t)o->shard_group;
     cfg.log = column > 0 ? report_groups : NULL;
     cfg.world = (int32_t)o->world;
@@ -86,9 +104,13 @@ static int plan_column(const struct plan_options *o, int column, const struct ze
     train_call_order(order, layers);
     cfg.order = order;
     cfg.n_order = TRAIN_N_CALLS(layers);
+    zero_mesh *mesh = NULL;
+    int err = parts ? open_mesh(o, cfg.hybrid, &cfg, &mesh) : 0;
+    cfg.mesh = mesh;
     int64_t start = zr_now_ns();
-    int err = zero_plan(tensors, n, &cfg, info);
+    err = err ? err : zero_plan(tensors, n, &cfg, info);
     *ns = zr_now_ns() - start;
+    zero_mesh_close(&mesh);
     free(order);
     if (err) {
         fprintf(stderr, "zero-bench plan: stage %d: %s\n", cfg.stage, zero_last_error());
@@ -108,9 +130,12 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
         wire[s] = info[s].traffic.wire_bytes;
         outer[s] = hybrid_of_column(s) ? info[s].traffic.outer_bytes : -1;
     }
-    printf("%lld parameters in %d units, %s, %s, %lld rank%s\n\n", (long long)info[0].n_params, layers + 1,
-           option_word_of(option_dtypes, o->dtype), option_word_of(option_optimizers, o->optimizer),
-           (long long)o->world, o->world == 1 ? "" : "s");
+    char parts[64] = "";
+    if (o->model.config.tp > 1)
+        snprintf(parts, sizeof parts, " of one of %lld parts", (long long)o->model.config.tp);
+    printf("%lld parameters%s in %d units, %s, %s, %lld rank%s\n\n", (long long)info[0].n_params, parts,
+           layers + 1, option_word_of(option_dtypes, o->dtype),
+           option_word_of(option_optimizers, o->optimizer), (long long)o->world, o->world == 1 ? "" : "s");
     stage_table_head("per rank", n_columns);
     stage_table_memory(bytes, "total", n_columns);
     stage_table_bytes("the ZeRO paper says", paper, n_columns);
@@ -146,6 +171,11 @@ int plan_command(const char *name, int argc, char **argv)
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;
+    if (o.model.config.tp > 1 && !o.params && o.model.config.heads % o.model.config.tp) {
+        fprintf(stderr, "zero-bench plan: --tp: %lld parts do not divide the %lld heads\n",
+                (long long)o.model.config.tp, (long long)o.model.config.heads);
+        return EXIT_USAGE;
+    }
     struct zero_tensor tensors[PLAN_N_TENSORS];
     int32_t layers, n = plan_model(tensors, &layers, &o.model.config, o.params, o.dtype);
     struct zero_plan_info info[N_COLUMNS];

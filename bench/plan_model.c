@@ -4,9 +4,11 @@
 #include <math.h>
 
 /* Sizes of a GPT of at most n parameters: about a hundred channels per layer, as published models have, and
- * the most channels that fit (a multiple of 8 where there are enough). Channels 0: n is too small for any. */
-static struct gpt2_config sizes_for(int64_t n)
+ * the most channels that fit (a multiple of 8 where there are enough, in each of tp parts). Channels 0: n is
+ * too small for any. */
+static struct gpt2_config sizes_for(int64_t n, int64_t tp)
 {
+    int64_t step = 8 * (tp > 1 ? tp : 1);
     bool large = n >= 100000000;
     struct gpt2_config c = {.heads = 1, .context = large ? 1024 : 64, .vocab = large ? 50257 : 256};
     double layers = round(cbrt((double)n / 120000.0)); /* n = 12 * L * C^2 with C = 100 * L */
@@ -16,7 +18,8 @@ static struct gpt2_config sizes_for(int64_t n)
     c.channels = (int64_t)channels + 1; /* one more than rounding may have cost */
     while (c.channels > 0 && gpt2_n_params(&c) > n)
         c.channels--;
-    c.channels -= c.channels > 64 ? c.channels % 8 : 0;
+    c.channels -= c.channels > 64 || tp > 1 ? c.channels % step : 0;
+    c.tp = tp;
     return c;
 }
 
@@ -26,7 +29,7 @@ int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, cons
                    int64_t params, int dtype)
 {
     static void *nowhere;
-    struct gpt2_config c = params ? sizes_for(params) : *model;
+    struct gpt2_config c = params ? sizes_for(params, model->tp) : *model;
     int32_t n = 0;
     *layers = 0;
     if (c.channels) {

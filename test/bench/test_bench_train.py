@@ -264,6 +264,23 @@ class Parts(unittest.TestCase):
             _, summary = self.run_of(tp, 1, 'f32', '--stage=1')
             self.assertAlmostEqual(summary['bytes']['moments'] / 8, shared + cut / tp, delta=4 * 64 * 20)
 
+    def test_plan(self):
+        for tp, n_dp in [(2, 1), (2, 4), (3, 2)]:
+            args = [*self.SIZES, f'--accum={self.PER_STEP // n_dp}', '--dtype=f32', '--deterministic=on']
+            done = bench('plan', '--json', f'--world={tp * n_dp}', f'--tp={tp}', *(['--shard-group=2'] if n_dp == 4 else []), *args)
+            self.assertEqual((done.returncode, done.stderr), (0, ''))
+            plan = {s.get('hybrid', s['stage']): s['bytes'] for s in lines(done.stdout)}
+            for stage in range(4):
+                self.assertEqual(self.run_of(tp, n_dp, 'f32', f'--stage={stage}')[1]['bytes'], plan[stage])
+            for hybrid in ('hsdp', 'hfsdp') if n_dp == 4 else ():
+                how = ['--stage=3', f'--hybrid={hybrid}', '--shard-group=2', '--deterministic=on']
+                self.assertEqual(self.run_of(tp, n_dp, 'f32', *how)[1]['bytes'], plan[hybrid])
+        done = bench('plan', '--tp=4', *self.SIZES)
+        self.assertEqual((done.returncode, done.stderr), (2, 'zero-bench plan: --tp: 4 parts do not divide the 6 heads\n'))
+        done = bench('plan', '--tp=2', '--world=3', *self.SIZES)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn('do not multiply to the world of 3', done.stderr)
+
     def test_refused(self):
         for world, args, says in [(2, ['--tp=4'], '--tp: 4 parts do not divide the 6 heads'), (2, ['--tp=2', '--plain'], '--tp: not with --plain'),
                                   (2, ['--tp=2', '--save=x'], '--tp: not with'), (2, ['--tp=3'], 'do not multiply to the world of 2'),
