@@ -71,7 +71,8 @@ int zr_mesh_make(const struct zr_topology *t, int32_t parts, int32_t inner, stru
                        parts, t->world);
     int32_t n = t->world / parts;
     if (inner < 1 || n % inner)
-        return zr_fail(ZR_ERR_ARG, "groups of %d ranks in a world of %d: a number that divides it is allowed",
+        return zr_fail(ZR_ERR_ARG,
+                       "groups of %d ranks in a world of %d: a number that divides the world is allowed",
                        inner, n);
     struct zr_mesh m = {.parts = parts, .part = t->rank % parts, .inner = inner, .outer = n / inner};
     m.members = calloc((size_t)(n + m.inner + m.outer + parts + t->world), sizeof *m.members);
