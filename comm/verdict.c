@@ -38,8 +38,7 @@ int zr_verdict_code(int code)
     }
 }
 
-int zr_verdict_of(const int32_t *err, const char *text, size_t text_bytes, size_t stride, int n, int me,
-                  int each, int first)
+int zr_verdict_of(const int32_t *err, const char *text, size_t text_bytes, size_t stride, int n, int me)
 {
     int code = 0, who = 0;
     for (int r = 0; r < n; r++) {
@@ -51,7 +50,7 @@ int zr_verdict_of(const int32_t *err, const char *text, size_t text_bytes, size_
         return 0;
     const char *said = text + (size_t)who * stride;
     return who == me ? zr_fail(code, "%.*s", (int)text_bytes - 1, said)
-                     : zr_fail(code, "rank %d: %.*s", first + who * each, (int)text_bytes - 1, said);
+                     : zr_fail(code, "rank %d: %.*s", who, (int)text_bytes - 1, said);
 }
 
 int zr_verdict_alone(int met, int err, const char *text, size_t text_bytes)

@@ -33,19 +33,13 @@
  * "rank 2: " before it on other ranks than that one. all: n of them, one after another; me: which of them
  * is mine. Texts of others need not end. */
 #define zr_verdict_first(all, n, me)                                                                         \
-    zr_verdict_of(&(all)->err, (all)->text, sizeof(all)->text, sizeof *(all), (n), (me), 1, 0)
+    zr_verdict_of(&(all)->err, (all)->text, sizeof(all)->text, sizeof *(all), (n), (me))
 
 /* The same behind an exchange that returned met: if that failed, what was put here, else what the exchange
  * met. */
 #define zr_verdict(met, mine, all, n, me)                                                                    \
     ((met) ? zr_verdict_alone((met), (mine)->err, (mine)->text, sizeof(mine)->text)                          \
            : zr_verdict_first((all), (n), (me)))
-/* The same of ranks first, first + each and on, which messages call so. */
-#define zr_verdict_apart(met, mine, all, n, me, each, first)                                                 \
-    ((met) ? zr_verdict_alone((met), (mine)->err, (mine)->text, sizeof(mine)->text)                          \
-           : zr_verdict_of(&(all)->err, (all)->text, sizeof(all)->text, sizeof *(all), (n), (me), (each),    \
-                           (first)))
-
 /* The rule itself: whether a rank speaks, in place of the one that would so far, which is before it in order;
  * 0: that of none. */
 bool zr_verdict_rather(int so_far, int of_next);
@@ -53,8 +47,7 @@ bool zr_verdict_rather(int so_far, int of_next);
 int zr_verdict_code(int code);
 
 int zr_verdict_write(int32_t *to_err, char *to_text, size_t text_bytes, int err);
-int zr_verdict_of(const int32_t *err, const char *text, size_t text_bytes, size_t stride, int n, int me,
-                  int each, int first);
+int zr_verdict_of(const int32_t *err, const char *text, size_t text_bytes, size_t stride, int n, int me);
 int zr_verdict_alone(int met, int err, const char *text, size_t text_bytes);
 
 #endif

@@ -242,7 +242,7 @@ static void place_grads(struct zr_plan *p, const struct zr_options *opt)
     place_gathered(p, &end);
     /* Ranks of other groups do not map the gradients: what all exchange has an arena of its own then. */
     int64_t control = 0, *at = p->hop[ZR_OUTER].size > 1 ? &control : &end;
-    p->exchange_at = take(at, (int64_t)p->world * ZR_EXCHANGE_BYTES);
+    p->exchange_at = take(at, (int64_t)p->world * p->parts * ZR_EXCHANGE_BYTES);
     p->agreement_at = take(at, sizeof(struct zr_agreement));
     p->values_bytes = values_bytes(p);
     p->values_at = take(at, p->values_bytes);
@@ -287,7 +287,7 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
                 p->snapshot_bytes += zr_plan_snapshot_bytes(&l->flats[i], kind);
     p->snapshot_buffers_at = p->snapshot_bytes;
     p->snapshot_bytes += opt->save_async ? l->buffer_bytes : 0;
-    p->words_bytes = ZR_OUTCOME_BYTES + (int64_t)p->world * ZR_EXCHANGE_BYTES;
+    p->words_bytes = ZR_OUTCOME_BYTES + (int64_t)p->world * p->parts * ZR_EXCHANGE_BYTES;
     p->words_bytes += l->n_buffers ? p->values_bytes : 0;
     p->host_bytes = p->snapshot_bytes + p->words_bytes;
     p->bytes[ZR_MEM_SNAPSHOT] = p->snapshot_bytes;

@@ -203,11 +203,10 @@ struct success_in_run {
 
 int zr_agree_in_run(struct zero_ctx *z, int local_err)
 {
-    if (zr_dp_world(z) == 1)
+    if (z->world.world == 1)
         return local_err;
     struct success_in_run mine, *all = z->from_all;
     zr_verdict_put(&mine, local_err);
     int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-    return zr_verdict_apart(err, &mine, all, zr_dp_world(z), zr_dp_rank(z),
-                            zr_dp_member(z, 1) - zr_dp_member(z, 0), zr_dp_member(z, 0));
+    return zr_verdict(err, &mine, all, z->world.world, z->world.rank);
 }

@@ -32,11 +32,11 @@ int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal)
         err = zr_engine_compare_buffer(z->engine, i, &element);
         if (!err)
             err = zr_engine_exchange(z->engine, &element, sizeof element, all);
-        for (int r = 0; !err && *equal && r < zr_dp_world(z); r++)
+        for (int r = 0; !err && *equal && r < z->world.world; r++)
             if (all[r] >= 0) {
                 *equal = false;
                 zr_fail(ZR_ERR_MISMATCH, "element %lld of buffer %s is not the same on rank %d as on rank 0",
-                        (long long)all[r], t->name, zr_dp_member(z, r));
+                        (long long)all[r], t->name, r);
             }
     }
     return err;
@@ -59,11 +59,11 @@ static int agree_how(struct zero_ctx *z, int32_t how)
 {
     int32_t *all = z->from_all;
     int err = zr_engine_exchange(z->engine, &how, sizeof how, all);
-    for (int r = 1; !err && r < zr_dp_world(z); r++)
+    for (int r = 1; !err && r < z->world.world; r++)
         if (all[r] != all[0])
             err = zr_fail(ZR_ERR_MISMATCH,
                           "how is %s on rank %d and %s on rank 0; all ranks must give the same",
-                          how_name(all[r]), zr_dp_member(z, r), how_name(all[0]));
+                          how_name(all[r]), r, how_name(all[0]));
     return err;
 }
 
@@ -71,7 +71,7 @@ static int sync_all(struct zero_ctx *z, enum zero_sync how)
 {
     bool equal = true;
     int err = zr_buffers_check(z);
-    if (zr_dp_world(z) == 1)
+    if (z->world.world == 1)
         return err;
     err = zr_agree_in_run(z, err);
     if (!err)

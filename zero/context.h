@@ -113,8 +113,8 @@ static inline void zr_leave_call(struct zero_ctx **z)
         zr_engine_leave((*z)->engine);
 }
 
-/* Among the data-parallel ranks, which have the same part of the model: how many, this rank's number, and the
- * number in the world of the i-th. Once the mesh is made; else as if the model were whole. */
+/* Among the data-parallel ranks, which have the same part of the model: how many, and this rank's number.
+ * Once the mesh is made; else as if the model were whole. */
 static inline int32_t zr_dp_world(const struct zero_ctx *z)
 {
     return z->mesh.parts > 1 ? z->world.world / z->mesh.parts : z->world.world;
@@ -122,10 +122,6 @@ static inline int32_t zr_dp_world(const struct zero_ctx *z)
 static inline int32_t zr_dp_rank(const struct zero_ctx *z)
 {
     return z->mesh.parts > 1 ? z->world.rank / z->mesh.parts : z->world.rank;
-}
-static inline int32_t zr_dp_member(const struct zero_ctx *z, int32_t i)
-{
-    return z->mesh.parts > 1 ? i * z->mesh.parts + z->mesh.part : i;
 }
 
 /* tp.c: refuses the call where the model is in parts. */

@@ -8,17 +8,26 @@
 
 #include <math.h>
 
-/* All ranks have the same counts, and come to the same answer. */
+/* All ranks have the same counts, and come to the same answer. Those that have parts of one copy are
+ * neighbours, and train on the same tokens, which count once. */
 static int add_up(const struct zero_ctx *z, double *sum)
 {
     const double *count = z->from_all;
     struct zr_exact_sum exact;
     zr_exact_reset(&exact);
-    for (int r = 0; r < zr_dp_world(z); r++) {
+    for (int r = 0; r < z->world.world; r++) {
+        int first = r - r % z->mesh.parts;
         if (!isfinite(count[r]) || count[r] < 0)
             return zr_fail(ZR_ERR_ARG, "zero_loss_scale: count is %g on rank %d; allowed: finite, 0 and more",
-                           count[r], zr_dp_member(z, r));
-        zr_exact_add(&exact, count[r]);
+                           count[r], r);
+        if (count[r] != count[first])
+            return zr_fail(
+                ZR_ERR_ARG,
+                "zero_loss_scale: count is %g on rank %d and %g on rank %d; the ranks of tp have the "
+                "same tokens",
+                count[first], first, count[r], r);
+        if (r == first)
+            zr_exact_add(&exact, count[r]);
     }
     *sum = zr_exact_value(&exact);
     return 0;

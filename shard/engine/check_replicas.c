@@ -69,7 +69,7 @@ static int compare_tensors(struct digest *d, int32_t first, int32_t end, uint64_
     differ[0] = differ[1] = -1;
     for (int32_t p = inner; differ[0] < 0 && p < e->world; p++) {
         int32_t a = zr_comm_rank(control, p % inner), b = zr_comm_rank(control, p);
-        if (all[a / e->parts] != all[b / e->parts])
+        if (all[a] != all[b])
             differ[0] = a, differ[1] = b;
     }
     return 0;
@@ -101,7 +101,7 @@ static bool is_due(const struct zr_engine *e)
 static int compare_groups(struct zr_engine *e)
 {
     struct digest d = {.e = e, .buffer = malloc(ZR_DIGEST_BYTES), .hash = 0};
-    uint64_t *all = malloc((size_t)e->world * sizeof *all);
+    uint64_t *all = malloc((size_t)e->world * (size_t)e->parts * sizeof *all);
     int32_t differ[2];
     int err = d.buffer && all ? 0 : zr_fail(ZR_ERR_NOMEM, "check: no memory to compare the groups' copies");
     if (!err)

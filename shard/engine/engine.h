@@ -244,7 +244,7 @@ int zr_engine_init(struct zr_engine *e,
                    int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst), void *arg);
 /* Each of values[0..n) becomes its mean over ranks; n <= 64. */
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n);
-/* mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] of every rank. */
+/* mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] of every rank, those of other parts included. */
 int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all);
 /* With cfg.check, after steps 1, 2, 4, ...: whether the groups' copies are equal (HSDP), and what all parts
  * of the model have; else nothing (check_replicas.c). Collective, after a step. ZR_ERR_MISMATCH, on every

@@ -112,11 +112,11 @@ struct success {
 static int agree(struct zr_engine *e, int err, struct success *all)
 {
     struct success mine;
-    if (e->world == 1)
+    if (e->world * e->parts == 1)
         return err;
     zr_verdict_put(&mine, err);
     int met = zr_engine_exchange(e, &mine, sizeof mine, all);
-    return zr_verdict_apart(met, &mine, all, e->world, e->rank / e->parts, e->parts, e->part);
+    return zr_verdict(met, &mine, all, e->world * e->parts, e->rank);
 }
 
 static int fill_masters(struct zr_engine *e)
@@ -135,7 +135,7 @@ static int fill_masters(struct zr_engine *e)
 int zr_engine_init(struct zr_engine *e, init_fn init, void *arg)
 {
     struct asking a = {.e = e, .init = init, .arg = arg, .room = malloc(ZR_VALUE_BYTES)};
-    struct success *all = malloc((size_t)e->world * sizeof *all);
+    struct success *all = malloc((size_t)e->world * (size_t)e->parts * sizeof *all);
     int err = a.room && all ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for values by cfg.init");
     if (!all) /* not even to tell */
         err = zr_engine_fail(e, err, zr_error_text());

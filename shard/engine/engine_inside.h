@@ -223,7 +223,8 @@ struct zr_engine {
     struct zr_flight *flight;
     /* Of the world, for messages; and among the ranks of control, which counts world of them. */
     int rank, place, world;
-    /* into how many the model is cut, and which this rank has: those of control have the same */
+    /* into how many the model is cut, and which this rank has: those of control have the same. All ranks are
+     * world * parts, and rank number * parts + part is one of control (comm/mesh.h). */
     int32_t parts, part;
     /* that place on the axes */
     struct zr_where at;
@@ -462,17 +463,15 @@ static inline char *zr_values_staging(const struct zr_engine *e)
     return e->control_base + e->plan->values_at;
 }
 
-/* The number of the rank at a place of control among those of it, by their numbers in the world: these are
- * parts apart (comm/mesh.h). */
-static inline int32_t zr_control_number(const struct zr_engine *e, int32_t place)
+/* Of all ranks. */
+static inline enum zr_role zr_widest_role(const struct zr_engine *e)
 {
-    return zr_comm_rank(e->role[ZR_ROLE_CONTROL].comm, place) / e->parts;
+    return e->role[ZR_ROLE_WORLD].comm ? ZR_ROLE_WORLD : ZR_ROLE_CONTROL;
 }
 
-/* Of all ranks. */
 static inline struct zr_comm *zr_widest_comm(const struct zr_engine *e)
 {
-    return e->role[e->role[ZR_ROLE_WORLD].comm ? ZR_ROLE_WORLD : ZR_ROLE_CONTROL].comm;
+    return e->role[zr_widest_role(e)].comm;
 }
 
 /* The place of the rank that owns fine slice number k of each flat. */

@@ -110,7 +110,7 @@ int zr_control_broadcast(struct zr_engine *e, int64_t off, int64_t bytes, int ro
 
 int zr_world_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_max, const struct zr_tag *tag)
 {
-    const enum zr_role role = e->role[ZR_ROLE_WORLD].comm ? ZR_ROLE_WORLD : ZR_ROLE_CONTROL;
+    const enum zr_role role = zr_widest_role(e);
     const struct zr_role_run *r = &e->role[role];
     const struct zr_tag marked =
         mark(e, role, ZR_OP_AGREE, ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t), tag);

@@ -246,20 +246,22 @@ int zr_engine_adopt(struct zr_engine *e, bool params)
     return err;
 }
 
-/* Each rank's n_bytes at mine to e->words (world, n_bytes) of every rank: slots are in the order of places,
- * words in that of ranks. */
+/* Each rank's n_bytes at mine to e->words (all ranks, n_bytes) of every rank: slots are in the order of
+ * places, words in that of ranks. */
 static int exchange(struct zr_engine *e, const struct asked *a, const void *mine, int64_t n_bytes)
 {
     int err = zr_engine_drain(e);
     if (err)
         return err;
     struct zr_tag tag = values_tag(e, -1, a);
+    const struct zr_comm *all = zr_widest_comm(e);
     char *slots = e->control_base + e->plan->exchange_at;
-    err = e->dev->ops->copy(e->reduce_stream, slots + e->place * (int64_t)ZR_EXCHANGE_BYTES, mine, n_bytes);
+    err = e->dev->ops->copy(e->reduce_stream, slots + all->group.rank * (int64_t)ZR_EXCHANGE_BYTES, mine,
+                            n_bytes);
     if (!err)
-        err = zr_role_barrier(e, ZR_ROLE_CONTROL, &tag);
-    for (int p = 0; !err && p < e->world; p++)
-        err = e->dev->ops->copy(e->reduce_stream, e->words + zr_control_number(e, p) * n_bytes,
+        err = zr_role_exchange(e, zr_widest_role(e), e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag);
+    for (int p = 0; !err && p < all->group.size; p++)
+        err = e->dev->ops->copy(e->reduce_stream, e->words + zr_comm_rank(all, p) * n_bytes,
                                 slots + p * (int64_t)ZR_EXCHANGE_BYTES, n_bytes);
     if (err)
         zr_engine_fail(e, err, zr_error_text());
@@ -273,7 +275,7 @@ int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, v
     struct asked a = {.call = ASKED_EXCHANGE, .n = n_bytes};
     int err = exchange(e, &a, mine, n_bytes);
     if (!err)
-        memcpy(all, e->words, (size_t)(e->world * n_bytes));
+        memcpy(all, e->words, (size_t)((int64_t)e->world * e->parts * n_bytes));
     return err;
 }
 
@@ -281,7 +283,7 @@ double zr_mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i)
 {
     struct zr_exact_sum sum;
     zr_exact_reset(&sum);
-    for (int r = 0; r < e->world; r++) {
+    for (int64_t r = e->part; r < (int64_t)e->world * e->parts; r += e->parts) { /* those of this part */
         double x;
         memcpy(&x, e->words + r * n_bytes + i * (int64_t)sizeof x, sizeof x);
         zr_exact_add(&sum, x);
@@ -294,7 +296,7 @@ int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
     struct asked a = {.call = ASKED_MEAN, .n = n};
     int64_t n_bytes = n * (int64_t)sizeof *values;
     int err = exchange(e, &a, values, n_bytes);
-    struct zr_access seen = {e->words, e->world * n_bytes, false};
+    struct zr_access seen = {e->words, (int64_t)e->world * e->parts * n_bytes, false};
     if (!err)
         zr_declare(e->dev, NULL, &seen, 1);
     for (int32_t i = 0; !err && i < n; i++)

@@ -556,7 +556,9 @@ static void axes_that_are_refused(void **state)
     cfg.rank = 0;
     cfg.shard_group = 2;
     assert_int_equal(zero_plan(model->table, TENSORS, &cfg, &whole), 0);
-    assert_true(plan.bytes.total == whole.bytes.total + (3192 << 10)); /* activations on their way */
+    assert_true(plan.bytes.comm == whole.bytes.comm + (3192 << 10)); /* activations on their way */
+    assert_true(plan.bytes.total - plan.bytes.comm - plan.bytes.exchange ==
+                whole.bytes.total - whole.bytes.comm - whole.bytes.exchange);
     cfg.mesh = m;
     SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_ARG,
          "mesh is of a world of 8, but world is 4");
@@ -599,6 +601,12 @@ static void refuse(struct toy_rank *r)
     toy_expect(r, zero_load(z, "/nowhere"), ZERO_ERR_NOTSUP, "zero_load: tp is 2");
     toy_expect(r, zero_export(z, "/nowhere", NULL, 0, 0), ZERO_ERR_NOTSUP, "zero_export: tp is 2");
     toy_expect(r, zero_import(z, "/nowhere", NULL, 0), ZERO_ERR_NOTSUP, "zero_import: tp is 2");
+    double scale = 0;
+    toy_expect(r, zero_loss_scale(z, r->rank ? 3 : 4, &scale), ZERO_ERR_ARG,
+               "count is 4 on rank 0 and 3 on rank 1; the ranks of tp");
+    TOY_TRY(zero_loss_scale(z, 4, &scale));
+    if (!err && scale != 0.25) /* of one copy */
+        toy_wrong(r, "scale is %g", scale);
     TOY_TRY(zero_tp_enter(z, x, x, 4, ZERO_F32, ZERO_BACKWARD)); /* nothing was changed */
     /* Other numbers of elements end the context, on every rank. */
     toy_expect(r, zero_tp_leave(z, x, x, r->rank ? 3 : 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_MISMATCH,
