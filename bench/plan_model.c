@@ -23,8 +23,8 @@ static struct gpt2_config sizes_for(int64_t n, int64_t tp)
     return c;
 }
 
-/* What a GPT's sizes cannot reach of params is one more unit, smaller than a layer, so that the number is met
- * exactly. */
+/* What a GPT's sizes cannot reach of params is one more unit, so that the number is met exactly; of parts,
+ * but for what all of them have. */
 int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, const struct gpt2_config *model,
                    int64_t params, int dtype)
 {
@@ -40,12 +40,14 @@ int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, cons
     int64_t rest = params ? params - (c.channels ? gpt2_n_params(&c) : 0) : 0;
     if (rest) {
         *layers += n > 0;
+        bool cut = c.tp > 1;
         out[n++] = (struct zero_tensor){.name = "rest",
                                         .param = &nowhere,
                                         .grad = &nowhere,
-                                        .shape = {rest},
+                                        .shape = {cut ? (rest + c.tp - 1) / c.tp : rest},
                                         .dtype = (enum zero_dtype)dtype,
-                                        .unit = *layers};
+                                        .unit = *layers,
+                                        .flags = cut ? ZERO_TP_CUT : 0};
     }
     return n;
 }

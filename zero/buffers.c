@@ -35,8 +35,8 @@ int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal)
         for (int r = 0; !err && *equal && r < z->world.world; r++)
             if (all[r] >= 0) {
                 *equal = false;
-                zr_fail(ZR_ERR_MISMATCH, "element %lld of buffer %s is not the same on rank %d as on rank 0",
-                        (long long)all[r], t->name, r);
+                zr_fail(ZR_ERR_MISMATCH, "element %lld of buffer %s is not the same on rank %d as on rank %d",
+                        (long long)all[r], t->name, r, r % z->mesh.parts);
             }
     }
     return err;

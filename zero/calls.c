@@ -280,11 +280,14 @@ static int values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t fi
         int err = zr_agree_in_run(z, zr_buffers_check(z));
         return err ? err : zr_engine_write_buffer(z->engine, tensor, first, n, src);
     }
-    int err = z->awaited ? zr_agree_in_run(z, zr_awaited_reserve(z, tensor)) : 0;
+    bool awaited = z->awaited != NULL;
+    int err = awaited ? zr_agree_in_run(z, zr_awaited_reserve(z, tensor)) : 0;
     if (!err)
         err = zr_engine_write(z->engine, tensor, kind, first, n, src);
     if (!err && kind < 0)
         zr_awaited_note(z, tensor, first, n);
+    if (!err && awaited && !z->awaited) /* the model has its values */
+        err = zr_engine_compare_parts(z->engine);
     return err;
 }
 
@@ -328,7 +331,7 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
     if (err)
         return err;
     if (!src && zr_dp_rank(z) == 0 && n)
-        return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank 0, whose values count");
+        return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank %d, whose values count", z->world.rank);
     zr_engine_called(z->engine, ZR_CALLED_WRITE, tensor, hash_range(value, first, n));
     return values_write(z, tensor, kind, first, n, src);
 }

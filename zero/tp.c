@@ -3,6 +3,8 @@
  * so that a program need not ask. */
 #include "zero/context.h"
 
+#include <xxhash.h>
+
 enum { F32_BYTES = 4, BF16_BYTES = 2 };
 
 static int check_pair(struct zero_ctx *z, const char *call, const void *dst, const void *src, int64_t n,
@@ -17,16 +19,26 @@ static int check_pair(struct zero_ctx *z, const char *call, const void *dst, con
         return zr_fail(ZR_ERR_ARG, "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD", call, (int)phase);
     if (dtype != ZERO_F32 && dtype != ZERO_BF16)
         return zr_fail(ZR_ERR_ARG, "%s: dtype is %d; allowed: ZERO_F32, ZERO_BF16", call, dtype);
-    if (n < 0 || (n && (!dst || !src)))
-        return zr_fail(ZR_ERR_ARG, "%s: n is %lld, dst is %s, src is %s; allowed: 0 and more, and not NULL",
-                       call, (long long)n, dst ? "set" : "NULL", src ? "set" : "NULL");
+    if (n < 0 || n > INT64_MAX / F32_BYTES || (n && (!dst || !src)))
+        return zr_fail(ZR_ERR_ARG,
+                       "%s: n is %lld, dst is %s, src is %s; allowed: 0 to 2^61 - 1, and not NULL", call,
+                       (long long)n, dst ? "set" : "NULL", src ? "set" : "NULL");
     return 0;
+}
+
+/* What ranks compare: of calls that move nothing, too. how: whether it sums, or the operation. */
+static void say(struct zero_ctx *z, enum zr_called_name call, int64_t n, int32_t dtype, int32_t how)
+{
+    const int64_t said[] = {call, n, dtype, how};
+    uint64_t hash = XXH3_64bits(said, sizeof said);
+    zr_engine_parts_called(z->engine, hash);
+    zr_engine_called(z->engine, call, -1, hash);
 }
 
 static int move(struct zero_ctx *z, enum zr_called_name call, void *dst, const void *src, int64_t n,
                 int32_t dtype, bool sums)
 {
-    zr_engine_called(z->engine, call, -1, (uint64_t)n);
+    say(z, call, n, dtype, sums);
     if (sums && z->mesh.parts > 1)
         return zr_engine_sum_parts(z->engine, call, dst, src, n, (enum zr_dtype)dtype);
     return zr_engine_copy(z->engine, dst, src, n * (dtype == ZERO_F32 ? F32_BYTES : BF16_BYTES));
@@ -55,7 +67,7 @@ int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op)
     if (op != ZERO_TP_SUM && op != ZERO_TP_MAX)
         return zr_fail(ZR_ERR_ARG, "zero_tp_reduce: op is %d; allowed: ZERO_TP_SUM, ZERO_TP_MAX", op);
     enum zr_called_name call = op == ZERO_TP_MAX ? ZR_CALLED_TP_MAX : ZR_CALLED_TP_SUM;
-    zr_engine_called(z->engine, call, -1, (uint64_t)n);
+    say(z, call, n, ZERO_F32, op);
     if (z->mesh.parts == 1)
         return 0;
     return op == ZERO_TP_MAX ? zr_engine_most_of_parts(z->engine, call, x, n)

@@ -338,7 +338,7 @@ ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
  * in all micro-batches of the step to come; finite, 0 and more. A program that adds up the losses of its
  * tokens, and begins backward with *scale of each, not with one by its own number of them, trains on the mean
  * over all tokens of all ranks and micro-batches: the same mean, however they are spread. *scale has the same
- * bits on all ranks, 1 / (sum of counts) with cfg.grad_sum, else world * grad_accum_steps / (sum of counts),
+ * bits on all ranks, 1 / (sum of counts) with cfg.grad_sum, else ranks * grad_accum_steps / (sum of counts),
  * which takes back the mean that zero_step takes; cfg.grad_scale comes on top. Called again, the last one
  * counts.
  * Before the step's first backward, outside brackets: between forward and backward of the first micro-batch

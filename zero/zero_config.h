@@ -382,8 +382,10 @@ struct zero_config {
     void *mpi_comm;
 
     /* what zero_mesh_open gave, of this rank: the model is cut over tp, the data over dp; with hybrid,
-     * shard_group is its dp_shard. Read by zero_wrap and zero_plan, and not kept; default NULL: all ranks are
-     * data-parallel */
+     * shard_group is its dp_shard. Where values are rank 0's, reads, writes, means and buffers those of
+     * all ranks, or memory and plans of N ranks, they are then the lowest's, and those, of the ranks that
+     * have the same part. Read by zero_wrap and zero_plan, and not kept; default NULL: all ranks are data-
+     * parallel */
     const struct zero_mesh *mesh;
 };
 

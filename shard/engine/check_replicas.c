@@ -39,7 +39,7 @@ int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t
 {
     const struct zr_layout *l = e->layout;
     const struct zr_tensor *t = &l->tensors[tensor];
-    for (int64_t s = 0; t->grad && s < t->n_slices; s++) {
+    for (int64_t s = 0; !t->buffer && s < t->n_slices; s++) {
         int32_t id = l->piece_of[l->slice_base[tensor] + s];
         const struct zr_piece *p = &l->pieces[id];
         const struct zr_flat *f = zr_piece_flat(l, id);
@@ -49,7 +49,7 @@ int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t
             continue;
         ZR_TRY(add_bytes(e, buffer, zr_engine_param_at(e, f, from), (end - from) * zr_dtype_bytes(f->dtype),
                          hash));
-        if (f->dtype != ZR_F32)
+        if (t->grad && f->dtype != ZR_F32)
             ZR_TRY(add_bytes(e, buffer, (const char *)zr_engine_master_at(e, f, from),
                              (end - from) * (int64_t)sizeof(float), hash));
     }

@@ -260,6 +260,9 @@ int zr_engine_check_replicas(struct zr_engine *e);
 int zr_engine_sum_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
                         enum zr_dtype dtype);
 int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, float *x, int64_t n);
+/* A call of the program's around parts, whether it moves anything or not, as a hash of all that must be
+ * equal: the next that moves compares. */
+void zr_engine_parts_called(struct zr_engine *e, uint64_t call);
 /* Local: on the model's stream. */
 int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes);
 /* Collective, blocking, between steps: whether all parts have the same of tensors that are not cut. */

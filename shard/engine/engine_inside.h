@@ -104,6 +104,8 @@ struct zr_model_side {
     /* ---- jobs that the loop was given */
     /* which `out` the last sum over the model's parts went through (engine_parts.c) */
     int parts_out;
+    /* of all zero_tp_ calls so far, those that move nothing included */
+    uint64_t parts_calls;
     /* jobs were pushed, and the loop was not woken for them yet */
     bool unkicked;
     uint64_t n_jobs;
@@ -168,7 +170,7 @@ struct zr_model_side {
 
     int64_t n_waits, wait_ns;
     /* what opening took from the others: not the model's traffic */
-    int64_t wire_at_open, outer_at_open;
+    int64_t wire_at_open, outer_at_open, model_at_open;
     int64_t allocated[ZR_MEM_COUNT];
 };
 

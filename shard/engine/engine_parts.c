@@ -30,7 +30,7 @@ static int64_t out_at(int out)
 
 static struct zr_tag parts_tag(const struct zr_engine *e, enum zr_called_name call, int64_t n, int32_t kind)
 {
-    const int64_t words[] = {call, n, kind};
+    const int64_t words[] = {call, n, kind, (int64_t)e->m.parts_calls};
     return (struct zr_tag){.unit = zr_core_open_unit(e->m.core),
                            .step = e->m.step,
                            .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))};
@@ -86,10 +86,17 @@ static int most_of_all(struct zr_engine *e, float *x, int64_t n, const struct zr
         ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->part * slot, x + at, slot));
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
         ZR_TRY(zr_engine_status(e));
-        for (int32_t p = 0; p < e->parts; p++)
+        memcpy(x + at, e->model_base + IN_AT,
+               (size_t)slot); /* of the first: 0 and -0 are one to a comparison */
+        for (int32_t p = 1; p < e->parts; p++)
             keep_most(x + at, (const float *)(e->model_base + IN_AT + p * slot), k);
     }
     return 0;
+}
+
+void zr_engine_parts_called(struct zr_engine *e, uint64_t call)
+{
+    e->m.parts_calls = XXH3_64bits_withSeed(&call, sizeof call, e->m.parts_calls);
 }
 
 int zr_engine_sum_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
@@ -177,11 +184,20 @@ static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair)
                    name, (int)(pair >> 32) - 1, (int)(uint32_t)pair);
 }
 
+/* What comparing has moved is no traffic of the program's. */
+static void leave_out(struct zr_engine *e, int64_t wire, int64_t outer, int64_t model)
+{
+    e->m.wire_at_open += zr_roles_wire_bytes(e) - wire;
+    e->m.outer_at_open += zr_roles_outer_bytes(e) - outer;
+    e->m.model_at_open += zr_roles_model_bytes(e) - model;
+}
+
 int zr_engine_compare_parts(struct zr_engine *e)
 {
     uint64_t pair = 0;
     if (e->parts == 1)
         return 0;
+    int64_t wire = zr_roles_wire_bytes(e), outer = zr_roles_outer_bytes(e), model = zr_roles_model_bytes(e);
     char *buffer = malloc(ZR_DIGEST_BYTES);
     int err = buffer ? zr_engine_drain(e) : zr_fail(ZR_ERR_NOMEM, "no memory to compare the model's parts");
     if (!err)
@@ -189,5 +205,6 @@ int zr_engine_compare_parts(struct zr_engine *e)
     if (!err && pair)
         err = name_difference(e, buffer, pair);
     free(buffer);
+    leave_out(e, wire, outer, model);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }

@@ -275,6 +275,10 @@ class Parts(unittest.TestCase):
             for hybrid in ('hsdp', 'hfsdp') if n_dp == 4 else ():
                 how = ['--stage=3', f'--hybrid={hybrid}', '--shard-group=2', '--deterministic=on']
                 self.assertEqual(self.run_of(tp, n_dp, 'f32', *how)[1]['bytes'], plan[hybrid])
+        for params in (7 * 10**9, 123457):  # all parts together: the model, and what all of them have once more
+            one, part = (bench('plan', '--json', '--world=8', f'--params={params}', f'--tp={tp}') for tp in (1, 8))
+            whole, of_8 = (lines(done.stdout)[0]['bytes']['param_shards'] for done in (one, part))
+            self.assertLess(abs(8 * of_8 - whole) / whole, 0.01 if params > 10**9 else 0.5)
         done = bench('plan', '--tp=4', *self.SIZES)
         self.assertEqual((done.returncode, done.stderr), (2, 'zero-bench plan: --tp: 4 parts do not divide the 6 heads\n'))
         done = bench('plan', '--tp=2', '--world=3', *self.SIZES)

@@ -425,6 +425,10 @@ static void add_up(struct toy_rank *r)
     int err = 0;
     int64_t n_summed = 0;
     TOY_TRY(open_parts(r, &s, &z, &m));
+    TOY_TRY(zero_get_stats(z, &stats));
+    if (!err && (stats.tp_bytes || stats.traffic.wire_bytes)) /* what zero_wrap compared is left out */
+        toy_wrong(r, "%lld and %lld bytes were received before anything was called",
+                  (long long)stats.tp_bytes, (long long)stats.traffic.wire_bytes);
     r->hash = 1;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int way = 0; way < 4; way++) {
@@ -440,6 +444,12 @@ static void add_up(struct toy_rank *r)
         if (!err)
             TOY_TRY(check_sum_in_place(r, z, sizes[i], src));
     }
+    /* 0 and -0 are one to a comparison, and have bits of their own. */
+    float zeros[2] = {r->rank ? -0.0f : 0.0f, r->rank ? 0.0f : -0.0f};
+    uint32_t bits[2];
+    TOY_TRY(zero_tp_reduce(z, zeros, 2, ZERO_TP_MAX));
+    memcpy(bits, zeros, sizeof bits);
+    r->hash = (r->hash ^ bits[0] ^ bits[1] >> 1) * 1099511628211u;
     /* The halves of the pair that move nothing. */
     memset(src, 0x3c, 1024);
     memset(dst, 0xff, 1024);
@@ -592,6 +602,7 @@ static void refuse(struct toy_rank *r)
     toy_expect(r, zero_tp_leave(z, x, NULL, 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "src is NULL");
     toy_expect(r, zero_tp_leave(z, NULL, x, 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "dst is NULL");
     toy_expect(r, zero_tp_leave(z, x, x, -1, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "n is -1");
+    toy_expect(r, zero_tp_leave(z, x, x, INT64_MAX / 4 + 1, ZERO_F32, ZERO_BACKWARD), ZERO_ERR_ARG, "n is ");
     toy_expect(r, zero_tp_leave(z, x, x, 4, ZERO_I32, ZERO_FORWARD), ZERO_ERR_ARG, "dtype is");
     toy_expect(r, zero_tp_enter(z, x, x, 4, ZERO_F32, (enum zero_phase)3), ZERO_ERR_ARG, "phase is 3");
     toy_expect(r, zero_tp_reduce(z, x, 4, 3), ZERO_ERR_ARG, "zero_tp_reduce: op is 3");
@@ -616,6 +627,23 @@ static void refuse(struct toy_rank *r)
     free(m);
 }
 
+/* The sum of one rank would meet that of another call: neither moves anything, and both say so. */
+static void swap_phases(struct toy_rank *r)
+{
+    struct setup s = {.stage = *(int *)r->arg};
+    struct model *m;
+    zero_ctx *z = NULL;
+    float x[4] = {1, 2, 3, 4}, y[4] = {5, 6, 7, 8};
+    int err = 0;
+    TOY_TRY(open_parts(r, &s, &z, &m));
+    err = zero_tp_leave(z, x, x, 4, ZERO_F32, r->rank ? ZERO_BACKWARD : ZERO_FORWARD);
+    if (!err)
+        err = zero_tp_leave(z, y, y, 4, ZERO_F32, r->rank ? ZERO_FORWARD : ZERO_BACKWARD);
+    toy_expect(r, err, ZERO_ERR_MISMATCH, "called zero_tp_leave in step 1 with other arguments");
+    zero_unwrap(&z);
+    free(m);
+}
+
 static void calls_that_are_refused(void **state)
 {
     (void)state;
@@ -623,6 +651,8 @@ static void calls_that_are_refused(void **state)
         struct toy_rank r[2];
         toy_ranks(2, refuse, &stage, r);
         toy_assert_well(r, 2, "refused");
+        toy_ranks(2, swap_phases, &stage, r);
+        toy_assert_well(r, 2, "phases");
     }
 }
 
@@ -671,6 +701,42 @@ static void begin_apart(struct toy_rank *r)
     close_unwrapped(&u);
 }
 
+/* So does what is frozen. */
+static void freeze_apart(struct toy_rank *r)
+{
+    struct unwrapped u;
+    zero_ctx *z = NULL;
+    int err = 0;
+    TOY_TRY(open_unwrapped(r, &u));
+    u.model->table[5].grad = NULL;
+    if (u.part)
+        u.model->net.layer[1].b[3] += 1;
+    if (!err)
+        toy_expect(r, zero_wrap(&z, u.model->table, TENSORS, &u.cfg), ZERO_ERR_MISMATCH,
+                   "tensor b1 has no ZERO_TP_CUT");
+    close_unwrapped(&u);
+}
+
+/* And what is written later: the write that completes the values compares. */
+static void write_apart(struct toy_rank *r)
+{
+    struct unwrapped u;
+    zero_ctx *z = NULL;
+    int err = 0;
+    TOY_TRY(open_unwrapped(r, &u));
+    u.cfg.init_from = ZERO_INIT_LATER;
+    TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
+    u.model->own[5][3] += (float)u.part;
+    for (int t = 0; t < TENSORS - 1; t++)
+        TOY_TRY(zero_write(z, t, ZERO_VALUE_PARAM, 0, n_elems(t, 2), u.model->own[t]));
+    if (!err)
+        toy_expect(r,
+                   zero_write(z, TENSORS - 1, ZERO_VALUE_PARAM, 0, n_elems(3, 2), u.model->own[TENSORS - 1]),
+                   ZERO_ERR_MISMATCH, "tensor b1 has no ZERO_TP_CUT");
+    zero_unwrap(&z);
+    close_unwrapped(&u);
+}
+
 static void values_that_differ(void **state)
 {
     (void)state;
@@ -678,6 +744,10 @@ static void values_that_differ(void **state)
         struct toy_rank r[4];
         toy_ranks(4, begin_apart, &stage, r);
         toy_assert_well(r, 4, "apart");
+        toy_ranks(4, freeze_apart, &stage, r);
+        toy_assert_well(r, 4, "frozen apart");
+        toy_ranks(4, write_apart, &stage, r);
+        toy_assert_well(r, 4, "written apart");
     }
 }
 
