@@ -69,11 +69,9 @@ static int open_mesh(const struct plan_options *o, int hybrid, const struct zero
                      zero_mesh **mesh)
 {
     struct zero_config place = *cfg;
-    int64_t n_dp = o->world / o->model.config.tp, group = hybrid ? o->shard_group : n_dp;
-    const struct zero_axis axes[] = {
-        {"dp_replicate", group > 0 && n_dp % group == 0 ? (int32_t)(n_dp / group) : 1},
-        {"dp_shard", (int32_t)group},
-        {"tp", (int32_t)o->model.config.tp}};
+    const struct zero_axis axes[] = {{"dp_replicate", hybrid ? -1 : 1},
+                                     {"dp_shard", hybrid ? (int32_t)o->shard_group : -1},
+                                     {"tp", (int32_t)o->model.config.tp}};
     place.rendezvous = "tcp://127.0.0.1:1";
     return zero_mesh_open(mesh, axes, 3, &place);
 }

@@ -17,15 +17,13 @@ static int reduce(void *arg, float *x, int64_t n, bool largest)
 
 int train_parts_open(struct train_place *p, struct gpt2 *model, zero_ctx **z, struct zero_config *cfg)
 {
-    int32_t tp = (int32_t)model->config.tp, world;
+    int32_t tp = (int32_t)model->config.tp;
     if (tp <= 1)
         return 0;
-    int err = zero_find_rank(cfg, NULL, &world, NULL);
-    int32_t group = cfg->hybrid && cfg->shard_group > 0 ? cfg->shard_group : -1;
-    int32_t copies = group > 0 && world % (group * tp) == 0 ? world / (group * tp) : 1;
-    const struct zero_axis axes[] = {{"dp_replicate", copies}, {"dp_shard", group}, {"tp", tp}};
-    if (!err)
-        err = zero_mesh_open(&p->mesh, axes, 3, cfg);
+    bool groups = cfg->hybrid && cfg->shard_group > 0;
+    const struct zero_axis axes[] = {
+        {"dp_replicate", groups ? -1 : 1}, {"dp_shard", groups ? cfg->shard_group : -1}, {"tp", tp}};
+    int err = zero_mesh_open(&p->mesh, axes, 3, cfg);
     if (!err)
         err = zero_mesh_rank(p->mesh, "tp", &model->part, NULL);
     if (!err)
@@ -44,7 +42,7 @@ struct cut {
     int64_t rows, blocks, run, width, at;
 };
 
-/* NULL rows: it is not cut. */
+/* No rows: it is not cut. */
 static struct cut cut_of(const struct gpt2_config *c, int32_t part, int t)
 {
     int64_t C = c->channels, A = gpt2_part_channels(c), F = gpt2_part_hidden(c);

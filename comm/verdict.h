@@ -40,6 +40,7 @@
 #define zr_verdict(met, mine, all, n, me)                                                                    \
     ((met) ? zr_verdict_alone((met), (mine)->err, (mine)->text, sizeof(mine)->text)                          \
            : zr_verdict_first((all), (n), (me)))
+
 /* The rule itself: whether a rank speaks, in place of the one that would so far, which is before it in order;
  * 0: that of none. */
 bool zr_verdict_rather(int so_far, int of_next);

@@ -5,8 +5,6 @@
 
 #include <xxhash.h>
 
-enum { F32_BYTES = 4, BF16_BYTES = 2 };
-
 static int check_pair(struct zero_ctx *z, const char *call, const void *dst, const void *src, int64_t n,
                       int32_t dtype, enum zero_phase phase)
 {
@@ -19,7 +17,7 @@ static int check_pair(struct zero_ctx *z, const char *call, const void *dst, con
         return zr_fail(ZR_ERR_ARG, "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD", call, (int)phase);
     if (dtype != ZERO_F32 && dtype != ZERO_BF16)
         return zr_fail(ZR_ERR_ARG, "%s: dtype is %d; allowed: ZERO_F32, ZERO_BF16", call, dtype);
-    if (n < 0 || n > INT64_MAX / F32_BYTES || (n && (!dst || !src)))
+    if (n < 0 || n > INT64_MAX / (int64_t)sizeof(float) || (n && (!dst || !src)))
         return zr_fail(ZR_ERR_ARG,
                        "%s: n is %lld, dst is %s, src is %s; allowed: 0 to 2^61 - 1, and not NULL", call,
                        (long long)n, dst ? "set" : "NULL", src ? "set" : "NULL");
@@ -41,7 +39,7 @@ static int move(struct zero_ctx *z, enum zr_called_name call, void *dst, const v
     say(z, call, n, dtype, sums);
     if (sums && z->mesh.parts > 1)
         return zr_engine_sum_parts(z->engine, call, dst, src, n, (enum zr_dtype)dtype);
-    return zr_engine_copy(z->engine, dst, src, n * (dtype == ZERO_F32 ? F32_BYTES : BF16_BYTES));
+    return zr_engine_copy(z->engine, dst, src, n * zr_dtype_bytes((enum zr_dtype)dtype));
 }
 
 int zero_tp_enter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype, enum zero_phase phase)

@@ -19,15 +19,16 @@ struct gpt2_config {
     int64_t tp;
 };
 
+/* Token ids of a part, U, of which the last ones of the last part may be nobody's. */
+static inline int64_t gpt2_part_vocab(const struct gpt2_config *c)
+{
+    return c->tp > 1 ? (c->vocab + c->tp - 1) / c->tp : c->vocab;
+}
+
 /* Of a part: its heads, their channels, A, and those of its MLP, F. Of all parts they are NH, C and 4*C. */
 static inline int64_t gpt2_part_heads(const struct gpt2_config *c)
 {
     return c->tp > 1 ? c->heads / c->tp : c->heads;
-}
-/* Token ids of a part, of which the last ones of the last part may be nobody's. */
-static inline int64_t gpt2_part_vocab(const struct gpt2_config *c)
-{
-    return c->tp > 1 ? (c->vocab + c->tp - 1) / c->tp : c->vocab;
 }
 static inline int64_t gpt2_part_channels(const struct gpt2_config *c)
 {
@@ -56,7 +57,7 @@ struct model_options {
 
     /* as read: all of the above follows from the preset, */
     int preset;
-    /* and from the sizes that were given one by one; 0: the preset's. tp is an option of zero-bench train */
+    /* and from the sizes that were given one by one; 0: the preset's. tp is the command's own */
     struct gpt2_config own;
 };
 

@@ -101,11 +101,13 @@ struct zr_model_side {
     /* (n_flats) for collectives between steps */
     struct zr_gather_seg *segs;
 
-    /* ---- jobs that the loop was given */
-    /* which `out` the last sum over the model's parts went through (engine_parts.c) */
+    /* ---- activations between the model's parts (engine_parts.c) */
+    /* which `out` the last sum went through */
     int parts_out;
-    /* of all zero_tp_ calls so far, those that move nothing included */
+    /* a hash of all zero_tp_ calls so far, those that move nothing included */
     uint64_t parts_calls;
+
+    /* ---- jobs that the loop was given */
     /* jobs were pushed, and the loop was not woken for them yet */
     bool unkicked;
     uint64_t n_jobs;

@@ -67,15 +67,15 @@ static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, e
     return 0;
 }
 
-static int keep_most(float *x, const float *from, int64_t n)
+static void keep_most(float *x, const float *from, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         if (from[i] > x[i] || from[i] != from[i]) /* NaN wins, as in a sum */
             x[i] = from[i];
-    return 0;
 }
 
-/* In place, of the host's memory: every rank looks at what all have. */
+/* In place, of the host's memory: every rank looks at what all have, from the first on, for 0 and -0 are one
+ * to a comparison. */
 static int most_of_all(struct zr_engine *e, float *x, int64_t n, const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -86,8 +86,7 @@ static int most_of_all(struct zr_engine *e, float *x, int64_t n, const struct zr
         ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->part * slot, x + at, slot));
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
         ZR_TRY(zr_engine_status(e));
-        memcpy(x + at, e->model_base + IN_AT,
-               (size_t)slot); /* of the first: 0 and -0 are one to a comparison */
+        memcpy(x + at, e->model_base + IN_AT, (size_t)slot);
         for (int32_t p = 1; p < e->parts; p++)
             keep_most(x + at, (const float *)(e->model_base + IN_AT + p * slot), k);
     }
