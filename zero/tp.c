@@ -5,6 +5,12 @@
 
 #include <xxhash.h>
 
+static bool overlap(const void *a, const void *b, int64_t n_bytes)
+{
+    uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    return (x > y ? x - y : y - x) < (uintptr_t)n_bytes;
+}
+
 static int check_pair(struct zero_ctx *z, const char *call, const void *dst, const void *src, int64_t n,
                       int32_t dtype, enum zero_phase phase)
 {
@@ -21,6 +27,8 @@ static int check_pair(struct zero_ctx *z, const char *call, const void *dst, con
         return zr_fail(ZR_ERR_ARG,
                        "%s: n is %lld, dst is %s, src is %s; allowed: 0 to 2^61 - 1, and not NULL", call,
                        (long long)n, dst ? "set" : "NULL", src ? "set" : "NULL");
+    if (dst != src && overlap(dst, src, n * zr_dtype_bytes((enum zr_dtype)dtype)))
+        return zr_fail(ZR_ERR_ARG, "%s: dst and src share memory; allowed: the same, or apart", call);
     return 0;
 }
 

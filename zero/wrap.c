@@ -438,6 +438,18 @@ static void report_residents(const struct zero_ctx *z)
         zr_info(log, "%d of %d units are resident, %d of them by ZERO_RESIDENT", n_resident, n, n_declared);
 }
 
+/* A table that says nothing of parts: all ranks of tp train the same model, each of them whole. */
+static void report_parts(const struct zero_ctx *z)
+{
+    for (int32_t i = 0; i < z->layout->n_tensors; i++)
+        if (z->layout->tensors[i].cut)
+            return;
+    if (z->mesh.parts > 1 && z->world.rank == 0)
+        zr_warn(z->config.options.log,
+                "tp is %d, but no tensor has ZERO_TP_CUT: every rank of tp has the whole model",
+                z->mesh.parts);
+}
+
 /* wire_dtype makes gradients narrower on their way, never wider. All ranks have the same. */
 static void report_wire_dtype(const struct zero_ctx *z)
 {
@@ -520,6 +532,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     zr_info(z->config.options.log, "%s, %s, %lld bytes per rank for %lld parameters", z->plan->place.name,
             zr_backend_path(z), (long long)z->plan->total_bytes, (long long)z->layout->n_params);
     report_residents(z);
+    report_parts(z);
     report_optimizers(z);
     report_how_gradients_add_up(z);
     report_default_stream(z);

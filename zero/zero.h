@@ -160,7 +160,7 @@ struct zero_axis {
  * that is not the world; ZERO_ERR_NOTSUP: pp or cp above 1. Local, as zero_find_rank is; any thread. */
 ZERO_API int zero_mesh_open(zero_mesh **out, const struct zero_axis *axes, int32_t n_axes,
                             const struct zero_config *cfg);
-/* NULL and a pointer to NULL are allowed. */
+/* Frees it, sets *m to NULL and returns 0. NULL and a pointer to NULL are allowed. Local; any thread. */
 ZERO_API int zero_mesh_close(zero_mesh **m);
 /* This rank's number among those that differ from it in these axes alone, and how many they are: axes is
  * one of them, or several with + between ("dp_replicate+dp_shard"); "dp" is all that the data is cut over,
@@ -334,13 +334,13 @@ ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t firs
 ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
 
 /* Collective, blocking. For losses that are means over tokens (or samples, or weights) of which ranks and
- * micro-batches have different numbers: padding, masks, documents of different lengths. count: of this rank,
- * in all micro-batches of the step to come; finite, 0 and more. A program that adds up the losses of its
- * tokens, and begins backward with *scale of each, not with one by its own number of them, trains on the mean
- * over all tokens of all ranks and micro-batches: the same mean, however they are spread. *scale has the same
- * bits on all ranks, 1 / (sum of counts) with cfg.grad_sum, else ranks * grad_accum_steps / (sum of counts),
- * which takes back the mean that zero_step takes; cfg.grad_scale comes on top. Called again, the last one
- * counts.
+ * micro-batches have different numbers: padding, masks, documents of different lengths. count: of this
+ * rank, in all micro-batches of the step to come; finite, 0 and more; of ranks of tp the same. A program
+ * that adds up the losses of its tokens, and begins backward with *scale of each, not with one by its own
+ * number of them, trains on the mean over all tokens of all ranks and micro-batches: the same mean, however
+ * they are spread. *scale has the same bits on all ranks, 1 / (sum of counts) with cfg.grad_sum, else ranks
+ * * grad_accum_steps / (sum of counts), which takes back the mean that zero_step takes; cfg.grad_scale
+ * comes on top. Called again, the last one counts.
  * Before the step's first backward, outside brackets: between forward and backward of the first micro-batch
  * it waits for the least. A step without, after one with it, is told to cfg.log once. ZERO_ERR_ARG, on all
  * ranks, naming the rank, for another count, and where all are 0 (then skip the step, on all ranks);
@@ -358,7 +358,8 @@ ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
  * and rounded once: every rank of tp has the same bits. Collective over the ranks of tp: all of them give
  * the same n, dtype and phase, else the context ends with ZERO_ERR_MISMATCH. On the host it blocks until
  * the others have come, where it moves something. Without a mesh, or with tp 1, dst is src in both phases.
- * Inside or outside of brackets. */
+ * Inside or outside of brackets. ZERO_ERR_ARG, and nothing changed, for another phase or dtype, a negative n,
+ * NULL, and dst and src that share some of their memory. */
 ZERO_API int zero_tp_enter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,
                            enum zero_phase phase);
 ZERO_API int zero_tp_leave(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,

@@ -111,6 +111,48 @@ static void check_mesh(int32_t world, const int *host)
     }
 }
 
+/* The ranks of each part are a world of their own, by the places that they have in the whole one. */
+static void check_parts(int32_t world, const int *host)
+{
+    for (int32_t parts = 2; parts <= world; parts++)
+        for (int32_t inner = 1; world % parts == 0 && inner <= world / parts; inner++) {
+            if (world / parts % inner)
+                continue;
+            bool spans_hosts = false;
+            struct zr_mesh last = {0};
+            for (int32_t rank = 0; rank < world; rank++) {
+                struct zr_topology t = topology_of(world, rank, host);
+                struct zr_mesh m;
+                int32_t n = 0, place = -1;
+                assert_int_equal(zr_mesh_make(&t, parts, inner, &m), 0);
+                assert_true(m.parts == parts && m.part == rank % parts && m.outer == world / parts / inner);
+                check_group(&t, &m.world, inner, everybody);
+                for (int32_t p = 0; p < world; p++) {
+                    if (t.rank_at[p] % parts != rank % parts)
+                        continue;
+                    place = t.rank_at[p] == rank ? n : place;
+                    assert_int_equal(zr_group_member(&m.all, n++), t.rank_at[p]);
+                }
+                assert_true(n == m.all.size && place == m.all.rank);
+                assert_true(m.in.size == inner && m.out.size == m.outer && m.model.size == parts);
+                assert_true(m.in.rank == place % inner && m.out.rank == place / inner);
+                for (int32_t k = 0; k < inner; k++)
+                    assert_int_equal(m.in.members[k], m.all.members[place / inner * inner + k]);
+                for (int32_t k = 0; k < m.outer; k++) {
+                    assert_int_equal(m.out.members[k], m.all.members[place % inner + k * inner]);
+                    spans_hosts |= t.host_of[m.out.members[k]] != t.host_of[m.out.members[0]];
+                }
+                for (int32_t k = 0; k < parts; k++)
+                    assert_int_equal(m.model.members[k], rank / parts * parts + k);
+                assert_int_equal(m.model.rank, rank % parts);
+                assert_true(rank == 0 || m.outer_spans_hosts == last.outer_spans_hosts);
+                last.outer_spans_hosts = m.outer_spans_hosts;
+                zr_mesh_free(&m);
+            }
+            assert_true(last.outer_spans_hosts == spans_hosts);
+        }
+}
+
 static void test_every_divisor(void **state)
 {
     (void)state;
@@ -123,6 +165,8 @@ static void test_every_divisor(void **state)
             }
             check_mesh(world, block);
             check_mesh(world, cyclic);
+            if (world <= 12)
+                check_parts(world, cyclic);
         }
 }
 
@@ -136,6 +180,7 @@ static void test_any_hosts(void **state)
         for (int r = 0; r < world; r++)
             host[r] = (int)random_in(&seed, 0, most);
         check_mesh(world, host);
+        check_parts(world, host);
     }
 }
 
@@ -170,6 +215,10 @@ static void test_refused(void **state)
         struct zr_mesh m;
         char text[64];
         memset(&m, 0x55, sizeof m);
+        assert_int_equal(zr_mesh_make(&t, bad[i], 1, &m), ZR_ERR_ARG);
+        assert_null(m.members);
+        snprintf(text, sizeof text, "%d parts in a world of 8", bad[i]);
+        assert_non_null(strstr(zr_error_text(), text));
         assert_int_equal(zr_mesh_make(&t, 1, bad[i], &m), ZR_ERR_ARG);
         assert_null(m.members);
         snprintf(text, sizeof text, "groups of %d ranks in a world of 8", bad[i]);

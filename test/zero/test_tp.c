@@ -483,6 +483,45 @@ static void sums_and_maxima(void **state)
     }
 }
 
+/* ---- what is reported ---- */
+
+static _Atomic int n_reported;
+
+static void count_line(void *arg, const char *line)
+{
+    (void)arg;
+    n_reported += strstr(line, "tp is 2, but no tensor has ZERO_TP_CUT") != NULL;
+}
+
+static void cut_nothing(struct toy_rank *r)
+{
+    struct setup s = {.tp = 2};
+    struct zero_config cfg = toy_config(r, 3);
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int32_t part, dp, n_dp;
+    int err = 0;
+    r->arg = &s;
+    cfg.log = count_line;
+    TOY_TRY(open_mesh(r, &s, &cfg, &mesh, &part, &dp, &n_dp));
+    struct model *m = make_model(1, 0);
+    for (int t = 0; t < TENSORS; t++)
+        m->table[t].flags = 0;
+    TOY_TRY(zero_wrap(&z, m->table, TENSORS, &cfg));
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free(m);
+}
+
+static void a_table_without_parts(void **state)
+{
+    (void)state;
+    struct toy_rank r[2];
+    toy_ranks(2, cut_nothing, NULL, r);
+    toy_assert_well(r, 2, "no parts");
+    assert_int_equal(n_reported, 1);
+}
+
 /* ---- what is refused ---- */
 
 #define SAYS(call, code, text)                                                                               \
@@ -603,6 +642,9 @@ static void refuse(struct toy_rank *r)
     toy_expect(r, zero_tp_leave(z, NULL, x, 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "dst is NULL");
     toy_expect(r, zero_tp_leave(z, x, x, -1, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "n is -1");
     toy_expect(r, zero_tp_leave(z, x, x, INT64_MAX / 4 + 1, ZERO_F32, ZERO_BACKWARD), ZERO_ERR_ARG, "n is ");
+    toy_expect(r, zero_tp_leave(z, x, x + 1, 3, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "share memory");
+    toy_expect(r, zero_tp_enter(z, x + 2, x, 3, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "share memory");
+    TOY_TRY(zero_tp_leave(z, x + 2, x, 2, ZERO_F32, ZERO_FORWARD)); /* side by side */
     toy_expect(r, zero_tp_leave(z, x, x, 4, ZERO_I32, ZERO_FORWARD), ZERO_ERR_ARG, "dtype is");
     toy_expect(r, zero_tp_enter(z, x, x, 4, ZERO_F32, (enum zero_phase)3), ZERO_ERR_ARG, "phase is 3");
     toy_expect(r, zero_tp_reduce(z, x, 4, 3), ZERO_ERR_ARG, "zero_tp_reduce: op is 3");
@@ -799,6 +841,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_bits_however_data_is_cut),
         cmocka_unit_test(sums_and_maxima),
+        cmocka_unit_test(a_table_without_parts),
         cmocka_unit_test(axes_that_are_refused),
         cmocka_unit_test(calls_that_are_refused),
         cmocka_unit_test(values_that_differ),
