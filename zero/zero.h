@@ -154,10 +154,11 @@ struct zero_axis {
 };
 
 /* Gives in *out, for cfg.mesh, this rank's place on the axes: n_axes of them, which are copied; those left
- * out have size 1. The ranks along the last axis are neighbours: rank = (... * dp_shard + its number there)
- * * tp + its number there. Rank and world are those of zero_find_rank(cfg). Close it by zero_mesh_close,
- * which a context need not wait for. ZERO_ERR_ARG: an unknown axis, another order, two of -1, a product
- * that is not the world; ZERO_ERR_NOTSUP: pp or cp above 1. Local, as zero_find_rank is; any thread. */
+ * out have size 1. The ranks along the last axis are neighbours: a rank is its number along tp, plus tp
+ * times its number along cp, and so on outwards. Rank and world are those of zero_find_rank(cfg). Close it
+ * by zero_mesh_close, which a context need not wait for. ZERO_ERR_ARG: an unknown axis, another order, two
+ * of -1, a product that is not the world; ZERO_ERR_NOTSUP: pp or cp above 1. Local, as zero_find_rank is;
+ * any thread. */
 ZERO_API int zero_mesh_open(zero_mesh **out, const struct zero_axis *axes, int32_t n_axes,
                             const struct zero_config *cfg);
 /* Frees it, sets *m to NULL and returns 0. NULL and a pointer to NULL are allowed. Local; any thread. */
@@ -338,9 +339,9 @@ ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
  * rank, in all micro-batches of the step to come; finite, 0 and more; of ranks of tp the same. A program
  * that adds up the losses of its tokens, and begins backward with *scale of each, not with one by its own
  * number of them, trains on the mean over all tokens of all ranks and micro-batches: the same mean, however
- * they are spread. *scale has the same bits on all ranks, 1 / (sum of counts) with cfg.grad_sum, else ranks
- * * grad_accum_steps / (sum of counts), which takes back the mean that zero_step takes; cfg.grad_scale
- * comes on top. Called again, the last one counts.
+ * they are spread. *scale has the same bits on all ranks: 1 / (sum of counts) with cfg.grad_sum, else that
+ * times grad_accum_steps and ranks (those of dp, with a mesh), which takes back the mean that zero_step
+ * takes; cfg.grad_scale comes on top. Called again, the last one counts.
  * Before the step's first backward, outside brackets: between forward and backward of the first micro-batch
  * it waits for the least. A step without, after one with it, is told to cfg.log once. ZERO_ERR_ARG, on all
  * ranks, naming the rank, for another count, and where all are 0 (then skip the step, on all ranks);
