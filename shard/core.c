@@ -11,7 +11,8 @@
  * steps of very many calls only such are learned whose calls repeat. */
 static int32_t capacity(const struct zr_core_spec *s)
 {
-    int64_t step = (int64_t)s->n_order * s->grad_accum_steps * 4 + 256, micro = (int64_t)s->n_order * 4 + 256;
+    int64_t repeats = s->order_of_step ? 1 : s->grad_accum_steps;
+    int64_t step = s->n_order * repeats * 4 + 256, micro = (int64_t)s->n_order * 4 + 256;
     int64_t n = zr_min(step, zr_max(micro, 1 << 17));
     return (int32_t)zr_min(n, 1 << 24);
 }
@@ -73,8 +74,11 @@ static void copy_units(struct zr_core *c, const struct zr_core_spec *s)
     }
     for (int32_t i = 0; i < s->n_order; i++)
         units(c)[s->order[i].unit].uses += s->order[i].backward && !s->order[i].is_end;
-    for (int32_t u = 0; u < c->n_units; u++)
+    for (int32_t u = 0; u < c->n_units; u++) {
+        if (s->order_of_step)
+            units(c)[u].uses /= s->grad_accum_steps;
         units(c)[u].uses += units(c)[u].uses == 0;
+    }
 }
 
 static void open_slots(struct zr_core *c, const struct zr_core_spec *s)
@@ -118,13 +122,14 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
     c->outer_gathers = s->outer_gathers;
     c->n_partial_slots = s->n_partial_slots;
     c->reduce_each = s->reduce_each;
+    c->order_of_step = s->order_of_step;
     c->last_reduced = -1;
     copy_units(c, s);
     open_slots(c, s);
     if (s->n_order && s->n_order <= c->cap) {
         memcpy(order(c), s->order, (size_t)s->n_order * sizeof *s->order);
         c->period = s->n_order;
-        c->n_order = (int64_t)s->n_order * c->accum;
+        c->n_order = s->order_of_step ? s->n_order : (int64_t)s->n_order * c->accum;
     }
     zr_core_index_order(c);
     return c;
@@ -455,6 +460,8 @@ static int take(struct zr_core *c, const struct zr_core_event *ev, struct zr_act
         return gather_all(c, ev, out, n_out);
     case ZR_EV_RELEASE_ALL:
         return release_all(c, out, n_out);
+    case ZR_EV_EVALUATED:
+        return zr_core_evaluated(c, out, n_out);
     }
     return zr_fail(ZR_ERR_ARG, "unknown event %d", (int)ev->kind);
 }

@@ -22,7 +22,8 @@
  * The order is kept for one micro-batch and repeats; one that was learned repeats where it was found to.
  * It is the declared one until the model's own is known: calls are recorded, and a step whose calls
  * differed from the order makes its own calls the order of the next. Until then the core follows on demand.
- * Passes of evaluation (forward only, nothing reduced) are not recorded, nor is a step that is dropped. */
+ * Passes of evaluation (forward only, nothing reduced) are not recorded, nor is a step that is dropped. In a
+ * pipeline the order is that of a whole step, in which micro-batches interleave. */
 #ifndef ZR_SHARD_CORE_H
 #define ZR_SHARD_CORE_H
 
@@ -68,10 +69,13 @@ struct zr_core_spec {
     /* the order was not declared: the largest parameter slot, if there is but one that large, is left to
      * units that fit no other, so that any two units can be open at once */
     bool reserve_largest;
-    /* of one micro-batch; balanced, units in range */
+    /* of one micro-batch, or of a step (order_of_step); balanced, units in range */
     const struct zr_call *order;
 
     int32_t n_order;
+    /* A schedule says in which order micro-batches of a step go forward and backward, and that none goes
+     * forward alone: a first call that comes again is no evaluation. */
+    bool order_of_step;
 };
 
 enum zr_core_event_kind {
@@ -87,7 +91,10 @@ enum zr_core_event_kind {
     ZR_EV_DROP,
     /* all parameters, to be read at any time until they are released */
     ZR_EV_GATHER_ALL,
-    ZR_EV_RELEASE_ALL
+    ZR_EV_RELEASE_ALL,
+    /* what went forward since the step was an evaluation, and is over: the order is the step's again from its
+     * first call on. Of an order_of_step, where it cannot be seen */
+    ZR_EV_EVALUATED
 };
 
 struct zr_core_event {

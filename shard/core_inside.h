@@ -57,6 +57,8 @@ struct zr_core {
     int32_t n_begins, ahead;
     /* this step's calls left the order; the order's backward passes are not as many for every micro-batch */
     bool strayed, uneven;
+    /* as in the spec */
+    bool order_of_step;
 
     /* The calls of this step, n_rec: the first n_kept of them again and again. */
     int64_t n_rec;
@@ -229,6 +231,7 @@ bool zr_core_valid(const struct zr_core *c);
 #define ZR_DROP_WORD     (UINT64_C(5) << 40)
 #define ZR_ALL_WORD      (UINT64_C(6) << 40)
 #define ZR_RELEASE_WORD  (UINT64_C(7) << 40)
+#define ZR_EVAL_WORD     (UINT64_C(8) << 40)
 
 void zr_core_note(struct zr_core *c, uint64_t word);
 uint64_t zr_core_call_word(const struct zr_call *call);
@@ -273,6 +276,7 @@ void zr_core_return_grads(struct zr_core *c, struct zr_action *out, int32_t *n);
 int zr_core_micro(struct zr_core *c, struct zr_action *out, int32_t *n);
 int zr_core_norm(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n);
 int zr_core_drop(struct zr_core *c, struct zr_action *out, int32_t *n);
+int zr_core_evaluated(struct zr_core *c, struct zr_action *out, int32_t *n);
 int zr_core_end_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n);
 
 #endif

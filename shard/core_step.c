@@ -326,6 +326,19 @@ int zr_core_drop(struct zr_core *c, struct zr_action *out, int32_t *n)
     return 0;
 }
 
+int zr_core_evaluated(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    int err = zr_core_refuse_open(c, "zero_next");
+    if (err)
+        return err;
+    if (c->any_backward || c->complete)
+        return zr_fail(ZR_ERR_ORDER, "zero_next: a step has begun, which is no evaluation");
+    zr_core_note(c, ZR_EVAL_WORD);
+    zr_core_start_recording(c);
+    zr_core_prefetch(c, out, n);
+    return 0;
+}
+
 /* Gathered copies of what was just updated are stale; those of frozen units stay good. */
 static void empty_stale_slots(struct zr_core *c)
 {

@@ -64,9 +64,11 @@ struct zr_options {
     enum zr_hybrid hybrid;
     /* of a hybrid: ranks that share one copy of the parameters, >= 1 */
     int32_t shard_group;
-    /* into how many the model is cut, each of them with data-parallel ranks of its own; 0 and 1: it is whole
-     */
-    int32_t parts;
+    /* Pipeline stages of the model, and parts of each of them: every part of every stage has data-parallel
+     * ranks of its own; 0 and 1: it is whole */
+    int32_t pp, parts;
+    /* of activations from stage to stage, what their arena takes (engine_pipe.c) */
+    int64_t pipe_bytes;
 
     /* of tensors that name none; ZR_OPTIMIZER_NONE: the user's update callback */
     enum zr_optimizer optimizer;
@@ -104,6 +106,9 @@ struct zr_options {
      * these options and is valid until the call they were made for returns: copy what is kept. */
     const struct zr_call *order;
     int n_order;
+    /* the order is that of a whole step, grad_accum_steps micro-batches interleaved, and no other is learned
+     * from passes of evaluation */
+    bool order_of_step;
 
     /* That the communicators want for themselves at the end of their arenas; multiples of 256. */
     int64_t gather_scratch_bytes, reduce_scratch_bytes, control_scratch_bytes;
@@ -127,6 +132,12 @@ struct zr_options {
     /* watch the run (engine_check.h) */
     bool check;
 };
+
+/* Ranks that have the model together, for each of the data-parallel ranks. */
+static inline int32_t zr_model_ranks(const struct zr_options *o)
+{
+    return (o->pp > 1 ? o->pp : 1) * (o->parts > 1 ? o->parts : 1);
+}
 
 /* The kind that updates a tensor which names `kind`, ZR_OPTIMIZER_NONE: none. */
 static inline enum zr_optimizer zr_kind_of(const struct zr_options *o, enum zr_optimizer kind)

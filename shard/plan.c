@@ -214,7 +214,8 @@ static void place_gathered(struct zr_plan *p, int64_t *end)
     p->bytes[ZR_MEM_GRAD_GATHERED] = *end - p->full_grad_at;
 }
 
-static int64_t values_bytes(const struct zr_plan *p)
+/* several_stages: which have other tensors, and the same arena. */
+static int64_t values_bytes(const struct zr_plan *p, bool several_stages)
 {
     const struct zr_layout *l = p->layout;
     int64_t largest = 0;
@@ -222,6 +223,8 @@ static int64_t values_bytes(const struct zr_plan *p)
         largest = zr_max(largest, l->tensors[t].n_elems * zr_max(4, zr_dtype_bytes(l->tensors[t].dtype)));
     int64_t bytes = zr_min(zr_round_up(largest, ZR_PIECE_ALIGN), ZR_VALUE_BYTES);
     /* room for a piece of each rank, for the buffers' mean */
+    if (several_stages)
+        bytes = ZR_VALUE_BYTES;
     return l->n_buffers ? zr_max(bytes, (int64_t)p->world * ZR_PIECE_ALIGN) : bytes;
 }
 
@@ -240,17 +243,19 @@ static void place_grads(struct zr_plan *p, const struct zr_options *opt)
     p->control_at = take(&end, ZR_CONTROL_BYTES);
     p->norm_at = take(&end, sizeof(struct zr_exact_sum));
     place_gathered(p, &end);
-    /* Ranks of other groups do not map the gradients: what all exchange has an arena of its own then. */
-    int64_t control = 0, *at = p->hop[ZR_OUTER].size > 1 ? &control : &end;
-    p->exchange_at = take(at, (int64_t)p->world * p->parts * ZR_EXCHANGE_BYTES);
+    /* Ranks of other groups, or of other pipeline stages, do not map the gradients: what all exchange has an
+     * arena of its own then, which is laid out alike on all of them. */
+    int64_t control = 0, *at = p->hop[ZR_OUTER].size > 1 || opt->pp > 1 ? &control : &end;
+    p->exchange_at = take(at, (int64_t)p->world * p->model_ranks * ZR_EXCHANGE_BYTES);
     p->agreement_at = take(at, sizeof(struct zr_agreement));
-    p->values_bytes = values_bytes(p);
+    p->values_bytes = values_bytes(p, opt->pp > 1);
     p->values_at = take(at, p->values_bytes);
     p->control_bytes = control ? zr_round_up(control, 4096) + opt->control_scratch_bytes : 0;
     p->reduce_bytes = zr_round_up(end, 4096) + opt->reduce_scratch_bytes;
     int64_t scratch = opt->reduce_scratch_bytes + (control ? opt->control_scratch_bytes : 0);
     p->model_bytes = p->parts > 1 ? ZR_MODEL_BYTES : 0;
-    p->bytes[ZR_MEM_COMM] += scratch + p->model_bytes;
+    p->pipe_bytes = opt->pipe_bytes;
+    p->bytes[ZR_MEM_COMM] += scratch + p->model_bytes + p->pipe_bytes;
     p->bytes[ZR_MEM_EXCHANGE] += p->control_bytes + p->reduce_bytes - scratch - p->bytes[ZR_MEM_GRAD_SLOTS] -
                                  p->bytes[ZR_MEM_GRAD_SHARDS] - p->bytes[ZR_MEM_GRAD_SUMS] -
                                  p->bytes[ZR_MEM_GRAD_GATHERED];
@@ -287,7 +292,7 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
                 p->snapshot_bytes += zr_plan_snapshot_bytes(&l->flats[i], kind);
     p->snapshot_buffers_at = p->snapshot_bytes;
     p->snapshot_bytes += opt->save_async ? l->buffer_bytes : 0;
-    p->words_bytes = ZR_OUTCOME_BYTES + (int64_t)p->world * p->parts * ZR_EXCHANGE_BYTES;
+    p->words_bytes = ZR_OUTCOME_BYTES + (int64_t)p->world * p->model_ranks * ZR_EXCHANGE_BYTES;
     p->words_bytes += l->n_buffers ? p->values_bytes : 0;
     p->host_bytes = p->snapshot_bytes + p->words_bytes;
     p->bytes[ZR_MEM_SNAPSHOT] = p->snapshot_bytes;
@@ -298,31 +303,37 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
 }
 
 /* A sum can lie in its gradient if that is f32, this rank keeps all of it, and a step adds nothing more to
- * it, as far as the order tells. Over a narrower wire the gradient is narrowed where it lies. Whether the
- * order has a unit with more than one contribution in a micro-batch. */
-static bool choose_sums(struct zr_plan *p, const struct zr_options *opt, struct zr_core_unit_spec *units)
+ * it, as far as the order tells. Over a narrower wire the gradient is narrowed where it lies. any_again:
+ * whether the order has a unit with more than one contribution in a micro-batch. */
+static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct zr_core_unit_spec *units,
+                       bool *any_again)
 {
     const struct zr_core_spec *s = &p->spec;
     bool whole = zr_level_of(p->place.state) == ZR_LEVEL_ALL;
     bool narrowed = p->world > 1 && opt->wire_dtype && opt->wire_dtype != ZR_F32;
-    bool once = opt->grad_accum_steps == 1 || !s->reduce_each, any_again = false;
+    bool once = opt->grad_accum_steps == 1 || !s->reduce_each;
+    int32_t *uses = calloc((size_t)s->n_units, sizeof *uses);
+    *any_again = false;
+    if (!uses)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a plan of %d units", s->n_units);
     for (int32_t u = 0; u < s->n_units; u++)
         p->sum_in_place[u] = whole && once && !narrowed && units[u].trainable;
     for (int32_t i = 0; i < p->layout->n_flats; i++) {
         const struct zr_flat *f = &p->layout->flats[i];
         p->sum_in_place[f->unit] &= !f->trainable || f->dtype == ZR_F32;
     }
+    int32_t n_micro = opt->order_of_step ? opt->grad_accum_steps : 1;
     for (int32_t i = 0; i < s->n_order; i++) {
         const struct zr_call *c = &s->order[i];
         bool use = c->backward && !c->is_end && units[c->unit].trainable;
-        bool again = use && units[c->unit].sum_in_place;
-        any_again |= again;
+        bool again = use && uses[c->unit]++ >= n_micro;
+        *any_again |= again;
         p->sum_in_place[c->unit] &= !again;
-        units[c->unit].sum_in_place |= use; /* for now: it was used */
     }
     for (int32_t u = 0; u < s->n_units; u++)
         units[u].sum_in_place = p->sum_in_place[u];
-    return any_again;
+    free(uses);
+    return 0;
 }
 
 /* again: the order has a unit with more than one contribution in a micro-batch. */
@@ -370,6 +381,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     }
     s->n_units = l->n_units;
     s->n_order = n_order;
+    s->order_of_step = opt->order_of_step;
     s->prefetch = opt->prefetch;
     s->grad_accum_steps = opt->grad_accum_steps;
     s->model_holds = p->place.model_holds;
@@ -382,7 +394,11 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
         s->reduce_each |= l->tensors[t].overwrite && l->tensors[t].grad;
     bool tree = opt->deterministic && opt->grad_accum_steps > 1;
     s->n_sums = p->n_sums = tree ? counter_depth(opt->grad_accum_steps) : 1;
-    choose_hops(p, opt, choose_sums(p, opt, units));
+    bool again;
+    int err = choose_sums(p, opt, units, &again);
+    if (err)
+        return err;
+    choose_hops(p, opt, again);
     for (int32_t u = 0; u < l->n_units; u++)
         units[u].grad_home =
             p->place.model_holds || (units[u].trainable && (units[u].sum_in_place || !s->reduce_each));
@@ -453,6 +469,7 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     p->layout = l;
     p->world = l->world;
     p->parts = opt->parts > 1 ? opt->parts : 1;
+    p->model_ranks = zr_model_ranks(opt);
     p->gather_packs_up_to = opt->gather_packs_up_to;
     p->reduce_packs_up_to = opt->reduce_packs_up_to;
     p->param_at = calloc((size_t)l->n_units, sizeof *p->param_at);

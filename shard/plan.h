@@ -72,8 +72,9 @@ struct zr_plan {
     /* borrowed */
     const struct zr_layout *layout;
 
-    /* ranks that have the same part of the model, and of how many parts it is */
-    int32_t world, parts;
+    /* ranks that have the same part of the same pipeline stage; ranks that have the model together, one for
+     * each part of each stage; and parts of a stage */
+    int32_t world, model_ranks, parts;
     struct zr_placement place;
     struct zr_hop hop[ZR_AXES];
     /* as in the options */
@@ -133,8 +134,9 @@ struct zr_plan {
     /* the last opt->reduce_scratch_bytes of them are the communicator's */
     int64_t reduce_bytes;
 
-    /* Of the arena of activations (engine_parts.c); 0: the model is whole on every rank. */
-    int64_t model_bytes;
+    /* Of the arena of activations between parts (engine_parts.c), and between pipeline stages
+     * (engine_pipe.c); 0: there is one. */
+    int64_t model_bytes, pipe_bytes;
 
     /* Device memory of its own. */
     /* (n_flats) element in the master array, -1: the parameters are their own masters, or frozen */

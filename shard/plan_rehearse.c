@@ -39,6 +39,7 @@ static int call(struct rehearsal *r, const struct zr_core_event *ev)
     return err;
 }
 
+/* Or all of them, where the order is that of a step. */
 static int micro_batch(struct rehearsal *r)
 {
     int err = 0;
@@ -78,6 +79,8 @@ static int micro_batches(struct rehearsal *r)
     size_t units = (size_t)s->n_units * sizeof *r->then;
     size_t n_contents = (size_t)(s->n_param_slots + s->n_grad_slots);
     int32_t first = 0, look_until = 1;
+    if (s->order_of_step)
+        return micro_batch(r);
     for (int32_t done = 0; done < s->grad_accum_steps;) {
         int err = micro_batch(r);
         if (err)

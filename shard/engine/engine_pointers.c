@@ -38,6 +38,7 @@ static const char *call_of(const struct zr_core_event *ev)
            : ev->kind == ZR_EV_DROP        ? "zero_drop"
            : ev->kind == ZR_EV_GATHER_ALL  ? "zero_gather_all"
            : ev->kind == ZR_EV_RELEASE_ALL ? "zero_release_all"
+           : ev->kind == ZR_EV_EVALUATED   ? "zero_next"
                                            : "zero_micro";
 }
 

@@ -163,6 +163,8 @@ static int32_t declared_passes(const struct watch *w, int32_t unit)
     int32_t uses = 0;
     for (int32_t i = 0; i < w->spec.n_order; i++)
         uses += w->spec.order[i].unit == unit && w->spec.order[i].backward && !w->spec.order[i].is_end;
+    if (w->spec.order_of_step && uses)
+        return uses;
     return (uses ? uses : 1) * w->spec.grad_accum_steps;
 }
 
@@ -185,6 +187,15 @@ static bool all_overrun(const struct watch *w, bool only_used)
             return false;
     }
     return n_overrun > 1 || n_trainable == 1;
+}
+
+/* A backward bracket has ended since the step. */
+static bool has_backward(const struct watch *w)
+{
+    for (int32_t i = 0; i < w->spec.n_units; i++)
+        if (w->unit[i].n_bwd)
+            return true;
+    return false;
 }
 
 static int expected_of_step(const struct watch *w)
@@ -258,6 +269,8 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
         return 0;
     case ZR_EV_RELEASE_ALL:
         return w->n_open || !w->all ? ZR_ERR_ORDER : 0;
+    case ZR_EV_EVALUATED:
+        return w->n_open || w->all || w->complete || has_backward(w) ? ZR_ERR_ORDER : 0;
     case ZR_EV_REWRITE:
         return w->unit[unit].open[0] || w->unit[unit].open[1] || w->all ? ZR_ERR_ORDER : 0;
     case ZR_EV_SNAPSHOT: {
@@ -700,6 +713,7 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
     case ZR_EV_SNAPSHOT:
     case ZR_EV_GATHER_ALL:
     case ZR_EV_RELEASE_ALL:
+    case ZR_EV_EVALUATED:
         break;
     }
 }
@@ -781,6 +795,10 @@ static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t
             CHECK(w->out[i].kind == ZR_ACT_GATHER, "a release does more than gather ahead");
         w->all = false;
         break;
+    case ZR_EV_EVALUATED:
+        for (int32_t i = 0; i < w->n_out; i++)
+            CHECK(w->out[i].kind == ZR_ACT_GATHER, "the end of an evaluation does more than gather ahead");
+        break;
     case ZR_EV_SNAPSHOT:
         CHECK(w->n_out == 1 && w->out[0].kind == ZR_ACT_SNAPSHOT, "%d actions of a snapshot", w->n_out);
         break;
@@ -839,9 +857,10 @@ bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *un
         return false;
     *unit = 0;
     *backward = false;
-    static const char calls[] = "SMNXGR";
-    static const enum zr_core_event_kind kinds[] = {ZR_EV_STEP, ZR_EV_MICRO,      ZR_EV_NORM,
-                                                    ZR_EV_DROP, ZR_EV_GATHER_ALL, ZR_EV_RELEASE_ALL};
+    static const char calls[] = "SMNXGRE";
+    static const enum zr_core_event_kind kinds[] = {ZR_EV_STEP,     ZR_EV_MICRO,      ZR_EV_NORM,
+                                                    ZR_EV_DROP,     ZR_EV_GATHER_ALL, ZR_EV_RELEASE_ALL,
+                                                    ZR_EV_EVALUATED};
     const char *call = strchr(calls, *p);
     if (call) {
         *kind = kinds[call - calls];

@@ -606,6 +606,45 @@ static void norms_and_drops(void **state)
         }
 }
 
+/* A pipeline's order is that of a step, whose micro-batches interleave: it is followed from the first call on,
+ * though the first call comes again before any backward, and an evaluation between steps leaves it alone. */
+static void orders_of_a_step(void **state)
+{
+    (void)state;
+    static const char *const orders[] = {
+        "0(0) 1(1) 2(2) 0(0) 1(1) 2(2) 2[2] 1[1] 0[0] 0(0) 1(1) 2(2) 2[2] 1[1] 0[0] 2[2] 1[1] 0[0]",
+        "0(0) 1(1) 2(2) 0(0) 1(1) 2(2) 0(0) 1(1) 2(2) 2[2] 1[1] 0[0] 2[2] 1[1] 0[0] 2[2] 1[1] 0[0]"};
+    for (int k = 0; k < 2; k++)
+        for (int stage = 0; stage < 4; stage++) {
+            struct model m;
+            struct watch w;
+            make_model(&m, 3, 2, 1, orders[k]);
+            if (stage < 2)
+                make_resident(&m, stage);
+            m.spec.grad_accum_steps = 3;
+            m.spec.order_of_step = true;
+            m.spec.n_sums = 2;
+            watch_open(&w, &m.spec);
+            for (int step = 0; step < 3; step++) {
+                watch_run(&w, orders[k]);
+                refused(&w, ZR_EV_EVALUATED, -1, false, ZR_ERR_ORDER, "which is no evaluation");
+                watch_run(&w, "S");
+            }
+            assert_int_equal(zr_core_counts(w.core).n_strays, 0);
+            watch_run(&w, "0(0) 1(1) 2(2) 0(");
+            refused(&w, ZR_EV_EVALUATED, -1, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
+            watch_run(&w, "0) 1(1) 2(2) 0(0) 1(1) 2(2) E");
+            int64_t strays = zr_core_counts(w.core).n_strays;
+            watch_run(&w, orders[k]);
+            watch_run(&w, "S");
+            watch_run(&w, orders[k]);
+            watch_run(&w, "S");
+            assert_int_equal(zr_core_counts(w.core).n_strays, strays);
+            assert_int_equal(zr_core_counts(w.core).n_replans, 0);
+            watch_close(&w);
+        }
+}
+
 /* A norm begins a step, brackets or not. */
 static void norm_without_brackets(void **state)
 {
@@ -1438,6 +1477,7 @@ int main(void)
         cmocka_unit_test(too_many_micro_batches),
         cmocka_unit_test(norms_and_drops),
         cmocka_unit_test(dropped_steps_are_forgotten),
+        cmocka_unit_test(orders_of_a_step),
         cmocka_unit_test(norm_without_brackets),
         cmocka_unit_test(everything_at_once),
         cmocka_unit_test(writes_nothing),
