@@ -101,6 +101,7 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
     const struct zr_agree_begin begin = {.norm = p->norm, .out = p->agreement};
     const struct zr_agree_end end = {
         .all = p->agreement,
+        .n_ranks = 1,
         .n_averaged = 1,
         .scale = 1.0 / (double)o->accum,
         .clip = (float)o->clip,

@@ -49,9 +49,12 @@ enum zr_role {
     ZR_ROLE_MODEL,
     /* of all ranks, where those of control have one part of the model alone: the step's agreement */
     ZR_ROLE_WORLD,
+    /* of two ranks, of an even pipeline stage and the next, and of an odd one and the next: activations */
+    ZR_ROLE_EVEN_PAIR,
+    ZR_ROLE_ODD_PAIR,
     ZR_ROLES
 };
-/* "gather", "reduce", "gather outer", "reduce outer", "control", "model", "world" */
+/* "gather", "reduce", "gather outer", "reduce outer", "control", "model", "world", "even pair", "odd pair" */
 const char *zr_role_name(enum zr_role r);
 
 /* Where a region is cut for the places of a group: place p owns bytes [zr_cut_at(p), zr_cut_at(p + 1)), which

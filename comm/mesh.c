@@ -19,17 +19,24 @@ static void fill_members(const int32_t *list, int32_t first, int32_t step, int32
         members[k] = list[first + k * step];
 }
 
-/* The ranks that have a part, by places. Returns the place of rank among them, or -1. */
-static int32_t list_part(const struct zr_topology *t, int32_t parts, int32_t part, int32_t rank,
-                         int32_t *members)
+/* Ranks of one pipeline stage. */
+static int32_t stage_size(const struct zr_topology *t, const struct zr_mesh *m)
+{
+    return t->world / m->stages;
+}
+
+/* The ranks that have a part of a stage, by places. Returns the place of rank among them, or -1. */
+static int32_t list_part(const struct zr_topology *t, const struct zr_mesh *m, int32_t stage, int32_t part,
+                         int32_t rank, int32_t *members)
 {
     int32_t n = 0, found = -1;
     for (int32_t p = 0; p < t->world; p++) {
-        if (t->rank_at[p] % parts != part)
+        int32_t r = t->rank_at[p];
+        if (r / stage_size(t, m) != stage || r % m->parts != part)
             continue;
-        if (t->rank_at[p] == rank)
+        if (r == rank)
             found = n;
-        members[n++] = t->rank_at[p];
+        members[n++] = r;
     }
     return found;
 }
@@ -53,8 +60,8 @@ static bool any_outer_spans_hosts(const struct zr_topology *t, const struct zr_m
                                   int32_t *across)
 {
     bool spans = false;
-    for (int32_t part = 0; part < m->parts; part++) {
-        list_part(t, m->parts, part, -1, all);
+    for (int32_t k = 0; k < m->stages * m->parts; k++) {
+        list_part(t, m, k / m->parts, k % m->parts, -1, all);
         for (int32_t i = 0; i < m->inner; i++) {
             fill_members(all, i, m->inner, m->outer, across);
             spans |= spans_hosts(t, across, m->outer);
@@ -63,24 +70,52 @@ static bool any_outer_spans_hosts(const struct zr_topology *t, const struct zr_m
     return spans;
 }
 
-int zr_mesh_make(const struct zr_topology *t, int32_t parts, int32_t inner, struct zr_mesh *out)
+/* The pair of an even (odd 0) or an odd stage and the next one, to which this rank belongs, or it alone.
+ * Returns how many they are. */
+static int32_t list_pair(const struct zr_topology *t, const struct zr_mesh *m, int32_t odd, int32_t *members)
 {
-    *out = (struct zr_mesh){.inner = 0};
-    if (parts < 1 || t->world % parts)
-        return zr_fail(ZR_ERR_ARG, "%d parts in a world of %d: a number that divides the world is allowed",
-                       parts, t->world);
-    int32_t n = t->world / parts;
+    bool first = m->stage % 2 == odd;
+    int32_t next = t->rank + stage_size(t, m), before = t->rank - stage_size(t, m);
+    members[0] = first || before < 0 ? t->rank : before;
+    members[1] = first ? next : t->rank;
+    return first ? 1 + (m->stage + 1 < m->stages) : 1 + (before >= 0);
+}
+
+static int check_division(const struct zr_topology *t, int32_t stages, int32_t parts, int32_t inner)
+{
+    if (stages < 1 || parts < 1 || t->world / stages % parts || t->world % stages)
+        return zr_fail(ZR_ERR_ARG,
+                       "%d stages of %d parts in a world of %d: a product that divides the world is allowed",
+                       stages, parts, t->world);
+    int32_t n = t->world / stages / parts;
     if (inner < 1 || n % inner)
         return zr_fail(ZR_ERR_ARG,
                        "groups of %d ranks in a world of %d: a number that divides the world is allowed",
                        inner, n);
-    struct zr_mesh m = {.parts = parts, .part = t->rank % parts, .inner = inner, .outer = n / inner};
-    m.members = calloc((size_t)(n + m.inner + m.outer + parts + t->world), sizeof *m.members);
+    return 0;
+}
+
+int zr_mesh_make(const struct zr_topology *t, int32_t stages, int32_t parts, int32_t inner,
+                 struct zr_mesh *out)
+{
+    *out = (struct zr_mesh){.inner = 0};
+    int err = check_division(t, stages, parts, inner);
+    if (err)
+        return err;
+    int32_t n = t->world / stages / parts;
+    struct zr_mesh m = {.stages = stages,
+                        .parts = parts,
+                        .stage = t->rank / (t->world / stages),
+                        .part = t->rank % parts,
+                        .inner = inner,
+                        .outer = n / inner};
+    m.members = calloc((size_t)(n + m.inner + m.outer + parts + t->world + 4), sizeof *m.members);
     if (!m.members)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the groups of %d ranks", t->world);
-    int32_t *in = m.members + n, *across = in + m.inner, *model = across + m.outer, *world = model + parts;
+    int32_t *in = m.members + n, *across = in + m.inner, *model = across + m.outer, *world = model + parts,
+            *pair = world + t->world;
     m.outer_spans_hosts = any_outer_spans_hosts(t, &m, m.members, across);
-    int32_t place = list_part(t, parts, m.part, t->rank, m.members);
+    int32_t place = list_part(t, &m, m.stage, m.part, t->rank, m.members);
     fill_members(m.members, place / m.inner * m.inner, 1, m.inner, in);
     fill_members(m.members, place % m.inner, m.inner, m.outer, across);
     for (int32_t k = 0; k < parts; k++)
@@ -91,6 +126,8 @@ int zr_mesh_make(const struct zr_topology *t, int32_t parts, int32_t inner, stru
     m.out = group_of(t, across, m.outer);
     m.model = group_of(t, model, parts);
     m.world = group_of(t, world, t->world);
+    for (int32_t odd = 0; odd < 2; odd++)
+        m.pair[odd] = group_of(t, pair + 2 * odd, list_pair(t, &m, odd, pair + 2 * odd));
     *out = m;
     return 0;
 }

@@ -26,8 +26,8 @@ void zr_arena_drop(struct zr_arena *a)
 
 const char *zr_role_name(enum zr_role r)
 {
-    static const char *const names[ZR_ROLES] = {"gather",  "reduce", "gather outer", "reduce outer",
-                                                "control", "model",  "world"};
+    static const char *const names[ZR_ROLES] = {"gather", "reduce", "gather outer", "reduce outer", "control",
+                                                "model",  "world",  "even pair",    "odd pair"};
     return (unsigned)r < ZR_ROLES ? names[r] : "unknown role";
 }
 

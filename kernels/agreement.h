@@ -78,7 +78,7 @@ struct zr_agreed {
  *   grad_norm  = sqrt(norm) * |scale|, in double
  *   clipped    = grad_norm is finite, clip > 0 and grad_norm > clip
  *   grad_scale = (float)(clipped ? scale * (clip / grad_norm) : scale)
- *   skip       = grad_norm is not finite, a word differs, or not n_averaged ranks are in it
+ *   skip       = grad_norm is not finite, a word differs, or not n_ranks of them are in it
  *   carried    = (exact sum, rounded once) / n_averaged
  */
 struct zr_agree_end {
@@ -87,7 +87,8 @@ struct zr_agree_end {
     double scale;
     /* the norm is clipped to it; 0: it is not */
     float clip;
-    int32_t n_carried, n_averaged;
+    /* ranks; and those of them whose carried values count, where all others carry 0 */
+    int32_t n_carried, n_ranks, n_averaged;
     /* written; device memory */
     struct zr_step_scalars *scalars;
     /* written; host_alloc memory, read after an event */
@@ -178,7 +179,7 @@ ZR_HOST_DEVICE void zr_agree_conclude(const struct zr_agree_end *e, const double
     struct zr_agreed out;
     memset(&out, 0, sizeof out);
     out.differs = zr_agree_differs(e->all);
-    if (e->all->sum[ZR_AGREE_RANKS] != e->n_averaged)
+    if (e->all->sum[ZR_AGREE_RANKS] != e->n_ranks)
         out.differs |= ZR_AGREE_INCOMPLETE;
     out.least = ~e->all->max[2 * ZR_AGREE_LEAST + 1];
     out.lr[0] = zr_agree_lr_of(e->all->max[2 * ZR_AGREE_LR]);

@@ -148,8 +148,8 @@ int zr_check_agree_begin(const struct zr_agree_begin *b)
 
 int zr_check_agree_end(const struct zr_agree_end *e)
 {
-    if (e->n_averaged < 1)
-        return zr_fail(ZR_ERR_ARG, "agree_end: the mean of %d ranks; at least 1 is needed",
-                       (int)e->n_averaged);
+    if (e->n_averaged < 1 || e->n_ranks < e->n_averaged)
+        return zr_fail(ZR_ERR_ARG, "agree_end: the mean of %d of %d ranks; at least 1 is needed, at most all",
+                       (int)e->n_averaged, (int)e->n_ranks);
     return check_carried("agree_end", e->n_carried);
 }

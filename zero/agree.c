@@ -13,23 +13,26 @@ struct card {
     double version, hybrid, shard_group, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip,
         grad_scale, grad_sum;
     double save_async, device, backend, copy_engine, check, init_from;
-    double tp;
+    double pp, tp, schedule, activation_bytes;
     double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
         n_tensors;
     uint64_t layout_hash, plan_hash;
     uint64_t groups[ZR_MOST_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
 };
 
-/* What must be equal, in the order in which a difference is reported: causes before consequences. */
+/* What must be equal, in the order in which a difference is reported: causes before consequences. Of all
+ * ranks; and of those of one pipeline stage, which have the same tensors. */
 #define CARD_FIELDS(X)                                                                                       \
     X(version)                                                                                               \
     X(device)                                                                                                \
     X(backend)                                                                                               \
+    X(pp)                                                                                                    \
     X(tp)                                                                                                    \
+    X(schedule)                                                                                              \
+    X(activation_bytes)                                                                                      \
     X(hybrid)                                                                                                \
     X(shard_group)                                                                                           \
     X(stage)                                                                                                 \
-    X(n_tensors)                                                                                             \
     X(optimizer)                                                                                             \
     X(n_states)                                                                                              \
     X(beta1)                                                                                                 \
@@ -45,10 +48,12 @@ struct card {
     X(param_budget_bytes)                                                                                    \
     X(deterministic)                                                                                         \
     X(wire_dtype)                                                                                            \
-    X(n_order)                                                                                               \
     X(save_async)                                                                                            \
     X(init_from)                                                                                             \
-    X(copy_engine)                                                                                           \
+    X(copy_engine)
+#define STAGE_FIELDS(X)                                                                                      \
+    X(n_tensors)                                                                                             \
+    X(n_order)                                                                                               \
     X(check)
 
 static void fill_card(const struct zero_ctx *z, int err, struct card *c)
@@ -64,7 +69,10 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->backend = zr_backend_number(z->backend);
     c->copy_engine = z->config.user.copy_engine;
     c->init_from = z->config.user.init_from;
-    c->tp = z->config.options.parts;
+    c->pp = o->pp;
+    c->tp = o->parts;
+    c->schedule = z->config.user.schedule;
+    c->activation_bytes = (double)z->config.user.activation_bytes;
     c->hybrid = z->config.user.hybrid;
     c->shard_group = o->shard_group;
     c->stage = o->stage;
@@ -93,30 +101,48 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->plan_hash = z->plan->hash;
 }
 
-/* The first tensor that differs between any rank and rank 0. All ranks get the same hashes and come to the
- * same answer. */
-static int name_tensor(struct zero_ctx *z)
+/* The lowest rank of r's pipeline stage, by the cards of ranks that agree on their number. */
+static int first_of_stage(const struct zero_ctx *z, const struct card *cards, int r)
 {
-    int32_t n = z->layout->n_tensors, world = z->world.world;
-    uint64_t *mine = malloc((size_t)n * sizeof *mine), *all = malloc((size_t)n * (size_t)world * sizeof *all);
+    int n_stage = z->world.world / (int)cards[0].pp;
+    return r / n_stage * n_stage;
+}
+
+/* Tensors of the stage that has most. */
+static int32_t most_tensors(const struct zero_ctx *z, const struct card *cards)
+{
+    double most = 0;
+    for (int r = 0; r < z->world.world; r++)
+        most = cards[r].n_tensors > most ? cards[r].n_tensors : most;
+    return (int32_t)most;
+}
+
+/* The first tensor that differs between any rank and the first of its stage. All ranks get the same hashes
+ * and come to the same answer, but that they know the names of their own. */
+static int name_tensor(struct zero_ctx *z, const struct card *cards)
+{
+    int32_t n = most_tensors(z, cards), world = z->world.world;
+    uint64_t *mine = calloc((size_t)n, sizeof *mine), *all = malloc((size_t)n * (size_t)world * sizeof *all);
     int err = ZR_ERR_NOMEM;
     if (!mine || !all) {
         zr_fail(err, "ranks disagree on tensors, and there is no memory to tell which");
         zr_rendezvous_fail(z->rendezvous, err);
         goto out;
     }
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < z->layout->n_tensors; i++)
         mine[i] = zr_tensor_hash(&z->layout->tensors[i], 0);
     err = zr_rendezvous_exchange(z->rendezvous, mine, (size_t)n * sizeof *mine, all);
     for (int32_t i = 0; !err && i < n; i++)
-        for (int32_t r = 1; !err && r < world; r++)
-            if (all[(size_t)r * (size_t)n + (size_t)i] != all[i])
+        for (int32_t r = 1; !err && r < world; r++) {
+            int first = first_of_stage(z, cards, r);
+            if (all[(size_t)r * (size_t)n + (size_t)i] != all[(size_t)first * (size_t)n + (size_t)i])
                 err = zr_fail(
                     ZR_ERR_MISMATCH,
-                    "tensors[%d] (%s on this rank): rank %d and rank 0 differ in its name, shape, "
+                    "tensors[%d] (%s on this rank): rank %d and rank %d differ in its name, shape, "
                     "dtype, unit, flags, optimizer, lr_scale, decay_scale, granule or whether it has a "
                     "gradient",
-                    i, z->layout->tensors[i].name, r);
+                    i, i < z->layout->n_tensors ? z->layout->tensors[i].name : "none", r, first);
+        }
     if (!err)
         err = zr_fail(ZR_ERR_MISMATCH, "ranks have different layouts");
 out:
@@ -125,32 +151,36 @@ out:
     return err;
 }
 
-static int fail_field(const char *field, double its, int rank, double of_rank_0)
+static int fail_field(const char *field, double its, int rank, double of_first, int first)
 {
     bool own = !strcmp(field, "optimizer"); /* whose number is 0 */
-    struct zr_value_text a = zr_config_value_text(field, its), b = zr_config_value_text(field, of_rank_0);
-    return zr_fail(ZR_ERR_MISMATCH, "%s is %s on rank %d and %s on rank 0; all ranks must have the same",
+    struct zr_value_text a = zr_config_value_text(field, its), b = zr_config_value_text(field, of_first);
+    return zr_fail(ZR_ERR_MISMATCH, "%s is %s on rank %d and %s on rank %d; all ranks%s must have the same",
                    field, own && its == 0 ? "cfg.update" : a.text, rank,
-                   own && of_rank_0 == 0 ? "cfg.update" : b.text);
+                   own && of_first == 0 ? "cfg.update" : b.text, first, first ? " of a pipeline stage" : "");
 }
 
 static int compare(struct zero_ctx *z, const struct card *cards)
 {
     int world = z->world.world;
-    for (int r = 1; r < world; r++) {
+    for (int r = 1, first = 0; r < world; r++) {
 #define COMPARE(field)                                                                                       \
-    if (cards[r].field != cards[0].field)                                                                    \
-        return fail_field(#field, cards[r].field, r, cards[0].field);
+    if (cards[r].field != cards[first].field)                                                                \
+        return fail_field(#field, cards[r].field, r, cards[first].field, first);
         CARD_FIELDS(COMPARE)
+        first = first_of_stage(z, cards, r);
+        STAGE_FIELDS(COMPARE)
+        first = 0;
 #undef COMPARE
     }
     for (int r = 1; r < world; r++)
-        if (cards[r].layout_hash != cards[0].layout_hash)
-            return name_tensor(z);
+        if (cards[r].layout_hash != cards[first_of_stage(z, cards, r)].layout_hash)
+            return name_tensor(z, cards);
     for (int r = 1; r < world; r++)
-        if (cards[r].plan_hash != cards[0].plan_hash)
+        if (cards[r].plan_hash != cards[first_of_stage(z, cards, r)].plan_hash)
             return zr_fail(ZR_ERR_MISMATCH,
-                           "order on rank %d differs from rank 0's; all ranks must make the same calls", r);
+                           "order on rank %d differs from rank %d's; all ranks must make the same calls", r,
+                           first_of_stage(z, cards, r));
     return 0;
 }
 

@@ -91,11 +91,8 @@ static int complete_sizes(struct zero_mesh *m)
 
 static int refuse_later_axes(const struct zero_mesh *m)
 {
-    static const int later[] = {PP, CP};
-    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
-        if (m->size[later[i]] > 1)
-            return zr_fail(ZR_ERR_NOTSUP, "%s is %d: this library has no such axis yet; allowed: 1",
-                           axis_name[later[i]], m->size[later[i]]);
+    if (m->size[CP] > 1)
+        return zr_fail(ZR_ERR_NOTSUP, "cp is %d: this library has no such axis yet; allowed: 1", m->size[CP]);
     return 0;
 }
 
@@ -197,7 +194,8 @@ int zero_mesh_rank(const zero_mesh *m, const char *axes, int32_t *rank, int32_t 
 int zr_config_mesh(struct zr_config *c, int32_t rank, int32_t world)
 {
     const struct zero_mesh *m = c->user.mesh;
-    c->options.parts = 1;
+    c->options.parts = c->options.pp = 1;
+    c->pp_at = 0;
     if (!m)
         return 0;
     if (rank < 0 && m->world != world)
@@ -214,12 +212,16 @@ int zr_config_mesh(struct zr_config *c, int32_t rank, int32_t world)
             ZR_ERR_ARG,
             "shard_group is %d, but mesh is set, whose dp_shard is %d; allowed: ZERO_AUTO with a mesh",
             c->user.shard_group, m->size[DP_SHARD]);
-    if (c->user.device == ZERO_DEVICE_CUDA && m->size[TP] > 1)
-        return zr_fail(ZR_ERR_NOTSUP,
-                       "tp is %d, but device is cuda, where this library has no such axis yet; "
-                       "allowed: tp 1, or device host",
-                       m->size[TP]);
+    static const int on_host[] = {PP, TP};
+    for (size_t i = 0; i < sizeof on_host / sizeof *on_host; i++)
+        if (c->user.device == ZERO_DEVICE_CUDA && m->size[on_host[i]] > 1)
+            return zr_fail(ZR_ERR_NOTSUP,
+                           "%s is %d, but device is cuda, where this library has no such axis yet; "
+                           "allowed: %s 1, or device host",
+                           axis_name[on_host[i]], m->size[on_host[i]], axis_name[on_host[i]]);
     c->options.parts = m->size[TP];
+    c->options.pp = m->size[PP];
+    c->pp_at = m->at[PP];
     if (c->user.hybrid)
         c->user.shard_group = m->size[DP_SHARD];
     else if (m->size[DP_REPLICATE] > 1 && rank <= 0)

@@ -116,11 +116,13 @@ int zr_backend_choose(struct zr_config *config, int world, const struct zr_backe
     if (!b)
         return zr_fail(ZR_ERR_NOTSUP, "there is no backend for device %s with world %d", device_name(config),
                        world);
-    if (config->options.parts > 1 && !b->has_parts)
+    const struct zr_options *o = &config->options;
+    if (zr_model_ranks(o) > 1 && !b->has_parts)
         return zr_fail(ZR_ERR_NOTSUP,
-                       "tp is %d, but backend is %s, which has no such axis yet; allowed: tp 1, or "
+                       "%s is %d, but backend is %s, which has no such axis yet; allowed: %s 1, or "
                        "backend shm",
-                       config->options.parts, b->name);
+                       o->parts > 1 ? "tp" : "pp", o->parts > 1 ? o->parts : o->pp, b->name,
+                       o->parts > 1 ? "tp" : "pp");
     if (b->costly_tree && config->user.deterministic == ZERO_AUTO)
         config->options.deterministic = false;
     *out = b;
@@ -162,7 +164,7 @@ int zr_backend_open_device(struct zero_ctx *z)
 /* Whose ranks a role joins; NULL: there are no groups, and it is nobody's or another's. */
 static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role role)
 {
-    bool groups = z->plan->place.size[ZR_OUTER] > 1, parts = z->mesh.parts > 1;
+    bool groups = z->plan->place.size[ZR_OUTER] > 1, parts = z->mesh.parts > 1, stages = z->mesh.stages > 1;
     switch (role) {
     case ZR_ROLE_GATHER:
     case ZR_ROLE_REDUCE:
@@ -171,11 +173,15 @@ static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role ro
     case ZR_ROLE_REDUCE_OUTER:
         return groups ? &z->mesh.out : NULL;
     case ZR_ROLE_CONTROL:
-        return groups ? &z->mesh.all : NULL;
+        return groups || stages ? &z->mesh.all : NULL;
     case ZR_ROLE_MODEL:
         return parts ? &z->mesh.model : NULL;
     case ZR_ROLE_WORLD:
-        return parts ? &z->mesh.world : NULL;
+        return parts || stages ? &z->mesh.world : NULL;
+    case ZR_ROLE_EVEN_PAIR:
+        return stages ? &z->mesh.pair[0] : NULL;
+    case ZR_ROLE_ODD_PAIR:
+        return z->mesh.stages > 2 ? &z->mesh.pair[1] : NULL;
     case ZR_ROLES:
         break;
     }

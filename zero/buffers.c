@@ -36,7 +36,7 @@ int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal)
             if (all[r] >= 0) {
                 *equal = false;
                 zr_fail(ZR_ERR_MISMATCH, "element %lld of buffer %s is not the same on rank %d as on rank %d",
-                        (long long)all[r], t->name, r, r % z->mesh.parts);
+                        (long long)all[r], t->name, r, zr_first_of_part(z, r));
             }
     }
     return err;

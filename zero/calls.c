@@ -60,7 +60,9 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
     if (err)
         return err;
     struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = phase == ZERO_BACKWARD};
-    return zr_engine_call(z->engine, &ev);
+    if (kind == ZR_EV_BEGIN && !zr_engine_has_failed(z->engine))
+        err = zr_schedule_bracket(z, call, unit, ev.backward);
+    return err ? err : zr_engine_call(z->engine, &ev);
 }
 
 int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase)
@@ -81,6 +83,9 @@ int zero_micro(zero_ctx *z)
     int err = need_context(z, "zero_micro");
     if (!err)
         err = zr_awaited_refuse(z, "zero_micro", -1);
+    if (!err && z->mesh.stages > 1)
+        return zr_fail(ZR_ERR_ORDER, "zero_micro: pp is %d, so the schedule says where micro-batches end",
+                       z->mesh.stages);
     struct zr_core_event ev = {.kind = ZR_EV_MICRO};
     return err ? err : zr_engine_call(z->engine, &ev);
 }
@@ -118,6 +123,8 @@ int zero_norm(zero_ctx *z, double *norm)
         return zr_fail(ZR_ERR_ARG, "zero_norm: norm is NULL");
     err = zr_awaited_refuse(z, "zero_norm", -1);
     if (!err)
+        err = zr_schedule_over(z, "zero_norm");
+    if (!err)
         err = need_gradients(z, "zero_norm");
     return err ? err : zr_engine_norm(z->engine, norm);
 }
@@ -127,7 +134,11 @@ int zero_drop(zero_ctx *z)
     ZR_IN_CALL(z, ZR_CALLED_DROP, false, -1);
     int err = need_healthy(z, "zero_drop");
     if (!err)
+        err = zr_schedule_drop(z);
+    if (!err)
         err = zr_engine_drop(z->engine);
+    if (!err)
+        zr_schedule_step(z);
     if (!err)
         zr_loss_scale_drop(z);
     return err;
@@ -156,6 +167,8 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
                        (double)lr, (double)z->layout->most_lr_scale);
     err = zr_awaited_refuse(z, "zero_step", -1);
     if (!err)
+        err = zr_schedule_over(z, "zero_step");
+    if (!err)
         err = need_gradients(z, "zero_step");
     if (err)
         return err;
@@ -165,6 +178,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
         z->n_micro += (int64_t)z->config.options.grad_accum_steps * zr_dp_world(z);
         report_progress(z);
         zr_loss_scale_step(z);
+        zr_schedule_step(z);
         zr_save_notice(z);
         err = zr_engine_check_replicas(z->engine);
     }
@@ -297,6 +311,11 @@ static int complete_gradients(struct zero_ctx *z)
     double norm;
     if (zr_engine_is_complete(z->engine))
         return 0;
+    if (z->mesh.stages > 1)
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_read: the gradients of this step are not complete; with pp %d zero_norm, which "
+                       "the ranks of all stages call, makes them so",
+                       z->mesh.stages);
     int err = need_gradients(z, "zero_read");
     if (err)
         return err;

@@ -33,6 +33,8 @@ struct zr_config {
     /* all defaults filled in. update and update_arg are left NULL: whoever knows the tensors' names puts an
      * adapter to user.update there (user.update set: optimizer 0) */
     struct zr_options options;
+    /* of options.pp pipeline stages, this rank's (zr_config_mesh) */
+    int32_t pp_at;
     /* what options.order points to; NULL: none */
     struct zr_call *order;
     /* options.log: to cfg.log, and where ZERO_LOG says */
@@ -56,10 +58,10 @@ int zr_config_resolve_silently(const struct zero_config *user, struct zr_config 
 struct zr_topology;
 int zr_config_groups(struct zr_config *config, const struct zr_topology *t, int32_t world, bool has_hosts);
 
-/* In axes.c, before it. What cfg.mesh comes to: options.parts, 1 without, and shard_group of a hybrid. The
- * ranks of each part are then a world of their own to everything else here. rank: of this one, -1: of a
- * plan. ZR_ERR_ARG: a mesh of another rank or world; shard_group given, too. ZR_ERR_NOTSUP: a device without
- * such an axis. */
+/* In axes.c, before it. What cfg.mesh comes to: options.pp and parts, 1 without, pp_at, and shard_group of a
+ * hybrid. The ranks of each part are then a world of their own to everything else here. rank: of this one,
+ * -1: of a plan. ZR_ERR_ARG: a mesh of another rank or world; shard_group given, too. ZR_ERR_NOTSUP: a
+ * device without such an axis. */
 int zr_config_mesh(struct zr_config *config, int32_t rank, int32_t world);
 
 /* Afterwards: ranks of one group. */

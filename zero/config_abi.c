@@ -24,6 +24,7 @@ static const struct {
     OTHER(tensor_size, zero_tensor, decay_scale), OTHER(call_size, zero_call, is_end),
     OTHER(weight_size, zero_weight, transposed),  OTHER(step_info_size, zero_step_info, skipped),
     OTHER(stats_size, zero_stats, path),          OTHER(plan_info_size, zero_plan_info, paper_bytes),
+    OTHER(action_size, zero_action, kept),
 #undef OTHER
 };
 
@@ -134,7 +135,7 @@ int zero_config_init(struct zero_config *cfg, size_t size)
     struct zero_config c = ZERO_CONFIG_INIT;
     c.size = size;
     c.tensor_size = c.call_size = c.weight_size = 0;
-    c.step_info_size = c.stats_size = c.plan_info_size = 0;
+    c.step_info_size = c.stats_size = c.plan_info_size = c.action_size = 0;
     memcpy(cfg, &c, size);
     return 0;
 }

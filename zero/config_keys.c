@@ -40,6 +40,8 @@ static const struct choice init_names[] = {{"model", ZERO_INIT_MODEL},
                                            {NULL, 0}};
 static const struct choice hybrid_names[] = {
     {"none", ZERO_HYBRID_NONE}, {"hsdp", ZERO_HYBRID_HSDP}, {"hfsdp", ZERO_HYBRID_HFSDP}, {NULL, 0}};
+static const struct choice schedule_names[] = {
+    {"1f1b", ZERO_SCHEDULE_1F1B}, {"gpipe", ZERO_SCHEDULE_GPIPE}, {NULL, 0}};
 static const struct choice mpi_names[] = {
     {"auto", ZERO_MPI_AUTO}, {"ompi", ZERO_MPI_OMPI}, {"mpich", ZERO_MPI_MPICH}, {NULL, 0}};
 static const struct choice prefetch_names[] = {{"none", 0}, {NULL, 0}};
@@ -142,6 +144,9 @@ static const struct field fields[] = {
     FIELD(mpi, KIND_INT32, TEXT_AND_ENV, mpi_names, 0, 2, "auto (0), ompi (1), mpich (2)"),
     FIXED(mpi_comm, POINTER),
     FIXED(mesh, POINTER),
+    FIELD(schedule, KIND_INT32, TEXT_AND_ENV, schedule_names, 0, 1, "1f1b (0), gpipe (1)"),
+    FIXED(action_size, "the size of struct zero_action: ZERO_CONFIG_INIT sets it"),
+    FIELD(activation_bytes, KIND_BYTES, TEXT_ONLY, NULL, 0, 0x1p40, "0 to 1Ti"),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 

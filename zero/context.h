@@ -31,6 +31,8 @@ struct zero_ctx {
 
     struct zr_layout *layout;
     struct zr_plan *plan;
+    /* which actions this rank takes in a step, and where it is (schedule.c) */
+    struct zr_schedule *schedule;
     struct zr_loop *loop;
     /* NULL for world 1 */
     struct zr_rendezvous *rendezvous;
@@ -117,11 +119,17 @@ static inline void zr_leave_call(struct zero_ctx **z)
  * Once the mesh is made; else as if the model were whole. */
 static inline int32_t zr_dp_world(const struct zero_ctx *z)
 {
-    return z->mesh.parts > 1 ? z->world.world / z->mesh.parts : z->world.world;
+    return z->mesh.inner ? z->mesh.inner * z->mesh.outer : z->world.world;
 }
 static inline int32_t zr_dp_rank(const struct zero_ctx *z)
 {
-    return z->mesh.parts > 1 ? z->world.rank / z->mesh.parts : z->world.rank;
+    return z->mesh.inner ? z->world.rank % (z->world.world / z->mesh.stages) / z->mesh.parts : z->world.rank;
+}
+/* The lowest rank that has the same part of the same stage as rank r. */
+static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
+{
+    int32_t n_stage = z->world.world / z->mesh.stages;
+    return r / n_stage * n_stage + r % z->mesh.parts;
 }
 
 /* tp.c: refuses the call where the model is in parts. */
@@ -151,10 +159,25 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
 struct zr_prepared {
     const struct zr_backend *backend;
     struct zr_layout *layout;
+    struct zr_schedule *schedule;
     struct zr_plan *plan;
 };
 int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors, int32_t n_tensors,
                enum zr_values_in values, struct zr_prepared *out);
+
+/* schedule.c.
+ *   make     local: the schedule, which config's options take their order and memory of (which lie in it)
+ *   bracket  ZR_ERR_ORDER for a bracket outside of an action, or of another phase
+ *   over     ZR_ERR_ORDER while actions of the step are left, of which some were taken, or pp is above 1
+ *   drop     the same where messages are on their way, or an action is open
+ *   step     the step was taken, or given up */
+int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_schedule **out);
+void zr_schedule_free(struct zr_schedule *s);
+const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s);
+int zr_schedule_bracket(const struct zero_ctx *z, const char *call, int32_t unit, bool backward);
+int zr_schedule_over(const struct zero_ctx *z, const char *call);
+int zr_schedule_drop(const struct zero_ctx *z);
+void zr_schedule_step(struct zero_ctx *z);
 
 /* backend.c.
  *   row      of a number in ZERO_BACKEND_MAP; NULL for any other, as auto is. number: of a row

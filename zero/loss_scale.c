@@ -8,25 +8,34 @@
 
 #include <math.h>
 
-/* All ranks have the same counts, and come to the same answer. Those that have parts of one copy are
- * neighbours, and train on the same tokens, which count once. */
+/* Those that have parts of one stage are neighbours, and train on the same tokens. */
+static int check_count(const struct zero_ctx *z, const double *count, int r)
+{
+    int first = r - r % z->mesh.parts;
+    if (!isfinite(count[r]) || count[r] < 0)
+        return zr_fail(ZR_ERR_ARG, "zero_loss_scale: count is %g on rank %d; allowed: finite, 0 and more",
+                       count[r], r);
+    if (count[r] != count[first])
+        return zr_fail(ZR_ERR_ARG,
+                       "zero_loss_scale: count is %g on rank %d and %g on rank %d; the ranks of tp have the "
+                       "same tokens",
+                       count[first], first, count[r], r);
+    return 0;
+}
+
+/* All ranks have the same counts, and come to the same answer. Tokens count once: where the loss is, in the
+ * last pipeline stage, on the first of the ranks that have its parts. */
 static int add_up(const struct zero_ctx *z, double *sum)
 {
     const double *count = z->from_all;
     struct zr_exact_sum exact;
+    int last = z->world.world - z->world.world / z->mesh.stages;
     zr_exact_reset(&exact);
     for (int r = 0; r < z->world.world; r++) {
-        int first = r - r % z->mesh.parts;
-        if (!isfinite(count[r]) || count[r] < 0)
-            return zr_fail(ZR_ERR_ARG, "zero_loss_scale: count is %g on rank %d; allowed: finite, 0 and more",
-                           count[r], r);
-        if (count[r] != count[first])
-            return zr_fail(
-                ZR_ERR_ARG,
-                "zero_loss_scale: count is %g on rank %d and %g on rank %d; the ranks of tp have the "
-                "same tokens",
-                count[first], first, count[r], r);
-        if (r == first)
+        int err = check_count(z, count, r);
+        if (err)
+            return err;
+        if (r >= last && r % z->mesh.parts == 0)
             zr_exact_add(&exact, count[r]);
     }
     *sum = zr_exact_value(&exact);

@@ -7,7 +7,7 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
 {
     struct zr_tensor *t;
     *out = (struct zr_prepared){0};
-    int err = zr_backend_choose(c, world * c->options.parts, &out->backend);
+    int err = zr_backend_choose(c, world * zr_model_ranks(&c->options), &out->backend);
     if (!err)
         err = zr_tensors_check(tensors, n_tensors, &c->user, values, &t);
     if (!err)
@@ -15,5 +15,8 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
     if (err)
         return err;
     zr_backend_reserve(c, out->backend, out->layout);
+    err = zr_schedule_make(c, out->layout, &out->schedule);
+    if (err)
+        return err;
     return zr_plan_make(out->layout, &c->options, &out->plan);
 }

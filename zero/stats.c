@@ -72,7 +72,7 @@ static int plan_groups(struct zr_config *c, int32_t *world)
 {
     struct zr_topology topology;
     int err = zr_config_mesh(c, -1, *world);
-    *world /= c->options.parts;
+    *world /= zr_model_ranks(&c->options);
     if (!err)
         err = zr_topology_assume(*world, 0, &topology);
     if (err)
@@ -111,6 +111,7 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
         zr_fail_more(err, "zero_plan");
     }
     zr_plan_free(made.plan);
+    zr_schedule_free(made.schedule);
     zr_layout_free(made.layout);
     zr_config_release(&config);
     return err;
@@ -147,7 +148,9 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
                            .n_micro = z->n_micro,
                            .library_bytes = f.library_bytes,
                            .tp = z->mesh.parts,
-                           .tp_bytes = f.model_bytes};
+                           .tp_bytes = f.model_bytes,
+                           .pp = z->mesh.stages,
+                           .pp_bytes = f.pipe_bytes};
     zr_plan_to_bytes(f.allocated, &s.allocated);
     zr_plan_to_bytes(z->plan->bytes, &s.planned);
     to_traffic(z->plan->place.all_reduces, f.n_gather, f.n_reduce, f.wire_bytes, &s.traffic);

@@ -82,6 +82,12 @@ int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op)
 
 int zr_refuse_in_parts(const struct zero_ctx *z, const char *call)
 {
+    if (z->mesh.stages > 1)
+        return zr_fail(
+            ZR_ERR_NOTSUP,
+            "%s: pp is %d, and files of a model in pipeline stages are not made yet; zero_read and "
+            "zero_write reach the tensors of this rank's stage",
+            call, z->mesh.stages);
     if (z->mesh.parts == 1)
         return 0;
     return zr_fail(ZR_ERR_NOTSUP,

@@ -64,17 +64,19 @@ static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int
 {
     struct zr_prepared made;
     int err = zr_config_mesh(&z->config, z->world.rank, z->world.world);
-    int32_t parts = z->config.options.parts, world = z->world.world / parts;
+    int32_t parts = z->config.options.parts, pp = z->config.options.pp,
+            world = z->world.world / zr_model_ranks(&z->config.options);
     if (!err)
         err = zr_config_groups(&z->config, &z->topology, world, true);
     if (!err)
-        err = zr_mesh_make(&z->topology, parts, zr_config_inner(&z->config, world), &z->mesh);
+        err = zr_mesh_make(&z->topology, pp, parts, zr_config_inner(&z->config, world), &z->mesh);
     if (err)
         return err;
     zr_config_mind_network(&z->config, z->mesh.outer > 1 && z->mesh.outer_spans_hosts, z->world.rank);
     err = zr_prepare(&z->config, world, tensors, n_tensors, zr_values_in(z), &made);
     z->backend = made.backend;
     z->layout = made.layout;
+    z->schedule = made.schedule;
     z->plan = made.plan;
     return err ? err : zr_backend_check_hosts(z);
 }
@@ -196,7 +198,8 @@ static int open_engine(struct zero_ctx *z)
                                     .on_fail = report_ranks,
                                     .on_fail_arg = z,
                                     .flight = z->flight,
-                                    .native_stream = z->config.user.stream};
+                                    .native_stream = z->config.user.stream,
+                                    .pipe_room = *zr_schedule_room(z->schedule)};
     memcpy(parts.comm, z->comm, sizeof parts.comm);
     int err = zr_engine_open(z->engine, &parts);
     err = zr_agree_on_success(z, err);
@@ -421,9 +424,11 @@ static void report_residents(const struct zero_ctx *z)
         n_resident += z->plan->resident[u];
         n_declared += z->layout->units[u].resident;
     }
-    if (z->plan->world == 1 && z->mesh.parts > 1)
-        zr_warn(log, "stage 3 shards nothing: each part of the model is on one rank (tp is %d, the world %d)",
-                z->mesh.parts, z->world.world);
+    if (z->plan->world == 1 && z->world.world > 1)
+        zr_warn(
+            log,
+            "stage 3 shards nothing: each part of the model is on one rank (pp is %d, tp %d, the world %d)",
+            z->mesh.stages, z->mesh.parts, z->world.world);
     else if (z->plan->world == 1)
         zr_warn(log, "stage 3 shards nothing: this is rank 0 of world 1, found in: %s", z->world.source);
     else if (n_resident == n)
@@ -448,6 +453,17 @@ static void report_parts(const struct zero_ctx *z)
         zr_warn(z->config.options.log,
                 "tp is %d, but no tensor has ZERO_TP_CUT: every rank of tp has the whole model",
                 z->mesh.parts);
+}
+
+/* Stages wait for each other at the beginning and at the end of a step. */
+static void report_bubble(const struct zero_ctx *z)
+{
+    int n = z->config.options.grad_accum_steps, pp = z->mesh.stages;
+    if (pp > 1 && n < pp && z->world.rank == 0)
+        zr_warn(z->config.options.log,
+                "grad_accum_steps is %d, but pp is %d: with fewer micro-batches than stages some stages wait "
+                "most of the time (%d of %d parts of a step)",
+                n, pp, pp - 1, pp - 1 + n);
 }
 
 /* wire_dtype makes gradients narrower on their way, never wider. All ranks have the same. */
@@ -533,6 +549,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
             zr_backend_path(z), (long long)z->plan->total_bytes, (long long)z->layout->n_params);
     report_residents(z);
     report_parts(z);
+    report_bubble(z);
     report_optimizers(z);
     report_how_gradients_add_up(z);
     report_default_stream(z);

@@ -144,7 +144,8 @@ ZERO_API int zero_find_rank(const struct zero_config *cfg, int32_t *rank, int32_
 
 /* A mesh: the ranks, numbered along axes. The axis dp_shard is what stages 1 to 3 cut over, dp_replicate
  * has the groups of a hybrid, and over tp the model itself is cut (tensor parallelism): each rank of it
- * wraps its own part, and all of them compute on the same data. pp and cp are for later versions, and 1. */
+ * wraps its own part, and all of them compute on the same data. Over pp the model's layers are divided into
+ * stages of a pipeline (zero_next). cp is for later versions, and 1. */
 typedef struct zero_mesh zero_mesh;
 struct zero_axis {
     /* "pp", "dp_replicate", "dp_shard", "cp", "tp": outermost first, in this order */
@@ -157,7 +158,7 @@ struct zero_axis {
  * out have size 1. The ranks along the last axis are neighbours: a rank is its number along tp, plus tp
  * times its number along cp, and so on outwards. Rank and world are those of zero_find_rank(cfg). Close it
  * by zero_mesh_close, which a context need not wait for. ZERO_ERR_ARG: an unknown axis, another order, two
- * of -1, a product that is not the world; ZERO_ERR_NOTSUP: pp or cp above 1. Local, as zero_find_rank is;
+ * of -1, a product that is not the world; ZERO_ERR_NOTSUP: cp above 1. Local, as zero_find_rank is;
  * any thread. */
 ZERO_API int zero_mesh_open(zero_mesh **out, const struct zero_axis *axes, int32_t n_axes,
                             const struct zero_config *cfg);
@@ -165,7 +166,8 @@ ZERO_API int zero_mesh_open(zero_mesh **out, const struct zero_axis *axes, int32
 ZERO_API int zero_mesh_close(zero_mesh **m);
 /* This rank's number among those that differ from it in these axes alone, and how many they are: axes is
  * one of them, or several with + between ("dp_replicate+dp_shard"); "dp" is all that the data is cut over,
- * "world" all. A program reads the data of its number in "dp", not in the world: ranks of tp need the same.
+ * "world" all. A program reads the data of its number in "dp", not in the world: ranks of tp and of pp need
+ * the same.
  * rank or size may be NULL. ZERO_ERR_ARG. Local; any thread. */
 ZERO_API int zero_mesh_rank(const zero_mesh *m, const char *axes, int32_t *rank, int32_t *size);
 
@@ -371,6 +373,24 @@ ZERO_API int zero_tp_leave(zero_ctx *z, void *dst, const void *src, int64_t n, i
  * each row. Otherwise as above; x is of the host. */
 enum { ZERO_TP_SUM = 1, ZERO_TP_MAX = 2 };
 ZERO_API int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op);
+
+/* Gives this rank's next action of the step, when what it reads has come: on the host that is waited for. The
+ * order is the schedule's, which the program follows: forward of several micro-batches may come before the
+ * first backward, so what a backward needs of its forward is kept by micro-batch. Without a mesh, or with pp
+ * 1, each micro-batch's forward is followed by its backward, and in, out and kept are NULL: one program for
+ * both. Every rank calls it until micro_batch is -1; then zero_step. With pp above 1 brackets are inside
+ * actions, a unit's backward inside a backward one, and zero_micro is not called. ZERO_ERR_ORDER, and nothing
+ * changed: the action before is not over, a bracket is open. */
+ZERO_API int zero_next(zero_ctx *z, struct zero_action *action);
+/* The action that zero_next gave is over: what it wrote goes on its way, beside what comes next. Does not
+ * wait. ZERO_ERR_ORDER, and nothing changed: there is none, a bracket is open. */
+ZERO_API int zero_finish(zero_ctx *z);
+
+/* What zero_next gives from here on, up to its next micro_batch of -1, is an evaluation: the forward of
+ * grad_accum_steps micro-batches, without backward or a step. The loss is the last stage's: zero_mean there
+ * is its mean. Every rank calls it, between steps. Local. ZERO_ERR_ORDER, and nothing changed: a step, or an
+ * evaluation, has begun. */
+ZERO_API int zero_evaluate(zero_ctx *z);
 
 /* How zero_sync_buffers makes the ranks' buffers equal. */
 enum zero_sync {

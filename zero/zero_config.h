@@ -1,7 +1,9 @@
-/* zero_config.h: the structs that zero.h's calls are given and fill: tensors, the configuration, plans,
- * statistics, outcomes. Included by zero.h, which says what the words mean. */
+/* zero_config.h: the structs that zero.h's calls are given: tensors, calls, the configuration, weights of a
+ * file. Included by zero.h, which says what the words mean. */
 #ifndef ZERO_ZERO_CONFIG_H
 #define ZERO_ZERO_CONFIG_H
+
+#include "zero_info.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -172,6 +174,16 @@ struct zero_update {
     int64_t t;
     /* NULL on the host: compute at once on the calling thread; on a GPU: put it there */
     zero_stream stream;
+};
+
+/* cfg.schedule: in which order the stages of a pipeline take the micro-batches of a step. Both wait as long;
+ * sums have the same bits. */
+enum zero_schedule {
+    /* as soon as there is a backward, it goes first: as many micro-batches' activations are kept as there are
+     * stages behind, and one */
+    ZERO_SCHEDULE_1F1B = 0,
+    /* all forwards, then all backwards: every micro-batch's activations are kept */
+    ZERO_SCHEDULE_GPIPE = 1
 };
 
 /* cfg.hybrid: sharding within groups of cfg.shard_group ranks, with a copy of the parameters in each. Gathers
@@ -387,134 +399,13 @@ struct zero_config {
      * have the same part. Read by zero_wrap and zero_plan, and not kept; default NULL: all ranks are data-
      * parallel */
     const struct zero_mesh *mesh;
-};
-
-/* Memory per rank, by category. N is the world's number of ranks; with a hybrid those of a group, but with
- * HFSDP, for master and moments, again the world's. X(name, text)
- *   param_shards   parameters as they are kept: 1/N of a unit at stage 3, all of it where it is resident
- *   param_slots    memory for gathered copies (stage 3)
- *   grad_shards    reduced gradients, fp32, 1/N; none of those that are reduced where they lie: f32, once a
- *                  step, at stage 0 or on one rank
- *   grad_slots     where backward writes: whole at stages 0 and 1, on one rank and with grad_in_place, else
- *                  a few units
- *   grad_sums      further sums of gradients, which deterministic accumulation takes; of a hybrid grad_shards
- *                  are then of the world's 1/N, and two units' sums in a group are here
- *   grad_gathered  stage 0: one unit's reduced gradient, whole, fp32, where it is not reduced where it lies;
- *                  of HSDP with deterministic accumulation 1/N of it
- *   master         fp32 copies of weights that are not fp32 themselves, 1/N (stage 0: all)
- *   moments        optimizer states, 1/N (stage 0: all)
- *   snapshot       cfg.save_async: the copy that is written while training goes on
- *   comm           the communicators' own: NCCL's room for packed slices and for what arrives
- *   exchange       small things that ranks tell each other (a step's agreement, exchanges, values on their
- *                  way), and what rounding to pages costs */
-#define ZERO_MEM_MAP(X)                                                                                      \
-    X(param_shards, "parameter shards")                                                                      \
-    X(param_slots, "parameter slots")                                                                        \
-    X(grad_shards, "gradient shards")                                                                        \
-    X(grad_slots, "gradient slots")                                                                          \
-    X(grad_sums, "gradient sums")                                                                            \
-    X(grad_gathered, "gathered gradients")                                                                   \
-    X(master, "master weights")                                                                              \
-    X(moments, "optimizer moments")                                                                          \
-    X(snapshot, "snapshot")                                                                                  \
-    X(comm, "communicators")                                                                                 \
-    X(exchange, "exchange")
-
-#define ZERO_MEM_COUNT_ONE(name, text) +1
-struct zero_bytes {
-#define ZERO_MEM_FIELD(name, text) int64_t name;
-    ZERO_MEM_MAP(ZERO_MEM_FIELD)
-#undef ZERO_MEM_FIELD
-    /* 0; for categories of later versions */
-    int64_t reserved[15 - (0 ZERO_MEM_MAP(ZERO_MEM_COUNT_ONE))];
-
-    int64_t total;
-};
-#undef ZERO_MEM_COUNT_ONE
-
-/* Of one step, per rank. */
-struct zero_traffic {
-    /* units that were gathered, reduce-scattered, and (stage 0) all-reduced */
-    int64_t n_all_gather, n_reduce_scatter, n_all_reduce;
-    /* bytes received by this rank from others */
-    int64_t wire_bytes;
-    /* of a hybrid, between groups: units reduced and units gathered there, and what of wire_bytes comes from
-     * other groups, with what the ranks of all groups agree on in a step */
-    int64_t n_outer, outer_bytes;
-    /* 0 */
-    int64_t reserved[2];
-};
-
-struct zero_plan_info {
-    int32_t world, stage;
-    /* elements of all tensors together */
-    int64_t n_params;
-    /* of every rank: all are alike */
-    struct zero_bytes bytes;
-    /* of a steady step of grad_accum_steps micro-batches in cfg.order, on rank 0; where granules make ranks
-     * differ, on the one that receives most */
-    struct zero_traffic traffic;
-    /* the ZeRO paper's formula for the same model, stage and world: parameters, gradients and optimizer state
-     * only */
-    int64_t paper_bytes;
-    /* as in struct zero_stats */
-    int32_t shard_group, hybrid;
-};
-
-/* What a rank has done since zero_wrap. */
-struct zero_stats {
-    int32_t rank, world, local_rank, stage;
-    /* "self", "shm", "nccl", "mpi": a key of ZERO_BACKEND_MAP */
-    const char *backend;
-    /* "host", "cuda" */
-    const char *device;
-
-    /* calls of zero_step, skipped ones too, in this context; steps that were skipped, with those of the
-     * checkpoint loaded last */
-    int64_t n_steps, n_skipped;
-    /* allocated: counted where memory was taken; equal to planned to the byte */
-    struct zero_bytes allocated, planned;
-    /* total since zero_wrap */
-    struct zero_traffic traffic;
-    /* begins that had to wait for their unit */
-    int64_t n_waits;
-    /* the time that these waits took: communication that compute did not hide */
-    int64_t wait_ns;
-    /* times the call order changed and was learned anew */
-    int64_t n_replans;
-    /* how bytes travel, of a backend that has several ways ("NCCL 2.28.9, symmetric windows"); of others its
-     * name. The library's, valid until zero_unwrap */
-    const char *path;
-    /* steps given up by zero_drop; they count in nothing else */
-    int64_t n_dropped;
-    /* as it runs: ranks that share one copy, which is world without a hybrid; and enum zero_hybrid */
-    int32_t shard_group, hybrid;
-    /* as it runs: this rank's micro-batches in a step; and how often the job was started before, as its
-     * launcher counts */
-    int32_t grad_accum_steps, attempt;
-    /* micro-batches of all ranks in all steps, skipped ones too, with those of the checkpoint loaded last */
-    int64_t n_micro;
-    /* what NCCL holds on the GPU for the communicators, by its own count: besides allocated and planned,
-     * which are libzero's. Asked after some of their operations, the first ones among them; 0: it does not
-     * say (from 2.29.7 on it does), or it is another backend */
-    int64_t library_bytes;
-    /* of cfg.mesh, 1 without; and what this rank received in zero_tp_ calls, which traffic leaves out */
-    int64_t tp, tp_bytes;
-};
-
-struct zero_step_info {
-    /* 1-based number of the step just taken; skipped ones do not count */
-    int64_t t;
-    /* global L2 norm, of the scaled gradient, before clipping; not finite where the step was skipped */
-    double grad_norm;
-    /* 1: it was above cfg.clip */
-    int32_t clipped;
-    /* 1: a gradient was not finite on some rank: nothing was updated, on any rank */
-    int32_t skipped;
-    /* how many values zero_carry gave to this step; and 0, for later versions */
-    int32_t n_carried, reserved;
-    /* their means over ranks; NaN where a rank's is not finite */
-    double carried[8];
+    /* + with a mesh's pp above 1: enum zero_schedule: 1f1b, gpipe; default 1f1b */
+    int32_t schedule;
+    /* the bytes of struct zero_action as the program has it; see size */
+    uint32_t action_size;
+    /* with a mesh's pp above 1: bytes that a stage gives to the next, of one micro-batch, at most; all ranks
+     * give the same. Default 0: none, which pp 1 alone takes */
+    int64_t activation_bytes;
 };
 
 /* One tensor of a file of weights. */
@@ -543,6 +434,7 @@ struct zero_weight {
     X(step_info_size, sizeof(struct zero_step_info))                                                         \
     X(stats_size, sizeof(struct zero_stats))                                                                 \
     X(plan_info_size, sizeof(struct zero_plan_info))                                                         \
+    X(action_size, sizeof(struct zero_action))                                                               \
     X(device, ZERO_DEVICE_HOST)                                                                              \
     X(timeout_ms, 30000)                                                                                     \
     X(optimizer, ZERO_AUTO)                                                                                  \

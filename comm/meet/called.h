@@ -36,6 +36,9 @@
     X(TP_LEAVE, "zero_tp_leave")                                                                             \
     X(TP_SUM, "zero_tp_reduce(sum)")                                                                         \
     X(TP_MAX, "zero_tp_reduce(max)")                                                                         \
+    X(EVALUATE, "zero_evaluate")                                                                             \
+    X(NEXT, "zero_next")                                                                                     \
+    X(FINISH, "zero_finish")                                                                                 \
     X(SYNC_BUFFERS, "zero_sync_buffers")                                                                     \
     X(SAVE, "zero_save")                                                                                     \
     X(SAVE_KEPT, "zero_save_kept")                                                                           \

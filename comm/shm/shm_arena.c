@@ -28,6 +28,7 @@ struct card {
     uint64_t nonce;     /* in the header */
     uint64_t arena_ino; /* of the arena's file */
     int64_t bytes, room;
+    int32_t first;     /* rank of its group */
     int32_t n_machine; /* ranks that share the machine of which room is said */
     ZR_VERDICT(240);
 };
@@ -147,19 +148,25 @@ static int check_groups(int64_t bytes, int64_t *on_host)
     return 0;
 }
 
-/* Room for an arena of each rank that shares a machine with the one whose card it is. */
-static int check_room(const struct zr_shm *m, int rank, const struct card *c)
+/* Room for an arena of each rank that shares a machine with the one whose card it is, as large as its own, or
+ * where all do, as large as theirs are. */
+static int check_room(const struct zr_shm *m, int rank, const struct card *all)
 {
-    int64_t want;
-    if (!__builtin_mul_overflow(c->bytes, (int64_t)c->n_machine, &want) && want <= c->room)
+    const struct card *c = &all[rank];
+    int world = zr_rendezvous_world(m->rdv);
+    int64_t want = 0;
+    bool fits = true;
+    for (int i = 0; fits && i < c->n_machine; i++)
+        fits = !__builtin_add_overflow(want, all[c->n_machine == world ? i : rank].bytes, &want);
+    if (fits && want <= c->room)
         return 0;
     return zr_fail(ZR_ERR_NOMEM,
                    "%s: %d ranks want %lld bytes of shared memory each, %lld are left on the host of rank %d",
                    m->name, c->n_machine, (long long)c->bytes, (long long)c->room, rank);
 }
 
-/* Equal roles, equal sizes, and room for all of them at once. Every rank comes to the same verdict, from the
- * same numbers. */
+/* Equal roles, sizes that are equal within each group, and room for all of them at once. Every rank comes to
+ * the same verdict, from the same numbers. */
 static int check_sizes(struct zr_shm *m, const struct card *all)
 {
     int world = zr_rendezvous_world(m->rdv), err = 0;
@@ -168,12 +175,13 @@ static int check_sizes(struct zr_shm *m, const struct card *all)
             return zr_fail(ZR_ERR_MISMATCH, "rank 0 opens communicator \"%s\", rank %d \"%s\"",
                            zr_role_name((enum zr_role)all[0].role), i,
                            zr_role_name((enum zr_role)all[i].role));
-        if (all[i].bytes != all[0].bytes)
-            return zr_fail(ZR_ERR_MISMATCH, "%s: the arena has %lld bytes on rank %d, %lld on rank 0",
-                           m->name, (long long)all[i].bytes, i, (long long)all[0].bytes);
+        const struct card *first = &all[all[i].first];
+        if (all[i].bytes != first->bytes)
+            return zr_fail(ZR_ERR_MISMATCH, "%s: the arena has %lld bytes on rank %d, %lld on rank %d",
+                           m->name, (long long)all[i].bytes, i, (long long)first->bytes, all[i].first);
     }
     for (int i = 0; i < world && !err; i++)
-        err = check_room(m, i, &all[i]);
+        err = check_room(m, i, all);
     return err;
 }
 
@@ -199,7 +207,10 @@ static int make_arena(const struct zr_shm *m, int64_t bytes, struct shm_arena **
 int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_shm *m = (struct zr_shm *)c;
-    struct card mine = {.role = (int32_t)c->role, .n_machine = m->n_machine, .bytes = bytes},
+    struct card mine = {.role = (int32_t)c->role,
+                        .n_machine = m->n_machine,
+                        .first = zr_comm_rank(c, 0),
+                        .bytes = bytes},
                 *all = new_cards(m);
     struct shm_arena *a = NULL;
     if (!all)

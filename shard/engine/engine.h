@@ -20,6 +20,15 @@ struct zr_engine;
 
 /* ---- opening, failing, closing ---- */
 
+/* Slots of the arena between pipeline stages (engine_pipe.c): how many messages of a pair of ranks may be on
+ * their way, or in use. */
+struct zr_pipe_room {
+    /* of one message, a multiple of 4096 */
+    int64_t slot_bytes;
+    int32_t n_onward, n_back;
+};
+int64_t zr_pipe_room_bytes(const struct zr_pipe_room *r);
+
 struct zr_engine_parts {
     struct zr_device *dev;
     /* By role; NULL: nobody has it. The same one may have two: where all ranks are one group, the one that
@@ -33,6 +42,8 @@ struct zr_engine_parts {
     struct zr_loop *loop;
     /* the model's compute stream on a GPU */
     void *native_stream;
+    /* of a pipeline of several stages */
+    struct zr_pipe_room pipe_room;
     /* the check that dev and the communicators belong to; NULL: cfg.check is off */
     struct zr_check *check;
     /* Called once, when the first failure is recorded, by whichever thread records it: text is what another
@@ -180,6 +191,8 @@ struct zr_engine_facts {
     int64_t wire_bytes, outer_bytes;
     /* received of activations, from ranks that have other parts of the model */
     int64_t model_bytes;
+    /* and from those of neighbouring pipeline stages */
+    int64_t pipe_bytes;
     /* as in struct zr_comm_stats, of all communicators */
     int64_t library_bytes;
     int64_t allocated[ZR_MEM_COUNT];
@@ -250,6 +263,27 @@ int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, v
  * of the model have; else nothing (check_replicas.c). Collective, after a step. ZR_ERR_MISMATCH, on every
  * rank, ends the context. */
 int zr_engine_check_replicas(struct zr_engine *e);
+
+/* ---- pipeline stages (engine_pipe.c) ---- */
+
+/* Activations go on to the next stage, their gradients come back from it. */
+enum zr_pipe_way { ZR_PIPE_ONWARD, ZR_PIPE_BACK };
+
+struct zr_pipe_message {
+    enum zr_pipe_way way;
+    /* from stage edge to edge + 1, or back; and of which micro-batch */
+    int32_t edge, micro_batch;
+};
+
+/* The message's slot in this rank's memory. */
+void *zr_engine_pipe_at(const struct zr_engine *e, const struct zr_pipe_message *m);
+/* Sends or receives it, once the model is done with the slot, on a stream beside the model's; in the same
+ * order as the other rank. Does not wait. */
+int zr_engine_pipe_move(struct zr_engine *e, const struct zr_pipe_message *m, bool sends);
+/* The model's stream waits until the last message of that slot has moved. On the host, so does the caller. */
+int zr_engine_pipe_await(struct zr_engine *e, const struct zr_pipe_message *m);
+/* The model has written the slot, or needs it no more, as far as its stream has come. */
+int zr_engine_pipe_done(struct zr_engine *e, const struct zr_pipe_message *m);
 
 /* ---- the model in parts (engine_parts.c) ---- */
 

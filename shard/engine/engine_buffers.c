@@ -38,7 +38,7 @@ static char *place_of(const struct piece *p)
 /* plan->values_bytes of host memory, behind what an exchange brings. */
 static char *room_of(const struct zr_engine *e)
 {
-    return e->words + (int64_t)e->world * e->parts * ZR_EXCHANGE_BYTES;
+    return e->words + (int64_t)e->n_all * ZR_EXCHANGE_BYTES;
 }
 
 static int copy(struct zr_engine *e, char *dst, const char *src, int64_t n_bytes)

@@ -42,6 +42,7 @@ void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
                                     .wire_bytes = zr_roles_wire_bytes(e) - e->m.wire_at_open,
                                     .outer_bytes = zr_roles_outer_bytes(e) - e->m.outer_at_open,
                                     .model_bytes = zr_roles_model_bytes(e) - e->m.model_at_open,
+                                    .pipe_bytes = zr_roles_pipe_bytes(e),
                                     .library_bytes = zr_roles_library_bytes(e),
                                     .backend = e->role[ZR_ROLE_GATHER].comm->ops->name,
                                     .device = e->dev->ops->name};

@@ -112,11 +112,26 @@ struct success {
 static int agree(struct zr_engine *e, int err, struct success *all)
 {
     struct success mine;
-    if (e->world * e->parts == 1)
+    if (e->n_all == 1)
         return err;
     zr_verdict_put(&mine, err);
     int met = zr_engine_exchange(e, &mine, sizeof mine, all);
-    return zr_verdict(met, &mine, all, e->world * e->parts, e->rank);
+    return zr_verdict(met, &mine, all, e->n_all, e->rank);
+}
+
+/* Units of the pipeline stage that has most: ranks of all of them agree as often. After a failure, which the
+ * next agreement finds, those of this rank's. */
+static int32_t most_units(struct zr_engine *e)
+{
+    int32_t most = e->layout->n_units;
+    int32_t *all = e->pp > 1 ? malloc((size_t)e->n_all * sizeof *all) : NULL;
+    if (e->pp > 1 && !all)
+        zr_engine_fail(e, zr_fail(ZR_ERR_NOMEM, "no memory for values by cfg.init"), zr_error_text());
+    if (all && !zr_engine_exchange(e, &e->layout->n_units, sizeof *all, all))
+        for (int32_t r = 0; r < e->n_all; r++)
+            most = zr_max(most, all[r]);
+    free(all);
+    return most;
 }
 
 static int fill_masters(struct zr_engine *e)
@@ -135,14 +150,15 @@ static int fill_masters(struct zr_engine *e)
 int zr_engine_init(struct zr_engine *e, init_fn init, void *arg)
 {
     struct asking a = {.e = e, .init = init, .arg = arg, .room = malloc(ZR_VALUE_BYTES)};
-    struct success *all = malloc((size_t)e->world * (size_t)e->parts * sizeof *all);
+    struct success *all = malloc((size_t)e->n_all * sizeof *all);
     int err = a.room && all ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for values by cfg.init");
     if (!all) /* not even to tell */
         err = zr_engine_fail(e, err, zr_error_text());
     else
         err = agree(e, err, all);
-    for (int32_t u = 0; !err && u < e->layout->n_units; u++)
-        err = agree(e, ask_unit(&a, u), all);
+    int32_t n_units = err ? 0 : most_units(e);
+    for (int32_t u = 0; !err && u < n_units; u++)
+        err = agree(e, u < e->layout->n_units ? ask_unit(&a, u) : 0, all);
     free(a.room);
     free(all);
     if (!err)

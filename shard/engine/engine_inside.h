@@ -106,6 +106,8 @@ struct zr_model_side {
     int parts_out;
     /* a hash of all zero_tp_ calls so far, those that move nothing included */
     uint64_t parts_calls;
+    /* and of the calls that ranks of all pipeline stages make: none of brackets */
+    uint64_t world_calls;
 
     /* ---- jobs that the loop was given */
     /* jobs were pushed, and the loop was not woken for them yet */
@@ -227,9 +229,9 @@ struct zr_engine {
     struct zr_flight *flight;
     /* Of the world, for messages; and among the ranks of control, which counts world of them. */
     int rank, place, world;
-    /* into how many the model is cut, and which this rank has: those of control have the same. All ranks are
-     * world * parts, and rank number * parts + part is one of control (comm/mesh.h). */
-    int32_t parts, part;
+    /* into how many a pipeline stage is cut, and which this rank has; how many stages there are, and which is
+     * this rank's: those of control have the same of both (comm/mesh.h). All ranks are n_all. */
+    int32_t parts, part, pp, pp_at, n_all;
     /* that place on the axes */
     struct zr_where at;
     /* the process that opened it: no other may use it */
@@ -241,6 +243,8 @@ struct zr_engine {
     char *gather_base, *reduce_base, *control_base;
     /* of activations on their way between parts of the model; NULL: it is whole */
     char *model_base;
+    /* and between pipeline stages; NULL: there is one */
+    char *pipe_base;
     float *master, *state[ZR_MAX_STATES];
     /* plan->snapshot_bytes of host_alloc memory, or NULL */
     char *snapshot;
@@ -257,11 +261,15 @@ struct zr_engine {
 
     /* NULL: no step has any gathers, or reductions, between groups */
     struct zr_stream *compute, *gather_stream, *reduce_stream, *gather_outer_stream, *reduce_outer_stream;
+    /* of the pairs of neighbouring stages; NULL: this rank has no such neighbour */
+    struct zr_stream *pair_stream[2];
     struct zr_events ev;
     /* NULL: not kept */
     struct zr_timeline *timeline;
     /* NULL: not checked */
     struct zr_model_check *watch;
+    /* NULL: there is one pipeline stage */
+    struct zr_pipe *pipe;
 
     struct zr_model_side m;
     struct zr_issuer i;
@@ -275,6 +283,12 @@ enum zr_event_class zr_event_class_of(const struct zr_events *ev, const struct z
 int zr_tables_open(struct zr_engine *e);
 /* Also half opened ones. Of the events, frees the lists alone. */
 void zr_tables_close(struct zr_engine *e);
+
+/* ---- engine_pipe.c, for opening and closing ---- */
+
+int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room);
+/* Its streams are idle. */
+void zr_pipe_close(struct zr_engine *e);
 
 /* ---- engine_roles.c ---- */
 
@@ -293,6 +307,9 @@ int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduc
 int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_t slot_bytes,
                      const struct zr_tag *tag);
 int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag *tag);
+/* From place `root` of a pair of ranks to the other. */
+int zr_pair_send(struct zr_engine *e, enum zr_role role, int64_t off, int64_t bytes, int root,
+                 const struct zr_tag *tag);
 int zr_control_broadcast(struct zr_engine *e, int64_t off, int64_t bytes, int root, const struct zr_tag *tag);
 /* Of all ranks, those of other parts of the model included. */
 int zr_world_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_max, const struct zr_tag *tag);
@@ -312,6 +329,7 @@ bool zr_roles_stuck(const struct zr_engine *e);
 bool zr_roles_may_stick(const struct zr_engine *e);
 int64_t zr_roles_wire_bytes(const struct zr_engine *e);
 int64_t zr_roles_model_bytes(const struct zr_engine *e);
+int64_t zr_roles_pipe_bytes(const struct zr_engine *e);
 int64_t zr_roles_outer_bytes(const struct zr_engine *e);
 int64_t zr_roles_library_bytes(const struct zr_engine *e);
 
@@ -360,6 +378,8 @@ const char *zr_model_call_name(enum zr_core_event_kind kind);
 void zr_model_push(struct zr_engine *e, const struct zr_action *a);
 /* Tells the communicator of a call. */
 void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev);
+/* The model goes on when the event has come: at once where its stream waits by itself. */
+int zr_model_wait_for(struct zr_engine *e, struct zr_event *ev);
 /* Waits until the loop has carried out a job (0: none), without which waiting for its events would not wait.
  * Where the loop is stuck it returns, and the engine has failed. */
 void zr_model_await(struct zr_engine *e, uint64_t job);
@@ -476,6 +496,24 @@ static inline enum zr_role zr_widest_role(const struct zr_engine *e)
 static inline struct zr_comm *zr_widest_comm(const struct zr_engine *e)
 {
     return e->role[zr_widest_role(e)].comm;
+}
+
+/* Of the ranks that make the same calls: those of other pipeline stages have other units. */
+static inline struct zr_comm *zr_called_comm(const struct zr_engine *e)
+{
+    return e->pp > 1 ? e->role[ZR_ROLE_CONTROL].comm : zr_widest_comm(e);
+}
+
+/* Of all calls so far that every rank of the world makes. */
+static inline uint64_t zr_world_hash(const struct zr_engine *e)
+{
+    return e->pp > 1 ? e->m.world_calls : zr_core_hash(e->m.core);
+}
+
+/* Rank r has the same part of the same pipeline stage as this one. */
+static inline bool zr_has_same_part(const struct zr_engine *e, int32_t r)
+{
+    return r % e->parts == e->part && r / (e->n_all / e->pp) == e->pp_at;
 }
 
 /* The place of the rank that owns fine slice number k of each flat. */

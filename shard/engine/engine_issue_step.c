@@ -33,11 +33,12 @@ static int begin_agreement(struct zr_engine *e, const struct zr_job *job)
 {
     struct zr_agree_begin b = {.norm = zr_engine_norm_at(e),
                                .out = zr_engine_agreement(e),
-                               .words = {[ZR_AGREE_CALLS] = job->call_hash,
+                               .words = {[ZR_AGREE_CALLS] = job->world_hash,
                                          [ZR_AGREE_LR] = zr_agree_lr_word(job->lr, e->rank),
                                          [ZR_AGREE_LEAST] = atomic_load(&e->s.own_least)},
                                .n_carried = job->given->n};
-    memcpy(b.carried, job->given->value, sizeof b.carried);
+    if (e->pp_at == e->pp - 1) /* which has the loss; what others carry counts as 0 */
+        memcpy(b.carried, job->given->value, sizeof b.carried);
     return e->dev->ops->agree_begin(e->reduce_stream, &b);
 }
 
@@ -50,6 +51,7 @@ static int end_agreement(struct zr_engine *e, const struct zr_job *job)
                                      .scale = scale,
                                      .clip = job->tuned->clip,
                                      .n_carried = job->given->n,
+                                     .n_ranks = e->n_all,
                                      .n_averaged = e->world * e->parts,
                                      .scalars = zr_engine_scalars(e),
                                      .agreed = e->agreed};
@@ -68,6 +70,7 @@ int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
     struct zr_tag tag = zr_job_tag(job);
+    tag.call_hash = job->world_hash;
     ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.step_compute));
     ZR_TRY(wait_for_tail(e, e->gather_stream, e->ev.gather_tail));
     if (e->gather_outer_stream)

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <xxhash.h>
 
 /* ---- jobs ---- */
 
@@ -24,6 +25,7 @@ void zr_model_push(struct zr_engine *e, const struct zr_action *a)
 {
     struct zr_job job = {.action = *a,
                          .call_hash = zr_core_hash(e->m.core),
+                         .world_hash = zr_world_hash(e),
                          .step = e->m.step + e->m.norming,
                          .lr = e->m.lr,
                          .t = e->m.t + 1,
@@ -90,6 +92,11 @@ static int wait_on(struct zr_engine *e, uint64_t job, struct zr_event *ev, int32
     if (span)
         zr_timeline_end(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit);
     return err < 0 ? err : 0;
+}
+
+int zr_model_wait_for(struct zr_engine *e, struct zr_event *ev)
+{
+    return wait_on(e, 0, ev, -1, false);
 }
 
 /* Waits for the last reduction, or update, which is behind all others on its stream. */
@@ -289,13 +296,14 @@ const char *zr_model_call_name(enum zr_core_event_kind kind)
                                        [ZR_EV_NORM] = "zero_norm",
                                        [ZR_EV_DROP] = "zero_drop",
                                        [ZR_EV_GATHER_ALL] = "zero_gather_all",
-                                       [ZR_EV_RELEASE_ALL] = "zero_release_all"};
+                                       [ZR_EV_RELEASE_ALL] = "zero_release_all",
+                                       [ZR_EV_EVALUATED] = "zero_next"};
     return name[kind];
 }
 
 static void report_called(struct zr_engine *e, const struct zr_called *call)
 {
-    struct zr_comm *all = zr_widest_comm(e);
+    struct zr_comm *all = zr_called_comm(e);
     if (all->ops->called)
         all->ops->called(all, call);
 }
@@ -335,6 +343,9 @@ void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
                                                [ZR_EV_DROP] = ZR_CALLED_DROP,
                                                [ZR_EV_RELEASE_ALL] = ZR_CALLED_RELEASE_ALL};
     bool bracket = ev->kind <= ZR_EV_END;
+    const int64_t words[] = {ev->kind, ev->unit};
+    if (!bracket && ev->kind != ZR_EV_REWRITE) /* of tensors, which other stages do not have */
+        e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
     if (ev->kind < sizeof name / sizeof *name && name[ev->kind])
         report_called(e, &(struct zr_called){.name = name[ev->kind],
                                              .backward = bracket && ev->backward,

@@ -148,8 +148,9 @@ static int most_of_world(struct zr_engine *e, const struct zr_tag *tag, uint64_t
 {
     const struct zr_device_ops *d = e->dev->ops;
     char *at = e->control_base + e->plan->agreement_at;
+    const struct zr_tag of_world = {.unit = -1, .step = tag->step, .call_hash = zr_world_hash(e)};
     ZR_TRY(d->copy(e->reduce_stream, at, word, sizeof *word));
-    ZR_TRY(zr_world_agree(e, e->plan->agreement_at, 0, 1, tag));
+    ZR_TRY(zr_world_agree(e, e->plan->agreement_at, 0, 1, &of_world));
     ZR_TRY(d->copy(e->reduce_stream, e->words, at, sizeof *word));
     ZR_TRY(zr_engine_drain(e));
     memcpy(word, e->words, sizeof *word);
@@ -173,7 +174,7 @@ static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair)
 {
     uint64_t of_tensor = 0;
     int32_t t = 0;
-    for (; !of_tensor && t < e->layout->n_tensors; t++)
+    for (; e->pp == 1 && !of_tensor && t < e->layout->n_tensors; t++) /* else stages have others */
         ZR_TRY(compare_whole(e, buffer, t, t + 1, &of_tensor));
     const char *name = of_tensor ? e->layout->tensors[t - 1].name : "?";
     pair = of_tensor ? of_tensor : pair;

@@ -22,6 +22,9 @@ void zr_roles_take(struct zr_engine *e, struct zr_comm *const comm[ZR_ROLES])
     e->rank = zr_comm_rank(comm[ZR_ROLE_CONTROL], all->rank);
     e->parts = comm[ZR_ROLE_MODEL] ? comm[ZR_ROLE_MODEL]->group.size : 1;
     e->part = comm[ZR_ROLE_MODEL] ? comm[ZR_ROLE_MODEL]->group.rank : 0;
+    e->n_all = comm[ZR_ROLE_WORLD] ? comm[ZR_ROLE_WORLD]->group.size : e->world;
+    e->pp = e->n_all / (e->world * e->parts);
+    e->pp_at = e->rank / (e->n_all / e->pp);
     for (int r = 0; r < ZR_ROLES; r++)
         if (comm[r])
             zr_flight_role(e->flight, (enum zr_role)r, &comm[r]->group);
@@ -38,6 +41,8 @@ void zr_roles_streams(struct zr_engine *e)
     if (e->reduce_outer_stream)
         e->role[ZR_ROLE_REDUCE_OUTER].stream = e->reduce_outer_stream;
     e->role[ZR_ROLE_MODEL].stream = e->compute;
+    e->role[ZR_ROLE_EVEN_PAIR].stream = e->pair_stream[0];
+    e->role[ZR_ROLE_ODD_PAIR].stream = e->pair_stream[1];
 }
 
 /* ---- collectives ---- */
@@ -101,6 +106,14 @@ int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag 
     return r->comm->ops->agree(r->comm, r->stream, e->plan->norm_at, 0, 1, &marked);
 }
 
+int zr_pair_send(struct zr_engine *e, enum zr_role role, int64_t off, int64_t bytes, int root,
+                 const struct zr_tag *tag)
+{
+    const struct zr_role_run *r = &e->role[role];
+    const struct zr_tag marked = mark(e, role, ZR_OP_BROADCAST, bytes, tag);
+    return r->comm->ops->broadcast(r->comm, r->stream, off, bytes, root, &marked);
+}
+
 int zr_control_broadcast(struct zr_engine *e, int64_t off, int64_t bytes, int root, const struct zr_tag *tag)
 {
     const struct zr_role_run *r = &e->role[ZR_ROLE_CONTROL];
@@ -141,12 +154,19 @@ void zr_roles_abort(struct zr_engine *e, int code, const char *text)
         e->distinct[i]->ops->abort(e->distinct[i], code, text);
 }
 
-/* Activations are put on theirs by the model's thread, which may wait. */
+/* Of activations, between parts or stages, which the model's thread moves. */
+static bool moves_activations(const struct zr_engine *e, const struct zr_comm *c)
+{
+    return c == e->role[ZR_ROLE_MODEL].comm || c == e->role[ZR_ROLE_EVEN_PAIR].comm ||
+           c == e->role[ZR_ROLE_ODD_PAIR].comm;
+}
+
+/* The model's thread may wait. */
 bool zr_roles_have_room(const struct zr_engine *e, int n_ops)
 {
     for (int i = 0; i < e->n_distinct; i++) {
         struct zr_comm *c = e->distinct[i];
-        if (c != e->role[ZR_ROLE_MODEL].comm && c->ops->has_room && !c->ops->has_room(c, n_ops, e->most_segs))
+        if (!moves_activations(e, c) && c->ops->has_room && !c->ops->has_room(c, n_ops, e->most_segs))
             return false;
     }
     return true;
@@ -187,7 +207,7 @@ int64_t zr_roles_wire_bytes(const struct zr_engine *e)
 {
     int64_t bytes = 0;
     for (int i = 0; i < e->n_distinct; i++)
-        if (e->distinct[i] != e->role[ZR_ROLE_MODEL].comm)
+        if (!moves_activations(e, e->distinct[i]))
             bytes += wire_bytes(e->distinct[i]);
     return bytes;
 }
@@ -195,6 +215,15 @@ int64_t zr_roles_wire_bytes(const struct zr_engine *e)
 int64_t zr_roles_model_bytes(const struct zr_engine *e)
 {
     return e->role[ZR_ROLE_MODEL].comm ? wire_bytes(e->role[ZR_ROLE_MODEL].comm) : 0;
+}
+
+int64_t zr_roles_pipe_bytes(const struct zr_engine *e)
+{
+    int64_t bytes = 0;
+    for (int odd = 0; odd < 2; odd++)
+        if (e->role[ZR_ROLE_EVEN_PAIR + odd].comm)
+            bytes += wire_bytes(e->role[ZR_ROLE_EVEN_PAIR + odd].comm);
+    return bytes;
 }
 
 int64_t zr_roles_library_bytes(const struct zr_engine *e)

@@ -247,6 +247,9 @@ int zr_engine_drain(struct zr_engine *e)
         err = drain_stream(e, e->reduce_outer_stream);
     if (!err)
         err = drain_stream(e, e->reduce_stream);
+    for (int odd = 0; !err && odd < 2; odd++)
+        if (e->pair_stream[odd])
+            err = drain_stream(e, e->pair_stream[odd]);
     if (!err)
         err = drain_stream(e, e->compute);
     if (err)

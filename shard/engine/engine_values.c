@@ -18,9 +18,10 @@ struct asked {
 static struct zr_tag values_tag(const struct zr_engine *e, int32_t unit, const struct asked *a)
 {
     const int64_t words[] = {a->call, a->tensor, a->kind, a->first, a->n};
-    return (struct zr_tag){.unit = unit,
-                           .step = e->m.step,
-                           .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))};
+    bool of_world = a->call == ASKED_EXCHANGE || a->call == ASKED_MEAN;
+    uint64_t calls = of_world ? zr_world_hash(e) : zr_core_hash(e->m.core);
+    return (struct zr_tag){
+        .unit = unit, .step = e->m.step, .call_hash = XXH3_64bits_withSeed(words, sizeof words, calls)};
 }
 
 /* One tensor's range of elements, at most what staging holds, all inside one slice. */
@@ -275,7 +276,7 @@ int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, v
     struct asked a = {.call = ASKED_EXCHANGE, .n = n_bytes};
     int err = exchange(e, &a, mine, n_bytes);
     if (!err)
-        memcpy(all, e->words, (size_t)((int64_t)e->world * e->parts * n_bytes));
+        memcpy(all, e->words, (size_t)((int64_t)e->n_all * n_bytes));
     return err;
 }
 
@@ -283,8 +284,10 @@ double zr_mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i)
 {
     struct zr_exact_sum sum;
     zr_exact_reset(&sum);
-    for (int64_t r = e->part; r < (int64_t)e->world * e->parts; r += e->parts) { /* those of this part */
+    for (int32_t r = 0; r < e->n_all; r++) {
         double x;
+        if (!zr_has_same_part(e, r))
+            continue;
         memcpy(&x, e->words + r * n_bytes + i * (int64_t)sizeof x, sizeof x);
         zr_exact_add(&sum, x);
     }
@@ -296,7 +299,7 @@ int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
     struct asked a = {.call = ASKED_MEAN, .n = n};
     int64_t n_bytes = n * (int64_t)sizeof *values;
     int err = exchange(e, &a, values, n_bytes);
-    struct zr_access seen = {e->words, (int64_t)e->world * e->parts * n_bytes, false};
+    struct zr_access seen = {e->words, (int64_t)e->n_all * n_bytes, false};
     if (!err)
         zr_declare(e->dev, NULL, &seen, 1);
     for (int32_t i = 0; !err && i < n; i++)

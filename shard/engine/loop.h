@@ -31,6 +31,8 @@ struct zr_job {
     /* NORM: what the program gave the step */
     const struct zr_given *given;
     uint64_t call_hash;
+    /* of all that every rank makes (zr_world_hash) */
+    uint64_t world_hash;
     uint32_t step;
     float lr;
     int64_t t;

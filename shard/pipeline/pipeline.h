@@ -9,6 +9,7 @@
  *     zr_pipeline_build, zr_pipeline_read          what is computed, in which order
  *       -> zr_pipeline_lower                       and what moves in between
  *       -> zr_pipeline_check                       proved, and timed on a virtual clock, before anything runs
+ *       -> zr_pipeline_slots                       the memory that it takes between ranks
  *
  * Thread-safety: none. */
 #ifndef ZR_SHARD_PIPELINE_H
@@ -121,6 +122,12 @@ struct zr_pipe_cost {
  * or computes two stages at the same time where one may be whole. */
 int zr_pipeline_lower(struct zr_pipeline **out, const struct zr_pipeline *p, const struct zr_pipe_cost *cost,
                       int32_t most_unsharded);
+
+/* Slots for messages that every rank needs of what goes on to the next stage, and of what comes back, where
+ * micro-batch m takes slot m % slots on both sides: what is received stays in its slot until its stage's
+ * backward is done (in a schedule without, its forward), what is computed until it was sent. p has messages.
+ * ZR_ERR_NOMEM. */
+int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n_back);
 
 struct zr_pipe_rank {
     /* computing; and not, between the first action of any rank and the last of any */

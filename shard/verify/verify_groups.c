@@ -43,7 +43,7 @@ static int make_meshes(const struct zr_verify_world *v, int32_t inner, struct zr
         t.rank = v->by_symmetry ? v->symmetry.rank[id] : id;
         t.host = t.host_of[t.rank];
         t.local_rank = t.place_of[t.rank] % inner;
-        err = zr_mesh_make(&t, 1, inner, &mesh[id]);
+        err = zr_mesh_make(&t, 1, 1, inner, &mesh[id]);
     }
     free(t.host_of);
     free(t.place_of);

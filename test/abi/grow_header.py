@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""zero_config.h of a later version, made of today's: every struct has one more field at its end, and those that lie within others
-have one more in their reserved room.
+"""zero_config.h and zero_info.h of a later version, made of today's: every struct has one more field at its end, and those that lie
+within others have one more in their reserved room.
 
-    grow_header.py ZERO_CONFIG.H BESIDE... FOLDER    writes it there, and the headers beside it as they are
+    grow_header.py ZERO_CONFIG.H ZERO_INFO.H BESIDE... FOLDER    writes them there, and the headers beside them as they are
 """
 import os
 import re
@@ -12,42 +12,52 @@ import sys
 ADDED = "added"
 NESTED = {"zero_bytes", "zero_traffic"}
 CALLER_GIVES = {"zero_config", "zero_tensor", "zero_call", "zero_weight"}
-CALLER_GETS = {"zero_update", "zero_plan_info", "zero_stats", "zero_step_info"}
+CALLER_GETS = {"zero_plan_info", "zero_stats", "zero_step_info", "zero_action"}
 
 
 def replaced_once(text, old, new):
     if text.count(old) != 1:
-        sys.exit(f"zero_config.h: {text.count(old)} times {old!r}, expected once")
+        sys.exit(f"{text.count(old)} times {old!r} in the headers, expected once")
     return text.replace(old, new)
 
 
-def grow(text):
+def grow(text, expected):
     names = re.findall(r"^struct (\w+) \{$", text, re.MULTILINE)
-    if set(names) != NESTED | CALLER_GIVES | CALLER_GETS or len(names) != len(set(names)):
-        sys.exit(f"zero_config.h defines {sorted(names)}: say here how a new one grows")
+    if set(names) != expected or len(names) != len(set(names)):
+        sys.exit(f"a header defines {sorted(names)}: say here how a new one grows")
     for name in names:
         if name in NESTED:
             continue
         head, rest = text.split(f"struct {name} {{\n")
         body, tail = rest.split("\n};", 1)
         text = f"{head}struct {name} {{\n{body}\n    int64_t {ADDED};\n}};{tail}"
+    return text
+
+
+def grow_config(text):
+    return replaced_once(grow(text, CALLER_GIVES | {"zero_update"}), "    X(size, sizeof(struct zero_config))",
+                         f"    X({ADDED}, 77) X(size, sizeof(struct zero_config))")
+
+
+def grow_info(text):
+    text = grow(text, NESTED | CALLER_GETS)
     text = replaced_once(text, '    X(exchange, "exchange")\n', f'    X(exchange, "exchange") X({ADDED}, "added")\n')
-    text = re.sub(r"(struct zero_traffic \{.*?)    int64_t reserved\[(\d+)\];",
+    return re.sub(r"(struct zero_traffic \{.*?)    int64_t reserved\[(\d+)\];",
                   lambda m: f"{m[1]}    int64_t {ADDED}, reserved[{int(m[2]) - 1}];", text, count=1, flags=re.DOTALL)
-    return replaced_once(text, "    X(size, sizeof(struct zero_config))", f"    X({ADDED}, 77) X(size, sizeof(struct zero_config))")
 
 
-def main(header, *beside, folder):
-    with open(header, encoding="utf-8") as f:
-        text = grow(f.read())
-    with open(os.path.join(folder, os.path.basename(header)), "w", encoding="utf-8") as f:
-        f.write(text)
+def main(config, info, *beside, folder):
+    for path, grown in ((config, grow_config), (info, grow_info)):
+        with open(path, encoding="utf-8") as f:
+            text = grown(f.read())
+        with open(os.path.join(folder, os.path.basename(path)), "w", encoding="utf-8") as f:
+            f.write(text)
     for path in beside:
         shutil.copyfile(path, os.path.join(folder, os.path.basename(path)))
     return 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
+    if len(sys.argv) < 5:
         sys.exit(__doc__)
     sys.exit(main(*sys.argv[1:-1], folder=sys.argv[-1]))

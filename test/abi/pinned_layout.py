@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The structs of zero/zero_config.h against those of the version that was released: programs that were built with it read and write
+"""The structs of zero/zero_config.h and zero/zero_info.h against those of the version that was released: programs that were built with it read and write
 every field where it was then. A struct grows at its end, behind the padding that it ended with (else an old program's padding
 would be taken for the field); one that lies within others grows into its reserved room.
 
@@ -41,11 +41,13 @@ def structs(text):
             for name, body in re.findall(r"^struct (\w+) \{\n(.*?)^\};", text, re.DOTALL | re.MULTILINE)]
 
 
-def layout(root, header="zero/zero_config.h"):
+def layout(root, headers=("zero/zero_config.h", "zero/zero_info.h")):
     """{struct: {field: (offset, bytes), SIZE: (bytes, bytes)}}, as the compiler has them."""
-    with open(os.path.join(root, header), encoding="utf-8") as f:
-        known = structs(f.read())
-    lines = [f'#include "{header}"', "#include <stdio.h>", "#include <stddef.h>", "int main(void) {"]
+    known = []
+    for header in headers:
+        with open(os.path.join(root, header), encoding="utf-8") as f:
+            known += structs(f.read())
+    lines = [*(f'#include "{header}"' for header in headers), "#include <stdio.h>", "#include <stddef.h>", "int main(void) {"]
     for name, fields in known:
         for field in fields:
             lines.append(f'printf("{name} {field} %zu %zu\\n", offsetof(struct {name}, {field}), sizeof ((struct {name} *)0)->{field});')

@@ -96,7 +96,7 @@ static void check_mesh(int32_t world, const int *host)
             struct zr_topology t = topology_of(world, rank, host);
             struct zr_mesh m;
             memset(&m, 0x55, sizeof m);
-            assert_int_equal(zr_mesh_make(&t, 1, inner, &m), 0);
+            assert_int_equal(zr_mesh_make(&t, 1, 1, inner, &m), 0);
             assert_true(m.inner == inner && m.outer == world / inner);
             check_group(&t, &m.all, inner, everybody);
             check_group(&t, &m.in, inner, same_inner);
@@ -111,46 +111,69 @@ static void check_mesh(int32_t world, const int *host)
     }
 }
 
-/* The ranks of each part are a world of their own, by the places that they have in the whole one. */
-static void check_parts(int32_t world, const int *host)
+/* Of an odd stage and the next, or of an even one: the ranks that are as far within their stages. */
+static void check_pair(const struct zr_mesh *m, int32_t rank, int32_t n_stage, int32_t odd)
 {
-    for (int32_t parts = 2; parts <= world; parts++)
-        for (int32_t inner = 1; world % parts == 0 && inner <= world / parts; inner++) {
-            if (world / parts % inner)
+    bool first = m->stage % 2 == odd;
+    int32_t other = first ? rank + n_stage : rank - n_stage;
+    bool paired = first ? m->stage + 1 < m->stages : m->stage > 0;
+    assert_int_equal(m->pair[odd].size, 1 + paired);
+    assert_int_equal(m->pair[odd].rank, paired && !first);
+    assert_int_equal(zr_group_member(&m->pair[odd], m->pair[odd].rank), rank);
+    if (paired)
+        assert_int_equal(zr_group_member(&m->pair[odd], first), other);
+}
+
+/* The ranks of each part of each stage are a world of their own, by the places that they have in the whole
+ * one. */
+static void check_division(int32_t world, const int *host, int32_t stages, int32_t parts, int32_t inner)
+{
+    bool spans_hosts = false;
+    struct zr_mesh last = {0};
+    int32_t n_stage = world / stages;
+    for (int32_t rank = 0; rank < world; rank++) {
+        struct zr_topology t = topology_of(world, rank, host);
+        struct zr_mesh m;
+        int32_t n = 0, place = -1;
+        assert_int_equal(zr_mesh_make(&t, stages, parts, inner, &m), 0);
+        assert_true(m.stages == stages && m.stage == rank / n_stage);
+        assert_true(m.parts == parts && m.part == rank % parts && m.outer == n_stage / parts / inner);
+        check_group(&t, &m.world, inner, everybody);
+        for (int32_t p = 0; p < world; p++) {
+            int32_t r = t.rank_at[p];
+            if (r % parts != rank % parts || r / n_stage != rank / n_stage)
                 continue;
-            bool spans_hosts = false;
-            struct zr_mesh last = {0};
-            for (int32_t rank = 0; rank < world; rank++) {
-                struct zr_topology t = topology_of(world, rank, host);
-                struct zr_mesh m;
-                int32_t n = 0, place = -1;
-                assert_int_equal(zr_mesh_make(&t, parts, inner, &m), 0);
-                assert_true(m.parts == parts && m.part == rank % parts && m.outer == world / parts / inner);
-                check_group(&t, &m.world, inner, everybody);
-                for (int32_t p = 0; p < world; p++) {
-                    if (t.rank_at[p] % parts != rank % parts)
-                        continue;
-                    place = t.rank_at[p] == rank ? n : place;
-                    assert_int_equal(zr_group_member(&m.all, n++), t.rank_at[p]);
-                }
-                assert_true(n == m.all.size && place == m.all.rank);
-                assert_true(m.in.size == inner && m.out.size == m.outer && m.model.size == parts);
-                assert_true(m.in.rank == place % inner && m.out.rank == place / inner);
-                for (int32_t k = 0; k < inner; k++)
-                    assert_int_equal(m.in.members[k], m.all.members[place / inner * inner + k]);
-                for (int32_t k = 0; k < m.outer; k++) {
-                    assert_int_equal(m.out.members[k], m.all.members[place % inner + k * inner]);
-                    spans_hosts |= t.host_of[m.out.members[k]] != t.host_of[m.out.members[0]];
-                }
-                for (int32_t k = 0; k < parts; k++)
-                    assert_int_equal(m.model.members[k], rank / parts * parts + k);
-                assert_int_equal(m.model.rank, rank % parts);
-                assert_true(rank == 0 || m.outer_spans_hosts == last.outer_spans_hosts);
-                last.outer_spans_hosts = m.outer_spans_hosts;
-                zr_mesh_free(&m);
-            }
-            assert_true(last.outer_spans_hosts == spans_hosts);
+            place = r == rank ? n : place;
+            assert_int_equal(zr_group_member(&m.all, n++), r);
         }
+        assert_true(n == m.all.size && place == m.all.rank);
+        assert_true(m.in.size == inner && m.out.size == m.outer && m.model.size == parts);
+        assert_true(m.in.rank == place % inner && m.out.rank == place / inner);
+        for (int32_t k = 0; k < inner; k++)
+            assert_int_equal(m.in.members[k], m.all.members[place / inner * inner + k]);
+        for (int32_t k = 0; k < m.outer; k++) {
+            assert_int_equal(m.out.members[k], m.all.members[place % inner + k * inner]);
+            spans_hosts |= t.host_of[m.out.members[k]] != t.host_of[m.out.members[0]];
+        }
+        for (int32_t k = 0; k < parts; k++)
+            assert_int_equal(m.model.members[k], rank / parts * parts + k);
+        assert_int_equal(m.model.rank, rank % parts);
+        check_pair(&m, rank, n_stage, 0);
+        check_pair(&m, rank, n_stage, 1);
+        assert_true(rank == 0 || m.outer_spans_hosts == last.outer_spans_hosts);
+        last.outer_spans_hosts = m.outer_spans_hosts;
+        zr_mesh_free(&m);
+    }
+    assert_true(last.outer_spans_hosts == spans_hosts);
+}
+
+static void check_divisions(int32_t world, const int *host)
+{
+    for (int32_t stages = 1; stages <= world; stages++)
+        for (int32_t parts = 1; world % stages == 0 && parts <= world / stages; parts++)
+            for (int32_t inner = 1; world / stages % parts == 0 && inner <= world / stages / parts; inner++)
+                if (world / stages / parts % inner == 0 && stages * parts > 1)
+                    check_division(world, host, stages, parts, inner);
 }
 
 static void test_every_divisor(void **state)
@@ -166,7 +189,7 @@ static void test_every_divisor(void **state)
             check_mesh(world, block);
             check_mesh(world, cyclic);
             if (world <= 12)
-                check_parts(world, cyclic);
+                check_divisions(world, cyclic);
         }
 }
 
@@ -180,7 +203,7 @@ static void test_any_hosts(void **state)
         for (int r = 0; r < world; r++)
             host[r] = (int)random_in(&seed, 0, most);
         check_mesh(world, host);
-        check_parts(world, host);
+        check_divisions(world, host);
     }
 }
 
@@ -192,7 +215,7 @@ static void test_one_written_out(void **state)
     static const int32_t all[] = {0, 3, 4, 1, 2, 5}, in[] = {4, 1}, out[] = {0, 4, 2};
     struct zr_topology t = topology_of(6, 4, host);
     struct zr_mesh m;
-    assert_int_equal(zr_mesh_make(&t, 1, 2, &m), 0);
+    assert_int_equal(zr_mesh_make(&t, 1, 1, 2, &m), 0);
     assert_memory_equal(m.all.members, all, sizeof all);
     assert_memory_equal(m.in.members, in, sizeof in);
     assert_memory_equal(m.out.members, out, sizeof out);
@@ -201,7 +224,7 @@ static void test_one_written_out(void **state)
     assert_true(m.all.rank == 2 && m.all.local_size == 3 && m.all.local_rank == 2);
     assert_true(m.outer_spans_hosts);
     zr_mesh_free(&m);
-    assert_int_equal(zr_mesh_make(&t, 1, 3, &m), 0);
+    assert_int_equal(zr_mesh_make(&t, 1, 1, 3, &m), 0);
     assert_true(m.outer_spans_hosts);
     zr_mesh_free(&m);
 }
@@ -215,11 +238,15 @@ static void test_refused(void **state)
         struct zr_mesh m;
         char text[64];
         memset(&m, 0x55, sizeof m);
-        assert_int_equal(zr_mesh_make(&t, bad[i], 1, &m), ZR_ERR_ARG);
+        assert_int_equal(zr_mesh_make(&t, 1, bad[i], 1, &m), ZR_ERR_ARG);
         assert_null(m.members);
-        snprintf(text, sizeof text, "%d parts in a world of 8", bad[i]);
+        snprintf(text, sizeof text, "1 stages of %d parts in a world of 8", bad[i]);
         assert_non_null(strstr(zr_error_text(), text));
-        assert_int_equal(zr_mesh_make(&t, 1, bad[i], &m), ZR_ERR_ARG);
+        assert_int_equal(zr_mesh_make(&t, bad[i], 1, 1, &m), ZR_ERR_ARG);
+        assert_null(m.members);
+        snprintf(text, sizeof text, "%d stages of 1 parts in a world of 8", bad[i]);
+        assert_non_null(strstr(zr_error_text(), text));
+        assert_int_equal(zr_mesh_make(&t, 1, 1, bad[i], &m), ZR_ERR_ARG);
         assert_null(m.members);
         snprintf(text, sizeof text, "groups of %d ranks in a world of 8", bad[i]);
         assert_non_null(strstr(zr_error_text(), text));

@@ -93,6 +93,7 @@ static struct zr_agreed conclude(struct zr_device *dev, const struct given *g, c
                              .scale = g->scale,
                              .clip = g->clip,
                              .n_carried = g->n_carried,
+                             .n_ranks = g->n_ranks,
                              .n_averaged = g->n_ranks,
                              .scalars = written,
                              .agreed = agreed};
@@ -257,7 +258,8 @@ static void test_refused(void **state)
     struct zr_device *dev = *state;
     struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
     const struct zr_agree_begin b = {.n_carried = ZR_MAX_CARRIED + 1};
-    const struct zr_agree_end e = {.n_averaged = 0}, f = {.n_averaged = 1, .n_carried = -1};
+    const struct zr_agree_end e = {.n_ranks = 1, .n_averaged = 0},
+                              f = {.n_ranks = 1, .n_averaged = 1, .n_carried = -1};
     assert_int_equal(dev->ops->agree_begin(s, &b), ZR_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "agree_begin: 9 carried values; 0 to 8 are allowed"));
     assert_int_equal(dev->ops->agree_end(s, &e), ZR_ERR_ARG);

@@ -60,8 +60,8 @@ SOURCE = (".c", ".h", ".inc", ".cc", ".cpp", ".cu", ".cuh")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^">]+)[">]')
 # Headers that are installed side by side include each other by bare name; and public headers include nothing else of
 # ours, nor of libraries below.
-PUBLIC = {"zero/zero.h", "zero/zero_config.h", "zero/export.h"}
-PUBLIC_INCLUDES = {"export.h", "zero_config.h", "stddef.h", "stdint.h"}
+PUBLIC = {"zero/zero.h", "zero/zero_config.h", "zero/zero_info.h", "zero/export.h"}
+PUBLIC_INCLUDES = {"export.h", "zero_config.h", "zero_info.h", "stddef.h", "stdint.h"}
 # Third-party headers belong to the floor that wraps them; a model of bench/ may have GPU kernels of its own, in .cu.
 FOREIGN = {
     re.compile(r"(oneapi/dnnl/|dnnl).*"): {"kernels", "test"},

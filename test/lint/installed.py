@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-HEADERS = {"zero/zero.h", "zero/zero_config.h", "zero/export.h"}
+HEADERS = {"zero/zero.h", "zero/zero_config.h", "zero/zero_info.h", "zero/export.h"}
 PROGRAMS = ("zero-run", "zero-bench")
 PROGRAM = r"""
 #include <zero/zero.h>

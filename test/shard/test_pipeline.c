@@ -9,6 +9,8 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -130,6 +132,105 @@ static void test_forward_only(void **state)
     zr_pipe_report_close(&report, lowered);
     zr_pipeline_close(lowered);
     zr_pipeline_close(p);
+}
+
+/* ---- slots ---- */
+
+/* What lies in the slots of a rank: the micro-batch, -1: none that is needed. */
+struct slots {
+    int32_t n, of[64];
+};
+
+static bool fill(struct slots *s, int32_t micro)
+{
+    bool free = s->of[micro % s->n] < 0;
+    s->of[micro % s->n] = micro;
+    return free;
+}
+
+static void leave(struct slots *s, int32_t micro)
+{
+    if (s->of[micro % s->n] == micro)
+        s->of[micro % s->n] = -1;
+}
+
+/* The row of a rank with one stage, action by action: no message takes a slot of one that is still needed.
+ * The first rank sends nothing back and the last nothing on. */
+static bool row_fits(const struct zr_pipeline *p, int32_t rank, int32_t onward, int32_t back,
+                     bool forward_only)
+{
+    const struct zr_pipe_row *row = &p->rows[rank];
+    struct slots in = {.n = onward}, out = {.n = onward}, grad_in = {.n = back}, grad_out = {.n = back};
+    struct slots *all[] = {&in, &out, &grad_in, &grad_out};
+    bool fits = true;
+    for (int k = 0; k < 4; k++)
+        memset(all[k]->of, 0xff, sizeof all[k]->of);
+    for (int64_t i = 0; i < row->n; i++) {
+        int32_t m = row->at[i].micro_batch;
+        switch (row->at[i].kind) {
+        case ZR_PIPE_RECV_F:
+            fits &= fill(&in, m);
+            break;
+        case ZR_PIPE_FORWARD:
+            if (rank < p->n_ranks - 1)
+                fits &= fill(&out, m);
+            if (forward_only)
+                leave(&in, m);
+            break;
+        case ZR_PIPE_SEND_F:
+            leave(&out, m);
+            break;
+        case ZR_PIPE_RECV_B:
+            fits &= fill(&grad_in, m);
+            break;
+        case ZR_PIPE_BACKWARD:
+            if (rank > 0)
+                fits &= fill(&grad_out, m);
+            leave(&in, m);
+            leave(&grad_in, m);
+            break;
+        case ZR_PIPE_SEND_B:
+            leave(&grad_out, m);
+            break;
+        default:
+            break;
+        }
+    }
+    return fits;
+}
+
+static bool all_fit(const struct zr_pipeline *p, int32_t onward, int32_t back, bool forward_only)
+{
+    for (int32_t r = 0; r < p->n_ranks; r++)
+        if (!row_fits(p, r, onward, back, forward_only))
+            return false;
+    return true;
+}
+
+/* As many as are needed, and no more. */
+static void test_slots(void **state)
+{
+    (void)state;
+    for (int32_t ranks = 2; ranks <= 6; ranks++)
+        for (int32_t n = 1; n <= 13; n++)
+            for (int k = 0; k < 4; k++) {
+                enum zr_pipeline_kind kind = k % 2 ? ZR_GPIPE : ZR_1F1B;
+                bool forward_only = k >= 2;
+                struct zr_pipeline *p, *lowered;
+                int32_t onward = -1, back = -1;
+                expect_ok(zr_pipeline_build(&p, kind, ranks, 1, n, forward_only));
+                expect_ok(zr_pipeline_lower(&lowered, p, &unit_cost, 0));
+                expect_ok(zr_pipeline_slots(lowered, &onward, &back));
+                assert_true(all_fit(lowered, onward, back, forward_only));
+                assert_true(onward == 1 || !all_fit(lowered, onward - 1, n, forward_only));
+                assert_true(back == 1 || !all_fit(lowered, n, back - 1, forward_only));
+                if (kind == ZR_1F1B && !forward_only)
+                    assert_int_equal(onward, ranks < n ? ranks : n);
+                if (kind == ZR_GPIPE && !forward_only)
+                    assert_int_equal(onward, n);
+                zr_pipeline_close(lowered);
+                zr_pipeline_close(p);
+            }
 }
 
 /* Stages of 1, 3, 1 and 1 units, and a way between ranks: by hand. */
@@ -651,19 +752,13 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_published),
-        cmocka_unit_test(test_forward_only),
-        cmocka_unit_test(test_uneven),
-        cmocka_unit_test(test_any_order),
-        cmocka_unit_test(test_wrong),
-        cmocka_unit_test(test_mutants),
-        cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_files),
-        cmocka_unit_test(test_link),
-        cmocka_unit_test(test_costs),
-        cmocka_unit_test(test_pairs),
-        cmocka_unit_test(test_garbled),
-        cmocka_unit_test(test_what_cannot_be_lowered),
+        cmocka_unit_test(test_published), cmocka_unit_test(test_forward_only),
+        cmocka_unit_test(test_slots),     cmocka_unit_test(test_uneven),
+        cmocka_unit_test(test_any_order), cmocka_unit_test(test_wrong),
+        cmocka_unit_test(test_mutants),   cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_files),     cmocka_unit_test(test_link),
+        cmocka_unit_test(test_costs),     cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_garbled),   cmocka_unit_test(test_what_cannot_be_lowered),
         cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests_name("pipeline schedules", tests, NULL, NULL);

@@ -38,6 +38,7 @@ enum { WORLD = 4, SAMPLE = 18, SAMPLE_MS = 15000, LONG_MS = 30000, HANG_MS = 120
     X(WRAP, "zero_wrap")                                                                                     \
     X(BRACKETS, "brackets")                                                                                  \
     X(PARTS, "zero_tp_leave")                                                                                \
+    X(ACTIONS, "zero_next, zero_finish")                                                                     \
     X(NORM, "zero_norm")                                                                                     \
     X(STEP, "zero_step")                                                                                     \
     X(GATHER, "zero_gather_all")                                                                             \
@@ -66,7 +67,7 @@ struct loss {
     uint32_t nth;
     double part;
     bool async; /* saves are */
-    int tp;
+    int tp, pp;
     int prefetch, timeout_ms, n_hosts;
     char folder[64];
 };
@@ -151,23 +152,37 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
     float x[8] = {0};
     double value = r->rank;
     zero_mesh *mesh = NULL;
-    const struct zero_axis axes[] = {{"dp_shard", -1}, {"tp", l->tp}};
+    const struct zero_axis axes[] = {{"pp", l->pp}, {"dp_shard", -1}, {"tp", l->tp}};
     cfg->timeout_ms = l->timeout_ms;
     cfg->start_timeout_ms = l->timeout_ms;
     cfg->save_async = l->async;
     cfg->prefetch = l->prefetch;
     cfg->save_keep = 2;
-    if (l->tp > 1)
-        err = zero_mesh_open(&mesh, axes, 2, cfg);
+    if (l->tp > 1 || l->pp > 1)
+        err = zero_mesh_open(&mesh, axes, 3, cfg);
     cfg->mesh = mesh;
+    cfg->activation_bytes = 64;
+    cfg->grad_accum_steps = l->pp;
     DO(WRAP, zero_wrap(z, m->table, TOY_TENSORS, cfg));
     zero_mesh_close(&mesh);
     for (uint32_t round = 0; !err && *z; round++) {
         for (int step = 0; step < 2; step++) {
-            DO(BRACKETS, toy_forward(m, *z, true));
+            struct zero_action a = {.micro_batch = l->pp > 1 ? 0 : -1};
+            while (!err && a.micro_batch >= 0) {
+                DO(ACTIONS, zero_next(*z, &a));
+                if (a.micro_batch >= 0 && a.phase == ZERO_FORWARD)
+                    DO(BRACKETS, toy_forward(m, *z, true));
+                else if (a.micro_batch >= 0)
+                    DO(BRACKETS, toy_backward(m, *z, true, step, r->rank));
+                if (a.micro_batch >= 0)
+                    DO(ACTIONS, zero_finish(*z));
+            }
+            if (l->pp == 1)
+                DO(BRACKETS, toy_forward(m, *z, true));
             if (l->tp > 1)
                 DO(PARTS, zero_tp_leave(*z, x, x, 8, ZERO_F32, ZERO_FORWARD));
-            DO(BRACKETS, toy_backward(m, *z, true, step, r->rank / l->tp));
+            if (l->pp == 1)
+                DO(BRACKETS, toy_backward(m, *z, true, step, r->rank / l->tp));
             if (step)
                 DO(NORM, zero_norm(*z, &value));
             DO(STEP, zero_step(*z, 1e-2f, NULL));
@@ -176,7 +191,7 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
         DO(GATHER, zero_release_all(*z));
         DO(READ, zero_read(*z, 0, 0, 0, 8, x));
         DO(READ, zero_mean(*z, &value, 1));
-        if (l->tp == 1)
+        if (l->tp == 1 && l->pp == 1)
             DO(SAVE, zero_save(*z, l->folder));
         if (l->at == UNWRAP && round == l->nth)
             DO(UNWRAP, zero_unwrap(z));
@@ -337,6 +352,7 @@ static bool is_of(enum doing what, const char *call)
     static const char *const names[N_DOING][2] = {[WRAP] = {"zero_wrap"},
                                                   [BRACKETS] = {"zero_begin(unit ", "zero_end(unit "},
                                                   [PARTS] = {"zero_tp_leave in "},
+                                                  [ACTIONS] = {"zero_next in ", "zero_finish in "},
                                                   [NORM] = {"zero_norm in "},
                                                   [STEP] = {"zero_step in "},
                                                   [GATHER] = {"zero_gather_all in ", "zero_release_all in "},
@@ -446,11 +462,13 @@ static struct loss any_loss(int i, int signal)
                      .async = draw() % 2,
                      .prefetch = (int)(draw() % 2), /* more, and the toy is never gathered anew */
                      .n_hosts = 1};
-    l.tp = where_has_parts && l.stage <= 3 ? 1 + (int)(draw() % 2) : 1;
-    if (l.at == PARTS && l.tp == 1)
+    int kind = where_has_parts && l.stage <= 3 ? (int)(draw() % 3) : 0; /* parts, stages, or neither */
+    l.tp = kind == 1 ? 2 : 1;
+    l.pp = kind == 2 ? 2 : 1;
+    if ((l.at == PARTS && l.tp == 1) || (l.at == ACTIONS && l.pp == 1))
         l.at = BRACKETS;
-    if (l.at == SAVE && l.tp > 1) /* which is not done then */
-        l.at = PARTS;
+    if (l.at == SAVE && kind) /* which is not done then */
+        l.at = kind == 1 ? PARTS : ACTIONS;
     if (where_has_gpu)
         l.n_hosts += (int)(draw() % 2);
     /* Only a rank that dies before it has met the others, and one that is stopped, is found by time. */

@@ -1,0 +1,152 @@
+/* engine_pipe.c: activations between neighbouring pipeline stages, and their gradients back, on the way from
+ * one rank's memory to another's.
+ *
+ * A rank sends to the rank of the next stage, and that one's gradients come back; each neighbour is a pair of
+ * ranks with a communicator and a stream of its own. The arena of both has, for each of the two pairs, slots
+ * for what goes forward and slots for what comes back; a message is in the same slot on both sides, where the
+ * sender's model has written it and the receiver's model reads it. So a message is one copy, and the model's
+ * thread waits for none but those that it needs next:
+ *
+ *   done[slot]    compute -> pair   sender: the model has written the slot; receiver: it needs it no more
+ *   moved[slot]   pair -> compute   sender: the slot may be written again; receiver: the message is there
+ *
+ * In which order messages go is the schedule's (shard/pipeline/), the same on both sides. */
+#include "shard/engine/engine_inside.h"
+#include "shard/engine/engine_issue.h"
+
+#include <stdlib.h>
+#include <xxhash.h>
+
+struct zr_pipe {
+    struct zr_pipe_room room;
+    /* (n_events) two for each slot of both pairs: the model is done with it, written or read; and it moved */
+    struct zr_event **all;
+    int32_t n_events;
+};
+
+/* ---- where what is ---- */
+
+static int32_t slots_of(const struct zr_pipe_room *r, enum zr_pipe_way way)
+{
+    return way == ZR_PIPE_ONWARD ? r->n_onward : r->n_back;
+}
+
+int64_t zr_pipe_room_bytes(const struct zr_pipe_room *r)
+{
+    return 2 * (int64_t)(r->n_onward + r->n_back) * r->slot_bytes;
+}
+
+/* Of all slots of both pairs. */
+static int32_t slot_number(const struct zr_pipe_room *r, const struct zr_pipe_message *m)
+{
+    int32_t pair = m->edge % 2 * (r->n_onward + r->n_back);
+    return pair + (m->way == ZR_PIPE_ONWARD ? 0 : r->n_onward) + m->micro_batch % slots_of(r, m->way);
+}
+
+static int64_t slot_at(const struct zr_pipe_room *r, const struct zr_pipe_message *m)
+{
+    return slot_number(r, m) * r->slot_bytes;
+}
+
+static enum zr_role role_of(const struct zr_pipe_message *m)
+{
+    return m->edge % 2 ? ZR_ROLE_ODD_PAIR : ZR_ROLE_EVEN_PAIR;
+}
+
+/* This rank is the one of the earlier stage. */
+static bool is_first_of(const struct zr_engine *e, const struct zr_pipe_message *m)
+{
+    ZR_ASSERT(m->edge == e->pp_at || m->edge + 1 == e->pp_at);
+    return m->edge == e->pp_at;
+}
+
+static struct zr_event *event_of(const struct zr_engine *e, const struct zr_pipe_message *m, bool moved)
+{
+    return e->pipe->all[2 * slot_number(&e->pipe->room, m) + moved];
+}
+
+void *zr_engine_pipe_at(const struct zr_engine *e, const struct zr_pipe_message *m)
+{
+    return e->pipe_base + slot_at(&e->pipe->room, m);
+}
+
+/* ---- opening ---- */
+
+int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room)
+{
+    if (e->pp == 1)
+        return 0;
+    struct zr_pipe *p = e->pipe = calloc(1, sizeof *p);
+    int32_t n = 4 * (room->n_onward + room->n_back);
+    if (p)
+        p->all = calloc((size_t)n, sizeof *p->all);
+    if (!p || !p->all)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the slots of a pipeline");
+    p->room = *room;
+    for (; p->n_events < n; p->n_events++)
+        ZR_TRY(e->dev->ops->event_open(e->dev, &p->all[p->n_events]));
+    for (int odd = 0; odd < 2; odd++) {
+        const struct zr_comm *c = e->role[ZR_ROLE_EVEN_PAIR + odd].comm;
+        if (c && c->group.size > 1)
+            ZR_TRY(e->dev->ops->stream_open(e->dev, ZR_STREAM_QUEUE, odd ? "zero-odd-pair" : "zero-even-pair",
+                                            NULL, &e->pair_stream[odd]));
+    }
+    zr_roles_streams(e);
+    return 0;
+}
+
+void zr_pipe_close(struct zr_engine *e)
+{
+    if (!e->pipe)
+        return;
+    for (int odd = 0; odd < 2; odd++)
+        e->dev->ops->stream_close(e->pair_stream[odd]);
+    for (int32_t i = 0; i < e->pipe->n_events; i++)
+        e->dev->ops->event_close(e->pipe->all[i]);
+    free(e->pipe->all);
+    free(e->pipe);
+    e->pipe = NULL;
+}
+
+/* ---- messages ---- */
+
+/* Both sides give the same: a message that is another one there is found before it moves. */
+static struct zr_tag tag_of(const struct zr_engine *e, const struct zr_pipe_message *m, int64_t bytes)
+{
+    const int64_t words[] = {m->way, m->micro_batch, m->edge, bytes};
+    return (struct zr_tag){.unit = -1,
+                           .step = e->m.step,
+                           .call_hash = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls)};
+}
+
+/* The pair's stream goes on when the model's is here; the model's, when the message has moved. */
+static int move_message(struct zr_engine *e, const struct zr_pipe_message *m, bool sends)
+{
+    struct zr_stream *s = e->role[role_of(m)].stream;
+    const struct zr_tag tag = tag_of(e, m, e->pipe->room.slot_bytes);
+    int root = is_first_of(e, m) == sends ? 0 : 1;
+    ZR_TRY(e->dev->ops->stream_wait(s, event_of(e, m, false)));
+    ZR_TRY(zr_pair_send(e, role_of(m), slot_at(&e->pipe->room, m), e->pipe->room.slot_bytes, root, &tag));
+    return e->dev->ops->event_record(event_of(e, m, true), s);
+}
+
+static int note_failure(struct zr_engine *e, int err)
+{
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
+
+int zr_engine_pipe_move(struct zr_engine *e, const struct zr_pipe_message *m, bool sends)
+{
+    return note_failure(e, move_message(e, m, sends));
+}
+
+int zr_engine_pipe_await(struct zr_engine *e, const struct zr_pipe_message *m)
+{
+    int err = note_failure(e, zr_model_wait_for(e, event_of(e, m, true)));
+    return err ? err : zr_engine_status(e);
+}
+
+int zr_engine_pipe_done(struct zr_engine *e, const struct zr_pipe_message *m)
+{
+    return note_failure(e, e->dev->ops->event_record(event_of(e, m, false), e->compute));
+}

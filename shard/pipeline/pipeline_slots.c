@@ -1,0 +1,66 @@
+/* pipeline_slots.c: how many messages of a pair of ranks are in use at the same time, where each takes the
+ * slot of its micro-batch's number, modulo the slots. */
+#include "kernels/error.h"
+#include "shard/pipeline/pipeline.h"
+
+#include <stdlib.h>
+
+/* Where in a rank's row each micro-batch's action of a kind is, for one stage; -1: nowhere. */
+struct places {
+    int64_t *of[ZR_PIPE_N_KINDS];
+};
+
+static void find_places(const struct zr_pipeline *p, const struct zr_pipe_row *row, int32_t stage,
+                        const struct places *at)
+{
+    for (int k = 0; k < ZR_PIPE_N_KINDS; k++)
+        for (int32_t m = 0; m < p->n_micro_batches; m++)
+            at->of[k][m] = -1;
+    for (int64_t i = 0; i < row->n; i++)
+        if (row->at[i].stage == stage && row->at[i].micro_batch >= 0)
+            at->of[row->at[i].kind][row->at[i].micro_batch] = i;
+}
+
+/* Each micro-batch's `use` comes behind the `done` of the one that had its slot before, if the row has them.
+ */
+static bool comes_behind(const int64_t *use, const int64_t *done, int32_t n, int32_t slots)
+{
+    for (int32_t m = slots; m < n; m++)
+        if (use[m] >= 0 && done[m - slots] >= 0 && use[m] < done[m - slots])
+            return false;
+    return true;
+}
+
+/* What is received stays until the micro-batch's backward, which needs it, or forward where there is none;
+ * what is computed is written where the one before was sent from. */
+static bool is_enough(const struct places *at, int32_t n, int32_t onward, int32_t back)
+{
+    bool forward_only = at->of[ZR_PIPE_BACKWARD][0] < 0;
+    const int64_t *last = at->of[forward_only ? ZR_PIPE_FORWARD : ZR_PIPE_BACKWARD];
+    return comes_behind(at->of[ZR_PIPE_RECV_F], last, n, onward) &&
+           comes_behind(at->of[ZR_PIPE_FORWARD], at->of[ZR_PIPE_SEND_F], n, onward) &&
+           comes_behind(at->of[ZR_PIPE_RECV_B], at->of[ZR_PIPE_BACKWARD], n, back) &&
+           comes_behind(at->of[ZR_PIPE_BACKWARD], at->of[ZR_PIPE_SEND_B], n, back);
+}
+
+int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n_back)
+{
+    int32_t n = p->n_micro_batches;
+    int64_t *room = malloc((size_t)ZR_PIPE_N_KINDS * (size_t)n * sizeof *room);
+    struct places at;
+    if (!room)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the slots of %d micro-batches", n);
+    for (int k = 0; k < ZR_PIPE_N_KINDS; k++)
+        at.of[k] = room + (int64_t)k * n;
+    *n_onward = *n_back = 1;
+    for (int32_t r = 0; r < p->n_ranks; r++)
+        for (int32_t s = 0; s < p->n_stages; s++) {
+            find_places(p, &p->rows[r], s, &at);
+            while (*n_onward < n && !is_enough(&at, n, *n_onward, n))
+                ++*n_onward;
+            while (*n_back < n && !is_enough(&at, n, n, *n_back))
+                ++*n_back;
+        }
+    free(room);
+    return 0;
+}

@@ -1,0 +1,794 @@
+/* test_pp.c: a model in pipeline stages. Whatever its stages, their schedule and the data's cut, it comes to
+ * the bits of the model on one rank: weights, states, norms and losses. */
+#include "test/zero/toy_net.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Layers are dealt to the stages in turn from the first on, so most pipelines are uneven. */
+enum { LAYERS = 5, C = 10, H = 12, ROWS = 2, OF_LAYER = 3, STEPS = 3, MICRO = 8, MOST_WORLD = 8 };
+
+struct layer {
+    float *w1, *w2, *b, *dw1, *dw2, *db;
+};
+
+struct model {
+    /* of the whole model, and this stage's first one */
+    int n_layers, first;
+    /* channels between the products, of this rank's part */
+    int hidden;
+    struct layer layer[LAYERS];
+    float x[MICRO][LAYERS + 1][ROWS * C], h[MICRO][LAYERS][ROWS * H];
+    float own[LAYERS * OF_LAYER][C * H];
+    struct zero_tensor table[LAYERS * OF_LAYER];
+    char name[LAYERS * OF_LAYER][16];
+};
+
+/* In -1..1. */
+static double draw(uint32_t *seed)
+{
+    *seed = *seed * 1664525u + 1013904223u;
+    return (*seed >> 8) / (double)(1 << 23) - 1;
+}
+
+static void draw_batch(int micro, float x[ROWS * C], float target[ROWS * C])
+{
+    uint32_t seed = 4711u + 2654435761u * (uint32_t)micro;
+    for (int i = 0; i < 4; i++)
+        draw(&seed);
+    for (int i = 0; i < ROWS * C; i++) {
+        x[i] = (float)draw(&seed);
+        target[i] = (float)draw(&seed);
+    }
+}
+
+/* Tensors are w1, w2, b of each layer: weight i of one of the whole model. */
+static float first_value(int tensor, int64_t i)
+{
+    uint32_t seed = 99u + 40503u * (uint32_t)(tensor * 1009 + i);
+    draw(&seed), draw(&seed);
+    return (float)(0.5 * draw(&seed));
+}
+
+static int64_t n_elems(int tensor, int tp)
+{
+    return tensor % OF_LAYER == 2 ? C : (int64_t)C * H / tp;
+}
+
+static int64_t element_of(int tensor, int tp, int part, int64_t i)
+{
+    int hidden = H / tp;
+    if (tensor % OF_LAYER == 2)
+        return i;
+    if (tensor % OF_LAYER == 0) /* rows of w1 */
+        return (int64_t)part * hidden * C + i;
+    return i / hidden * H + (int64_t)part * hidden + i % hidden;
+}
+
+/* Layers of a stage: the first stages have one more. */
+static int layers_before(int pp, int stage)
+{
+    return LAYERS / pp * stage + (stage < LAYERS % pp ? stage : LAYERS % pp);
+}
+
+static struct model *make_model(int pp, int stage, int tp, int part)
+{
+    static const char *const names[OF_LAYER] = {"w1", "w2", "b"};
+    struct model *m = calloc(1, sizeof *m);
+    m->hidden = H / tp;
+    m->first = layers_before(pp, stage);
+    m->n_layers = layers_before(pp, stage + 1) - m->first;
+    for (int t = 0; t < m->n_layers * OF_LAYER; t++) {
+        struct layer *l = &m->layer[t / OF_LAYER];
+        float **const param[OF_LAYER] = {&l->w1, &l->w2, &l->b};
+        float **const grad[OF_LAYER] = {&l->dw1, &l->dw2, &l->db};
+        int k = t % OF_LAYER, whole = m->first * OF_LAYER + t;
+        *param[k] = m->own[t];
+        for (int64_t i = 0; i < n_elems(t, tp); i++)
+            m->own[t][i] = first_value(whole, element_of(t, tp, part, i));
+        snprintf(m->name[t], sizeof m->name[t], "%s%d", names[k], m->first + t / OF_LAYER);
+        m->table[t] = (struct zero_tensor){.name = m->name[t],
+                                           .param = (void **)param[k],
+                                           .grad = (void **)grad[k],
+                                           .shape = {n_elems(t, tp)},
+                                           .dtype = ZERO_F32,
+                                           .unit = t / OF_LAYER,
+                                           .flags = k == 2 ? 0 : ZERO_TP_CUT};
+    }
+    return m;
+}
+
+#define OR_RETURN(call)                                                                                      \
+    do {                                                                                                     \
+        int err_ = (call);                                                                                   \
+        if (err_)                                                                                            \
+            return err_;                                                                                     \
+    } while (0)
+
+/* h = tanh(w1 x); y = x + w2 h + b */
+static int forward(struct model *m, zero_ctx *z, int micro)
+{
+    for (int l = 0; l < m->n_layers; l++) {
+        const struct layer *a = &m->layer[l];
+        float *x = m->x[micro][l], *y = m->x[micro][l + 1], *h = m->h[micro][l];
+        float u[ROWS * C];
+        OR_RETURN(zero_begin(z, l, ZERO_FORWARD));
+        OR_RETURN(zero_tp_enter(z, u, x, ROWS * C, ZERO_F32, ZERO_FORWARD));
+        for (int r = 0; r < ROWS; r++) {
+            for (int j = 0; j < m->hidden; j++) {
+                float sum = 0;
+                for (int i = 0; i < C; i++)
+                    sum += a->w1[j * C + i] * u[r * C + i];
+                h[r * m->hidden + j] = tanhf(sum);
+            }
+            for (int i = 0; i < C; i++) {
+                float sum = 0;
+                for (int j = 0; j < m->hidden; j++)
+                    sum += a->w2[i * m->hidden + j] * h[r * m->hidden + j];
+                y[r * C + i] = sum;
+            }
+        }
+        OR_RETURN(zero_tp_leave(z, y, y, ROWS * C, ZERO_F32, ZERO_FORWARD));
+        for (int i = 0; i < ROWS * C; i++)
+            y[i] += x[i] + a->b[i % C];
+        OR_RETURN(zero_end(z, l, ZERO_FORWARD));
+    }
+    return 0;
+}
+
+/* dx: of the stage's output, and then of its input. */
+static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C])
+{
+    for (int l = m->n_layers; l-- > 0;) {
+        const struct layer *a = &m->layer[l];
+        const float *h = m->h[micro][l], *x = m->x[micro][l];
+        float du[ROWS * C], da[ROWS * H], dy[ROWS * C];
+        OR_RETURN(zero_begin(z, l, ZERO_BACKWARD));
+        for (int i = 0; i < ROWS * C; i++)
+            a->db[i % C] += dx[i];
+        OR_RETURN(zero_tp_leave(z, dy, dx, ROWS * C, ZERO_F32, ZERO_BACKWARD));
+        for (int r = 0; r < ROWS; r++) {
+            for (int j = 0; j < m->hidden; j++) {
+                float hj = h[r * m->hidden + j], dh = 0;
+                for (int i = 0; i < C; i++) {
+                    dh += a->w2[i * m->hidden + j] * dy[r * C + i];
+                    a->dw2[i * m->hidden + j] += dy[r * C + i] * hj;
+                }
+                da[r * m->hidden + j] = dh * (1 - hj * hj);
+            }
+            for (int i = 0; i < C; i++) {
+                float sum = 0;
+                for (int j = 0; j < m->hidden; j++) {
+                    sum += a->w1[j * C + i] * da[r * m->hidden + j];
+                    a->dw1[j * C + i] += da[r * m->hidden + j] * x[r * C + i];
+                }
+                du[r * C + i] = sum;
+            }
+        }
+        OR_RETURN(zero_tp_enter(z, du, du, ROWS * C, ZERO_F32, ZERO_BACKWARD));
+        for (int i = 0; i < ROWS * C; i++)
+            dx[i] += du[i];
+        OR_RETURN(zero_end(z, l, ZERO_BACKWARD));
+    }
+    return 0;
+}
+
+/* ---- one rank ---- */
+
+struct setup {
+    int pp, dp, tp, stage, prefetch, schedule;
+    bool check, evaluates;
+    /* of the model on one rank of pp: norms and losses of every step */
+    double norm[STEPS], loss[STEPS];
+    bool known;
+};
+
+struct place {
+    int32_t pp, dp, n_dp, tp;
+};
+
+static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_config *cfg, zero_mesh **mesh,
+                     struct place *at)
+{
+    const struct zero_axis axes[] = {
+        {"pp", s->pp}, {"dp_replicate", s->stage > 3 ? s->dp / 2 : 1}, {"dp_shard", -1}, {"tp", s->tp}};
+    int err = zero_mesh_open(mesh, axes, 4, cfg);
+    if (!err)
+        err = zero_mesh_rank(*mesh, "pp", &at->pp, NULL);
+    if (!err)
+        err = zero_mesh_rank(*mesh, "dp", &at->dp, &at->n_dp);
+    if (!err)
+        err = zero_mesh_rank(*mesh, "tp", &at->tp, NULL);
+    if (!err && (at->pp * at->n_dp + at->dp) * s->tp + at->tp != r->rank)
+        toy_wrong(r, "rank %d is %d of pp, %d of dp, %d of tp", r->rank, at->pp, at->dp, at->tp);
+    cfg->mesh = *mesh;
+    cfg->shard_group = ZERO_AUTO;
+    cfg->schedule = s->schedule;
+    cfg->activation_bytes = ROWS * C * (int64_t)sizeof(float);
+    return err;
+}
+
+/* The stage's forward or backward of one micro-batch. */
+static int run_action(struct model *m, zero_ctx *z, const struct zero_action *a, int batch, double *loss)
+{
+    float *x = m->x[a->micro_batch][0], *y = m->x[a->micro_batch][m->n_layers];
+    float input[ROWS * C], target[ROWS * C], dx[ROWS * C];
+    draw_batch(batch, input, target);
+    if (a->phase == ZERO_FORWARD) {
+        memcpy(x, a->in ? a->in : input, sizeof input);
+        OR_RETURN(forward(m, z, a->micro_batch));
+        for (int i = 0; !a->out && i < ROWS * C; i++)
+            *loss += (double)(y[i] - target[i]) * (double)(y[i] - target[i]) / (2 * ROWS);
+        if (a->out)
+            memcpy(a->out, y, sizeof input);
+        return 0;
+    }
+    /* Another micro-batch has been through since: what the forward was given is still there. */
+    if (a->kept && memcmp(a->kept, x, sizeof input) != 0)
+        return ZERO_ERR_FAILED;
+    for (int i = 0; i < ROWS * C; i++)
+        dx[i] = (y[i] - target[i]) / ROWS;
+    if (a->in)
+        memcpy(dx, a->in, sizeof dx);
+    OR_RETURN(backward(m, z, a->micro_batch, dx));
+    if (a->out)
+        memcpy(a->out, dx, sizeof dx);
+    return 0;
+}
+
+static int run_actions(struct toy_rank *r, struct model *m, zero_ctx *z, int step, const struct place *at,
+                       double *loss)
+{
+    const struct setup *s = r->arg;
+    int n_micro = MICRO / at->n_dp, n = 0, n_forward = 0, most = 0, n_backward = 0;
+    for (;; n++) {
+        struct zero_action a;
+        memset(&a, 0x55, sizeof a);
+        OR_RETURN(zero_next(z, &a));
+        if (a.micro_batch < 0)
+            break;
+        bool ends = a.phase == ZERO_FORWARD ? at->pp == s->pp - 1 : at->pp == 0;
+        if ((a.out == NULL) != ends)
+            toy_wrong(r, "stage %d, phase %d: out is %p", at->pp, a.phase, a.out);
+        if (a.micro_batch != (a.phase == ZERO_FORWARD ? n_forward++ : n_backward++))
+            toy_wrong(r, "phase %d: micro-batch %d comes out of its turn", a.phase, a.micro_batch);
+        most = n_forward - n_backward > most ? n_forward - n_backward : most;
+        OR_RETURN(run_action(m, z, &a, step * MICRO + a.micro_batch * at->n_dp + at->dp, loss));
+        OR_RETURN(zero_finish(z));
+    }
+    int behind = s->pp - at->pp, want = s->pp > 1 && s->schedule == ZERO_SCHEDULE_GPIPE ? n_micro : behind;
+    if (n != 2 * n_micro || n_forward != n_micro || most != (want < n_micro ? want : n_micro))
+        toy_wrong(r, "stage %d: %d actions, %d micro-batches at most, instead of %d", at->pp, n, most, want);
+    *loss /= n_micro;
+    return 0;
+}
+
+/* Goes forward between steps, and finds the loss of what the next step is about to see. */
+static int evaluate(struct toy_rank *r, struct model *m, zero_ctx *z, int step, const struct place *at)
+{
+    const struct setup *s = r->arg;
+    struct zero_action a;
+    double loss = 0;
+    int n = 0, n_micro = MICRO / at->n_dp;
+    OR_RETURN(zero_evaluate(z));
+    toy_expect(r, zero_evaluate(z), ZERO_ERR_ORDER, "zero_evaluate: actions of an evaluation have begun");
+    toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_ORDER, "zero_step: ");
+    for (;; n++) {
+        OR_RETURN(zero_next(z, &a));
+        if (a.micro_batch < 0)
+            break;
+        if (a.phase != ZERO_FORWARD || a.micro_batch != n || a.kept)
+            toy_wrong(r, "phase %d of micro-batch %d in an evaluation", a.phase, a.micro_batch);
+        OR_RETURN(run_action(m, z, &a, step * MICRO + n * at->n_dp + at->dp, &loss));
+        OR_RETURN(zero_finish(z));
+    }
+    loss /= n_micro;
+    OR_RETURN(zero_mean(z, &loss, 1));
+    if (n != n_micro ||
+        (at->pp == s->pp - 1 && s->known && !(fabs(loss - s->loss[step]) <= 1e-5 * s->loss[step])))
+        toy_wrong(r, "evaluated at step %d: %d micro-batches, loss %.17g", step, n, loss);
+    return 0;
+}
+
+/* A sum over this stage's tensors of what they and their states come to: of all stages together, the same
+ * however they are divided. */
+static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z, int tp)
+{
+    static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
+    for (int t = 0; t < m->n_layers * OF_LAYER; t++)
+        for (int v = 0; v < 3; v++) {
+            float w[C * H];
+            uint64_t hash = 1469598103934665603u + (uint64_t)((m->first * OF_LAYER + t) * 3 + v);
+            memset(w, 0xff, sizeof w);
+            OR_RETURN(zero_read(z, t, values[v], 0, n_elems(t, tp), w));
+            for (int64_t i = 0; i < n_elems(t, tp); i++) {
+                uint32_t bits;
+                memcpy(&bits, &w[i], sizeof bits);
+                hash = (hash ^ bits) * 1099511628211u;
+            }
+            r->hash += hash ^ hash >> 29;
+        }
+    return 0;
+}
+
+static void forget_line(void *arg, const char *line)
+{
+    (void)arg;
+    (void)line;
+}
+
+static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step, const struct place *at)
+{
+    struct setup *s = r->arg;
+    struct zero_step_info info;
+    double loss = 0;
+    OR_RETURN(run_actions(r, m, z, step, at, &loss));
+    OR_RETURN(zero_carry(z, &loss, 1));
+    OR_RETURN(zero_step(z, 0.01f, &info));
+    if (!s->known && r->rank == 0) {
+        s->norm[step] = info.grad_norm;
+        s->loss[step] = info.carried[0];
+    }
+    double off = s->tp == 1 ? 0 : 1e-5;
+    if (s->known && !(fabs(info.grad_norm - s->norm[step]) <= off * s->norm[step]))
+        toy_wrong(r, "step %d: norm %.17g instead of %.17g", step, info.grad_norm, s->norm[step]);
+    if (s->known && !(fabs(info.carried[0] - s->loss[step]) <= 1e-5 * s->loss[step]))
+        toy_wrong(r, "step %d: loss %.17g instead of %.17g", step, info.carried[0], s->loss[step]);
+    return 0;
+}
+
+static int wrap(struct toy_rank *r, struct zero_config *cfg, struct place *at, struct model **m, zero_ctx **z)
+{
+    const struct setup *s = r->arg;
+    zero_mesh *mesh = NULL;
+    *cfg = toy_config(r, s->stage);
+    cfg->log = forget_line;
+    cfg->prefetch = s->prefetch;
+    cfg->check = s->check;
+    cfg->clip = 0.5f;
+    int err = open_mesh(r, s, cfg, &mesh, at);
+    if (err)
+        return err;
+    cfg->grad_accum_steps = MICRO / at->n_dp;
+    *m = make_model(s->pp, at->pp, s->tp, at->tp);
+    err = zero_wrap(z, (*m)->table, (*m)->n_layers * OF_LAYER, cfg);
+    zero_mesh_close(&mesh);
+    return err;
+}
+
+static void train(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg;
+    struct zero_stats stats;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    r->hash = 0;
+    TOY_TRY(wrap(r, &cfg, &at, &m, &z));
+    for (int step = 0; step < STEPS; step++) {
+        if (s->evaluates && step == 1)
+            TOY_TRY(evaluate(r, m, z, step, &at));
+        TOY_TRY(one_step(r, m, z, step, &at));
+    }
+    TOY_TRY(hash_state(r, m, z, s->tp));
+    TOY_TRY(zero_get_stats(z, &stats));
+    if (!err && memcmp(&stats.allocated, &stats.planned, sizeof stats.planned))
+        toy_wrong(r, "allocated is not planned: %lld and %lld bytes", (long long)stats.allocated.total,
+                  (long long)stats.planned.total);
+    /* A page for each message, from one neighbour or two. */
+    int n_passes = (at.pp > 0) * (STEPS + s->evaluates) + (at.pp + 1 < s->pp) * STEPS;
+    if (!err && (stats.pp != s->pp || stats.pp_bytes != (int64_t)MICRO / s->dp * n_passes * 4096))
+        toy_wrong(r, "pp is %lld, with %lld bytes", (long long)stats.pp, (long long)stats.pp_bytes);
+    if (!err && s->pp > 1 && stats.n_replans) /* the schedule says which calls come */
+        toy_wrong(r, "the order was learned anew %lld times", (long long)stats.n_replans);
+    zero_unwrap(&z);
+    free(m);
+}
+
+/* ---- tests ---- */
+
+/* Of a whole model in parts: one rank of each stage, the first of dp. */
+static uint64_t hash_of(const struct setup *s, const struct toy_rank *r, int part)
+{
+    uint64_t hash = 0;
+    for (int stage = 0; stage < s->pp; stage++)
+        hash += r[stage * s->dp * s->tp + part].hash;
+    return hash;
+}
+
+/* Data-parallel ranks keep the same of the same stage, where each is asked for all of it. */
+static void check_copies(const struct setup *s, const struct toy_rank *r, const char *what)
+{
+    for (int k = 0; k < s->pp * s->dp * s->tp; k++) {
+        int first = k / (s->dp * s->tp) * s->dp * s->tp + k % s->tp;
+        if (r[k].hash != r[first].hash)
+            fail_msg("%s: rank %d has other bits than rank %d", what, k, first);
+    }
+}
+
+static void the_same_bits_however_layers_are_divided(void **state)
+{
+    (void)state;
+    struct setup s = {.dp = 1};
+    for (s.tp = 1; s.tp <= 2; s.tp++) {
+        uint64_t want[2] = {0};
+        int n = 0;
+        s.known = false;
+        for (s.pp = 1; s.pp <= 4; s.pp++)
+            for (s.dp = 1; s.dp <= 4; s.dp *= 2)
+                for (s.stage = 0; s.stage < TOY_STAGES; s.stage++) {
+                    struct toy_rank r[MOST_WORLD];
+                    char what[128];
+                    int world = s.pp * s.dp * s.tp;
+                    if (world > MOST_WORLD || (s.stage > 3 && s.dp != 4))
+                        continue;
+                    s.prefetch = n % 3;
+                    s.schedule = n % 2 ? ZERO_SCHEDULE_GPIPE : ZERO_SCHEDULE_1F1B;
+                    s.check = n % 5 == 4;
+                    s.evaluates = n % 4 >= 2;
+                    snprintf(
+                        what, sizeof what,
+                        "pp %d, dp %d, tp %d, stage %d, schedule %d, prefetch %d, check %d, evaluates %d",
+                        s.pp, s.dp, s.tp, s.stage, s.schedule, s.prefetch, s.check, s.evaluates);
+                    toy_ranks(world, train, &s, r);
+                    toy_assert_well(r, world, what);
+                    check_copies(&s, r, what);
+                    for (int part = 0; part < s.tp; part++) {
+                        want[part] = want[part] ? want[part] : hash_of(&s, r, part);
+                        if (want[part] != hash_of(&s, r, part))
+                            fail_msg("%s: other bits", what);
+                    }
+                    s.known = true;
+                    n++;
+                }
+        assert_true(n >= 20);
+    }
+}
+
+/* ---- one normaliser ---- */
+
+/* Counts differ from rank to rank, and only those of the last stage, which has the loss, are tokens. */
+static void scale_tokens(struct toy_rank *r)
+{
+    struct zero_config cfg;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    double scale = 0;
+    int err = 0;
+    const struct setup *s = r->arg;
+    TOY_TRY(wrap(r, &cfg, &at, &m, &z));
+    double count = at.pp == s->pp - 1 ? 3 + 4 * at.dp : 1000;
+    TOY_TRY(zero_loss_scale(z, count, &scale));
+    if (!err && scale != (double)MICRO / (3 + 7))
+        toy_wrong(r, "scale is %.17g instead of %.17g", scale, (double)MICRO / (3 + 7));
+    zero_unwrap(&z);
+    free(m);
+}
+
+static void tokens_count_where_the_loss_is(void **state)
+{
+    struct setup s = {.pp = 2, .dp = 2, .tp = 2};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    toy_ranks(8, scale_tokens, &s, r);
+    toy_assert_well(r, 8, "pp 2, dp 2, tp 2");
+}
+
+/* ---- what a stage does alone ---- */
+
+/* Reads and writes are of one stage's ranks; the others go on with the step, and all agree at its end. */
+static void write_alone(struct toy_rank *r)
+{
+    struct zero_config cfg;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    double loss = 0, norm = 0;
+    float w[C] = {0}, got[C] = {0};
+    int err = 0;
+    w[3] = 0.25f;
+    TOY_TRY(wrap(r, &cfg, &at, &m, &z));
+    if (at.pp == 1) {
+        TOY_TRY(zero_write(z, 2, ZERO_VALUE_PARAM, 0, C, w));
+        TOY_TRY(zero_read(z, 2, ZERO_VALUE_PARAM, 0, C, got));
+        if (!err && memcmp(w, got, sizeof w) != 0)
+            toy_wrong(r, "what was written is not what is read");
+    }
+    TOY_TRY(run_actions(r, m, z, 0, &at, &loss));
+    if (!err && at.pp == 0)
+        toy_expect(r, zero_read(z, 2, ZERO_VALUE_GRAD, 0, C, got), ZERO_ERR_ORDER,
+                   "zero_read: the gradients of this step are not complete; with pp 2 zero_norm");
+    TOY_TRY(zero_norm(z, &norm));
+    if (!err && at.pp == 0)
+        TOY_TRY(zero_read(z, 2, ZERO_VALUE_GRAD, 0, C, got));
+    TOY_TRY(zero_drop(z));
+    TOY_TRY(run_actions(r, m, z, 0, &at, &loss));
+    TOY_TRY(zero_step(z, 0.01f, NULL));
+    zero_unwrap(&z);
+    free(m);
+}
+
+static void a_stage_reads_and_writes_its_own(void **state)
+{
+    struct setup s = {.pp = 2, .dp = 2, .tp = 1, .stage = 3};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    toy_ranks(4, write_alone, &s, r);
+    toy_assert_well(r, 4, "pp 2, dp 2");
+}
+
+static int init_weight(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
+{
+    const struct model *m = arg;
+    for (int64_t i = 0; i < n; i++)
+        ((float *)dst)[i] = first_value(m->first * OF_LAYER + tensor, first + i);
+    return 0;
+}
+
+/* Stages have more units than others. */
+static void init_by_call(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, s->stage);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    cfg.log = forget_line;
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    struct model *m = make_model(s->pp, at.pp, 1, 0);
+    cfg.init_from = ZERO_INIT_CALL;
+    cfg.init = init_weight;
+    cfg.init_arg = m;
+    TOY_TRY(zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg));
+    for (int t = 0; !err && t < m->n_layers * OF_LAYER; t++) {
+        float w[C * H];
+        TOY_TRY(zero_read(z, t, ZERO_VALUE_PARAM, 0, n_elems(t, 1), w));
+        for (int64_t i = 0; !err && i < n_elems(t, 1); i++)
+            if (w[i] != first_value(m->first * OF_LAYER + t, i))
+                toy_wrong(r, "tensor %d has another first value at %d", t, (int)i);
+    }
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free(m);
+}
+
+static void first_values_by_a_callback(void **state)
+{
+    struct setup s = {.pp = 3, .dp = 2, .tp = 1, .stage = 3};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    toy_ranks(6, init_by_call, &s, r);
+    toy_assert_well(r, 6, "pp 3, dp 2");
+}
+
+/* ---- used wrongly ---- */
+
+static void misuse_calls(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg;
+    struct zero_action a;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    float sink[C];
+    int err = 0;
+    TOY_TRY(wrap(r, &cfg, &at, &m, &z));
+    if (err)
+        return;
+    toy_expect(r, zero_next(NULL, &a), ZERO_ERR_ARG, "zero_next: z is NULL");
+    toy_expect(r, zero_next(z, NULL), ZERO_ERR_ARG, "zero_next: action is NULL");
+    toy_expect(r, zero_finish(NULL), ZERO_ERR_ARG, "zero_finish: z is NULL");
+    toy_expect(r, zero_finish(z), ZERO_ERR_ORDER, "zero_finish: no action is under way; zero_next gives one");
+    if (s->pp > 1) {
+        toy_expect(r, zero_begin(z, 0, ZERO_FORWARD), ZERO_ERR_ORDER,
+                   "zero_begin: unit 0 outside of an action; with pp 2 zero_next gives one");
+        toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "zero_micro: pp is 2, so the schedule says where");
+        toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_ORDER,
+                   "zero_step: 0 of the step's 16 actions are over; zero_next gives the next");
+        toy_expect(r, zero_save(z, "nowhere"), ZERO_ERR_NOTSUP,
+                   "zero_save: pp is 2, and files of a model in");
+    }
+    TOY_TRY(zero_next(z, &a));
+    toy_expect(r, zero_next(z, &a), ZERO_ERR_ORDER,
+               "zero_next: forward of micro-batch 0 is not over; zero_finish ends it");
+    toy_expect(r, zero_begin(z, 0, ZERO_BACKWARD), ZERO_ERR_ORDER,
+               "zero_begin: unit 0 in backward, but the action is forward of micro-batch 0");
+    toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_ORDER, "zero_step: ");
+    toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: 0 of the step's 16 actions are over");
+    TOY_TRY(zero_begin(z, 0, ZERO_FORWARD));
+    toy_expect(r, zero_finish(z), ZERO_ERR_ORDER, "zero_finish: unit 0 has an open bracket; end it first");
+    TOY_TRY(zero_end(z, 0, ZERO_FORWARD));
+    if (a.out)
+        memset(a.out, 0, sizeof sink);
+    TOY_TRY(zero_finish(z));
+    if (s->pp == 1)
+        toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_ORDER,
+                   "zero_step: 1 of the step's 16 actions are over; zero_next gives the next");
+    zero_unwrap(&z);
+    free(m);
+}
+
+static void calls_out_of_turn_are_named(void **state)
+{
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (int pp = 1; pp <= 2; pp++) {
+        struct setup s = {.pp = pp, .dp = 1, .tp = 1};
+        toy_ranks(pp, misuse_calls, &s, r);
+        toy_assert_well(r, pp, pp == 1 ? "pp 1" : "pp 2");
+    }
+}
+
+/* What is asked for at the wrap, and what every rank is told. */
+struct bad_wrap {
+    struct setup s;
+    void (*spoil)(struct zero_config *cfg, struct model *m, const struct place *at);
+    int code;
+    const char *says;
+};
+
+static void no_bytes(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)m, (void)at;
+    cfg->activation_bytes = 0;
+}
+
+static void other_bytes(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)m;
+    cfg->activation_bytes += at->pp;
+}
+
+static void other_schedule(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)m;
+    cfg->schedule = at->pp ? ZERO_SCHEDULE_GPIPE : ZERO_SCHEDULE_1F1B;
+}
+
+static void unknown_schedule(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)m, (void)at;
+    cfg->schedule = 2;
+}
+
+static void values_later(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)m, (void)at;
+    cfg->init_from = ZERO_INIT_LATER;
+}
+
+static void a_buffer(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)cfg, (void)at;
+    m->table[2].flags = ZERO_BUFFER;
+    m->table[2].grad = NULL;
+}
+
+/* In the second stage its second data-parallel rank has another tensor than the first. */
+static void another_tensor(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)cfg;
+    if (at->pp == 1 && at->dp == 1)
+        m->table[2].shape[0]--;
+}
+
+static void one_group(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)m, (void)at;
+    cfg->shard_group = 1;
+}
+
+static void bad_wrap(struct toy_rank *r)
+{
+    const struct bad_wrap *b = r->arg;
+    struct zero_config cfg = toy_config(r, b->s.stage);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    cfg.log = forget_line;
+    cfg.grad_accum_steps = 4;
+    TOY_TRY(open_mesh(r, &b->s, &cfg, &mesh, &at));
+    struct model *m = make_model(b->s.pp, at.pp, 1, 0);
+    b->spoil(&cfg, m, &at);
+    toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), b->code, b->says);
+    if (z)
+        toy_wrong(r, "there is a context");
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free(m);
+}
+
+static void what_cannot_be_is_refused(void **state)
+{
+    static const struct {
+        void (*spoil)(struct zero_config *cfg, struct model *m, const struct place *at);
+        int code;
+        const char *says;
+    } bad[] = {
+        {no_bytes, ZERO_ERR_ARG, "pp is 2, but activation_bytes is 0; allowed: the bytes that a stage gives"},
+        {other_bytes, ZERO_ERR_MISMATCH, "activation_bytes is 81 on rank 2 and 80 on rank 0"},
+        {other_schedule, ZERO_ERR_MISMATCH, "schedule is gpipe on rank 2 and 1f1b on rank 0"},
+        {unknown_schedule, ZERO_ERR_ARG, "schedule is 2; allowed: 1f1b (0), gpipe (1)"},
+        {values_later, ZERO_ERR_NOTSUP, "init_from is later, but pp is 2"},
+        {a_buffer, ZERO_ERR_NOTSUP, "is a buffer, but pp is 2: stages have none yet"},
+        {another_tensor, ZERO_ERR_MISMATCH, "rank 3 and rank 2 differ in its name, shape"},
+        {one_group, ZERO_ERR_ARG, "shard_group is 1, but mesh is set"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct bad_wrap b = {.s = {.pp = 2, .dp = 2, .tp = 1},
+                             .spoil = bad[i].spoil,
+                             .code = bad[i].code,
+                             .says = bad[i].says};
+        struct toy_rank r[MOST_WORLD];
+        toy_ranks(4, bad_wrap, &b, r);
+        toy_assert_well(r, 4, bad[i].says);
+    }
+}
+
+/* ---- a stage that stops ---- */
+
+static void stop_in_the_middle(struct toy_rank *r)
+{
+    struct zero_config cfg;
+    struct zero_action a;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    double loss = 0;
+    int err = 0, n = 0;
+    TOY_TRY(wrap(r, &cfg, &at, &m, &z));
+    if (at.pp == 1 && at.dp == 0) { /* gives up after two actions */
+        for (; !err && n < 2; n++) {
+            TOY_TRY(zero_next(z, &a));
+            TOY_TRY(run_action(m, z, &a, 0, &loss));
+            TOY_TRY(zero_finish(z));
+        }
+    } else if (!err) {
+        err = run_actions(r, m, z, 0, &at, &loss);
+        err = err ? err : zero_step(z, 0.01f, NULL);
+        /* Lost, or found at another call than the rest of its stage, whichever is seen first. */
+        if ((err != ZERO_ERR_PEER && err != ZERO_ERR_MISMATCH) || !strstr(zero_last_error(), "rank 2"))
+            toy_wrong(r, "code %d, \"%s\"", err, zero_last_error());
+    }
+    zero_unwrap(&z);
+    free(m);
+}
+
+static void a_stage_that_leaves_ends_all(void **state)
+{
+    struct setup s = {.pp = 2, .dp = 2, .tp = 1};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (s.stage = 0; s.stage <= 3; s.stage++) {
+        toy_ranks(4, stop_in_the_middle, &s, r);
+        toy_assert_well(r, 4, "a rank that leaves");
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_same_bits_however_layers_are_divided),
+        cmocka_unit_test(tokens_count_where_the_loss_is),
+        cmocka_unit_test(a_stage_reads_and_writes_its_own),
+        cmocka_unit_test(first_values_by_a_callback),
+        cmocka_unit_test(calls_out_of_turn_are_named),
+        cmocka_unit_test(what_cannot_be_is_refused),
+        cmocka_unit_test(a_stage_that_leaves_ends_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

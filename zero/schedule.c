@@ -1,0 +1,427 @@
+/* schedule.c: a model in pipeline stages: which action comes next on this rank, and what moves in between.
+ *
+ * The schedule is made and checked before anything runs (shard/pipeline/). Its row for this rank has what is
+ * computed, each action a stage's forward or backward of one micro-batch, which zero_next gives to the
+ * program, and the messages between, which go by themselves as the row comes to them. With one stage a row is
+ * forward and backward of each micro-batch in turn, and nothing moves. */
+#include "kernels/asserts.h"
+#include "shard/pipeline/pipeline.h"
+#include "zero/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What this rank does. */
+struct row {
+    /* (n); NULL: there is one stage */
+    struct zr_pipe_action *actions;
+    int64_t n;
+};
+
+struct zr_schedule {
+    int32_t pp, pp_at, n_micro;
+    /* in a step, and in an evaluation, which is under way */
+    struct row step, evaluation;
+    bool evaluates;
+    struct zr_pipe_room room;
+    /* (n_order) the calls of a step */
+    struct zr_call *order;
+    int32_t n_order;
+
+    /* the next action of the row; it is under way: zero_next has given it */
+    int64_t at;
+    bool open;
+};
+
+/* ---- made with the plan ---- */
+
+void zr_schedule_free(struct zr_schedule *s)
+{
+    if (!s)
+        return;
+    free(s->step.actions);
+    free(s->evaluation.actions);
+    free(s->order);
+    free(s);
+}
+
+static enum zr_pipeline_kind kind_of(const struct zr_config *c)
+{
+    return c->user.schedule == ZERO_SCHEDULE_GPIPE ? ZR_GPIPE : ZR_1F1B;
+}
+
+/* This rank's row of what is checked and lowered, and the slots that it takes. */
+static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct row *row)
+{
+    int32_t n_onward, n_back;
+    int err = zr_pipeline_slots(all, &n_onward, &n_back);
+    if (err)
+        return err;
+    s->room.n_onward = (int32_t)zr_max(s->room.n_onward, n_onward);
+    s->room.n_back = (int32_t)zr_max(s->room.n_back, n_back);
+    row->n = all->rows[s->pp_at].n;
+    row->actions = malloc((size_t)row->n * sizeof *row->actions);
+    if (!row->actions)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule of %d micro-batches", s->n_micro);
+    memcpy(row->actions, all->rows[s->pp_at].at, (size_t)row->n * sizeof *row->actions);
+    return 0;
+}
+
+/* Which messages go first is decided on a virtual clock: a backward takes twice as long as a forward. */
+static int make_row(struct zr_schedule *s, enum zr_pipeline_kind kind, bool forward_only, struct row *row)
+{
+    const struct zr_pipe_cost cost = {.forward_ns = 1000, .backward_ns = 2000};
+    struct zr_pipeline *computed = NULL, *all = NULL;
+    struct zr_pipe_report report;
+    int err = zr_pipeline_build(&computed, kind, s->pp, 1, s->n_micro, forward_only);
+    if (!err)
+        err = zr_pipeline_lower(&all, computed, &cost, 0);
+    if (!err)
+        err = zr_pipeline_check(all, &cost, &report);
+    if (!err) {
+        ZR_ASSERT(report.in_order); /* so that sums have the plain program's bits */
+        zr_pipe_report_close(&report, all);
+        err = take_row(s, all, row);
+    }
+    zr_pipeline_close(all);
+    zr_pipeline_close(computed);
+    return err;
+}
+
+/* Of one micro-batch, where the program declares none: each unit forward, then each backward. */
+static struct zr_call *default_order(int32_t n_units)
+{
+    struct zr_call *order = calloc((size_t)n_units * 4, sizeof *order);
+    for (int32_t i = 0; order && i < 4 * n_units; i++) {
+        bool backward = i >= 2 * n_units;
+        order[i] = (struct zr_call){
+            .unit = (backward ? 4 * n_units - 1 - i : i) / 2, .backward = backward, .is_end = i & 1};
+    }
+    return order;
+}
+
+/* The micro-batch's calls up to the first of backward are those of a forward action, the others of a backward
+ * one; the row puts them in the order of the step. */
+static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *s)
+{
+    struct zr_options *o = &c->options;
+    struct zr_call *own = o->n_order ? NULL : default_order(n_units);
+    const struct zr_call *micro = o->n_order ? o->order : own;
+    int64_t n = o->n_order ? o->n_order : 4 * (int64_t)n_units, forward = 0, all = n * s->n_micro;
+    if (all > INT32_MAX)
+        all = 0; /* learned in the first step */
+    s->order = micro ? malloc((size_t)(all + 1) * sizeof *s->order) : NULL;
+    if (!s->order) {
+        free(own);
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the calls of %d micro-batches", s->n_micro);
+    }
+    while (forward < n && !micro[forward].backward)
+        forward++;
+    for (int64_t i = 0; all && i < s->step.n; i++) {
+        enum zr_pipe_kind kind = s->step.actions[i].kind;
+        bool first = kind == ZR_PIPE_FORWARD;
+        int64_t k = first ? forward : n - forward;
+        if (!zr_pipe_computes(kind))
+            continue;
+        memcpy(s->order + s->n_order, first ? micro : micro + forward, (size_t)k * sizeof *micro);
+        s->n_order += (int32_t)k;
+    }
+    free(own);
+    if (s->n_order) {
+        o->order = s->order;
+        o->n_order = s->n_order;
+        o->order_of_step = true;
+    }
+    return 0;
+}
+
+static int check_stages(const struct zr_config *c, const struct zr_layout *l)
+{
+    if (c->user.activation_bytes == 0)
+        return zr_fail(ZR_ERR_ARG,
+                       "pp is %d, but activation_bytes is 0; allowed: the bytes that a stage gives to the "
+                       "next, of one micro-batch",
+                       c->options.pp);
+    if (c->user.init_from == ZERO_INIT_LATER)
+        return zr_fail(ZR_ERR_NOTSUP, "init_from is later, but pp is %d; allowed with it: model, rank0, call",
+                       c->options.pp);
+    for (int32_t t = 0; t < l->n_tensors; t++)
+        if (l->tensors[t].buffer)
+            return zr_fail(ZR_ERR_NOTSUP, "tensors[%d] (%s) is a buffer, but pp is %d: stages have none yet",
+                           t, l->tensors[t].name, c->options.pp);
+    return 0;
+}
+
+int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_schedule **out)
+{
+    const struct zr_options *o = &c->options;
+    struct zr_schedule *s = calloc(1, sizeof *s);
+    *out = s;
+    if (!s)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule");
+    s->pp = o->pp > 1 ? o->pp : 1;
+    s->pp_at = c->pp_at;
+    s->n_micro = o->grad_accum_steps;
+    s->step.n = 2 * (int64_t)s->n_micro;
+    s->evaluation.n = s->n_micro;
+    if (s->pp == 1)
+        return 0;
+    int err = check_stages(c, l);
+    if (!err)
+        err = make_row(s, kind_of(c), false, &s->step);
+    if (!err)
+        err = make_row(s, kind_of(c), true, &s->evaluation);
+    if (!err)
+        err = make_order(c, l->n_units, s);
+    if (err)
+        return err;
+    s->room.slot_bytes = zr_round_up(c->user.activation_bytes, 4096);
+    c->options.pipe_bytes = zr_pipe_room_bytes(&s->room);
+    return 0;
+}
+
+const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s)
+{
+    return &s->room;
+}
+
+/* ---- one action after the other ---- */
+
+static const struct row *row_of(const struct zr_schedule *s)
+{
+    return s->evaluates ? &s->evaluation : &s->step;
+}
+
+static struct zr_pipe_action action_at(const struct zr_schedule *s, int64_t i)
+{
+    if (row_of(s)->actions)
+        return row_of(s)->actions[i];
+    bool backward = !s->evaluates && i % 2;
+    return (struct zr_pipe_action){.kind = backward ? ZR_PIPE_BACKWARD : ZR_PIPE_FORWARD,
+                                   .micro_batch = (int32_t)(s->evaluates ? i : i / 2)};
+}
+
+/* All actions of the step, or of the evaluation, are over. */
+static bool is_over(const struct zr_schedule *s)
+{
+    return s->at == row_of(s)->n;
+}
+
+static const char *phase_of(const struct zr_pipe_action *a)
+{
+    return a->kind == ZR_PIPE_BACKWARD ? "backward" : "forward";
+}
+
+/* What goes to the next stage and back from it, and from the one before and back. */
+static struct zr_pipe_message to_next(const struct zr_schedule *s, enum zr_pipe_way way, int32_t micro)
+{
+    return (struct zr_pipe_message){.way = way, .edge = s->pp_at, .micro_batch = micro};
+}
+
+static struct zr_pipe_message to_last(const struct zr_schedule *s, enum zr_pipe_way way, int32_t micro)
+{
+    return (struct zr_pipe_message){.way = way, .edge = s->pp_at - 1, .micro_batch = micro};
+}
+
+static struct zr_pipe_message message_of(const struct zr_schedule *s, const struct zr_pipe_action *a)
+{
+    bool onward = a->kind == ZR_PIPE_SEND_F || a->kind == ZR_PIPE_RECV_F;
+    bool next = a->kind == ZR_PIPE_SEND_F || a->kind == ZR_PIPE_RECV_B;
+    enum zr_pipe_way way = onward ? ZR_PIPE_ONWARD : ZR_PIPE_BACK;
+    return next ? to_next(s, way, a->micro_batch) : to_last(s, way, a->micro_batch);
+}
+
+/* Up to the next computation, or the end of the step. */
+static int move_messages(struct zero_ctx *z)
+{
+    struct zr_schedule *s = z->schedule;
+    int err = 0;
+    for (; !err && !is_over(s); s->at++) {
+        struct zr_pipe_action a = action_at(s, s->at);
+        if (zr_pipe_computes(a.kind))
+            break;
+        if (!zr_pipe_sends(a.kind) && !zr_pipe_receives(a.kind))
+            continue; /* units are gathered and reduced as brackets say */
+        struct zr_pipe_message m = message_of(s, &a);
+        err = zr_engine_pipe_move(z->engine, &m, zr_pipe_sends(a.kind));
+    }
+    return err;
+}
+
+/* What the action reads is there, and what it writes may be written. */
+static int give(struct zero_ctx *z, const struct zr_pipe_action *a, struct zero_action *out)
+{
+    const struct zr_schedule *s = z->schedule;
+    bool backward = a->kind == ZR_PIPE_BACKWARD, has_next = s->pp_at + 1 < s->pp, has_last = s->pp_at > 0;
+    struct zr_pipe_message next = to_next(s, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD, a->micro_batch),
+                           last = to_last(s, next.way, a->micro_batch),
+                           kept = to_last(s, ZR_PIPE_ONWARD, a->micro_batch);
+    int err = has_next ? zr_engine_pipe_await(z->engine, &next) : 0;
+    if (!err && has_last)
+        err = zr_engine_pipe_await(z->engine, &last);
+    if (err)
+        return err;
+    void *at_next = has_next ? zr_engine_pipe_at(z->engine, &next) : NULL,
+         *at_last = has_last ? zr_engine_pipe_at(z->engine, &last) : NULL;
+    *out = (struct zero_action){.phase = backward ? ZERO_BACKWARD : ZERO_FORWARD,
+                                .micro_batch = a->micro_batch,
+                                .in = backward ? at_next : at_last,
+                                .out = backward ? at_last : at_next,
+                                .kept = backward && has_last ? zr_engine_pipe_at(z->engine, &kept) : NULL};
+    return 0;
+}
+
+static int need_healthy(struct zero_ctx *z, const char *call)
+{
+    return z ? zr_engine_check(z->engine) : zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
+}
+
+/* The next action is the step's first. */
+static int end_evaluation(struct zero_ctx *z)
+{
+    struct zr_schedule *s = z->schedule;
+    struct zr_core_event ev = {.kind = ZR_EV_EVALUATED, .unit = -1};
+    s->evaluates = false;
+    s->at = 0;
+    return s->pp > 1 ? zr_engine_call(z->engine, &ev) : 0;
+}
+
+int zero_evaluate(zero_ctx *z)
+{
+    ZR_IN_CALL(z, ZR_CALLED_EVALUATE, false, -1);
+    int err = zr_need_no_step(z, "zero_evaluate");
+    if (!err)
+        err = zr_awaited_refuse(z, "zero_evaluate", -1);
+    if (err)
+        return err;
+    struct zr_schedule *s = z->schedule;
+    if (s->evaluates || s->at > 0 || s->open)
+        return zr_fail(ZR_ERR_ORDER, "zero_evaluate: actions of %s have begun; zero_next gives the others",
+                       s->evaluates ? "an evaluation" : "a step");
+    zr_engine_called(z->engine, ZR_CALLED_EVALUATE, -1, 0);
+    s->evaluates = true;
+    return 0;
+}
+
+int zero_next(zero_ctx *z, struct zero_action *action)
+{
+    ZR_IN_CALL(z, ZR_CALLED_NEXT, false, -1);
+    int err = need_healthy(z, "zero_next");
+    if (err)
+        return err;
+    if (!action)
+        return zr_fail(ZR_ERR_ARG, "zero_next: action is NULL");
+    if (zr_config_needs(&z->config.user, offsetof(struct zero_config, action_size)))
+        return zr_fail_more(ZR_ERR_ARG, "zero_next");
+    err = zr_awaited_refuse(z, "zero_next", -1);
+    if (!err)
+        err = zr_refuse_in_bracket(z, "zero_next");
+    if (!err)
+        err = zr_refuse_in_all(z, "zero_next");
+    if (err)
+        return err;
+    struct zr_schedule *s = z->schedule;
+    struct zero_action out = {.micro_batch = -1};
+    if (s->open) {
+        struct zr_pipe_action a = action_at(s, s->at);
+        return zr_fail(ZR_ERR_ORDER, "zero_next: %s of micro-batch %d is not over; zero_finish ends it",
+                       phase_of(&a), a.micro_batch);
+    }
+    err = move_messages(z);
+    if (!err && !is_over(s)) {
+        struct zr_pipe_action a = action_at(s, s->at);
+        err = give(z, &a, &out);
+        s->open = !err;
+    } else if (!err && s->evaluates) {
+        err = end_evaluation(z);
+    }
+    if (err)
+        return err;
+    zr_engine_called(z->engine, ZR_CALLED_NEXT, -1, (uint64_t)(out.micro_batch + 1));
+    zr_copy_out(action, z->config.user.action_size, &out, sizeof out);
+    return 0;
+}
+
+/* What the action has written goes on its way, and what it has read may be written again: what a forward was
+ * given only where no backward follows. */
+static int take_back(struct zero_ctx *z, const struct zr_pipe_action *a)
+{
+    const struct zr_schedule *s = z->schedule;
+    bool backward = a->kind == ZR_PIPE_BACKWARD, has_last = s->pp_at > 0;
+    const struct zr_pipe_message next = to_next(s, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD, a->micro_batch),
+                                 given = to_last(s, ZR_PIPE_ONWARD, a->micro_batch),
+                                 back = to_last(s, ZR_PIPE_BACK, a->micro_batch);
+    int err = s->pp_at + 1 < s->pp ? zr_engine_pipe_done(z->engine, &next) : 0;
+    if (!err && has_last && (backward || s->evaluates))
+        err = zr_engine_pipe_done(z->engine, &given);
+    return !err && has_last && backward ? zr_engine_pipe_done(z->engine, &back) : err;
+}
+
+int zero_finish(zero_ctx *z)
+{
+    ZR_IN_CALL(z, ZR_CALLED_FINISH, false, -1);
+    int err = need_healthy(z, "zero_finish");
+    if (!err)
+        err = zr_refuse_in_bracket(z, "zero_finish");
+    if (err)
+        return err;
+    struct zr_schedule *s = z->schedule;
+    if (!s->open)
+        return zr_fail(ZR_ERR_ORDER, "zero_finish: no action is under way; zero_next gives one");
+    struct zr_pipe_action a = action_at(s, s->at);
+    err = take_back(z, &a);
+    if (err)
+        return err;
+    zr_engine_called(z->engine, ZR_CALLED_FINISH, -1, (uint64_t)(a.micro_batch + 1));
+    s->open = false;
+    s->at++;
+    return move_messages(z);
+}
+
+/* ---- what other calls have to do with it ---- */
+
+int zr_schedule_bracket(const struct zero_ctx *z, const char *call, int32_t unit, bool backward)
+{
+    const struct zr_schedule *s = z->schedule;
+    if (s->pp == 1 && !s->open)
+        return 0;
+    if (!s->open)
+        return zr_fail(ZR_ERR_ORDER, "%s: unit %d outside of an action; with pp %d zero_next gives one", call,
+                       unit, s->pp);
+    struct zr_pipe_action a = action_at(s, s->at);
+    if (!backward || a.kind == ZR_PIPE_BACKWARD)
+        return 0;
+    return zr_fail(ZR_ERR_ORDER, "%s: unit %d in backward, but the action is forward of micro-batch %d", call,
+                   unit, a.micro_batch);
+}
+
+static int64_t count_computations(const struct zr_schedule *s, int64_t until)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < until; i++)
+        n += zr_pipe_computes(action_at(s, i).kind);
+    return n;
+}
+
+int zr_schedule_over(const struct zero_ctx *z, const char *call)
+{
+    const struct zr_schedule *s = z->schedule;
+    if (!s->evaluates && (is_over(s) || (s->pp == 1 && !s->open && s->at == 0)))
+        return 0;
+    return zr_fail(ZR_ERR_ORDER, "%s: %lld of the %s's %lld actions are over; zero_next gives the next", call,
+                   (long long)count_computations(s, s->at), s->evaluates ? "evaluation" : "step",
+                   (long long)count_computations(s, row_of(s)->n));
+}
+
+int zr_schedule_drop(const struct zero_ctx *z)
+{
+    const struct zr_schedule *s = z->schedule;
+    bool messages = s->pp > 1 && s->at > 0 && !is_over(s);
+    return messages || s->open || s->evaluates ? zr_schedule_over(z, "zero_drop") : 0;
+}
+
+void zr_schedule_step(struct zero_ctx *z)
+{
+    z->schedule->at = 0;
+    z->schedule->open = false;
+}
