@@ -606,8 +606,8 @@ static void norms_and_drops(void **state)
         }
 }
 
-/* A pipeline's order is that of a step, whose micro-batches interleave: it is followed from the first call on,
- * though the first call comes again before any backward, and an evaluation between steps leaves it alone. */
+/* A pipeline's order is that of a step, whose micro-batches interleave: it is followed from the first call
+ * on, though that comes again before any backward, and an evaluation between steps leaves it alone. */
 static void orders_of_a_step(void **state)
 {
     (void)state;
