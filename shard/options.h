@@ -109,6 +109,8 @@ struct zr_options {
     /* the order is that of a whole step, grad_accum_steps micro-batches interleaved, and no other is learned
      * from passes of evaluation */
     bool order_of_step;
+    /* nobody has declared it: it is what most models do, and another may come */
+    bool order_assumed;
 
     /* That the communicators want for themselves at the end of their arenas; multiples of 256. */
     int64_t gather_scratch_bytes, reduce_scratch_bytes, control_scratch_bytes;
@@ -132,6 +134,12 @@ struct zr_options {
     /* watch the run (engine_check.h) */
     bool check;
 };
+
+/* The program says in which order its calls come. */
+static inline bool zr_order_declared(const struct zr_options *o)
+{
+    return o->n_order > 0 && !o->order_assumed;
+}
 
 /* Ranks that have the model together, for each of the data-parallel ranks. */
 static inline int32_t zr_model_ranks(const struct zr_options *o)

@@ -209,7 +209,7 @@ static int depth_slots(struct zr_plan *p, const struct zr_options *opt, int32_t 
     struct zr_core_spec *s = &p->spec;
     int64_t largest, second;
     largest_two(s, false, &largest, &second);
-    bool pairs = !opt->n_order && ahead > 0 && second;
+    bool pairs = !zr_order_declared(opt) && ahead > 0 && second;
     bool reserve = pairs && second < largest;
     param_need(s, ahead, reserve ? second : largest, w, k);
     if (reserve) {
@@ -472,7 +472,7 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
         if (w.n_need == 0 && largest)
             w.need[w.n_need++] = largest;
         w.need[0] = zr_max(w.need[0], largest);
-        if (!opt->n_order && opt->prefetch > 0 && second)
+        if (!zr_order_declared(opt) && opt->prefetch > 0 && second)
             need_pair(&w, largest, second);
         s->n_grad_slots = w.n_need;
     }

@@ -105,8 +105,9 @@ static struct zr_call *default_order(int32_t n_units)
 static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *s)
 {
     struct zr_options *o = &c->options;
-    struct zr_call *own = o->n_order ? NULL : default_order(n_units);
-    const struct zr_call *micro = o->n_order ? o->order : own;
+    bool assumed = o->n_order == 0;
+    struct zr_call *own = assumed ? default_order(n_units) : NULL;
+    const struct zr_call *micro = assumed ? own : o->order;
     int64_t n = o->n_order ? o->n_order : 4 * (int64_t)n_units, forward = 0, all = n * s->n_micro;
     if (all > INT32_MAX)
         all = 0; /* learned in the first step */
@@ -131,6 +132,7 @@ static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *
         o->order = s->order;
         o->n_order = s->n_order;
         o->order_of_step = true;
+        o->order_assumed = assumed;
     }
     return 0;
 }

@@ -1,0 +1,165 @@
+/* pipelined.c: the network of minimal.c, its layers divided into the stages of a pipeline.
+ *
+ *     cc pipelined.c -o pipelined $(pkg-config --cflags --libs libzero) -lm
+ *     zero-run -n 4 ./pipelined 2     (two stages of four layers, each of them on two ranks) */
+#include <zero/zero.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LAYERS = 8, N = 128, MICRO = 8, ROWS = 6 }; /* MICRO micro-batches of ROWS samples in a step */
+
+struct acts { /* of one micro-batch, kept from its forward to its backward */
+    float h[LAYERS + 1][ROWS][N], error[ROWS];
+};
+
+struct model { /* h = h + tanh(w h), layer by layer, and the last one adds up w h, which is to be sin(3 x) */
+    float *w[LAYERS], *dw[LAYERS];
+    int32_t n_layers, n_stages, stage, n_dp, dp; /* this rank's layers, and its place */
+    struct acts acts[MICRO];
+    double loss;
+};
+
+static float sample(int micro_batch, int row)
+{
+    return (float)(row * MICRO + micro_batch) / (MICRO * ROWS / 2) - 1;
+}
+
+static void must(int err) /* every call returns 0 or why it failed */
+{
+    if (err) {
+        fprintf(stderr, "%s\n", zero_last_error());
+        exit(1);
+    }
+}
+
+static void forward(struct model *m, zero_ctx *z, struct acts *a)
+{
+    int n = m->n_layers - (m->stage == m->n_stages - 1); /* but the one that adds up */
+    for (int l = 0; l < n; l++) {
+        must(zero_begin(z, l, ZERO_FORWARD));
+        for (int s = 0; s < ROWS; s++)
+            for (int i = 0; i < N; i++)
+                a->h[l + 1][s][i] = a->h[l][s][i] + tanhf(m->w[l][i] * a->h[l][s][i]);
+        must(zero_end(z, l, ZERO_FORWARD));
+    }
+}
+
+static void forward_of_last(struct model *m, zero_ctx *z, struct acts *a, int micro_batch)
+{
+    int l = m->n_layers - 1;
+    must(zero_begin(z, l, ZERO_FORWARD));
+    for (int s = 0; s < ROWS; s++) {
+        a->error[s] = -sinf(3 * sample(micro_batch, s));
+        for (int i = 0; i < N; i++)
+            a->error[s] += m->w[l][i] * a->h[l][s][i];
+        m->loss += a->error[s] * a->error[s] / ROWS;
+    }
+    must(zero_end(z, l, ZERO_FORWARD));
+}
+
+static void backward(struct model *m, zero_ctx *z, struct acts *a, float dh[ROWS][N])
+{
+    for (int l = m->n_layers - 1; l >= 0; l--) {
+        int adds_up = m->stage == m->n_stages - 1 && l == m->n_layers - 1;
+        must(zero_begin(z, l, ZERO_BACKWARD));
+        for (int s = 0; s < ROWS; s++)
+            for (int i = 0; i < N; i++) {
+                float w = m->w[l][i], h = a->h[l][s][i], t = tanhf(w * h);
+                float dy = adds_up ? 2 * a->error[s] / ROWS : dh[s][i] * (1 - t * t);
+                m->dw[l][i] += dy * h;
+                dh[s][i] = dy * w + (adds_up ? 0 : dh[s][i]);
+            }
+        must(zero_end(z, l, ZERO_BACKWARD));
+    }
+}
+
+/* One action of the schedule: this stage's forward or backward of one micro-batch. */
+static void act(struct model *m, zero_ctx *z, const struct zero_action *action)
+{
+    static float dh[ROWS][N];
+    struct acts *a = &m->acts[action->micro_batch];
+    int micro_batch = action->micro_batch * m->n_dp + m->dp; /* of all ranks' */
+    if (action->phase == ZERO_FORWARD) {
+        for (int s = 0; s < ROWS; s++)
+            for (int i = 0; i < N; i++)
+                a->h[0][s][i] = sample(micro_batch, s);
+        if (action->in) /* what the stage before gave */
+            memcpy(a->h[0], action->in, sizeof a->h[0]);
+        forward(m, z, a);
+        if (action->out)
+            memcpy(action->out, a->h[m->n_layers], sizeof a->h[0]);
+        else
+            forward_of_last(m, z, a, micro_batch);
+    } else {
+        if (action->in) /* the gradient of what this one gave */
+            memcpy(dh, action->in, sizeof dh);
+        backward(m, z, a, dh);
+        if (action->out)
+            memcpy(action->out, dh, sizeof dh);
+    }
+}
+
+static void train(struct model *m, const char *const name[LAYERS], struct zero_config *cfg)
+{
+    struct zero_tensor tensors[LAYERS];
+    struct zero_action action;
+    struct zero_step_info info;
+    zero_ctx *z;
+
+    for (int l = 0; l < m->n_layers; l++)
+        tensors[l] = (struct zero_tensor){.name = name[l],
+                                          .param = (void **)&m->w[l],
+                                          .grad = (void **)&m->dw[l],
+                                          .shape = {N},
+                                          .dtype = ZERO_F32,
+                                          .unit = l};
+    cfg->stage = 2;
+    cfg->grad_accum_steps = MICRO / m->n_dp;
+    cfg->activation_bytes = sizeof m->acts[0].h[0];
+    must(zero_wrap(&z, tensors, m->n_layers, cfg));
+    for (int step = 1; step <= 200; step++) {
+        m->loss = 0;
+        for (must(zero_next(z, &action)); action.micro_batch >= 0; must(zero_next(z, &action))) {
+            act(m, z, &action);
+            must(zero_finish(z)); /* what it gave goes on its way */
+        }
+        m->loss /= MICRO / m->n_dp;
+        must(zero_carry(z, &m->loss, 1)); /* the last stage's counts */
+        must(zero_step(z, 3e-2f, &info));
+        if (m->stage == 0 && m->dp == 0 && step % 20 == 0)
+            printf("step %d loss %.9g\n", step, info.carried[0]);
+    }
+    must(zero_unwrap(&z));
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const name[LAYERS] = {"w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8"};
+    static float w[LAYERS][N]; /* not used again once zero_wrap has them */
+    static struct model m;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    const struct zero_axis axes[] = {{"pp", argc > 1 ? atoi(argv[1]) : 1}, {"dp_shard", -1}};
+    zero_mesh *mesh;
+
+    must(zero_mesh_open(&mesh, axes, 2, &cfg));
+    must(zero_mesh_rank(mesh, "pp", &m.stage, &m.n_stages));
+    must(zero_mesh_rank(mesh, "dp", &m.dp, &m.n_dp));
+    if (LAYERS % m.n_stages || MICRO % m.n_dp) {
+        fprintf(stderr, "%d layers in %d stages, %d micro-batches on %d ranks each: they do not divide\n",
+                LAYERS, (int)m.n_stages, MICRO, (int)m.n_dp);
+        return 1;
+    }
+    m.n_layers = LAYERS / m.n_stages;
+    for (int k = 0; k < m.n_layers; k++) {
+        int l = m.stage * m.n_layers + k;
+        m.w[k] = w[k];
+        for (int i = 0; i < N; i++)
+            w[k][i] = (l < LAYERS - 1 ? 1.0f : 0.02f) * sinf((float)(l * N + i));
+    }
+    cfg.mesh = mesh;
+    train(&m, name + m.stage * m.n_layers, &cfg);
+    return zero_mesh_close(&mesh);
+}
