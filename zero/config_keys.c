@@ -145,7 +145,7 @@ static const struct field fields[] = {
     FIXED(mpi_comm, POINTER),
     FIXED(mesh, POINTER),
     FIELD(schedule, KIND_INT32, TEXT_AND_ENV, schedule_names, 0, 1, "1f1b (0), gpipe (1)"),
-    FIXED(action_size, "the size of struct zero_action: ZERO_CONFIG_INIT sets it"),
+    FIXED(action_size, HEAD),
     FIELD(activation_bytes, KIND_BYTES, TEXT_ONLY, NULL, 0, 0x1p40, "0 to 1Ti"),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)

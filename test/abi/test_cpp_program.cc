@@ -36,6 +36,7 @@ int main()
     begun.step_info_size = sizeof(zero_step_info);
     begun.stats_size = sizeof(zero_stats);
     begun.plan_info_size = sizeof(zero_plan_info);
+    begun.action_size = sizeof(zero_action);
     if (!alike(begun, begun_in_c))
         return fail("ZERO_CONFIG_INIT and zero_config_init differ");
 

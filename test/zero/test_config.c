@@ -86,6 +86,7 @@ static void test_defaults(void **state)
     begun.step_info_size = cfg.step_info_size;
     begun.stats_size = cfg.stats_size;
     begun.plan_info_size = cfg.plan_info_size;
+    begun.action_size = cfg.action_size;
     struct zr_config both[2] = {accepted(&cfg), accepted(&begun)};
     for (int i = 0; i < 2; i++) {
         const struct zr_options *o = &both[i].options;
@@ -554,6 +555,7 @@ static void test_head(void **state)
         SIZE(tensor_size, zero_tensor, flags),      SIZE(call_size, zero_call, is_end),
         SIZE(weight_size, zero_weight, transposed), SIZE(step_info_size, zero_step_info, skipped),
         SIZE(stats_size, zero_stats, path),         SIZE(plan_info_size, zero_plan_info, paper_bytes),
+        SIZE(action_size, zero_action, kept),
 #undef SIZE
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {

@@ -551,7 +551,6 @@ static void axes_that_are_refused(void **state)
         {{{"dp_shard", 4}}, 1, ZERO_ERR_ARG, "do not multiply to the world of 8 ranks"},
         {{{"dp_shard", 2147483647}, {"tp", 2147483647}}, 2, ZERO_ERR_ARG, "do not multiply"},
         {{{"tp", 2}}, -1, ZERO_ERR_ARG, "n_axes is -1"},
-        {{{"pp", 2}, {"dp_shard", -1}}, 2, ZERO_ERR_NOTSUP, "pp is 2"},
         {{{"dp_shard", -1}, {"cp", 4}}, 2, ZERO_ERR_NOTSUP, "cp is 4"},
     };
     struct zero_config cfg = ZERO_CONFIG_INIT;
