@@ -32,6 +32,8 @@ int zr_need_no_step(struct zero_ctx *z, const char *call)
     int err = need_healthy(z, call);
     if (!err)
         err = zr_refuse_in_bracket(z, call);
+    if (!err)
+        err = zr_refuse_in_actions(z, call);
     if (err)
         return err;
     if (!zr_engine_between_steps(z->engine))
@@ -263,6 +265,8 @@ static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int
                        "%s: first is %lld, n is %lld; allowed: a range within the %lld elements of tensor %s",
                        call, (long long)first, (long long)n, (long long)t->n_elems, t->name);
     err = zr_refuse_in_bracket(z, call);
+    if (!err)
+        err = zr_refuse_in_actions(z, call);
     if (err)
         return err;
     *kind = value == ZERO_VALUE_PARAM    ? ZR_VALUE_PARAM
@@ -364,6 +368,9 @@ int zero_mean(zero_ctx *z, double *values, int32_t n)
     if (!values || n < 0 || n > 64)
         return zr_fail(ZR_ERR_ARG, "zero_mean: n is %d, values is %s; allowed: n 0..64 and values not NULL",
                        n, values ? "set" : "NULL");
+    err = zr_refuse_in_actions(z, "zero_mean");
+    if (err)
+        return err;
     zr_engine_called(z->engine, ZR_CALLED_MEAN, -1, (uint64_t)n);
     return zr_engine_mean(z->engine, values, n);
 }

@@ -170,7 +170,10 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
  *   bracket  ZR_ERR_ORDER for a bracket outside of an action, or of another phase
  *   over     ZR_ERR_ORDER while actions of the step are left, of which some were taken, or pp is above 1
  *   drop     the same where messages are on their way, or an action is open
- *   step     the step was taken, or given up */
+ *   step     the step was taken, or given up
+ * And in_actions: ZR_ERR_ORDER for a call that waits for other ranks, while actions of a pipeline are left.
+ */
+int zr_refuse_in_actions(const struct zero_ctx *z, const char *call);
 int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_schedule **out);
 void zr_schedule_free(struct zr_schedule *s);
 const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s);

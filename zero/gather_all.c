@@ -7,7 +7,9 @@ static int check_call(struct zero_ctx *z, const char *call)
     if (!z)
         return zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
     int err = zr_engine_check(z->engine);
-    return err ? err : zr_refuse_in_bracket(z, call);
+    if (!err)
+        err = zr_refuse_in_bracket(z, call);
+    return err ? err : zr_refuse_in_actions(z, call);
 }
 
 int zr_refuse_in_all(const struct zero_ctx *z, const char *call)

@@ -291,15 +291,18 @@ static int end_evaluation(struct zero_ctx *z)
 int zero_evaluate(zero_ctx *z)
 {
     ZR_IN_CALL(z, ZR_CALLED_EVALUATE, false, -1);
-    int err = zr_need_no_step(z, "zero_evaluate");
-    if (!err)
-        err = zr_awaited_refuse(z, "zero_evaluate", -1);
+    int err = need_healthy(z, "zero_evaluate");
     if (err)
         return err;
     struct zr_schedule *s = z->schedule;
     if (s->evaluates || s->at > 0 || s->open)
         return zr_fail(ZR_ERR_ORDER, "zero_evaluate: actions of %s have begun; zero_next gives the others",
                        s->evaluates ? "an evaluation" : "a step");
+    err = zr_need_no_step(z, "zero_evaluate");
+    if (!err)
+        err = zr_awaited_refuse(z, "zero_evaluate", -1);
+    if (err)
+        return err;
     zr_engine_called(z->engine, ZR_CALLED_EVALUATE, -1, 0);
     s->evaluates = true;
     return 0;
@@ -395,6 +398,18 @@ int zr_schedule_bracket(const struct zero_ctx *z, const char *call, int32_t unit
         return 0;
     return zr_fail(ZR_ERR_ORDER, "%s: unit %d in backward, but the action is forward of micro-batch %d", call,
                    unit, a.micro_batch);
+}
+
+/* Between two actions of a pipeline another stage may be about to wait for this one, which would wait for
+ * all. */
+int zr_refuse_in_actions(const struct zero_ctx *z, const char *call)
+{
+    const struct zr_schedule *s = z->schedule;
+    if (s->pp == 1 || (!s->open && !s->evaluates && (s->at == 0 || is_over(s))))
+        return 0;
+    return zr_fail(ZR_ERR_ORDER,
+                   "%s: actions of %s have begun; with pp %d, call it before the first or after the last",
+                   call, s->evaluates ? "an evaluation" : "the step", s->pp);
 }
 
 static int64_t count_computations(const struct zr_schedule *s, int64_t until)

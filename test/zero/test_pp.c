@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -23,7 +24,7 @@ struct model {
     /* of the whole model, and this stage's first one */
     int n_layers, first;
     /* the first layer's bracket is open around those of the others */
-    bool nests;
+    bool nests, lingers;
     /* channels between the products, of this rank's part */
     int hidden;
     struct layer layer[LAYERS];
@@ -194,7 +195,7 @@ static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C])
 
 struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
-    bool check, evaluates, nests;
+    bool check, evaluates, nests, lingers;
     /* of the model on one rank of pp: norms and losses of every step */
     double norm[STEPS], loss[STEPS];
     bool known;
@@ -225,12 +226,24 @@ static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_conf
     return err;
 }
 
+/* Stages that are slow now and then wait in other places. */
+static void linger(const struct zero_action *a, int batch)
+{
+    uint32_t seed = 77u * (uint32_t)batch + (uint32_t)a->phase;
+    for (int i = 0; i < 3; i++)
+        draw(&seed);
+    struct timespec t = {.tv_nsec = (long)(seed >> 16) * 10};
+    nanosleep(&t, NULL);
+}
+
 /* The stage's forward or backward of one micro-batch. */
 static int run_action(struct model *m, zero_ctx *z, const struct zero_action *a, int batch, double *loss)
 {
     float *x = m->x[a->micro_batch][0], *y = m->x[a->micro_batch][m->n_layers];
     float input[ROWS * C], target[ROWS * C], dx[ROWS * C];
     draw_batch(batch, input, target);
+    if (m->lingers)
+        linger(a, batch * 3 + m->first);
     if (a->phase == ZERO_FORWARD) {
         memcpy(x, a->in ? a->in : input, sizeof input);
         OR_RETURN(forward(m, z, a->micro_batch));
@@ -370,6 +383,7 @@ static int wrap(struct toy_rank *r, struct zero_config *cfg, struct place *at, s
     cfg->grad_accum_steps = MICRO / at->n_dp;
     *m = make_model(s->pp, at->pp, s->tp, at->tp);
     (*m)->nests = s->nests;
+    (*m)->lingers = s->lingers;
     err = zero_plan((*m)->table, (*m)->n_layers * OF_LAYER, cfg, plan);
     if (!err)
         err = zero_wrap(z, (*m)->table, (*m)->n_layers * OF_LAYER, cfg);
@@ -456,6 +470,7 @@ static void the_same_bits_however_layers_are_divided(void **state)
                     s.check = n % 5 == 4;
                     s.evaluates = n % 4 >= 2;
                     s.nests = n % 6 == 5;
+                    s.lingers = n % 7 > 4;
                     snprintf(what, sizeof what,
                              "pp %d, dp %d, tp %d, stage %d, schedule %d, prefetch %d, check %d, evaluates "
                              "%d, nests %d",
@@ -632,6 +647,16 @@ static void misuse_calls(struct toy_rank *r)
                "zero_begin: unit 0 in backward, but the action is forward of micro-batch 0");
     toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_ORDER, "zero_step: ");
     toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: 0 of the step's 16 actions are over");
+    if (s->pp > 1) {
+        double scale;
+        const char *says = "actions of the step have begun; with pp 2, call it before the first";
+        toy_expect(r, zero_read(z, 0, 0, 0, C, sink), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_write(z, 0, 0, 0, C, sink), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_mean(z, &scale, 1), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_loss_scale(z, 1, &scale), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_ORDER, says);
+    }
     TOY_TRY(zero_begin(z, 0, ZERO_FORWARD));
     toy_expect(r, zero_finish(z), ZERO_ERR_ORDER, "zero_finish: unit 0 has an open bracket; end it first");
     TOY_TRY(zero_end(z, 0, ZERO_FORWARD));
