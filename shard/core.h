@@ -73,8 +73,7 @@ struct zr_core_spec {
     const struct zr_call *order;
 
     int32_t n_order;
-    /* A schedule says in which order micro-batches of a step go forward and backward, and that none goes
-     * forward alone: a first call that comes again is no evaluation. */
+    /* a schedule says in which order micro-batches of a step go forward and backward */
     bool order_of_step;
 };
 

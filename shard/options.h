@@ -106,8 +106,7 @@ struct zr_options {
      * these options and is valid until the call they were made for returns: copy what is kept. */
     const struct zr_call *order;
     int n_order;
-    /* the order is that of a whole step, grad_accum_steps micro-batches interleaved, and no other is learned
-     * from passes of evaluation */
+    /* the order is that of a whole step, grad_accum_steps micro-batches interleaved */
     bool order_of_step;
     /* nobody has declared it: it is what most models do, and another may come */
     bool order_assumed;

@@ -634,15 +634,47 @@ static void orders_of_a_step(void **state)
             watch_run(&w, "0(0) 1(1) 2(2) 0(");
             refused(&w, ZR_EV_EVALUATED, -1, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
             watch_run(&w, "0) 1(1) 2(2) 0(0) 1(1) 2(2) E");
-            int64_t strays = zr_core_counts(w.core).n_strays;
+            int64_t strays = zr_core_counts(w.core).n_strays, demand = w.n_demand_gathers;
             watch_run(&w, orders[k]);
+            assert_true(w.n_demand_gathers == demand); /* the first was on its way */
             watch_run(&w, "S");
             watch_run(&w, orders[k]);
             watch_run(&w, "S");
             assert_int_equal(zr_core_counts(w.core).n_strays, strays);
             assert_int_equal(zr_core_counts(w.core).n_replans, 0);
+            watch_run(&w, orders[k]);
+            watch_run(&w, orders[k]); /* without a step between */
+            refused(&w, ZR_EV_BEGIN, 2, true, ZR_ERR_ORDER, "unit 2 has had 6 backward passes");
             watch_close(&w);
         }
+}
+
+/* It was assumed, and the model's own is another, learned as a whole, however often its first call comes. */
+static void orders_of_a_step_are_learned(void **state)
+{
+    (void)state;
+#define THRICE(calls) calls calls calls
+    static const char assumed[] = THRICE("0(0) 1(1) 2(2) 3(3) ") THRICE("3[3] 2[2] 1[1] 0[0] ");
+    static const char own[] = THRICE("0( 1(1) 2(2) 3(3) 0) ") THRICE("0[ 3[3] 2[2] 1[1] 0] ");
+    struct model m;
+    struct watch w;
+    make_model(&m, 4, 3, 1, assumed);
+    m.spec.grad_accum_steps = 3;
+    m.spec.order_of_step = true;
+    watch_open(&w, &m.spec);
+    watch_run(&w, own);
+    watch_run(&w, "S");
+    int64_t strays = zr_core_counts(w.core).n_strays;
+    int64_t demand = w.n_demand_gathers;
+    assert_true(strays > 0);
+    for (int step = 0; step < 2; step++) {
+        watch_run(&w, own);
+        watch_run(&w, "S");
+    }
+    assert_int_equal(w.n_demand_gathers, demand);
+    assert_int_equal(zr_core_counts(w.core).n_strays, strays);
+    assert_int_equal(zr_core_counts(w.core).n_replans, 1);
+    watch_close(&w);
 }
 
 /* A norm begins a step, brackets or not. */
@@ -657,6 +689,7 @@ static void norm_without_brackets(void **state)
     w.unit[0].no_brackets = w.unit[1].no_brackets = true;
     watch_run(&w, "N");
     refused(&w, ZR_EV_SNAPSHOT, -1, false, ZR_ERR_ORDER, "a step has begun");
+    refused(&w, ZR_EV_EVALUATED, -1, false, ZR_ERR_ORDER, "a step has begun");
     watch_run(&w, "S N X");
     assert_int_equal(watch_call(&w, ZR_EV_SNAPSHOT, -1, false), 0);
     watch_close(&w);
@@ -906,9 +939,9 @@ static void brackets_buy_overlap(void **state)
 static void hash_tells_calls_apart(void **state)
 {
     (void)state;
-    enum { N_UNITS = 64, N_CALLS = 4 * N_UNITS, N = N_CALLS + 7 };
-    static const enum zr_core_event_kind others[] = {ZR_EV_MICRO, ZR_EV_STEP, ZR_EV_SNAPSHOT,
-                                                     ZR_EV_NORM,  ZR_EV_DROP, ZR_EV_GATHER_ALL};
+    enum { N_UNITS = 64, N_CALLS = 4 * N_UNITS, N_OTHERS = 7, N = N_CALLS + N_OTHERS + 1 };
+    static const enum zr_core_event_kind others[N_OTHERS] = {
+        ZR_EV_MICRO, ZR_EV_STEP, ZR_EV_SNAPSHOT, ZR_EV_NORM, ZR_EV_DROP, ZR_EV_GATHER_ALL, ZR_EV_EVALUATED};
     struct zr_core_unit_spec units[N_UNITS];
     for (int i = 0; i < N_UNITS; i++)
         units[i] = (struct zr_core_unit_spec){.resident = true};
@@ -927,7 +960,7 @@ static void hash_tells_calls_apart(void **state)
     int32_t n_out;
     for (int i = 0; i < N; i++) {
         struct zr_core *c = zr_core_init(mem, &spec);
-        struct zr_core_event ev = {.kind = others[i < N_CALLS ? 0 : (i - N_CALLS) % 6]};
+        struct zr_core_event ev = {.kind = others[i < N_CALLS ? 0 : (i - N_CALLS) % N_OTHERS]};
         if (i < N_CALLS) {
             ev = (struct zr_core_event){.kind = ZR_EV_BEGIN, .unit = i / 4, .backward = i & 1};
             if (i & 2) { /* the end, after the same begin */
@@ -1478,6 +1511,7 @@ int main(void)
         cmocka_unit_test(norms_and_drops),
         cmocka_unit_test(dropped_steps_are_forgotten),
         cmocka_unit_test(orders_of_a_step),
+        cmocka_unit_test(orders_of_a_step_are_learned),
         cmocka_unit_test(norm_without_brackets),
         cmocka_unit_test(everything_at_once),
         cmocka_unit_test(writes_nothing),
