@@ -25,6 +25,8 @@ struct model {
     int n_layers, first;
     /* the first layer's bracket is open around those of the others */
     bool nests, lingers;
+    /* a gradient is no number */
+    bool poisoned;
     /* channels between the products, of this rank's part */
     int hidden;
     struct layer layer[LAYERS];
@@ -163,6 +165,8 @@ static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C])
             OR_RETURN(zero_begin(z, l, ZERO_BACKWARD));
         for (int i = 0; i < ROWS * C; i++)
             a->db[i % C] += dx[i];
+        if (m->poisoned && micro == 1)
+            a->db[3] = NAN;
         OR_RETURN(zero_tp_leave(z, dy, dx, ROWS * C, ZERO_F32, ZERO_BACKWARD));
         for (int r = 0; r < ROWS; r++) {
             for (int j = 0; j < m->hidden; j++) {
@@ -522,6 +526,54 @@ static void tokens_count_where_the_loss_is(void **state)
     toy_assert_well(r, 8, "pp 2, dp 2, tp 2");
 }
 
+/* ---- a step that is skipped ---- */
+
+/* One rank of one stage has a gradient that is no number: no stage updates anything. */
+static void skip_step(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg;
+    struct zero_plan_info plan;
+    struct zero_step_info info = {.skipped = 0};
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    double loss = 0;
+    int err = 0;
+    TOY_TRY(wrap(r, &cfg, &at, &m, &z, &plan));
+    if (!err)
+        m->poisoned = at.pp == 1 && at.dp == 1;
+    TOY_TRY(hash_state(r, m, z, s->tp));
+    uint64_t before = r->hash;
+    TOY_TRY(run_actions(r, m, z, 0, &at, &loss));
+    TOY_TRY(zero_step(z, 0.01f, &info));
+    r->hash = 0;
+    TOY_TRY(hash_state(r, m, z, s->tp));
+    if (!err && (!info.skipped || info.t != 0 || r->hash != before))
+        toy_wrong(r, "skipped is %d, t %lld, the state is %s", info.skipped, (long long)info.t,
+                  r->hash == before ? "the same" : "another");
+    if (!err)
+        m->poisoned = false;
+    TOY_TRY(run_actions(r, m, z, 1, &at, &loss));
+    TOY_TRY(zero_step(z, 0.01f, &info));
+    if (!err && (info.skipped || info.t != 1 || info.clipped != 1))
+        toy_wrong(r, "after it: skipped %d, t %lld, clipped %d", info.skipped, (long long)info.t,
+                  info.clipped);
+    zero_unwrap(&z);
+    free(m);
+}
+
+static void all_stages_skip_a_step(void **state)
+{
+    struct setup s = {.pp = 3, .dp = 2, .tp = 1};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (s.stage = 0; s.stage <= 3; s.stage++) {
+        toy_ranks(6, skip_step, &s, r);
+        toy_assert_well(r, 6, "a step that is skipped");
+    }
+}
+
 /* ---- what a stage does alone ---- */
 
 /* Reads and writes are of one stage's ranks; the others go on with the step, and all agree at its end. */
@@ -835,6 +887,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_bits_however_layers_are_divided),
         cmocka_unit_test(tokens_count_where_the_loss_is),
+        cmocka_unit_test(all_stages_skip_a_step),
         cmocka_unit_test(a_stage_reads_and_writes_its_own),
         cmocka_unit_test(first_values_by_a_callback),
         cmocka_unit_test(calls_out_of_turn_are_named),
