@@ -261,8 +261,9 @@ enum { ZERO_PENDING = 1 };
 /* The next zero_step carries n (0..8) doubles of this rank, a loss and the like, in the all-reduce of its
  * norm; their means over ranks, with the same bits whatever the order (the sum is exact), come with its
  * outcome: zero_step's info or zero_last_step. Copied; given again, the last ones count; zero_drop forgets
- * them. Every rank gives as many, else the step ends the context with ZERO_ERR_MISMATCH. ZERO_ERR_ARG for
- * another n, or NULL. Local; does not wait. */
+ * them. Of the stages of a pipeline (pp) the last one's count, and come to all. Every rank gives as many,
+ * else the step ends the context with ZERO_ERR_MISMATCH. ZERO_ERR_ARG for another n, or NULL. Local; does not
+ * wait. */
 ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
 
 /* Collective, blocking. Where a program has a rule of its own on the norm or the loss: reduces what is left,
@@ -333,12 +334,14 @@ ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t firs
 
 /* Collective, blocking. values (n, 0 to 64, doubles), the caller's, host memory: each becomes its mean over
  * ranks; with the same bits whatever the order (the sum is exact). For losses and metrics. Every rank gives
- * as many, else the context ends with ZERO_ERR_MISMATCH. ZERO_ERR_ARG for another n, or NULL. */
+ * as many, else the context ends with ZERO_ERR_MISMATCH. ZERO_ERR_ARG for another n, or NULL. With a mesh
+ * all ranks call it, and each has the mean of those that have its part. */
 ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
 
 /* Collective, blocking. For losses that are means over tokens (or samples, or weights) of which ranks and
  * micro-batches have different numbers: padding, masks, documents of different lengths. count: of this
- * rank, in all micro-batches of the step to come; finite, 0 and more; of ranks of tp the same. A program
+ * rank, in all micro-batches of the step to come; finite, 0 and more; of ranks of tp the same; of pp the last
+ * stage's counts. A program
  * that adds up the losses of its tokens, and begins backward with *scale of each, not with one by its own
  * number of them, trains on the mean over all tokens of all ranks and micro-batches: the same mean, however
  * they are spread. *scale has the same bits on all ranks: 1 / (sum of counts) with cfg.grad_sum, else that
@@ -387,9 +390,9 @@ ZERO_API int zero_next(zero_ctx *z, struct zero_action *action);
 ZERO_API int zero_finish(zero_ctx *z);
 
 /* What zero_next gives from here on, up to its next micro_batch of -1, is an evaluation: the forward of
- * grad_accum_steps micro-batches, without backward or a step. The loss is the last stage's: zero_mean there
- * is its mean. Every rank calls it, between steps. Local. ZERO_ERR_ORDER, and nothing changed: a step, or an
- * evaluation, has begun. */
+ * grad_accum_steps micro-batches, without backward or a step. The loss is the last stage's: zero_mean, which
+ * all ranks call, gives its mean there. Every rank calls this between steps. Local. ZERO_ERR_ORDER, and
+ * nothing changed: a step, or an evaluation, has begun. */
 ZERO_API int zero_evaluate(zero_ctx *z);
 
 /* How zero_sync_buffers makes the ranks' buffers equal. */

@@ -53,14 +53,18 @@ int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n
     for (int k = 0; k < ZR_PIPE_N_KINDS; k++)
         at.of[k] = room + (int64_t)k * n;
     *n_onward = *n_back = 1;
-    for (int32_t r = 0; r < p->n_ranks; r++)
-        for (int32_t s = 0; s < p->n_stages; s++) {
-            find_places(p, &p->rows[r], s, &at);
-            while (*n_onward < n && !is_enough(&at, n, *n_onward, n))
-                ++*n_onward;
-            while (*n_back < n && !is_enough(&at, n, n, *n_back))
-                ++*n_back;
-        }
+    int32_t *rank_of = zr_pipe_places(p);
+    for (int32_t s = 0; rank_of && s < p->n_stages; s++) {
+        if (rank_of[s] < 0)
+            continue;
+        find_places(p, &p->rows[rank_of[s]], s, &at);
+        while (*n_onward < n && !is_enough(&at, n, *n_onward, n))
+            ++*n_onward;
+        while (*n_back < n && !is_enough(&at, n, n, *n_back))
+            ++*n_back;
+    }
+    int err = rank_of ? 0 : ZR_ERR_NOMEM;
+    free(rank_of);
     free(room);
-    return 0;
+    return err;
 }
