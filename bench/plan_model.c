@@ -47,7 +47,7 @@ int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, cons
                                         .shape = {cut ? (rest + c.tp - 1) / c.tp : rest},
                                         .dtype = (enum zero_dtype)dtype,
                                         .unit = *layers,
-                                        .flags = cut ? ZERO_TP_CUT : 0};
+                                        .tp_cut = cut ? ZERO_TP_CUT(0) : 0};
     }
     return n;
 }

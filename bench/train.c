@@ -58,31 +58,38 @@ void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_c
     struct gpt2 *m = model ? model : &nowhere;
     int64_t L = config->layers, C = config->channels, T = config->context, U = gpt2_part_vocab(config);
     int64_t A = gpt2_part_channels(config), F = gpt2_part_hidden(config);
-    int32_t matrix = stores ? ZERO_GRAD_OVERWRITE : 0, cut = config->tp > 1 ? ZERO_TP_CUT : 0;
+    int32_t matrix = stores ? ZERO_GRAD_OVERWRITE : 0;
+    bool parts = config->tp > 1;
     /* clang-format off */
 #define TENSOR(name, unit, flags, ...) \
     {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, GPT2_ZERO_DTYPE, unit, flags}
+#define CUT(name, unit, flags, dim, blocks, ...) \
+    {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, GPT2_ZERO_DTYPE, unit, flags, \
+     .tp_cut = parts ? ZERO_TP_CUT(dim) : 0, .tp_blocks = parts ? blocks : 0}
     /* clang-format on */
     const struct zero_tensor table[TRAIN_N_TENSORS] = {
-        TENSOR(wte, 0, cut | matrix, U, C),
+        CUT(wte, 0, matrix, 0, 1, U, C),
         TENSOR(wpe, 0, 0, T, C),
         TENSOR(ln1w, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
         TENSOR(ln1b, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
-        TENSOR(qkvw, 1, ZERO_STACKED | cut | matrix, L, 3 * A, C),
-        TENSOR(qkvb, 1, ZERO_STACKED | cut | ZERO_NO_DECAY, L, 3 * A),
-        TENSOR(attprojw, 1, ZERO_STACKED | cut | matrix, L, C, A),
+        CUT(qkvw, 1, ZERO_STACKED | matrix, 1, 3, L, 3 * A, C),
+        CUT(qkvb, 1, ZERO_STACKED | ZERO_NO_DECAY, 1, 3, L, 3 * A),
+        CUT(attprojw, 1, ZERO_STACKED | matrix, 2, 1, L, C, A),
         TENSOR(attprojb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
         TENSOR(ln2w, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
         TENSOR(ln2b, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
-        TENSOR(fcw, 1, ZERO_STACKED | cut | matrix, L, F, C),
-        TENSOR(fcb, 1, ZERO_STACKED | cut | ZERO_NO_DECAY, L, F),
-        TENSOR(fcprojw, 1, ZERO_STACKED | cut | matrix, L, C, F),
+        CUT(fcw, 1, ZERO_STACKED | matrix, 1, 1, L, F, C),
+        CUT(fcb, 1, ZERO_STACKED | ZERO_NO_DECAY, 1, 1, L, F),
+        CUT(fcprojw, 1, ZERO_STACKED | matrix, 2, 1, L, C, F),
         TENSOR(fcprojb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
         TENSOR(lnfw, 0, ZERO_NO_DECAY, C),
         TENSOR(lnfb, 0, ZERO_NO_DECAY, C),
     };
 #undef TENSOR
+#undef CUT
     memcpy(out, table, sizeof table);
+    if (parts)
+        out[0].tp_size = config->vocab;
 }
 
 static void log_line(void *arg, const char *line)
@@ -343,7 +350,7 @@ static int load(struct run *r, int64_t *step)
 {
     const struct train_options *o = r->o;
     bool latest = !strcmp(o->load, "latest");
-    double found[1] = {r->rank == 0 && latest && !anything_saved(o->save) ? 0.0 : 1.0};
+    double found[1] = {r->at.dp == 0 && latest && !anything_saved(o->save) ? 0.0 : 1.0};
     TRY(reported(zero_mean(r->z, found, 1)));
     if (found[0] < 1.0) {
         report_text(&r->report, "nothing saved in %s yet: from the start\n", o->save);

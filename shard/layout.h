@@ -54,8 +54,11 @@ struct zr_tensor {
     int64_t granule;
 
     bool stacked, overwrite, resident;
-    /* other parts of the model have other elements of it; else all have the same */
+    /* other parts of the model have other elements of it: they are cut along a dimension, in blocks, and the
+     * whole has so much along it, 0: as much as all parts have; else all have the same */
     bool cut;
+    int32_t cut_dim, cut_blocks;
+    int64_t cut_size;
     /* not trained, and its memory stays the model's (engine_buffers.c) */
     bool buffer;
     /* the model takes its pointers after each begin: several slices may be open */

@@ -7,7 +7,7 @@
 
 #define KNOWN_FLAGS                                                                                          \
     (ZERO_STACKED | ZERO_NO_DECAY | ZERO_GRAD_OVERWRITE | ZERO_RESIDENT | ZERO_POINTER_PER_BEGIN |           \
-     ZERO_BUFFER | ZERO_TP_CUT)
+     ZERO_BUFFER)
 
 /* Of all tensors together. With these no sum of bytes over states, gradient sums, ranks and padding leaves an
  * int64_t, and no table over units needs offsets of more than 32 bits. */
@@ -84,6 +84,36 @@ static int check_granule(const struct zero_tensor *t, int32_t i, int64_t n)
                    t->flags & ZERO_STACKED ? "a layer" : "the tensor");
 }
 
+/* How the tensor is cut over tp. */
+static int check_cut(const struct zero_tensor *t, int32_t i)
+{
+    int32_t n_dims = 0, d = t->tp_cut - 1;
+    while (n_dims < 8 && t->shape[n_dims])
+        n_dims++;
+    if (t->tp_cut == 0)
+        return t->tp_blocks == 0 && t->tp_size == 0
+                   ? 0
+                   : bad(t, i, "tp_blocks or tp_size is set, but tp_cut is 0; allowed: 0 with it");
+    bool stacked = t->flags & ZERO_STACKED;
+    if (d < stacked || d >= n_dims)
+        return zr_fail(ZR_ERR_ARG,
+                       "tensors[%d] (%s): tp_cut is %d; allowed: 0, or ZERO_TP_CUT(%d) to ZERO_TP_CUT(%d), a "
+                       "dimension of %s",
+                       i, t->name, t->tp_cut, (int)stacked, n_dims - 1, stacked ? "a layer" : "the tensor");
+    if (t->tp_blocks < 0 || (t->tp_blocks > 1 && t->shape[d] % t->tp_blocks))
+        return zr_fail(ZR_ERR_ARG,
+                       "tensors[%d] (%s): tp_blocks is %d; allowed: 0, or a number that divides the %lld of "
+                       "dimension %d",
+                       i, t->name, t->tp_blocks, (long long)t->shape[d], d);
+    if (t->tp_size < 0 || (t->tp_size && (d > 0 || t->tp_blocks > 1 || stacked)))
+        return zr_fail(
+            ZR_ERR_ARG,
+            "tensors[%d] (%s): tp_size is %lld; allowed: 0, or along dimension 0, of a tensor of one "
+            "block that is not ZERO_STACKED, what the whole has",
+            i, t->name, (long long)t->tp_size);
+    return 0;
+}
+
 static float scale_of(float scale)
 {
     return scale == 0 ? 1 : scale;
@@ -104,6 +134,8 @@ static int check_buffer(const struct zero_tensor *t, int32_t i)
                    "optimizer, lr_scale or decay_scale is set, but a ZERO_BUFFER is not trained; allowed: 0");
     if (t->granule != 0)
         return bad(t, i, "granule is set, but a ZERO_BUFFER is not cut; allowed: 0");
+    if (t->tp_cut != 0)
+        return bad(t, i, "tp_cut is set, but a ZERO_BUFFER is not cut; allowed: 0");
     return 0;
 }
 
@@ -180,6 +212,8 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                        t->name, (long long)t->shape[0], 1 << 20);
     if ((err = check_granule(t, i, stacked ? n / t->shape[0] : n)))
         return err;
+    if ((err = check_cut(t, i)))
+        return err;
     *out = (struct zr_tensor){.param = t->param,
                               .grad = t->grad,
                               .dtype = (enum zr_dtype)t->dtype,
@@ -195,7 +229,12 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                               .decay_scale = t->flags & ZERO_NO_DECAY ? 0 : scale_of(t->decay_scale),
                               .overwrite = t->flags & ZERO_GRAD_OVERWRITE,
                               .resident = t->flags & ZERO_RESIDENT,
-                              .cut = t->flags & ZERO_TP_CUT,
+                              .cut = t->tp_cut > 0,
+                              .cut_dim = t->tp_cut > 0 ? t->tp_cut - 1 : 0,
+                              .cut_blocks = t->tp_cut == 0 ? 0
+                                            : t->tp_blocks ? t->tp_blocks
+                                                           : 1,
+                              .cut_size = t->tp_size,
                               .pointer_per_begin = t->flags & ZERO_POINTER_PER_BEGIN,
                               .granule = t->granule};
     for (int d = 0; d < 8 && t->shape[d]; d++)

@@ -80,18 +80,23 @@ int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op)
                              : zr_engine_sum_parts(z->engine, call, x, x, n, ZR_F32);
 }
 
-int zr_refuse_in_parts(const struct zero_ctx *z, const char *call)
+int zr_refuse_in_stages(const struct zero_ctx *z, const char *call)
 {
-    if (z->mesh.stages > 1)
-        return zr_fail(
-            ZR_ERR_NOTSUP,
-            "%s: pp is %d, and files of a model in pipeline stages are not made yet; zero_read and "
-            "zero_write reach the tensors of this rank's stage",
-            call, z->mesh.stages);
-    if (z->mesh.parts == 1)
+    if (z->mesh.stages == 1)
         return 0;
     return zr_fail(ZR_ERR_NOTSUP,
-                   "%s: tp is %d, and files of a model in parts are not made yet; zero_read and "
-                   "zero_write reach this rank's part of a tensor",
+                   "%s: pp is %d, and files of a model in pipeline stages are not made yet; zero_read and "
+                   "zero_write reach the tensors of this rank's stage",
+                   call, z->mesh.stages);
+}
+
+int zr_refuse_in_parts(const struct zero_ctx *z, const char *call)
+{
+    int err = zr_refuse_in_stages(z, call);
+    if (err || z->mesh.parts == 1)
+        return err;
+    return zr_fail(ZR_ERR_NOTSUP,
+                   "%s: tp is %d, and files of weights of a model in parts are not made yet; zero_save and "
+                   "zero_load are, and zero_read and zero_write reach this rank's part of a tensor",
                    call, z->mesh.parts);
 }

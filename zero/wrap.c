@@ -451,8 +451,7 @@ static void report_parts(const struct zero_ctx *z)
             return;
     if (z->mesh.parts > 1 && z->world.rank == 0)
         zr_warn(z->config.options.log,
-                "tp is %d, but no tensor has ZERO_TP_CUT: every rank of tp has the whole model",
-                z->mesh.parts);
+                "tp is %d, but no tensor has tp_cut: every rank of tp has the whole model", z->mesh.parts);
 }
 
 /* Stages wait for each other at the beginning and at the end of a step. */

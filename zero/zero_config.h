@@ -92,11 +92,12 @@ enum {
     ZERO_POINTER_PER_BEGIN = 1 << 4,
     /* not trained, but saved, and to agree over ranks: running statistics, counters. grad NULL, no other
      * flag; see zero_sync_buffers */
-    ZERO_BUFFER = 1 << 5,
-    /* with a mesh: the ranks of tp have different parts of it, of one shape. Without, all of them have the
-     * same elements, and come to the same gradient of them, which counts once in the norm */
-    ZERO_TP_CUT = 1 << 6
+    ZERO_BUFFER = 1 << 5
 };
+
+/* For zero_tensor.tp_cut: along which dimension. One more, so that a table that leaves the field out says
+ * that the tensor is whole. */
+#define ZERO_TP_CUT(dim) ((dim) + 1)
 
 /* One tensor of the model. Copied by zero_wrap, but param and grad stay the model's: the library re-points
  * *param and *grad whenever the tensor is moved. The model does not assign them between zero_wrap and
@@ -134,6 +135,16 @@ struct zero_tensor {
      * every range that it gets is of whole granules. Ranks may then own more than others, or nothing; all
      * reserve what the largest needs. Element by element the results are those without. */
     int64_t granule;
+    /* With a mesh: the ranks of tp have different parts of it, of one shape, cut along dimension d of shape:
+     * ZERO_TP_CUT(d). 0: all of them have the same elements, and come to the same gradient of them, which
+     * counts once in the norm. Checkpoints have the whole tensor by it */
+    int32_t tp_cut;
+    /* of a fused tensor (q, k and v): blocks of that dimension, one after another in the whole and in each
+     * part, each of them cut; 0: 1 */
+    int32_t tp_blocks;
+    /* along dimension 0 of a tensor of one block: of the whole, where parts are padded to one shape (token
+     * ids); the last parts are then the shorter ones. 0: as much as all parts have */
+    int64_t tp_size;
 };
 
 /* One call of the model's step, for cfg.order. */

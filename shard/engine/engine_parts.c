@@ -179,7 +179,7 @@ static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair)
     const char *name = of_tensor ? e->layout->tensors[t - 1].name : "?";
     pair = of_tensor ? of_tensor : pair;
     return zr_fail(ZR_ERR_MISMATCH,
-                   "tensor %s has no ZERO_TP_CUT, so that all ranks of tp have the same of it, but rank %d "
+                   "tensor %s has no tp_cut, so that all ranks of tp have the same of it, but rank %d "
                    "and rank %d differ",
                    name, (int)(pair >> 32) - 1, (int)(uint32_t)pair);
 }

@@ -235,6 +235,11 @@ class Parts(unittest.TestCase):
         self.assertAlmostEqual(steps[0]['tokens_per_s'] * steps[0]['ms'] / 1000, self.PER_STEP * 2 * 16, delta=0.01)
         return [(s['loss'], s['grad_norm']) for s in steps], summary
 
+    def run_of_steps(self, tp, n_dp, until, *how):
+        args = [*TINY, *self.SIZES, f'--accum={self.PER_STEP // n_dp}', '--dtype=f32', f'--steps={until}', *how]
+        steps, summary = train(tp * n_dp, *args, *([f'--tp={tp}'] if tp > 1 else []))
+        return [(s['loss'], s['grad_norm']) for s in steps], summary
+
     def test_parts(self):
         seed = int(os.environ.get('SEED') or time.time_ns() % 10**9)
         print(f'SEED={seed}', flush=True)
@@ -254,6 +259,22 @@ class Parts(unittest.TestCase):
                     first = first or (got, summary['state_sha256'])
                     self.assertEqual((got, summary['state_sha256']), first)
                     self.assertNotEqual(summary['state_sha256'], whole_summary['state_sha256'])
+
+    def test_checkpoints(self):
+        """What parts saved goes on as if it had not stopped, on as many parts in the same bits, and on others near the whole model's run."""
+        whole, _ = self.run_of(1, 1, 'f32', '--stage=0')
+        straight, summary = self.run_of(2, 2, 'f32', '--stage=2')
+        with tempfile.TemporaryDirectory() as folder:
+            self.run_of_steps(2, 2, 2, '--stage=1', f'--save={folder}')
+            rest = f'--load={folder}'
+            for tp, n_dp, stage in (2, 2, 3), (2, 1, 0), (3, 2, 3), (1, 4, 2):  # 3: some ids are nobody's
+                with self.subTest(tp=tp, n_dp=n_dp, stage=stage):
+                    got, again = self.run_of_steps(tp, n_dp, STEPS, f'--stage={stage}', rest)
+                    self.assertEqual(len(got), STEPS - 2)
+                    for (loss, _), (want, _) in zip(got, whole[2:]):
+                        self.assertLess(abs(loss - want), 2e-5 * want)
+                    if tp == 2:
+                        self.assertEqual((got, again['state_sha256']), (straight[2:], summary['state_sha256']))
 
     def test_memory(self):
         """What is cut takes its part of the memory, and what is not all of it: positions, norms and biases behind a sum."""
@@ -287,7 +308,7 @@ class Parts(unittest.TestCase):
 
     def test_refused(self):
         for world, args, says in [(2, ['--tp=4'], '--tp: 4 parts do not divide the 6 heads'), (2, ['--tp=2', '--plain'], '--tp: not with --plain'),
-                                  (2, ['--tp=2', '--save=x'], '--tp: not with'), (2, ['--tp=3'], 'do not multiply to the world of 2'),
+                                  (2, ['--tp=2', '--import=x'], '--tp: not with'), (2, ['--tp=3'], 'do not multiply to the world of 2'),
                                   (2, ['--tp=2', '--hybrid=hsdp', '--stage=3', '--shard-group=2'], 'do not multiply to the world of 2')]:
             with self.subTest(args=args):
                 done = run([ZERO_RUN, '-n', str(world), '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES, *args])

@@ -105,7 +105,7 @@ static struct model *make_model(int pp, int stage, int tp, int part)
                                            .shape = {n_elems(t, tp)},
                                            .dtype = ZERO_F32,
                                            .unit = t / OF_LAYER,
-                                           .flags = k == 2 ? 0 : ZERO_TP_CUT};
+                                           .tp_cut = k == 2 ? 0 : ZERO_TP_CUT(0)};
     }
     return m;
 }

@@ -157,7 +157,7 @@ static struct model *make_model(int tp, int part)
                                            .shape = {n_elems(t, tp)},
                                            .dtype = ZERO_F32,
                                            .unit = t / 4,
-                                           .flags = t % 4 < 2 ? 0 : ZERO_TP_CUT};
+                                           .tp_cut = t % 4 < 2 ? 0 : ZERO_TP_CUT(0)};
     }
     return m;
 }
@@ -490,7 +490,7 @@ static _Atomic int n_reported;
 static void count_line(void *arg, const char *line)
 {
     (void)arg;
-    n_reported += strstr(line, "tp is 2, but no tensor has ZERO_TP_CUT") != NULL;
+    n_reported += strstr(line, "tp is 2, but no tensor has tp_cut") != NULL;
 }
 
 static void cut_nothing(struct toy_rank *r)
@@ -506,7 +506,7 @@ static void cut_nothing(struct toy_rank *r)
     TOY_TRY(open_mesh(r, &s, &cfg, &mesh, &part, &dp, &n_dp));
     struct model *m = make_model(1, 0);
     for (int t = 0; t < TENSORS; t++)
-        m->table[t].flags = 0;
+        m->table[t].tp_cut = 0;
     TOY_TRY(zero_wrap(&z, m->table, TENSORS, &cfg));
     zero_unwrap(&z);
     zero_mesh_close(&mesh);
@@ -530,6 +530,69 @@ static void a_table_without_parts(void **state)
         if (!strstr(zero_last_error(), text))                                                                \
             fail_msg("%s: \"%s\" is not in \"%s\"", #call, text, zero_last_error());                         \
     } while (0)
+
+/* How a table may say wrongly that a tensor is cut. */
+static void cuts_that_are_refused(void **state)
+{
+    (void)state;
+    static float w[24], *param = w, *grad;
+    static const struct {
+        int64_t shape[3];
+        int32_t cut, blocks;
+        int64_t size;
+        uint32_t flags;
+        const char *says;
+    } rows[] = {
+        {{4, 6}, -1, 0, 0, 0, "tp_cut is -1; allowed: 0, or ZERO_TP_CUT(0) to ZERO_TP_CUT(1)"},
+        {{4, 6},
+         3,
+         0,
+         0,
+         0,
+         "tp_cut is 3; allowed: 0, or ZERO_TP_CUT(0) to ZERO_TP_CUT(1), a dimension of the tensor"},
+        {{4, 6},
+         ZERO_TP_CUT(0),
+         0,
+         0,
+         ZERO_STACKED,
+         "tp_cut is 1; allowed: 0, or ZERO_TP_CUT(1) to ZERO_TP_CUT(1), a dimension of a layer"},
+        {{4, 6},
+         ZERO_TP_CUT(1),
+         4,
+         0,
+         0,
+         "tp_blocks is 4; allowed: 0, or a number that divides the 6 of dimension 1"},
+        {{4, 6}, ZERO_TP_CUT(1), -1, 0, 0, "tp_blocks is -1"},
+        {{4, 6}, 0, 2, 0, 0, "tp_blocks or tp_size is set, but tp_cut is 0"},
+        {{4, 6}, 0, 0, 4, 0, "tp_blocks or tp_size is set, but tp_cut is 0"},
+        {{4, 6}, ZERO_TP_CUT(1), 0, 6, 0, "tp_size is 6; allowed: 0, or along dimension 0"},
+        {{4, 6}, ZERO_TP_CUT(0), 2, 4, 0, "tp_size is 4; allowed: 0, or along dimension 0"},
+        {{4, 6}, ZERO_TP_CUT(0), 0, -4, 0, "tp_size is -4; allowed"},
+        {{4, 6}, ZERO_TP_CUT(0), 0, 3, 0, "tp_size is 3, but shape[0] is 4 on 1 ranks of tp; allowed: 4"},
+        {{4, 6}, ZERO_TP_CUT(0), 0, 5, 0, "tp_size is 5, but shape[0] is 4 on 1 ranks of tp; allowed: 4"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct zero_config cfg = ZERO_CONFIG_INIT;
+        struct zero_plan_info plan;
+        struct zero_tensor t = {
+            .name = "w", .param = (void **)&param, .grad = (void **)&grad, .dtype = ZERO_F32};
+        memcpy(t.shape, rows[i].shape, sizeof rows[i].shape);
+        t.tp_cut = rows[i].cut;
+        t.tp_blocks = rows[i].blocks;
+        t.tp_size = rows[i].size;
+        t.flags = rows[i].flags;
+        SAYS(zero_plan(&t, 1, &cfg, &plan), ZERO_ERR_ARG, rows[i].says);
+    }
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    struct zero_plan_info plan;
+    struct zero_tensor t = {.name = "w",
+                            .param = (void **)&param,
+                            .shape = {4},
+                            .dtype = ZERO_F32,
+                            .flags = ZERO_BUFFER,
+                            .tp_cut = ZERO_TP_CUT(0)};
+    SAYS(zero_plan(&t, 1, &cfg, &plan), ZERO_ERR_ARG, "tp_cut is set, but a ZERO_BUFFER is not cut");
+}
 
 static void axes_that_are_refused(void **state)
 {
@@ -648,11 +711,8 @@ static void refuse(struct toy_rank *r)
     toy_expect(r, zero_tp_enter(z, x, x, 4, ZERO_F32, (enum zero_phase)3), ZERO_ERR_ARG, "phase is 3");
     toy_expect(r, zero_tp_reduce(z, x, 4, 3), ZERO_ERR_ARG, "zero_tp_reduce: op is 3");
     toy_expect(r, zero_tp_reduce(z, NULL, 4, ZERO_TP_SUM), ZERO_ERR_ARG, "zero_tp_reduce: n is 4");
-    toy_expect(r, zero_save(z, "/nowhere"), ZERO_ERR_NOTSUP, "zero_save: tp is 2");
-    toy_expect(r, zero_save_kept(z, "/nowhere"), ZERO_ERR_NOTSUP, "zero_save_kept: tp is 2");
-    toy_expect(r, zero_load(z, "/nowhere"), ZERO_ERR_NOTSUP, "zero_load: tp is 2");
-    toy_expect(r, zero_export(z, "/nowhere", NULL, 0, 0), ZERO_ERR_NOTSUP, "zero_export: tp is 2");
-    toy_expect(r, zero_import(z, "/nowhere", NULL, 0), ZERO_ERR_NOTSUP, "zero_import: tp is 2");
+    toy_expect(r, zero_export(z, "nowhere", NULL, 0, 0), ZERO_ERR_NOTSUP, "zero_export: tp is 2");
+    toy_expect(r, zero_import(z, "nowhere", NULL, 0), ZERO_ERR_NOTSUP, "zero_import: tp is 2");
     double scale = 0;
     toy_expect(r, zero_loss_scale(z, r->rank ? 3 : 4, &scale), ZERO_ERR_ARG,
                "count is 4 on rank 0 and 3 on rank 1; the ranks of tp");
@@ -736,7 +796,7 @@ static void begin_apart(struct toy_rank *r)
         u.model->net.layer[1].b[3] += 1;
     if (!err)
         toy_expect(r, zero_wrap(&z, u.model->table, TENSORS, &u.cfg), ZERO_ERR_MISMATCH,
-                   "tensor b1 has no ZERO_TP_CUT");
+                   "tensor b1 has no tp_cut");
     if (z || u.model->net.layer[1].b != u.model->own[5])
         toy_wrong(r, "something is left of a context that did not come about");
     close_unwrapped(&u);
@@ -754,7 +814,7 @@ static void freeze_apart(struct toy_rank *r)
         u.model->net.layer[1].b[3] += 1;
     if (!err)
         toy_expect(r, zero_wrap(&z, u.model->table, TENSORS, &u.cfg), ZERO_ERR_MISMATCH,
-                   "tensor b1 has no ZERO_TP_CUT");
+                   "tensor b1 has no tp_cut");
     close_unwrapped(&u);
 }
 
@@ -773,7 +833,7 @@ static void write_apart(struct toy_rank *r)
     if (!err)
         toy_expect(r,
                    zero_write(z, TENSORS - 1, ZERO_VALUE_PARAM, 0, n_elems(3, 2), u.model->own[TENSORS - 1]),
-                   ZERO_ERR_MISMATCH, "tensor b1 has no ZERO_TP_CUT");
+                   ZERO_ERR_MISMATCH, "tensor b1 has no tp_cut");
     zero_unwrap(&z);
     close_unwrapped(&u);
 }
@@ -808,7 +868,7 @@ static void forget_the_sum(struct toy_rank *r)
         TOY_TRY(zero_end(z, unit, ZERO_BACKWARD));
     }
     if (!err)
-        toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_MISMATCH, "tensor s0 has no ZERO_TP_CUT");
+        toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_MISMATCH, "tensor s0 has no tp_cut");
     zero_unwrap(&z);
     close_unwrapped(&u);
 }
@@ -841,6 +901,7 @@ int main(void)
         cmocka_unit_test(the_same_bits_however_data_is_cut),
         cmocka_unit_test(sums_and_maxima),
         cmocka_unit_test(a_table_without_parts),
+        cmocka_unit_test(cuts_that_are_refused),
         cmocka_unit_test(axes_that_are_refused),
         cmocka_unit_test(calls_that_are_refused),
         cmocka_unit_test(values_that_differ),

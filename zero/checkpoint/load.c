@@ -155,7 +155,7 @@ int zero_load(zero_ctx *z, const char *path)
     ZR_IN_CALL(z, ZR_CALLED_LOAD, false, -1);
     if (!z || !path || !*path)
         return zr_fail(ZR_ERR_ARG, "zero_load: %s", !z ? "z is NULL" : "path is NULL or empty");
-    int err = zr_refuse_in_parts(z, "zero_load");
+    int err = zr_refuse_in_stages(z, "zero_load");
     if (!err)
         err = zr_refuse_in_bracket(z, "zero_load");
     if (!err)

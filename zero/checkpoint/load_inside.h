@@ -10,7 +10,9 @@
 struct zr_load_range {
     int32_t tensor, file;
     int kind;
-    /* elements of the tensor; byte of the file */
+    /* of a tensor that was saved in parts; else 0 */
+    int32_t part;
+    /* elements of the tensor, or of the part; byte of the file */
     int64_t first, n, at;
 };
 
@@ -20,10 +22,12 @@ struct zr_loading {
     struct zr_manifest manifest;
     struct zr_shard *shards;
     int32_t n_shards;
-    /* in order of tensor, kind, first */
+    /* in order of tensor, kind, part, first */
     struct zr_load_range *ranges;
     int64_t n_ranges;
     const struct zr_tensor **by_name;
+    /* (n_tensors) how each was cut over tp when it was saved, and is here */
+    struct zr_tp_cut *saved, *here;
     /* laid out as a snapshot */
     char *staged;
     int64_t buffers_at;

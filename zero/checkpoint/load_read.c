@@ -18,6 +18,8 @@ void zr_loading_free(struct zr_loading *l)
     free(l->shards);
     free(l->ranges);
     free(l->by_name);
+    free(l->saved);
+    free(l->here);
     if (l->staged != zr_engine_snapshot(l->z->engine))
         free(l->staged);
     free(l->own.list);
@@ -98,10 +100,15 @@ static int check_tensor(const struct zr_loading *l, const struct zr_manifest_ten
     if (!t)
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s is not in this model", l->folder, m->name);
     int32_t n_dims = zr_tensor_dims(t);
-    if (n_dims != m->n_dims || memcmp(t->shape, m->shape, (size_t)n_dims * sizeof *t->shape) != 0) {
+    const struct zr_tp_cut *here = &l->here[t - l->z->layout->tensors];
+    int64_t shape[8]; /* of the whole */
+    memcpy(shape, t->shape, sizeof shape);
+    if (here->parts > 1)
+        shape[t->cut_dim] = here->rows;
+    if (n_dims != m->n_dims || memcmp(shape, m->shape, (size_t)n_dims * sizeof *shape) != 0) {
         char theirs[ZR_SHAPE_CHARS], ours[ZR_SHAPE_CHARS];
         zr_shape_print(m->shape, m->n_dims, theirs);
-        zr_shape_print(t->shape, n_dims, ours);
+        zr_shape_print(shape, n_dims, ours);
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s has shape %s there and %s in this model", l->folder,
                        m->name, theirs, ours);
     }
@@ -115,13 +122,32 @@ static int check_tensor(const struct zr_loading *l, const struct zr_manifest_ten
     return m->trainable ? check_optimizer(l, m, t) : 0;
 }
 
+/* As the manifest says. */
+static struct zr_tp_cut cut_when_saved(const struct zr_manifest_tensor *m)
+{
+    int64_t shape[8], n = 1;
+    memcpy(shape, m->shape, sizeof shape);
+    for (int32_t d = 0; d < m->n_dims; d++)
+        n *= shape[d];
+    if (!m->parts)
+        return zr_tp_none(n);
+    shape[m->dim] = m->rows; /* of a part */
+    return zr_tp_along(shape, m->dim, m->blocks, m->shape[m->dim], m->parts);
+}
+
 static int check_model(struct zr_loading *l)
 {
     const struct zr_layout *layout = l->z->layout;
     const struct zr_manifest *m = &l->manifest;
-    bool *seen = calloc((size_t)layout->n_tensors, sizeof *seen);
-    int err =
-        seen ? index_names(l) : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d tensors", layout->n_tensors);
+    size_t n_tensors = (size_t)layout->n_tensors;
+    bool *seen = calloc(n_tensors, sizeof *seen);
+    l->saved = calloc(n_tensors, sizeof *l->saved);
+    l->here = calloc(n_tensors, sizeof *l->here);
+    int err = seen && l->saved && l->here
+                  ? index_names(l)
+                  : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d tensors", layout->n_tensors);
+    for (int32_t i = 0; !err && i < layout->n_tensors; i++)
+        l->here[i] = zr_cut_of_tensor(l->z, &layout->tensors[i]);
     for (int32_t i = 0; !err && i < m->n_tensors; i++) {
         err = check_tensor(l, &m->tensors[i]);
         if (err)
@@ -130,6 +156,7 @@ static int check_model(struct zr_loading *l)
         if (seen[k])
             err = zr_fail(ZR_ERR_IO, "%s: tensor %s is there twice", l->folder, m->tensors[i].name);
         seen[k] = true;
+        l->saved[k] = cut_when_saved(&m->tensors[i]);
     }
     for (int32_t i = 0; !err && i < layout->n_tensors; i++)
         if (!seen[i])
@@ -147,6 +174,23 @@ static bool parse_count(const char *text, int64_t *out)
     *out = strtoll(text, &end, 10);
     snprintf(again, sizeof again, "%" PRId64, *out);
     return *out >= 0 && !*end && !strcmp(again, text);
+}
+
+/* "128", or of a tensor that was saved in parts "128@1". */
+static bool parse_place(const char *text, const struct zr_tp_cut *saved, struct zr_load_range *out)
+{
+    char first[24];
+    const char *at = strchr(text, '@');
+    int64_t part = 0;
+    size_t n = at ? (size_t)(at - text) : strlen(text);
+    if ((at != NULL) != (saved->parts > 1) || n >= sizeof first)
+        return false;
+    memcpy(first, text, n);
+    first[n] = 0;
+    if (!parse_count(first, &out->first) || (at && !parse_count(at + 1, &part)) || part >= saved->parts)
+        return false;
+    out->part = (int32_t)part;
+    return true;
 }
 
 static bool is_rank_data(const struct zr_manifest_file *f, const struct zr_st_entry *e)
@@ -174,22 +218,26 @@ static int read_entry(const struct zr_loading *l, int32_t file, const struct zr_
     const char *path = l->shards[file].path, *first = strrchr(e->name, '/'), *kind = first;
     while (kind && kind > e->name && *--kind != '/') {
     }
-    if (!kind || *kind != '/' || !zr_kind_parse(kind + 1, (size_t)(first - kind - 1), &out->kind) ||
-        !parse_count(first + 1, &out->first))
+    if (!kind || *kind != '/' || !zr_kind_parse(kind + 1, (size_t)(first - kind - 1), &out->kind))
         return zr_fail(ZR_ERR_IO, "%s: entry %s is not named TENSOR/KIND/FIRST", path, e->name);
     const struct zr_tensor *t = find_tensor(l, e->name, (size_t)(kind - e->name));
     if (!t)
         return zr_fail(ZR_ERR_ARG, "%s: entry %s is of a tensor that is not in this model", path, e->name);
     out->tensor = (int32_t)(t - l->z->layout->tensors);
+    const struct zr_tp_cut *saved = &l->saved[out->tensor];
+    if (!parse_place(first + 1, saved, out))
+        return zr_fail(ZR_ERR_IO, "%s: entry %s is not named TENSOR/KIND/FIRST%s", path, e->name,
+                       saved->parts > 1 ? "@PART" : "");
+    int64_t n_elems = zr_tp_elems(saved, out->part);
     out->file = file;
     out->at = e->begin;
     out->n = e->n_dims == 1 ? e->shape[0] : -1;
     const char *dtype = zr_kind_dtype(t, out->kind);
     if (strcmp(dtype, e->dtype) != 0)
         return zr_fail(ZR_ERR_IO, "%s: entry %s is %s; it should be %s", path, e->name, e->dtype, dtype);
-    if (out->n < 0 || out->first > t->n_elems - out->n)
+    if (out->n < 0 || out->first > n_elems - out->n)
         return zr_fail(ZR_ERR_IO, "%s: entry %s does not lie within the %lld elements of tensor %s", path,
-                       e->name, (long long)t->n_elems, t->name);
+                       e->name, (long long)n_elems, t->name);
     return 0;
 }
 
@@ -200,6 +248,8 @@ static int in_order(const void *a, const void *b)
         return x->tensor < y->tensor ? -1 : 1;
     if (x->kind != y->kind)
         return x->kind < y->kind ? -1 : 1;
+    if (x->part != y->part)
+        return x->part < y->part ? -1 : 1;
     if (x->first != y->first)
         return x->first < y->first ? -1 : 1;
     return (x->n > y->n) - (x->n < y->n);
@@ -211,41 +261,49 @@ static bool is_saved(const struct zr_loading *l, const struct zr_tensor *t, int 
     return zr_plan_saves(l->z->plan, &f, kind);
 }
 
+static bool is_of(const struct zr_loading *l, int64_t i, int32_t tensor, int kind, int32_t part)
+{
+    const struct zr_load_range *r = &l->ranges[i];
+    return i < l->n_ranges && r->tensor == tensor && r->kind == kind && r->part == part;
+}
+
+/* Every value of a part, once: ranges from *i on, which is moved behind them. */
+static int check_part(const struct zr_loading *l, int32_t t, int kind, int32_t part, int64_t *i)
+{
+    const struct zr_tensor *tensor = &l->z->layout->tensors[t];
+    char text[ZR_KIND_CHARS];
+    int64_t end = 0, should = is_saved(l, tensor, kind) ? zr_tp_elems(&l->saved[t], part) : 0;
+    zr_kind_print(kind, text);
+    for (; is_of(l, *i, t, kind, part); ++*i) {
+        const struct zr_load_range *r = &l->ranges[*i];
+        if (!should)
+            return zr_fail(ZR_ERR_IO, "%s: tensor %s has %s values, which it should not",
+                           l->shards[r->file].path, tensor->name, text);
+        if (r->first < end)
+            return zr_fail(ZR_ERR_IO, "%s: %s elements %lld..%lld of tensor %s are in another file too",
+                           l->shards[r->file].path, text, (long long)r->first,
+                           (long long)(zr_min(end, r->first + r->n) - 1), tensor->name);
+        if (r->first > end)
+            break;
+        end = r->first + r->n;
+    }
+    if (end == should)
+        return 0;
+    int64_t next = is_of(l, *i, t, kind, part) ? l->ranges[*i].first : should;
+    return zr_fail(ZR_ERR_IO, "%s: %s elements %lld..%lld of tensor %s are in none of the %d files",
+                   l->folder, text, (long long)end, (long long)(next - 1), tensor->name, l->n_shards);
+}
+
 /* Every value of every tensor, once. */
 static int check_cover(const struct zr_loading *l)
 {
     int64_t i = 0;
-    for (int32_t t = 0; t < l->z->layout->n_tensors; t++) {
-        const struct zr_tensor *tensor = &l->z->layout->tensors[t];
-        for (int kind = ZR_VALUE_PARAM; kind < ZR_MAX_STATES; kind++) {
-            char text[ZR_KIND_CHARS];
-            int64_t end = 0, should = is_saved(l, tensor, kind) ? tensor->n_elems : 0;
-            zr_kind_print(kind, text);
-            for (; i < l->n_ranges && l->ranges[i].tensor == t && l->ranges[i].kind == kind; i++) {
-                const struct zr_load_range *r = &l->ranges[i];
-                if (!should)
-                    return zr_fail(ZR_ERR_IO, "%s: tensor %s has %s values, which it should not",
-                                   l->shards[r->file].path, tensor->name, text);
-                if (r->first < end)
-                    return zr_fail(ZR_ERR_IO,
-                                   "%s: %s elements %lld..%lld of tensor %s are in another file too",
-                                   l->shards[r->file].path, text, (long long)r->first,
-                                   (long long)(zr_min(end, r->first + r->n) - 1), tensor->name);
-                if (r->first > end)
-                    break;
-                end = r->first + r->n;
-            }
-            if (end != should) {
-                int64_t next = i < l->n_ranges && l->ranges[i].tensor == t && l->ranges[i].kind == kind
-                                   ? l->ranges[i].first
-                                   : should;
-                return zr_fail(
-                    ZR_ERR_IO, "%s: %s elements %lld..%lld of tensor %s are in none of the %d files",
-                    l->folder, text, (long long)end, (long long)(next - 1), tensor->name, l->n_shards);
-            }
-        }
-    }
-    return 0;
+    int err = 0;
+    for (int32_t t = 0; !err && t < l->z->layout->n_tensors; t++)
+        for (int kind = ZR_VALUE_PARAM; !err && kind < ZR_MAX_STATES; kind++)
+            for (int32_t part = 0; !err && part < l->saved[t].parts; part++)
+                err = check_part(l, t, kind, part, &i);
+    return err;
 }
 
 static int open_shards(struct zr_loading *l)
@@ -283,8 +341,8 @@ static int open_shards(struct zr_loading *l)
 
 /* ---- what is mine of it? ---- */
 
-/* The first range that ends after element `first`. */
-static int64_t find_range(const struct zr_loading *l, const struct zr_extent *x)
+/* Of a part of a tensor, the first range that ends after element `first`. */
+static int64_t find_range(const struct zr_loading *l, const struct zr_extent *x, int32_t part, int64_t first)
 {
     int64_t lo = 0, hi = l->n_ranges;
     while (lo < hi) {
@@ -292,7 +350,8 @@ static int64_t find_range(const struct zr_loading *l, const struct zr_extent *x)
         const struct zr_load_range *r = &l->ranges[mid];
         bool before = r->tensor != x->tensor ? r->tensor < x->tensor
                       : r->kind != x->kind   ? r->kind < x->kind
-                                             : r->first + r->n <= x->first;
+                      : r->part != part      ? r->part < part
+                                             : r->first + r->n <= first;
         if (before)
             lo = mid + 1;
         else
@@ -301,24 +360,69 @@ static int64_t find_range(const struct zr_loading *l, const struct zr_extent *x)
     return lo;
 }
 
+/* What this rank reads, by file; requests NULL: it is only counted. */
+struct meeting {
+    const struct zr_loading *l;
+    struct zr_request **requests;
+    int64_t *n;
+};
+
+/* Elements [first, first + n) of a saved part, to dst. */
+static void meet_ranges(const struct meeting *m, const struct zr_extent *x, int32_t part, int64_t first,
+                        int64_t n, char *dst)
+{
+    const struct zr_loading *l = m->l;
+    for (int64_t at = first, k = find_range(l, x, part, first); at < first + n; k++) {
+        const struct zr_load_range *r = &l->ranges[k]; /* they cover everything */
+        int64_t end = zr_min(first + n, r->first + r->n);
+        if (end <= at)
+            continue; /* an empty one */
+        if (m->requests)
+            m->requests[r->file][m->n[r->file]] = (struct zr_request){.at = r->at + (at - r->first) * x->size,
+                                                                      .n = (end - at) * x->size,
+                                                                      .dst = dst + (at - first) * x->size};
+        m->n[r->file]++;
+        at = end;
+    }
+}
+
+/* What the whole does not have is zero. */
+static void meet_padding(const struct meeting *m, char *dst, int64_t n_bytes)
+{
+    if (m->requests)
+        memset(dst, 0, (size_t)n_bytes);
+}
+
+/* Run by run through the whole, where the tensor was saved in other parts. */
+static void meet_extent(const struct meeting *m, const struct zr_extent *x)
+{
+    const struct zr_tp_cut *here = &m->l->here[x->tensor], *saved = &m->l->saved[x->tensor];
+    int32_t own = here->parts > 1 ? m->l->z->mesh.part : 0;
+    bool same = zr_tp_same(here, saved);
+    for (int64_t at = x->first, n; at < x->first + x->n; at += n) {
+        struct zr_tp_run run = zr_tp_run_of_part(here, own, at);
+        char *dst = x->at + (at - x->first) * x->size;
+        n = x->first + x->n - at;
+        if (run.whole < 0) {
+            n = zr_min(n, run.n);
+            meet_padding(m, dst, n * x->size);
+        } else if (same) {
+            n = zr_min(n, zr_tp_elems(here, own) - at);
+            meet_ranges(m, x, own, at, n, dst);
+        } else {
+            struct zr_tp_run from = zr_tp_run_of_whole(saved, run.whole);
+            n = zr_min(n, zr_min(run.n, from.n));
+            meet_ranges(m, x, from.part, from.at, n, dst);
+        }
+    }
+}
+
 /* Lists, by file, the parts of the saved ranges that this rank reads; requests NULL: only counts them. */
 static void meet(const struct zr_loading *l, struct zr_request **requests, int64_t *n)
 {
-    for (int64_t i = 0; i < l->own.n; i++) {
-        const struct zr_extent *x = &l->own.list[i];
-        for (int64_t at = x->first, k = find_range(l, x); at < x->first + x->n; k++) {
-            const struct zr_load_range *r = &l->ranges[k]; /* they cover everything */
-            int64_t end = zr_min(x->first + x->n, r->first + r->n);
-            if (end <= at)
-                continue; /* an empty one */
-            if (requests)
-                requests[r->file][n[r->file]] = (struct zr_request){.at = r->at + (at - r->first) * x->size,
-                                                                    .n = (end - at) * x->size,
-                                                                    .dst = x->at + (at - x->first) * x->size};
-            n[r->file]++;
-            at = end;
-        }
-    }
+    const struct meeting m = {l, requests, n};
+    for (int64_t i = 0; i < l->own.n; i++)
+        meet_extent(&m, &l->own.list[i]);
 }
 
 /* Damage is found now, not when the program asks for it: each rank looks at a part of each. */

@@ -10,7 +10,7 @@
 #include <jansson.h>
 
 #define FORMAT        "libzero checkpoint " /* and its number */
-#define FORMATS       3
+#define FORMATS       4
 #define TRAILER       ",\"checksum\":\""
 #define TRAILER_BYTES ((int64_t)(sizeof TRAILER - 1 + ZR_SUM_CHARS - 1 + 3)) /* and "}\n */
 
@@ -73,6 +73,11 @@ static json_t *print_tensors(const struct zr_manifest *m)
          * were buffers */
         if (t->buffer)
             ok = ok && !json_object_set_new(o, "buffer", json_true());
+        if (t->parts)
+            ok = ok && !json_object_set_new(o, "parts", json_integer(t->parts)) &&
+                 !json_object_set_new(o, "dim", json_integer(t->dim)) &&
+                 !json_object_set_new(o, "rows", json_integer(t->rows)) &&
+                 !json_object_set_new(o, "blocks", json_integer(t->blocks));
         if (!ok) {
             json_decref(o);
             o = NULL;
@@ -110,6 +115,7 @@ int64_t zr_manifest_bytes(const struct zr_manifest *m)
     static const char tensor[] =
         "{\"name\":,\"dtype\":\"\",\"shape\":[],\"trainable\":false,\"buffer\":true},",
                       optimizer[] = ",\"optimizer\":\"\",\"states\":0",
+                      cut[] = ",\"parts\":,\"dim\":,\"rows\":,\"blocks\":",
                       file[] = "{\"name\":\"\",\"bytes\":,\"blocks\":\"\"},", own[] = ",\"rank_data\":";
     int64_t digits = 20, n = 1024 + 2 * m->n_user; /* all other members: far fewer */
     for (int32_t i = 0; i < m->n_tensors; i++) {
@@ -119,6 +125,7 @@ int64_t zr_manifest_bytes(const struct zr_manifest *m)
             n += (int64_t)(sizeof optimizer + strlen(t->optimizer));
         for (int32_t d = 0; d < t->n_dims; d++)
             n += snprintf(NULL, 0, "%" PRId64 ",", t->shape[d]);
+        n += t->parts ? (int64_t)sizeof cut + 4 * digits : 0;
     }
     for (int32_t i = 0; i < m->n_files; i++)
         n += (int64_t)(sizeof file + strlen(m->files[i].name)) + digits + ZR_SUM_CHARS +
@@ -263,6 +270,30 @@ static int get_optimizer(const char *file, const json_t *o, const struct zr_mani
     return err ? err : get_int32(file, o, "states", 0, 4, &t->n_states);
 }
 
+/* Into which parts it is cut, if it is. */
+static int get_cut(const char *file, const json_t *o, const char *name, struct zr_manifest_tensor *t)
+{
+    if (!json_object_get(o, "parts"))
+        return 0;
+    int err = get_int32(file, o, "parts", 2, 1 << 24, &t->parts);
+    if (!err)
+        err = get_int32(file, o, "dim", 0, t->n_dims - 1, &t->dim);
+    if (!err)
+        err = get_int(file, o, "rows", 1, t->shape[t->dim], &t->rows);
+    if (!err)
+        err = get_int32(file, o, "blocks", 1, INT32_MAX, &t->blocks);
+    if (err)
+        return err;
+    int64_t all = t->rows * t->parts, whole = t->shape[t->dim];
+    bool padded = all != whole;
+    if (t->buffer || t->rows > INT64_MAX / t->parts || all < whole || t->rows % t->blocks ||
+        (padded && (t->dim > 0 || t->blocks > 1)))
+        return zr_fail(ZR_ERR_IO,
+                       "%s: tensor %s: %d parts of %lld rows in %d blocks are not parts of its shape", file,
+                       name, t->parts, (long long)t->rows, t->blocks);
+    return 0;
+}
+
 static int get_tensor(const char *file, const json_t *o, const struct zr_manifest *m,
                       struct zr_manifest_tensor *t)
 {
@@ -293,6 +324,9 @@ static int get_tensor(const char *file, const json_t *o, const struct zr_manifes
                            "%s: tensor %s: shape is not made of whole numbers of 1 and more, or is too large",
                            file, name);
     }
+    err = m->format > 3 ? get_cut(file, o, name, t) : 0;
+    if (err)
+        return err;
     t->name = strdup(name);
     return t->name ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory for the name of a tensor", file);
 }

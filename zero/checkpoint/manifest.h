@@ -27,6 +27,10 @@ struct zr_manifest_tensor {
     char optimizer[16];
     /* fp32 arrays that it keeps per weight */
     int32_t n_states;
+    /* Of one that is cut over tp: parts, more than 1, and the dimension, rows of a part along it, and blocks;
+     * shape is the whole's. Else 0. */
+    int32_t parts, dim, blocks;
+    int64_t rows;
 };
 
 struct zr_manifest_file {
@@ -39,7 +43,8 @@ struct zr_manifest_file {
 };
 
 struct zr_manifest {
-    /* 3: a rank has data of its own; else 2; 1: of before, when all tensors had one optimizer */
+    /* 4: a tensor is cut over tp; else 3: a rank has data of its own; else 2; 1: of before, when all tensors
+     * had one optimizer */
     int32_t format;
     /* of the library that saved it */
     char version[32];

@@ -110,6 +110,14 @@ static void report_no_rank_data(struct zero_ctx *z, int64_t bytes)
             (long long)before);
 }
 
+static bool is_cut(const struct zr_save *s)
+{
+    bool cut = false;
+    for (int32_t i = 0; i < s->manifest.n_tensors; i++)
+        cut |= s->manifest.tensors[i].parts > 0;
+    return cut;
+}
+
 static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
 {
     struct wanted mine = {.rank_data = s->extents.rank_data_bytes,
@@ -138,7 +146,7 @@ static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
         if (z->world.rank == 0)
             s->manifest.files[r].rank_data = all[r].rank_data;
     }
-    s->manifest.format = bytes ? 3 : 2;
+    s->manifest.format = is_cut(s) ? 4 : bytes ? 3 : 2;
     if (!err)
         report_no_rank_data(z, bytes);
     return err;
@@ -182,7 +190,7 @@ static int make_folder(struct zero_ctx *z, struct zr_save *s)
 
 static int check_call(struct zero_ctx *z, const char *call)
 {
-    int err = zr_refuse_in_parts(z, call);
+    int err = zr_refuse_in_stages(z, call);
     if (!err)
         err = zr_refuse_in_bracket(z, call);
     if (err)

@@ -3,14 +3,20 @@
  * Canonical coordinates: (tensor, kind, elements). A file holds, as safetensors, every range that its rank
  * owns, named TENSOR/KIND/FIRST with shape [n]: KIND is model (weights in the model's dtype), master (fp32
  * weights; f32 weights are their own masters and are held once, as these) or state0, state1, ... Ranges that
- * follow each other are one entry. Buffers, of kind model, are in rank 0's file. The program's own bytes of
- * the rank, if it has any, are the last entry: ZR_RANK_DATA_NAME, U8 of shape [bytes]. */
+ * follow each other are one entry. Of a part of a tensor that is cut over tp it is TENSOR/KIND/FIRST@PART,
+ * FIRST being an element of the part (tp_cut.h); what is not cut then is in the files of part 0's ranks
+ * alone. Buffers, of kind model, are in rank 0's file. The program's own bytes of the rank, if it has any,
+ * are the last entry: ZR_RANK_DATA_NAME, U8 of shape [bytes]. */
 #ifndef ZR_ZERO_SAVE_H
 #define ZR_ZERO_SAVE_H
 
 #include "zero/checkpoint/manifest.h"
 #include "zero/checkpoint/safetensors.h"
+#include "zero/checkpoint/tp_cut.h"
 #include "zero/context.h"
+
+/* How the tensor is cut over tp; of one that is not, or where tp is 1, as one part. */
+struct zr_tp_cut zr_cut_of_tensor(const struct zero_ctx *z, const struct zr_tensor *t);
 
 /* A range of a tensor's elements, in this rank's memory. kind as in zr_engine_read. */
 struct zr_extent {
@@ -27,6 +33,8 @@ struct zr_extents {
     /* in order of tensor, kind, first */
     struct zr_extent *list;
     int64_t n;
+    /* of a model in parts, this rank's of tensors that are cut; -1: it is whole */
+    int32_t part;
     /* the program's own data, in the host's memory; in no extent */
     const void *rank_data;
     int64_t rank_data_bytes;

@@ -27,6 +27,19 @@ static uint64_t config_hash(const struct zr_options *o)
     return XXH64(v, sizeof v, 0);
 }
 
+/* Of one that is cut: the whole's shape, and into what. */
+static void fill_cut(const struct zero_ctx *z, const struct zr_tensor *from, struct zr_manifest_tensor *t)
+{
+    const struct zr_tp_cut cut = zr_cut_of_tensor(z, from);
+    if (cut.parts == 1)
+        return;
+    t->parts = cut.parts;
+    t->dim = from->cut_dim;
+    t->blocks = (int32_t)cut.blocks;
+    t->rows = cut.each;
+    t->shape[t->dim] = cut.rows;
+}
+
 int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
 {
     const struct zr_layout *l = z->layout;
@@ -64,6 +77,7 @@ int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
             t->n_states = z->plan->states_of[kind];
         }
         t->buffer = l->tensors[i].buffer;
+        fill_cut(z, &l->tensors[i], t);
         ok = t->name != NULL;
     }
     for (int32_t r = 0; ok && r < m->world; r++, m->n_files++)

@@ -57,9 +57,18 @@ void zr_shard_name(int rank, int world, char out[64])
 
 /* ---- extents ---- */
 
+struct zr_tp_cut zr_cut_of_tensor(const struct zero_ctx *z, const struct zr_tensor *t)
+{
+    if (z->mesh.parts == 1 || !t->cut)
+        return zr_tp_none(t->n_elems);
+    return zr_tp_along(t->shape, t->cut_dim, t->cut_blocks, t->cut_size, z->mesh.parts);
+}
+
 struct collecting {
     struct zero_ctx *z;
     char *base;
+    /* to save: what other ranks have too, or nobody, is left out */
+    bool saves;
     struct zr_extents *out; /* list NULL: only counted */
     const struct zr_run *run;
 };
@@ -68,11 +77,20 @@ static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *
 {
     struct collecting *c = arg;
     const struct zr_run *run = c->run;
+    const struct zr_tensor *t = &c->z->layout->tensors[p->tensor];
+    const struct zr_tp_cut cut = zr_cut_of_tensor(c->z, t);
+    int64_t from = p->slice * p->n + (first - p->first);
     (void)f;
+    if (c->saves && !t->cut && c->z->mesh.part > 0)
+        return 0;
+    if (c->saves)
+        n = zr_min(n, zr_tp_elems(&cut, c->z->mesh.part) - from);
+    if (n <= 0)
+        return 0;
     if (c->out->list)
         c->out->list[c->out->n] = (struct zr_extent){.tensor = p->tensor,
                                                      .kind = run->kind,
-                                                     .first = p->slice * p->n + (first - p->first),
+                                                     .first = from,
                                                      .n = n,
                                                      .size = run->size,
                                                      .at = (c->base ? c->base + run->snapshot_at : run->at) +
@@ -118,18 +136,20 @@ static void add_buffers(struct zero_ctx *z, char *base, struct zr_extents *out)
 /* Of zr_engine_runs, or zr_engine_runs_to_load. */
 typedef int (*runs_fn)(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg);
 
-static int list_extents(struct zero_ctx *z, runs_fn runs, char *base, int64_t buffers_at,
+static int list_extents(struct zero_ctx *z, runs_fn runs, bool saves, char *base, int64_t buffers_at,
                         struct zr_extents *out)
 {
-    *out = (struct zr_extents){0};
-    struct collecting c = {.z = z, .base = base, .out = out};
+    const struct zr_extents none = {.part = z->mesh.parts > 1 ? z->mesh.part : -1};
+    *out = none;
+    struct collecting c = {.z = z, .base = base, .saves = saves, .out = out};
     int64_t n_buffers = buffers_at < 0 ? 0 : z->layout->n_buffers;
     runs(z->engine, add_run, &c);
     out->n += n_buffers;
     struct zr_extent *list = malloc((size_t)(out->n + 1) * sizeof *list);
     if (!list)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)out->n);
-    *out = (struct zr_extents){.list = list};
+    *out = none;
+    out->list = list;
     runs(z->engine, add_run, &c);
     if (n_buffers)
         add_buffers(z, base ? base + buffers_at : NULL, out);
@@ -139,12 +159,12 @@ static int list_extents(struct zero_ctx *z, runs_fn runs, char *base, int64_t bu
 
 int zr_extents_of(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out)
 {
-    return list_extents(z, zr_engine_runs, base, buffers_at, out);
+    return list_extents(z, zr_engine_runs, true, base, buffers_at, out);
 }
 
 int zr_extents_to_load(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out)
 {
-    return list_extents(z, zr_engine_runs_to_load, base, buffers_at, out);
+    return list_extents(z, zr_engine_runs_to_load, false, base, buffers_at, out);
 }
 
 /* ---- the head ---- */
@@ -161,15 +181,26 @@ static void free_entries(struct zr_st_entry *e, int64_t n)
     free(e);
 }
 
-static char *entry_name(const struct zr_layout *l, const struct zr_extent *x)
+/* "/model/0", "/model/0@2" of a part. */
+#define PLACE_CHARS (ZR_KIND_CHARS + 40)
+static int print_place(const struct zr_layout *l, const struct zr_extents *all, const struct zr_extent *x,
+                       char text[PLACE_CHARS])
 {
     char kind[ZR_KIND_CHARS];
-    const char *tensor = l->tensors[x->tensor].name;
-    size_t n = strlen(tensor) + sizeof kind + 24;
-    char *name = malloc(n);
     zr_kind_print(x->kind, kind);
+    if (all->part >= 0 && l->tensors[x->tensor].cut)
+        return snprintf(text, PLACE_CHARS, "/%s/%" PRId64 "@%d", kind, x->first, all->part);
+    return snprintf(text, PLACE_CHARS, "/%s/%" PRId64, kind, x->first);
+}
+
+static char *entry_name(const struct zr_layout *l, const struct zr_extents *all, const struct zr_extent *x)
+{
+    char place[PLACE_CHARS];
+    const char *tensor = l->tensors[x->tensor].name;
+    size_t n = strlen(tensor) + (size_t)print_place(l, all, x, place) + 1;
+    char *name = malloc(n);
     if (name)
-        snprintf(name, n, "%s/%s/%" PRId64, tensor, kind, x->first);
+        snprintf(name, n, "%s%s", tensor, place);
     return name;
 }
 
@@ -181,7 +212,7 @@ int zr_shard_check(const struct zr_layout *l, const struct zr_extents *x)
     int64_t n = ZR_DIRECT_ALIGN, n_entries = 0; /* n: at least what it will have */
     for (int64_t i = 0, next; i < x->n; i = next) {
         const struct zr_extent *first = &x->list[i];
-        char rest[ZR_KIND_CHARS + 24], kind[ZR_KIND_CHARS];
+        char place[PLACE_CHARS];
         e.name = l->tensors[first->tensor].name;
         e.dtype = zr_kind_dtype(&l->tensors[first->tensor], first->kind);
         e.shape[0] = first->n;
@@ -189,8 +220,7 @@ int zr_shard_check(const struct zr_layout *l, const struct zr_extents *x)
             e.shape[0] += x->list[next].n;
         e.begin = e.end;
         e.end += e.shape[0] * first->size;
-        zr_kind_print(first->kind, kind);
-        n += zr_st_entry_bytes(&e) + snprintf(rest, sizeof rest, "/%s/%" PRId64, kind, first->first);
+        n += zr_st_entry_bytes(&e) + print_place(l, x, first, place);
         n_entries++;
     }
     n += x->rank_data_bytes ? ZR_RANK_DATA_HEAD : 0;
@@ -213,7 +243,7 @@ static int make_head(const struct zr_layout *l, const struct zr_extents *x, char
             continue;
         }
         struct zr_st_entry *e = &entries[n_entries];
-        *e = (struct zr_st_entry){.name = entry_name(l, &x->list[i]),
+        *e = (struct zr_st_entry){.name = entry_name(l, x, &x->list[i]),
                                   .dtype = zr_kind_dtype(&l->tensors[x->list[i].tensor], x->list[i].kind),
                                   .n_dims = 1,
                                   .shape = {x->list[i].n}};

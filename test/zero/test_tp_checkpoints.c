@@ -1,0 +1,370 @@
+/* test_tp_checkpoints.c: a checkpoint that was saved on one mesh is loaded on every other, bit by bit, and
+ * training goes on from it alike. Where each part's elements are in the whole is found here element by
+ * element. */
+#include "test/zero/toy_net.h"
+
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { MOST_WORLD = 8, TENSORS = 8, MOST_ELEMS = 1 << 10, BUFFER = 6, VOCAB = 13 };
+
+/* The whole model's; cut: the dimension, -1: none. */
+struct shape {
+    const char *name;
+    int64_t shape[4];
+    int dtype, cut, blocks;
+    uint32_t flags;
+    int optimizer, n_states, unit;
+    bool padded;
+};
+static const struct shape shapes[TENSORS] = {
+    {"wte", {VOCAB, 6}, ZERO_F32, 0, 1, 0, 0, 2, 0, true},
+    {"wpe", {5, 6}, ZERO_BF16, -1, 0, 0, 0, 2, 0, false},
+    {"qkvw", {3, 24, 6}, ZERO_BF16, 1, 3, ZERO_STACKED, 0, 2, 1, false},
+    {"qkvb", {3, 24}, ZERO_F32, 1, 3, ZERO_STACKED, 0, 2, 1, false},
+    {"proj", {3, 6, 8}, ZERO_F32, 2, 1, ZERO_STACKED, 0, 2, 1, false},
+    {"norm", {6}, ZERO_F32, -1, 0, 0, 0, 2, 0, false},
+    {"seen", {4}, ZERO_I32, -1, 0, ZERO_BUFFER, 0, 0, 0, false},
+    {"wide", {4, 16, 5}, ZERO_BF16, 1, 2, 0, ZERO_LION, 1, 4, false},
+};
+
+struct mesh {
+    int dp, tp, stage;
+};
+/* Behind stage 3: hybrids. */
+static const struct mesh meshes[] = {{1, 1, 0}, {2, 1, 3}, {4, 1, 4}, {1, 2, 1}, {2, 2, 2},
+                                     {4, 2, 5}, {1, 4, 3}, {2, 4, 3}, {2, 4, 0}, {1, 8, 1}};
+enum { N_MESHES = sizeof meshes / sizeof *meshes };
+
+static int64_t rows_of_part(const struct shape *s, int tp)
+{
+    int64_t n = s->shape[s->cut];
+    return s->padded ? (n + tp - 1) / tp : n / tp;
+}
+
+static int64_t n_elems(const struct shape *s, int tp)
+{
+    int64_t n = 1;
+    for (int d = 0; d < 4 && s->shape[d]; d++)
+        n *= d == s->cut ? rows_of_part(s, tp) : s->shape[d];
+    return n;
+}
+
+/* Which element of the whole is element i of a part; -1: none. */
+static int64_t whole_of(const struct shape *s, int tp, int part, int64_t i)
+{
+    int64_t at[4], whole = 0, n_dims = 0;
+    while (n_dims < 4 && s->shape[n_dims])
+        n_dims++;
+    for (int64_t d = n_dims; d-- > 0;) {
+        int64_t size = d == s->cut ? rows_of_part(s, tp) : s->shape[d];
+        at[d] = i % size;
+        i /= size;
+    }
+    for (int64_t d = 0; d < n_dims; d++) {
+        int64_t x = at[d];
+        if (d == s->cut) {
+            int64_t in_block = rows_of_part(s, tp) / s->blocks;
+            x = x / in_block * (s->shape[d] / s->blocks) + part * in_block + x % in_block;
+            if (s->padded)
+                x = part * rows_of_part(s, tp) + at[d];
+            if (x >= s->shape[d])
+                return -1;
+        }
+        whole = whole * s->shape[d] + x;
+    }
+    return whole;
+}
+
+/* A value of the whole, that bf16 has. kind: 0 the weight, 1 and on the states. */
+static float value_of(int tensor, int kind, int64_t whole)
+{
+    uint32_t x = (uint32_t)(tensor * 7919 + kind * 104729) + (uint32_t)whole * 2654435761u;
+    x ^= x >> 15;
+    float f = (float)(int)(x % 255 + 1) / 256;
+    return kind == 0 && x % 2 ? -f : f;
+}
+
+static uint16_t to_bf16(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+/* ---- one rank ---- */
+
+struct setup {
+    const struct mesh *mesh;
+    const char *folder;
+    bool async;
+    int says; /* the step that was saved */
+};
+
+struct model {
+    void *param[TENSORS], *grad[TENSORS];
+    char own[TENSORS][MOST_ELEMS * 4];
+    struct zero_tensor table[TENSORS];
+};
+
+static struct model *make_model(int tp)
+{
+    struct model *m = calloc(1, sizeof *m);
+    for (int t = 0; t < TENSORS; t++) {
+        const struct shape *s = &shapes[t];
+        struct zero_tensor *x = &m->table[t];
+        m->param[t] = m->own[t];
+        *x = (struct zero_tensor){.name = s->name,
+                                  .param = &m->param[t],
+                                  .grad = t == BUFFER ? NULL : &m->grad[t],
+                                  .dtype = (enum zero_dtype)s->dtype,
+                                  .unit = s->unit,
+                                  .flags = s->flags,
+                                  .optimizer = s->optimizer};
+        memcpy(x->shape, s->shape, sizeof s->shape);
+        if (s->cut >= 0) {
+            x->shape[s->cut] = rows_of_part(s, tp);
+            x->tp_cut = ZERO_TP_CUT(s->cut);
+            x->tp_blocks = s->blocks;
+            x->tp_size = s->padded ? s->shape[0] : 0;
+        }
+    }
+    return m;
+}
+
+static void forget_line(void *arg, const char *line)
+{
+    (void)arg;
+    (void)line;
+}
+
+static int wrap(struct toy_rank *r, struct model **m, zero_ctx **z, int32_t *part)
+{
+    const struct setup *s = r->arg;
+    const struct zero_axis axes[] = {
+        {"dp_replicate", s->mesh->stage > 3 ? s->mesh->dp / 2 : 1}, {"dp_shard", -1}, {"tp", s->mesh->tp}};
+    struct zero_config cfg = toy_config(r, s->mesh->stage);
+    zero_mesh *mesh = NULL;
+    int err = zero_mesh_open(&mesh, axes, 3, &cfg);
+    if (!err)
+        err = zero_mesh_rank(mesh, "tp", part, NULL);
+    cfg.mesh = mesh;
+    cfg.shard_group = ZERO_AUTO;
+    cfg.log = forget_line;
+    cfg.save_async = s->async;
+    *m = make_model(s->mesh->tp);
+    if (!err)
+        err = zero_wrap(z, (*m)->table, TENSORS, &cfg);
+    zero_mesh_close(&mesh);
+    return err;
+}
+
+/* What the whole model's elements come to, to be the same on every mesh. */
+static void add_to_hash(struct toy_rank *r, int tensor, int kind, int64_t whole, uint32_t bits)
+{
+    uint64_t h = (uint64_t)whole * 0x9e3779b97f4a7c15u + (uint64_t)(tensor * 8 + kind);
+    h = (h ^ bits) * 0xff51afd7ed558ccdu;
+    r->hash += h ^ h >> 31;
+}
+
+/* Reads all that this part has; expected: and compares it. What is cut counts on each part, else on one. */
+static int look(struct toy_rank *r, zero_ctx *z, int tp, int part, bool expected)
+{
+    static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
+    float x[MOST_ELEMS];
+    for (int t = 0; t < TENSORS; t++)
+        for (int k = 0; k <= shapes[t].n_states; k++) {
+            const struct shape *s = &shapes[t];
+            bool narrow = k == 0 && s->dtype == ZERO_BF16;
+            int64_t n = n_elems(s, tp);
+            memset(x, 0x7f, sizeof x);
+            int err = zero_read(z, t, values[k], 0, n, x);
+            if (err)
+                return err;
+            for (int64_t i = 0; i < n; i++) {
+                int64_t whole = whole_of(s, tp, part, i);
+                uint32_t bits, want;
+                float f = t == BUFFER ? 0 : value_of(t, k, whole);
+                memcpy(&want, &f, sizeof want);
+                memcpy(&bits, (const char *)x + i * (narrow ? 2 : 4), narrow ? 2 : 4);
+                bits = narrow ? bits << 16 : bits;
+                want = t == BUFFER ? (uint32_t)(100 + i) : want;
+                if (whole < 0) /* of no element: it is zero when it was loaded */
+                    want = 0;
+                else if (s->cut >= 0 || part == 0)
+                    add_to_hash(r, t, k, whole, bits);
+                if (expected && bits != want) {
+                    toy_wrong(r, "element %d of part %d of %s, kind %d, is %08x instead of %08x; ", (int)i,
+                              part, s->name, k, bits, want);
+                    return 0;
+                }
+            }
+        }
+    return 0;
+}
+
+/* Every value of this part, weights and states. */
+static int write_all(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, int part)
+{
+    static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
+    (void)r;
+    for (int t = 0; t < TENSORS; t++)
+        for (int k = 0; k <= shapes[t].n_states; k++) {
+            const struct shape *s = &shapes[t];
+            float x[MOST_ELEMS];
+            uint16_t narrow[MOST_ELEMS];
+            int64_t n = n_elems(s, tp);
+            if (t == BUFFER) {
+                for (int32_t i = 0; i < n; i++)
+                    ((int32_t *)m->own[t])[i] = 100 + i;
+                continue;
+            }
+            for (int64_t i = 0; i < n; i++) {
+                int64_t whole = whole_of(s, tp, part, i);
+                x[i] = whole < 0 ? 77 : value_of(t, k, whole); /* what pads is in no checkpoint */
+                narrow[i] = to_bf16(x[i]);
+            }
+            int err = zero_write(z, t, values[k], 0, n, k == 0 && s->dtype == ZERO_BF16 ? (void *)narrow : x);
+            if (err)
+                return err;
+        }
+    return 0;
+}
+
+static void save_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    int32_t part = 0;
+    int err = 0;
+    char own[16];
+    TOY_TRY(wrap(r, &m, &z, &part));
+    TOY_TRY(write_all(r, m, z, s->mesh->tp, part));
+    TOY_TRY(zero_set_step(z, s->says));
+    snprintf(own, sizeof own, "rank %d", r->rank);
+    TOY_TRY(zero_set_rank_data(z, own, sizeof own));
+    TOY_TRY(zero_set_user_data(z, "mine", 4));
+    TOY_TRY(zero_save(z, s->folder));
+    TOY_TRY(zero_save_wait(z));
+    zero_unwrap(&z);
+    free(m);
+}
+
+/* One step with a gradient that every element of the whole has of its own. */
+static int train(struct model *m, zero_ctx *z, int tp, int part)
+{
+    for (int unit = 0; unit <= 4; unit++) {
+        int err = zero_begin(z, unit, ZERO_BACKWARD);
+        for (int t = 0; !err && t < TENSORS; t++) {
+            const struct shape *s = &shapes[t];
+            bool stacked = s->flags & ZERO_STACKED;
+            int layer = stacked ? unit - s->unit : 0;
+            if (t == BUFFER || (stacked ? layer < 0 || layer > 2 : unit != s->unit))
+                continue;
+            int64_t n = n_elems(s, tp) / (stacked ? 3 : 1);
+            for (int64_t i = layer * n; i < (layer + 1) * n; i++) {
+                int64_t whole = whole_of(s, tp, part, i);
+                float g = whole < 0 ? 0 : value_of(t, 3, whole);
+                if (s->dtype == ZERO_BF16)
+                    ((uint16_t *)m->grad[t])[i] = to_bf16(g);
+                else
+                    ((float *)m->grad[t])[i] = g;
+            }
+        }
+        if (!err)
+            err = zero_end(z, unit, ZERO_BACKWARD);
+        if (err)
+            return err;
+    }
+    return zero_step(z, 0.125f, NULL);
+}
+
+static void load_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    struct zero_stats stats;
+    int32_t part = 0, n_saved = 0;
+    int err = 0;
+    r->hash = 0;
+    TOY_TRY(wrap(r, &m, &z, &part));
+    TOY_TRY(zero_load(z, s->folder));
+    TOY_TRY(look(r, z, s->mesh->tp, part, true));
+    TOY_TRY(zero_find_rank_data(z, 0, &n_saved, NULL));
+    r->hash = 0;
+    TOY_TRY(train(m, z, s->mesh->tp, part));
+    TOY_TRY(look(r, z, s->mesh->tp, part, false));
+    TOY_TRY(zero_get_stats(z, &stats));
+    r->ms = n_saved;
+    zero_unwrap(&z);
+    free(m);
+}
+
+/* ---- tests ---- */
+
+static void remove_folder(const char *path)
+{
+    char command[256];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    assert_int_equal(system(command), 0);
+}
+
+static int world_of(const struct mesh *m)
+{
+    return m->dp * m->tp;
+}
+
+/* Of the whole model: the parts that the first data-parallel rank's copy has. */
+static uint64_t hash_of(const struct mesh *m, const struct toy_rank *r)
+{
+    uint64_t hash = 0;
+    for (int part = 0; part < m->tp; part++)
+        hash += r[part].hash;
+    return hash;
+}
+
+static void any_mesh_loads_any_others(void **state)
+{
+    (void)state;
+    uint64_t after = 0;
+    for (int from = 0; from < N_MESHES; from++) {
+        char folder[] = "/tmp/zero-tp-ckpt-XXXXXX", what[128];
+        struct toy_rank r[MOST_WORLD];
+        assert_non_null(mkdtemp(folder));
+        struct setup s = {.mesh = &meshes[from], .folder = folder, .async = from % 2, .says = 7};
+        toy_ranks(world_of(s.mesh), save_one, &s, r);
+        snprintf(what, sizeof what, "saved with dp %d, tp %d, stage %d", s.mesh->dp, s.mesh->tp,
+                 s.mesh->stage);
+        toy_assert_well(r, world_of(s.mesh), what);
+        for (int to = 0; to < N_MESHES; to++) {
+            s.mesh = &meshes[to];
+            snprintf(what, sizeof what, "saved with dp %d, tp %d; loaded with dp %d, tp %d, stage %d",
+                     meshes[from].dp, meshes[from].tp, s.mesh->dp, s.mesh->tp, s.mesh->stage);
+            toy_ranks(world_of(s.mesh), load_one, &s, r);
+            toy_assert_well(r, world_of(s.mesh), what);
+            assert_int_equal(r[0].ms, world_of(&meshes[from]));
+            after = after ? after : hash_of(s.mesh, r);
+            if (after != hash_of(s.mesh, r))
+                fail_msg("%s: the step after it ends in other bits", what);
+        }
+        remove_folder(folder);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_mesh_loads_any_others),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,74 @@
+/* tp_cut.c: see tp_cut.h. */
+#include "zero/checkpoint/tp_cut.h"
+#include "kernels/asserts.h"
+
+struct zr_tp_cut zr_tp_none(int64_t n_elems)
+{
+    return (struct zr_tp_cut){
+        .parts = 1, .rows = 1, .each = 1, .blocks = 1, .inner = n_elems, .part_elems = n_elems};
+}
+
+struct zr_tp_cut zr_tp_along(const int64_t shape[8], int32_t dim, int32_t blocks, int64_t size, int32_t parts)
+{
+    struct zr_tp_cut c = {.parts = parts,
+                          .rows = size ? size : shape[dim] * parts,
+                          .each = shape[dim],
+                          .blocks = blocks,
+                          .inner = 1,
+                          .part_elems = 1};
+    for (int d = 0; d < 8 && shape[d]; d++) {
+        c.inner *= d > dim ? shape[d] : 1;
+        c.part_elems *= shape[d];
+    }
+    return c;
+}
+
+bool zr_tp_same(const struct zr_tp_cut *a, const struct zr_tp_cut *b)
+{
+    return a->parts == b->parts && a->rows == b->rows && a->each == b->each && a->blocks == b->blocks &&
+           a->inner == b->inner;
+}
+
+/* Rows of a block that a part has. */
+static int64_t of_block(const struct zr_tp_cut *c)
+{
+    return c->each / c->blocks;
+}
+
+int64_t zr_tp_elems(const struct zr_tp_cut *c, int32_t part)
+{
+    int64_t before = part * c->each, left = c->rows > before ? c->rows - before : 0;
+    if (c->blocks > 1 || left >= c->each)
+        return c->part_elems;
+    return left * c->inner; /* padding is along the first dimension */
+}
+
+struct zr_tp_run zr_tp_run_of_part(const struct zr_tp_cut *c, int32_t part, int64_t at)
+{
+    int64_t k = of_block(c), column = at % c->inner, row = at / c->inner % c->each,
+            outer = at / c->inner / c->each;
+    int64_t block = row / k, in = row % k, whole = block * k * c->parts + part * k + in, rows = k - in;
+    struct zr_tp_run run = {.part = part, .at = at};
+    ZR_ASSERT(at >= 0 && at < c->part_elems);
+    if (whole >= c->rows) {
+        run.whole = -1;
+        run.n = rows * c->inner - column;
+        return run;
+    }
+    rows = rows < c->rows - whole ? rows : c->rows - whole;
+    run.whole = (outer * c->rows + whole) * c->inner + column;
+    run.n = rows * c->inner - column;
+    return run;
+}
+
+struct zr_tp_run zr_tp_run_of_whole(const struct zr_tp_cut *c, int64_t whole)
+{
+    int64_t k = of_block(c), column = whole % c->inner, row = whole / c->inner % c->rows,
+            outer = whole / c->inner / c->rows;
+    int64_t block = row / (k * c->parts), in = row % (k * c->parts), rows = k - in % k;
+    rows = rows < c->rows - row ? rows : c->rows - row;
+    return (struct zr_tp_run){.part = (int32_t)(in / k),
+                              .at = (outer * c->each + block * k + in % k) * c->inner + column,
+                              .whole = whole,
+                              .n = rows * c->inner - column};
+}
