@@ -132,9 +132,8 @@ static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
     return r / n_stage * n_stage + r % z->mesh.parts;
 }
 
-/* tp.c: refuses the call where the model is in pipeline stages; and where it is in stages or parts. */
+/* tp.c: refuses the call where the model is in pipeline stages. */
 int zr_refuse_in_stages(const struct zero_ctx *z, const char *call);
-int zr_refuse_in_parts(const struct zero_ctx *z, const char *call);
 
 /* find_rank.c: who this rank is, by cfg, which was checked, and the environment. */
 int zr_find_rank(const struct zero_config *cfg, struct zr_world *out);

@@ -89,14 +89,3 @@ int zr_refuse_in_stages(const struct zero_ctx *z, const char *call)
                    "zero_write reach the tensors of this rank's stage",
                    call, z->mesh.stages);
 }
-
-int zr_refuse_in_parts(const struct zero_ctx *z, const char *call)
-{
-    int err = zr_refuse_in_stages(z, call);
-    if (err || z->mesh.parts == 1)
-        return err;
-    return zr_fail(ZR_ERR_NOTSUP,
-                   "%s: tp is %d, and files of weights of a model in parts are not made yet; zero_save and "
-                   "zero_load are, and zero_read and zero_write reach this rank's part of a tensor",
-                   call, z->mesh.parts);
-}

@@ -711,8 +711,6 @@ static void refuse(struct toy_rank *r)
     toy_expect(r, zero_tp_enter(z, x, x, 4, ZERO_F32, (enum zero_phase)3), ZERO_ERR_ARG, "phase is 3");
     toy_expect(r, zero_tp_reduce(z, x, 4, 3), ZERO_ERR_ARG, "zero_tp_reduce: op is 3");
     toy_expect(r, zero_tp_reduce(z, NULL, 4, ZERO_TP_SUM), ZERO_ERR_ARG, "zero_tp_reduce: n is 4");
-    toy_expect(r, zero_export(z, "nowhere", NULL, 0, 0), ZERO_ERR_NOTSUP, "zero_export: tp is 2");
-    toy_expect(r, zero_import(z, "nowhere", NULL, 0), ZERO_ERR_NOTSUP, "zero_import: tp is 2");
     double scale = 0;
     toy_expect(r, zero_loss_scale(z, r->rank ? 3 : 4, &scale), ZERO_ERR_ARG,
                "count is 4 on rank 0 and 3 on rank 1; the ranks of tp");

@@ -104,6 +104,7 @@ static uint16_t to_bf16(float f)
 
 struct setup {
     const struct mesh *mesh;
+    bool weights_alone;
     const char *folder;
     bool async;
     int says; /* the step that was saved */
@@ -180,8 +181,9 @@ static int look(struct toy_rank *r, zero_ctx *z, int tp, int part, bool expected
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
     float x[MOST_ELEMS];
+    bool alone = ((const struct setup *)r->arg)->weights_alone;
     for (int t = 0; t < TENSORS; t++)
-        for (int k = 0; k <= shapes[t].n_states; k++) {
+        for (int k = 0; k <= (alone ? 0 : shapes[t].n_states); k++) {
             const struct shape *s = &shapes[t];
             bool narrow = k == 0 && s->dtype == ZERO_BF16;
             int64_t n = n_elems(s, tp);
@@ -310,11 +312,65 @@ static void load_one(struct toy_rank *r)
     free(m);
 }
 
+/* ---- weights alone ---- */
+
+/* Slices of stacked tensors, fused ones too, and what the file has the other way round. */
+static const struct zero_weight map[] = {
+    {"wte", 0, 0, 0},
+    {"wte, turned", 0, 0, 1},
+    {"wpe", 1, 0, 0},
+    {"qkvw.0", 2, ZERO_SLICE(0), 0},
+    {"qkvw.1", 2, ZERO_SLICE(1), 1},
+    {"qkvw.2", 2, ZERO_SLICE(2), 0},
+    {"qkvb", 3, 0, 0},
+    {"proj", 4, 0, 0},
+    {"proj.1, turned", 4, ZERO_SLICE(1), 1},
+    {"norm", 5, 0, 0},
+    {"seen", 6, 0, 0},
+    {"wide", 7, 0, 0},
+};
+enum { N_MAP = sizeof map / sizeof *map, FILE_BYTES = 1200 };
+
+static void export_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    int32_t part = 0;
+    int err = 0;
+    TOY_TRY(wrap(r, &m, &z, &part));
+    TOY_TRY(write_all(r, m, z, s->mesh->tp, part));
+    if (!err && s->mesh->tp > 1) {
+        const struct zero_weight sliced = {"wte.0", 0, ZERO_SLICE(0), 0};
+        toy_expect(r, zero_export(z, s->folder, &sliced, 1, 0), ZERO_ERR_ARG,
+                   "slice is set, but tensor wte is cut over tp along its first dimension");
+        toy_expect(r, zero_export(z, "/proc/nothing", map, N_MAP, 0), ZERO_ERR_IO, "/proc/nothing");
+        toy_expect(r, zero_import(z, "/proc/nothing", map, N_MAP), ZERO_ERR_IO, "/proc/nothing");
+    }
+    TOY_TRY(zero_export(z, s->folder, map, N_MAP, FILE_BYTES));
+    zero_unwrap(&z);
+    free(m);
+}
+
+static void import_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    int32_t part = 0;
+    int err = 0;
+    TOY_TRY(wrap(r, &m, &z, &part));
+    TOY_TRY(zero_import(z, s->folder, map, N_MAP));
+    TOY_TRY(look(r, z, s->mesh->tp, part, true));
+    zero_unwrap(&z);
+    free(m);
+}
+
 /* ---- tests ---- */
 
 static void remove_folder(const char *path)
 {
-    char command[256];
+    char command[512];
     snprintf(command, sizeof command, "rm -rf '%s'", path);
     assert_int_equal(system(command), 0);
 }
@@ -361,9 +417,45 @@ static void any_mesh_loads_any_others(void **state)
     }
 }
 
+/* Another file of the same name, or none. */
+static void expect_same_files(const char *folder, const char *first, const char *what)
+{
+    char command[512]; /* of two short paths */
+    snprintf(command, sizeof command, "diff -rq '%s' '%s' >&2", first, folder);
+    if (system(command))
+        fail_msg("%s: other files than of the whole model", what);
+}
+
+static void weights_are_the_whole_models(void **state)
+{
+    char folder[N_MESHES][32], what[128];
+    struct toy_rank r[MOST_WORLD];
+    struct setup s = {.weights_alone = true};
+    (void)state;
+    for (int i = 0; i < N_MESHES; i++) {
+        strcpy(folder[i], "/tmp/zero-tp-weights-XXXXXX");
+        assert_non_null(mkdtemp(folder[i]));
+        s.mesh = &meshes[i];
+        s.folder = folder[i];
+        snprintf(what, sizeof what, "exported with dp %d, tp %d, stage %d", s.mesh->dp, s.mesh->tp,
+                 s.mesh->stage);
+        toy_ranks(world_of(s.mesh), export_one, &s, r);
+        toy_assert_well(r, world_of(s.mesh), what);
+        expect_same_files(folder[i], folder[0], what);
+        snprintf(what, sizeof what, "imported with dp %d, tp %d, stage %d", s.mesh->dp, s.mesh->tp,
+                 s.mesh->stage);
+        s.folder = folder[0];
+        toy_ranks(world_of(s.mesh), import_one, &s, r);
+        toy_assert_well(r, world_of(s.mesh), what);
+    }
+    for (int i = 0; i < N_MESHES; i++)
+        remove_folder(folder[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(weights_are_the_whole_models),
         cmocka_unit_test(any_mesh_loads_any_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

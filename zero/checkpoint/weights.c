@@ -1,8 +1,8 @@
-/* weights.c: the model's weights alone, in the files that others read and write:
+/* weights.c: zero_export: the model's weights alone, in the files that others read and write:
  * model-0000i-of-0000N.safetensors and model.safetensors.index.json, as Hugging Face's libraries have them.
- * Rank 0 does the input and output, a piece at a time. */
-#include "zero/checkpoint/safetensors.h"
-#include "zero/context.h"
+ * Rank 0 does the input and output, a piece at a time. Of a model in parts the first rank of each part does
+ * that of its own, run by run, in the files that rank 0 makes. */
+#include "zero/checkpoint/weights_inside.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -11,28 +11,6 @@
 #include <string.h>
 
 #include <jansson.h>
-
-#define INDEX_NAME  "model.safetensors.index.json"
-#define SINGLE_NAME "model.safetensors"
-#define PIECE_BYTES (4 << 20)
-#define MAX_INDEX   (256 << 20)
-
-/* One weight of the map, resolved. */
-struct weight {
-    const char *name;
-    int32_t tensor, file, entry;
-    bool transposed;
-    int64_t first, n; /* elements of the tensor */
-    int64_t shape[8]; /* in the file */
-    int32_t n_dims;
-};
-
-struct weights {
-    struct zero_ctx *z;
-    const char *dir;
-    struct weight *list;
-    int32_t n, n_files;
-};
 
 /* Whether an entry is of the whole tensor, or of which slice. */
 static int resolve_slice(const struct zero_weight *m, int32_t i, const struct zr_tensor *t, int32_t n_dims,
@@ -55,7 +33,30 @@ static int resolve_slice(const struct zero_weight *m, int32_t i, const struct zr
                    i, m->name, given, t->name, (long long)t->shape[0] - 1);
 }
 
-static int resolve_one(const struct zero_ctx *z, const struct zero_weight *m, int32_t i, struct weight *w)
+/* w->shape is that of what is here, as the file has it; sliced: it lacks the tensor's first dimension. */
+static int place_in_file(const struct zero_ctx *z, const struct zr_tensor *t, bool sliced, int32_t i,
+                         struct zr_weight *w)
+{
+    w->cut = zr_tp_none(w->n);
+    if (z->mesh.parts > 1 && t->cut) {
+        int32_t dim = t->cut_dim - sliced;
+        if (dim < 0)
+            return zr_fail(
+                ZR_ERR_ARG,
+                "map[%d] (%s): slice is set, but tensor %s is cut over tp along its first dimension; "
+                "allowed: 0 (all of it)",
+                i, w->name, t->name);
+        dim = w->transposed ? 1 - dim : dim;
+        w->cut = zr_tp_along(w->shape, dim, t->cut_blocks, t->cut_size, z->mesh.parts);
+        w->shape[dim] = w->cut.rows;
+    }
+    w->n_whole = 1;
+    for (int32_t d = 0; d < w->n_dims; d++)
+        w->n_whole *= w->shape[d];
+    return 0;
+}
+
+static int resolve_one(const struct zero_ctx *z, const struct zero_weight *m, int32_t i, struct zr_weight *w)
 {
     if (!m->name || !*m->name || !zr_is_utf8(m->name))
         return zr_fail(ZR_ERR_ARG, "map[%d]: name is NULL, empty or not UTF-8", i);
@@ -71,10 +72,10 @@ static int resolve_one(const struct zero_ctx *z, const struct zero_weight *m, in
     int err = resolve_slice(m, i, t, n_dims, &whole, &slice);
     if (err)
         return err;
-    *w = (struct weight){.name = m->name,
-                         .tensor = m->tensor,
-                         .transposed = m->transposed,
-                         .n_dims = whole ? n_dims : n_dims - 1};
+    *w = (struct zr_weight){.name = m->name,
+                            .tensor = m->tensor,
+                            .transposed = m->transposed,
+                            .n_dims = whole ? n_dims : n_dims - 1};
     memcpy(w->shape, t->shape + !whole, (size_t)w->n_dims * sizeof *w->shape);
     w->n = whole ? t->n_elems : t->n_elems / t->shape[0];
     w->first = slice * w->n;
@@ -82,15 +83,15 @@ static int resolve_one(const struct zero_ctx *z, const struct zero_weight *m, in
         return zr_fail(ZR_ERR_ARG, "map[%d] (%s): transposed is set for %d dimensions; allowed: 2", i,
                        m->name, w->n_dims);
     if (m->transposed) {
-        int64_t rows = w->shape[0];
-        w->shape[0] = w->shape[1];
-        w->shape[1] = rows;
+        w->rows = w->shape[0];
+        w->columns = w->shape[1];
+        w->shape[0] = w->columns;
+        w->shape[1] = w->rows;
     }
-    return 0;
+    return place_in_file(z, t, !whole, i, w);
 }
 
-/* map NULL: every tensor under its own name. */
-static int resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, struct weights *out)
+int zr_weights_resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, struct zr_weights *out)
 {
     int err = map ? zr_config_needs(&z->config.user, offsetof(struct zero_config, weight_size)) : 0;
     if (err)
@@ -110,7 +111,7 @@ static int resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n,
     return err;
 }
 
-static int64_t elem_bytes(const struct weights *ws, const struct weight *w)
+static int64_t elem_bytes(const struct zr_weights *ws, const struct zr_weight *w)
 {
     return zr_dtype_bytes(ws->z->layout->tensors[w->tensor].dtype);
 }
@@ -133,8 +134,7 @@ static inline void turn(char *restrict dst, const char *restrict src, int64_t ro
                     memcpy(dst + (c * rows + r) * size, src + (r * columns + c) * size, (size_t)size);
 }
 
-/* (rows, columns) -> (columns, rows) */
-static void transpose(char *dst, const char *src, int64_t rows, int64_t columns, int64_t size)
+void zr_weights_transpose(char *dst, const char *src, int64_t rows, int64_t columns, int64_t size)
 {
     if (size == 4) /* known here, a copy is two instructions */
         turn(dst, src, rows, columns, 4);
@@ -146,12 +146,12 @@ static void transpose(char *dst, const char *src, int64_t rows, int64_t columns,
 
 /* ---- export ---- */
 
-static void assign_files(struct weights *ws, int64_t max_file_bytes)
+static void assign_files(struct zr_weights *ws, int64_t max_file_bytes)
 {
     int64_t bytes = 0;
     for (int32_t i = 0; i < ws->n; i++) {
-        struct weight *w = &ws->list[i];
-        int64_t own = w->n * elem_bytes(ws, w);
+        struct zr_weight *w = &ws->list[i];
+        int64_t own = w->n_whole * elem_bytes(ws, w);
         if (i && bytes + own > max_file_bytes) {
             ws->n_files++;
             bytes = 0;
@@ -162,37 +162,63 @@ static void assign_files(struct weights *ws, int64_t max_file_bytes)
     ws->n_files++;
 }
 
-/* Reads a weight on all ranks and writes it on rank 0. *local keeps rank 0's first failure, after which it
- * only takes part. Only a failure among ranks is returned. */
-static int export_one(struct weights *ws, const struct weight *w, char *buffer, int64_t buffer_bytes, int fd,
-                      const char *path, int64_t at, int *local)
+bool zr_weights_has_files(const struct zero_ctx *z)
+{
+    return zr_dp_rank(z) == 0;
+}
+
+/* Of the weight, elements [k, k + n) as they lie in the file but for what other parts have, to where they
+ * belong in it: run by run. at: byte of the file where the weight begins. */
+static int write_runs(struct zr_weights *ws, const struct zr_weight *w, const char *src, int64_t k, int64_t n,
+                      int fd, const char *path, int64_t at)
+{
+    int64_t size = elem_bytes(ws, w);
+    int32_t part = w->cut.parts > 1 ? ws->z->mesh.part : 0;
+    int err = 0;
+    for (int64_t done = 0, m; !err && done < n; done += m) {
+        struct zr_tp_run run = zr_tp_run_of_part(&w->cut, part, k + done);
+        m = zr_min(run.n, n - done);
+        if (run.whole >= 0) /* else it pads */
+            err = zr_file_write(ws->z->files, fd, path, src + done * size, m * size, at + run.whole * size);
+    }
+    return err;
+}
+
+/* Reads a weight on all ranks and writes it on rank 0, or of each part on its first. *local keeps the first
+ * failure there, after which it only takes part. Only a failure among ranks is returned. */
+static int export_one(struct zr_weights *ws, const struct zr_weight *w, char *buffer, int64_t buffer_bytes,
+                      int fd, const char *path, int64_t at, int *local)
 {
     struct zero_ctx *z = ws->z;
-    int64_t size = elem_bytes(ws, w), piece = w->transposed ? w->n : zr_min(w->n, PIECE_BYTES / size);
+    bool writes = fd >= 0 && (w->cut.parts > 1 || z->mesh.part == 0);
+    int64_t size = elem_bytes(ws, w),
+            piece = w->transposed ? w->n : zr_min(w->n, ZR_WEIGHTS_PIECE_BYTES / size);
     for (int64_t k = 0; k < w->n; k += piece) {
         int64_t n = zr_min(piece, w->n - k);
-        char *dst = buffer && !*local ? buffer : NULL;
+        char *dst = writes && !*local ? buffer : NULL;
         int err = zr_values_read(z, w->tensor, ZR_VALUE_PARAM, w->first + k, n, dst);
         if (err)
             return err;
         if (!dst)
             continue;
-        if (w->transposed) { /* shape is the file's: the model has it the other way round */
-            transpose(buffer + buffer_bytes / 2, buffer, w->shape[1], w->shape[0], size);
+        if (w->transposed) {
+            zr_weights_transpose(buffer + buffer_bytes / 2, buffer, w->rows, w->columns, size);
             dst = buffer + buffer_bytes / 2;
         }
-        *local = zr_file_write(z->files, fd, path, dst, n * size, at + k * size);
+        *local = write_runs(ws, w, dst, k, n, fd, path, at);
     }
     return 0;
 }
 
-static int begin_file(struct weights *ws, int32_t file, char path[ZR_PATH_BYTES], int *fd,
+/* Rank 0 makes the file; others find where its weights are. */
+static int begin_file(struct zr_weights *ws, int32_t file, char path[ZR_PATH_BYTES], int *fd,
                       struct zr_st_entry *entries)
 {
     char name[80], *head = NULL;
+    bool makes = ws->z->world.rank == 0;
     int64_t n = 0, head_bytes;
     for (int32_t i = 0; i < ws->n; i++) {
-        const struct weight *w = &ws->list[i];
+        const struct zr_weight *w = &ws->list[i];
         if (w->file != file)
             continue;
         entries[n] = (struct zr_st_entry){.name = (char *)(uintptr_t)w->name,
@@ -204,15 +230,15 @@ static int begin_file(struct weights *ws, int32_t file, char path[ZR_PATH_BYTES]
     int err = zr_path_join(path, ws->dir, name);
     if (!err)
         err = zr_st_head(entries, n, "pt", &head, &head_bytes);
-    if (!err)
+    if (!err && makes)
         err = zr_file_open(ws->z->files, path, O_WRONLY | O_CREAT | O_TRUNC, fd);
-    if (!err)
+    if (!err && makes)
         err = zr_file_write(ws->z->files, *fd, path, head, head_bytes, 0);
     free(head);
     return err;
 }
 
-static int write_index(const struct weights *ws)
+static int write_index(const struct zr_weights *ws)
 {
     char path[ZR_PATH_BYTES], name[64];
     int64_t total = 0;
@@ -221,7 +247,7 @@ static int write_index(const struct weights *ws)
     for (int32_t i = 0; i < ws->n; i++) {
         file_name(ws->list[i].file, ws->n_files, name);
         ok = ok && !json_object_set_new(map, ws->list[i].name, json_string(name));
-        total += ws->list[i].n * elem_bytes(ws, &ws->list[i]);
+        total += ws->list[i].n_whole * elem_bytes(ws, &ws->list[i]);
     }
     json_t *root =
         json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
@@ -229,22 +255,33 @@ static int write_index(const struct weights *ws)
     json_decref(root);
     if (!text)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the index of %d weights", ws->n);
-    int err = zr_path_join(path, ws->dir, INDEX_NAME);
-    if (!err && strlen(text) > MAX_INDEX)
+    int err = zr_path_join(path, ws->dir, ZR_WEIGHTS_INDEX);
+    if (!err && strlen(text) > ZR_WEIGHTS_MAX_INDEX)
         err = zr_fail(ZR_ERR_ARG, "the index of %d weights has %zu bytes; allowed: %d", ws->n, strlen(text),
-                      MAX_INDEX);
+                      ZR_WEIGHTS_MAX_INDEX);
     if (!err)
         err = zr_file_store(ws->z->files, path, text, (int64_t)strlen(text));
     free(text);
     return err ? err : zr_folder_sync(ws->z->files, ws->dir);
 }
 
-static int export_files(struct weights *ws)
+/* Where several ranks write: rank 0's file is there, or all know that it is not, and the others open it. */
+static int join_file(struct zr_weights *ws, const char *path, int *fd, int *local)
+{
+    if (ws->z->mesh.parts == 1)
+        return 0;
+    int err = zr_agree_in_run(ws->z, *local);
+    if (!err && zr_weights_has_files(ws->z) && *fd < 0)
+        *local = zr_file_open(ws->z->files, path, O_WRONLY, fd);
+    return err;
+}
+
+static int export_files(struct zr_weights *ws)
 {
     struct zero_ctx *z = ws->z;
-    bool writes = z->world.rank == 0, exists;
+    bool makes = z->world.rank == 0, writes = zr_weights_has_files(z), exists;
     int local = 0, err = 0;
-    int64_t buffer_bytes = PIECE_BYTES;
+    int64_t buffer_bytes = ZR_WEIGHTS_PIECE_BYTES;
     for (int32_t i = 0; i < ws->n; i++)
         if (ws->list[i].transposed)
             buffer_bytes = zr_max(buffer_bytes, 2 * ws->list[i].n * elem_bytes(ws, &ws->list[i]));
@@ -252,7 +289,7 @@ static int export_files(struct weights *ws)
     struct zr_st_entry *entries = writes ? malloc((size_t)ws->n * sizeof *entries) : NULL;
     if (writes && (!buffer || !entries))
         local = zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes of weights", (long long)buffer_bytes);
-    if (writes && !local && zr_folder_make(z->files, ws->dir, &exists) && !exists)
+    if (makes && !local && zr_folder_make(z->files, ws->dir, &exists) && !exists)
         local = ZR_ERR_IO;
     for (int32_t file = 0; !err && file < ws->n_files; file++) {
         char path[ZR_PATH_BYTES];
@@ -260,6 +297,7 @@ static int export_files(struct weights *ws)
         int64_t k = 0;
         if (writes && !local)
             local = begin_file(ws, file, path, &fd, entries);
+        err = join_file(ws, path, &fd, &local);
         for (int32_t i = 0; !err && i < ws->n; i++)
             if (ws->list[i].file == file)
                 err = export_one(ws, &ws->list[i], buffer, buffer_bytes, fd, path,
@@ -269,18 +307,20 @@ static int export_files(struct weights *ws)
         int closed = fd >= 0 ? zr_file_close(z->files, fd, path) : 0;
         local = local ? local : closed;
     }
-    if (writes && !err && !local)
+    if (!err && z->mesh.parts > 1)
+        err = zr_agree_in_run(z, local); /* before the index says that all is there */
+    if (makes && !err && !local)
         local = write_index(ws);
     free(buffer);
     free(entries);
     return err ? err : zr_agree_in_run(z, local);
 }
 
-static int check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_called_name name)
+int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_called_name name)
 {
     if (!z || !dir || !*dir)
         return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
-    int err = zr_refuse_in_parts(z, call);
+    int err = zr_refuse_in_stages(z, call);
     if (!err)
         err = zr_refuse_in_bracket(z, call);
     if (!err)
@@ -294,254 +334,17 @@ int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int
                 int64_t max_file_bytes)
 {
     ZR_IN_CALL(z, ZR_CALLED_EXPORT, false, -1);
-    int err = check_call(z, dir, "zero_export", ZR_CALLED_EXPORT);
+    int err = zr_weights_check_call(z, dir, "zero_export", ZR_CALLED_EXPORT);
     if (!err)
         err = zr_awaited_refuse(z, "zero_export", -1);
     if (err)
         return err;
-    struct weights ws = {.z = z, .dir = dir};
-    err = zr_agree_in_run(z, resolve(z, map, n, &ws));
+    struct zr_weights ws = {.z = z, .dir = dir};
+    err = zr_agree_in_run(z, zr_weights_resolve(z, map, n, &ws));
     if (!err) {
         assign_files(&ws, max_file_bytes > 0 ? max_file_bytes : INT64_C(5000000000));
         err = export_files(&ws);
     }
     free(ws.list);
     return err ? zr_fail_more(err, "zero_export") : 0;
-}
-
-/* ---- import ---- */
-
-struct source {
-    char name[256];
-    int fd;
-    struct zr_st st;
-};
-
-struct sources {
-    struct source *list;
-    int32_t n;
-};
-
-static void close_sources(const struct zr_files *fs, struct sources *s)
-{
-    for (int32_t i = 0; i < s->n; i++) {
-        if (s->list[i].fd >= 0)
-            zr_file_close(fs, s->list[i].fd, s->list[i].name);
-        zr_st_free(&s->list[i].st);
-    }
-    free(s->list);
-}
-
-static int open_source(const struct weights *ws, struct sources *s, const char *name, int32_t *out)
-{
-    const struct zr_files *fs = ws->z->files;
-    char path[ZR_PATH_BYTES];
-    int64_t bytes;
-    for (*out = 0; *out < s->n; ++*out)
-        if (!strcmp(s->list[*out].name, name))
-            return 0;
-    if (!*name || *name == '.' || strchr(name, '/') || strlen(name) >= sizeof s->list->name)
-        return zr_fail(ZR_ERR_IO, "%s/" INDEX_NAME ": \"%.100s\" is not the name of a file beside it",
-                       ws->dir, name);
-    struct source *more = realloc(s->list, ((size_t)s->n + 1) * sizeof *more);
-    if (!more)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d files", s->n + 1);
-    s->list = more;
-    struct source *f = &s->list[s->n];
-    *f = (struct source){.fd = -1};
-    snprintf(f->name, sizeof f->name, "%s", name);
-    int err = zr_path_join(path, ws->dir, name);
-    if (!err)
-        err = zr_file_open(fs, path, O_RDONLY, &f->fd);
-    if (err)
-        return err;
-    s->n++;
-    err = zr_file_size(fs, f->fd, path, &bytes);
-    return err ? err : zr_st_read(fs, f->fd, path, bytes, &f->st);
-}
-
-/* The index, or NULL where the folder has one file only. */
-static int read_index(const struct weights *ws, json_t **out)
-{
-    char path[ZR_PATH_BYTES], *text;
-    int64_t n;
-    bool missing = false;
-    json_error_t why;
-    *out = NULL;
-    int err = zr_path_join(path, ws->dir, INDEX_NAME);
-    if (!err)
-        err = zr_file_load(ws->z->files, path, MAX_INDEX, &missing, &text, &n);
-    if (err)
-        return missing ? 0 : err;
-    *out = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &why);
-    free(text);
-    if (!json_is_object(json_object_get(*out, "weight_map"))) {
-        json_decref(*out);
-        *out = NULL;
-        return zr_fail(ZR_ERR_IO, "%s: has no weight_map, or is no JSON", path);
-    }
-    return 0;
-}
-
-static int by_name(const void *a, const void *b)
-{
-    return strcmp((*(struct weight *const *)a)->name, (*(struct weight *const *)b)->name);
-}
-
-/* Which entry is which weight: through names, sorted once. */
-static void match(struct weights *ws, struct weight **sorted, const struct source *f, int32_t file)
-{
-    for (int64_t k = 0; k < f->st.n_entries; k++) {
-        struct weight key = {.name = f->st.entries[k].name}, *p = &key;
-        struct weight **found = bsearch(&p, sorted, (size_t)ws->n, sizeof *sorted, by_name);
-        if (found && (*found)->file == file)
-            (*found)->entry = (int32_t)k;
-    }
-}
-
-static int check_weight(const struct weights *ws, const struct sources *s, const struct weight *w)
-{
-    const struct zr_tensor *t = &ws->z->layout->tensors[w->tensor];
-    const char *file = s->list[w->file].name;
-    if (w->entry < 0)
-        return zr_fail(ZR_ERR_IO, "%s/%s: tensor %s is not there", ws->dir, file, w->name);
-    const struct zr_st_entry *e = &s->list[w->file].st.entries[w->entry];
-    if (e->n_dims != w->n_dims || memcmp(e->shape, w->shape, (size_t)w->n_dims * sizeof *w->shape) != 0) {
-        char theirs[ZR_SHAPE_CHARS], ours[ZR_SHAPE_CHARS];
-        zr_shape_print(e->shape, e->n_dims, theirs);
-        zr_shape_print(w->shape, w->n_dims, ours);
-        return zr_fail(ZR_ERR_ARG, "%s/%s: tensor %s has shape %s; for %s of this model it should be %s",
-                       ws->dir, file, w->name, theirs, t->name, ours);
-    }
-    const char *own = zr_st_dtype_of(t->dtype);
-    if (t->buffer && strcmp(e->dtype, own) != 0)
-        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is a buffer and %s", ws->dir, file,
-                       w->name, e->dtype, t->name, own);
-    if (!t->buffer && strcmp(e->dtype, "F32") != 0 && strcmp(e->dtype, "BF16") != 0)
-        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s; allowed: F32, BF16", ws->dir, file, w->name,
-                       e->dtype);
-    if (!t->grad && strcmp(e->dtype, own) != 0)
-        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is frozen and %s", ws->dir, file,
-                       w->name, e->dtype, t->name, own);
-    return 0;
-}
-
-static int find_weights(struct weights *ws, struct sources *s)
-{
-    json_t *index;
-    int err = read_index(ws, &index);
-    if (err)
-        return err;
-    struct weight **sorted = malloc((size_t)ws->n * sizeof *sorted);
-    if (!sorted)
-        err = zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", ws->n);
-    for (int32_t i = 0; !err && i < ws->n; i++) {
-        struct weight *w = sorted[i] = &ws->list[i];
-        const char *name =
-            index ? json_string_value(json_object_get(json_object_get(index, "weight_map"), w->name))
-                  : SINGLE_NAME;
-        w->entry = -1;
-        err = name ? open_source(ws, s, name, &w->file)
-                   : zr_fail(ZR_ERR_IO, "%s/" INDEX_NAME ": tensor %s is not in it", ws->dir, w->name);
-    }
-    if (!err)
-        qsort(sorted, (size_t)ws->n, sizeof *sorted, by_name);
-    for (int32_t f = 0; !err && f < s->n; f++)
-        match(ws, sorted, &s->list[f], f);
-    for (int32_t i = 0; !err && i < ws->n; i++)
-        err = check_weight(ws, s, &ws->list[i]);
-    free(sorted);
-    json_decref(index);
-    return err;
-}
-
-/* Trainable weights go in as fp32 masters, which the model's own are rounded from; others have none. */
-static int64_t import_bytes(const struct zr_tensor *t)
-{
-    return t->grad ? (int64_t)sizeof(float) : zr_dtype_bytes(t->dtype);
-}
-
-static int import_one(struct weights *ws, const struct sources *s, const struct weight *w, char *buffer,
-                      char *turned, int *local, bool *stopped)
-{
-    struct zero_ctx *z = ws->z;
-    const struct zr_tensor *t = &z->layout->tensors[w->tensor];
-    int64_t size = import_bytes(t);
-    int64_t piece = w->transposed ? w->n : zr_min(w->n, PIECE_BYTES / size);
-    for (int64_t k = 0; k < w->n; k += piece) {
-        int64_t n = zr_min(piece, w->n - k);
-        char *src = buffer;
-        if (s && !*local) {
-            const struct source *f = &s->list[w->file];
-            const struct zr_st_entry *e = &f->st.entries[w->entry];
-            int64_t theirs = zr_st_dtype_bytes(e->dtype);
-            char *at = buffer +
-                       n * (size - theirs); /* at the end, so that widening in place reads before it writes */
-            if (size < theirs)
-                at = buffer;
-            *local = zr_file_read(z->files, f->fd, f->name, at, n * theirs, e->begin + k * theirs);
-            for (int64_t i = 0; !*local && size > theirs && i < n; i++) {
-                uint16_t narrow;
-                memcpy(&narrow, at + i * 2, 2);
-                uint32_t wide = (uint32_t)narrow << 16;
-                memcpy(buffer + i * 4, &wide, 4);
-            }
-            if (!*local && w->transposed) {
-                transpose(turned, buffer, w->shape[0], w->shape[1], size);
-                src = turned;
-            }
-        }
-        /* All learn whether rank 0 could read it, and then none writes it. */
-        double bad = s && *local;
-        int err = zr_engine_mean(z->engine, &bad, 1);
-        if (err || bad > 0) {
-            *stopped = true;
-            return err;
-        }
-        err = zero_write(z, w->tensor, t->grad ? ZERO_VALUE_MASTER : ZERO_VALUE_PARAM, w->first + k, n, src);
-        if (err)
-            return err;
-    }
-    return 0;
-}
-
-int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n)
-{
-    ZR_IN_CALL(z, ZR_CALLED_IMPORT, false, -1);
-    int err = z ? zr_refuse_in_all(z, "zero_import") : 0;
-    if (!err)
-        err = check_call(z, dir, "zero_import", ZR_CALLED_IMPORT);
-    if (err)
-        return err;
-    struct weights ws = {.z = z, .dir = dir};
-    struct sources s = {0};
-    char *buffer = NULL;
-    bool reads = z->world.rank == 0;
-    err = resolve(z, map, n, &ws);
-    if (!err && reads)
-        err = find_weights(&ws, &s);
-    int64_t bytes = PIECE_BYTES;
-    for (int32_t i = 0; i < ws.n; i++)
-        if (ws.list[i].transposed)
-            bytes =
-                zr_max(bytes, ws.list[i].n * zr_max(4, import_bytes(&z->layout->tensors[ws.list[i].tensor])));
-    if (!err && reads) {
-        buffer = malloc((size_t)bytes * 2);
-        err =
-            buffer ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes of weights", (long long)(2 * bytes));
-    }
-    err = zr_agree_in_run(z, err);
-    int local = 0;
-    bool begun = !err, stopped = false;
-    for (int32_t i = 0; !err && !stopped && i < ws.n; i++)
-        err = import_one(&ws, reads ? &s : NULL, &ws.list[i], buffer, reads ? buffer + bytes : NULL, &local,
-                         &stopped);
-    if (begun && !err)
-        err = zr_agree_in_run(z, local);
-    struct zr_kept kept;
-    zr_keep(&kept, err);
-    close_sources(z->files, &s);
-    free(buffer);
-    free(ws.list);
-    return err ? zr_fail_more(zr_say_again(&kept), "zero_import") : 0;
 }

@@ -1,0 +1,270 @@
+/* weights_import.c: zero_import: weights from the files of others, which weights.c writes too. */
+#include "zero/checkpoint/weights_inside.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+struct source {
+    char name[256];
+    int fd;
+    struct zr_st st;
+};
+
+struct sources {
+    struct source *list;
+    int32_t n;
+};
+
+static void close_sources(const struct zr_files *fs, struct sources *s)
+{
+    for (int32_t i = 0; i < s->n; i++) {
+        if (s->list[i].fd >= 0)
+            zr_file_close(fs, s->list[i].fd, s->list[i].name);
+        zr_st_free(&s->list[i].st);
+    }
+    free(s->list);
+}
+
+static int open_source(const struct zr_weights *ws, struct sources *s, const char *name, int32_t *out)
+{
+    const struct zr_files *fs = ws->z->files;
+    char path[ZR_PATH_BYTES];
+    int64_t bytes;
+    for (*out = 0; *out < s->n; ++*out)
+        if (!strcmp(s->list[*out].name, name))
+            return 0;
+    if (!*name || *name == '.' || strchr(name, '/') || strlen(name) >= sizeof s->list->name)
+        return zr_fail(ZR_ERR_IO, "%s/" ZR_WEIGHTS_INDEX ": \"%.100s\" is not the name of a file beside it",
+                       ws->dir, name);
+    struct source *more = realloc(s->list, ((size_t)s->n + 1) * sizeof *more);
+    if (!more)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for %d files", s->n + 1);
+    s->list = more;
+    struct source *f = &s->list[s->n];
+    *f = (struct source){.fd = -1};
+    snprintf(f->name, sizeof f->name, "%s", name);
+    int err = zr_path_join(path, ws->dir, name);
+    if (!err)
+        err = zr_file_open(fs, path, O_RDONLY, &f->fd);
+    if (err)
+        return err;
+    s->n++;
+    err = zr_file_size(fs, f->fd, path, &bytes);
+    return err ? err : zr_st_read(fs, f->fd, path, bytes, &f->st);
+}
+
+/* The index, or NULL where the folder has one file only. */
+static int read_index(const struct zr_weights *ws, json_t **out)
+{
+    char path[ZR_PATH_BYTES], *text;
+    int64_t n;
+    bool missing = false;
+    json_error_t why;
+    *out = NULL;
+    int err = zr_path_join(path, ws->dir, ZR_WEIGHTS_INDEX);
+    if (!err)
+        err = zr_file_load(ws->z->files, path, ZR_WEIGHTS_MAX_INDEX, &missing, &text, &n);
+    if (err)
+        return missing ? 0 : err;
+    *out = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &why);
+    free(text);
+    if (!json_is_object(json_object_get(*out, "weight_map"))) {
+        json_decref(*out);
+        *out = NULL;
+        return zr_fail(ZR_ERR_IO, "%s: has no weight_map, or is no JSON", path);
+    }
+    return 0;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp((*(struct zr_weight *const *)a)->name, (*(struct zr_weight *const *)b)->name);
+}
+
+/* Which entry is which weight: through names, sorted once. */
+static void match(struct zr_weights *ws, struct zr_weight **sorted, const struct source *f, int32_t file)
+{
+    for (int64_t k = 0; k < f->st.n_entries; k++) {
+        struct zr_weight key = {.name = f->st.entries[k].name}, *p = &key;
+        struct zr_weight **found = bsearch(&p, sorted, (size_t)ws->n, sizeof *sorted, by_name);
+        if (found && (*found)->file == file)
+            (*found)->entry = (int32_t)k;
+    }
+}
+
+static int check_weight(const struct zr_weights *ws, const struct sources *s, const struct zr_weight *w)
+{
+    const struct zr_tensor *t = &ws->z->layout->tensors[w->tensor];
+    const char *file = s->list[w->file].name;
+    if (w->entry < 0)
+        return zr_fail(ZR_ERR_IO, "%s/%s: tensor %s is not there", ws->dir, file, w->name);
+    const struct zr_st_entry *e = &s->list[w->file].st.entries[w->entry];
+    if (e->n_dims != w->n_dims || memcmp(e->shape, w->shape, (size_t)w->n_dims * sizeof *w->shape) != 0) {
+        char theirs[ZR_SHAPE_CHARS], ours[ZR_SHAPE_CHARS];
+        zr_shape_print(e->shape, e->n_dims, theirs);
+        zr_shape_print(w->shape, w->n_dims, ours);
+        return zr_fail(ZR_ERR_ARG, "%s/%s: tensor %s has shape %s; for %s of this model it should be %s",
+                       ws->dir, file, w->name, theirs, t->name, ours);
+    }
+    const char *own = zr_st_dtype_of(t->dtype);
+    if (t->buffer && strcmp(e->dtype, own) != 0)
+        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is a buffer and %s", ws->dir, file,
+                       w->name, e->dtype, t->name, own);
+    if (!t->buffer && strcmp(e->dtype, "F32") != 0 && strcmp(e->dtype, "BF16") != 0)
+        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s; allowed: F32, BF16", ws->dir, file, w->name,
+                       e->dtype);
+    if (!t->grad && strcmp(e->dtype, own) != 0)
+        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is frozen and %s", ws->dir, file,
+                       w->name, e->dtype, t->name, own);
+    return 0;
+}
+
+static int find_weights(struct zr_weights *ws, struct sources *s)
+{
+    json_t *index;
+    int err = read_index(ws, &index);
+    if (err)
+        return err;
+    struct zr_weight **sorted = malloc((size_t)ws->n * sizeof *sorted);
+    if (!sorted)
+        err = zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", ws->n);
+    for (int32_t i = 0; !err && i < ws->n; i++) {
+        struct zr_weight *w = sorted[i] = &ws->list[i];
+        const char *name =
+            index ? json_string_value(json_object_get(json_object_get(index, "weight_map"), w->name))
+                  : ZR_WEIGHTS_SINGLE;
+        w->entry = -1;
+        err = name ? open_source(ws, s, name, &w->file)
+                   : zr_fail(ZR_ERR_IO, "%s/" ZR_WEIGHTS_INDEX ": tensor %s is not in it", ws->dir, w->name);
+    }
+    if (!err)
+        qsort(sorted, (size_t)ws->n, sizeof *sorted, by_name);
+    for (int32_t f = 0; !err && f < s->n; f++)
+        match(ws, sorted, &s->list[f], f);
+    for (int32_t i = 0; !err && i < ws->n; i++)
+        err = check_weight(ws, s, &ws->list[i]);
+    free(sorted);
+    json_decref(index);
+    return err;
+}
+
+/* Trainable weights go in as fp32 masters, which the model's own are rounded from; others have none. */
+static int64_t import_bytes(const struct zr_tensor *t)
+{
+    return t->grad ? (int64_t)sizeof(float) : zr_dtype_bytes(t->dtype);
+}
+
+/* Elements [k, k + n) of what is here, as they lie in the file: run by run, and 0 of what pads. */
+static int read_runs(struct zr_weights *ws, const struct source *f, const struct zr_weight *w, char *dst,
+                     int64_t k, int64_t n)
+{
+    const struct zr_st_entry *e = &f->st.entries[w->entry];
+    int64_t size = zr_st_dtype_bytes(e->dtype);
+    int32_t part = w->cut.parts > 1 ? ws->z->mesh.part : 0;
+    int err = 0;
+    for (int64_t done = 0, m; !err && done < n; done += m) {
+        struct zr_tp_run run = zr_tp_run_of_part(&w->cut, part, k + done);
+        m = zr_min(run.n, n - done);
+        if (run.whole < 0)
+            memset(dst + done * size, 0, (size_t)(m * size));
+        else
+            err = zr_file_read(ws->z->files, f->fd, f->name, dst + done * size, m * size,
+                               e->begin + run.whole * size);
+    }
+    return err;
+}
+
+/* Whether a rank that reads could not. Of a model in parts the first failure is an error on all. */
+static int learn_of_failure(struct zero_ctx *z, bool reads, int local, bool *stopped)
+{
+    double bad = reads && local;
+    int err = z->mesh.parts > 1 ? zr_agree_in_run(z, local) : zr_engine_mean(z->engine, &bad, 1);
+    *stopped = err || bad > 0;
+    return err;
+}
+
+static int import_one(struct zr_weights *ws, const struct sources *s, const struct zr_weight *w, char *buffer,
+                      char *turned, int *local, bool *stopped)
+{
+    struct zero_ctx *z = ws->z;
+    const struct zr_tensor *t = &z->layout->tensors[w->tensor];
+    int64_t size = import_bytes(t);
+    int64_t piece = w->transposed ? w->n : zr_min(w->n, ZR_WEIGHTS_PIECE_BYTES / size);
+    for (int64_t k = 0; k < w->n; k += piece) {
+        int64_t n = zr_min(piece, w->n - k);
+        char *src = buffer;
+        if (s && !*local) {
+            const struct source *f = &s->list[w->file];
+            const struct zr_st_entry *e = &f->st.entries[w->entry];
+            int64_t theirs = zr_st_dtype_bytes(e->dtype);
+            char *at = buffer +
+                       n * (size - theirs); /* at the end, so that widening in place reads before it writes */
+            if (size < theirs)
+                at = buffer;
+            *local = read_runs(ws, f, w, at, k, n);
+            for (int64_t i = 0; !*local && size > theirs && i < n; i++) {
+                uint16_t narrow;
+                memcpy(&narrow, at + i * 2, 2);
+                uint32_t wide = (uint32_t)narrow << 16;
+                memcpy(buffer + i * 4, &wide, 4);
+            }
+            if (!*local && w->transposed) {
+                zr_weights_transpose(turned, buffer, w->columns, w->rows, size);
+                src = turned;
+            }
+        }
+        /* All learn whether it could be read, and then none writes it. */
+        int err = learn_of_failure(z, s != NULL, *local, stopped);
+        if (err || *stopped)
+            return err;
+        err = zero_write(z, w->tensor, t->grad ? ZERO_VALUE_MASTER : ZERO_VALUE_PARAM, w->first + k, n, src);
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n)
+{
+    ZR_IN_CALL(z, ZR_CALLED_IMPORT, false, -1);
+    int err = z ? zr_refuse_in_all(z, "zero_import") : 0;
+    if (!err)
+        err = zr_weights_check_call(z, dir, "zero_import", ZR_CALLED_IMPORT);
+    if (err)
+        return err;
+    struct zr_weights ws = {.z = z, .dir = dir};
+    struct sources s = {0};
+    char *buffer = NULL;
+    bool reads = zr_weights_has_files(z);
+    err = zr_weights_resolve(z, map, n, &ws);
+    if (!err && reads)
+        err = find_weights(&ws, &s);
+    int64_t bytes = ZR_WEIGHTS_PIECE_BYTES;
+    for (int32_t i = 0; i < ws.n; i++)
+        if (ws.list[i].transposed)
+            bytes =
+                zr_max(bytes, ws.list[i].n * zr_max(4, import_bytes(&z->layout->tensors[ws.list[i].tensor])));
+    if (!err && reads) {
+        buffer = malloc((size_t)bytes * 2);
+        err =
+            buffer ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes of weights", (long long)(2 * bytes));
+    }
+    err = zr_agree_in_run(z, err);
+    int local = 0;
+    bool begun = !err, stopped = false;
+    for (int32_t i = 0; !err && !stopped && i < ws.n; i++)
+        err = import_one(&ws, reads ? &s : NULL, &ws.list[i], buffer, reads ? buffer + bytes : NULL, &local,
+                         &stopped);
+    if (begun && !err)
+        err = zr_agree_in_run(z, local);
+    struct zr_kept kept;
+    zr_keep(&kept, err);
+    close_sources(z->files, &s);
+    free(buffer);
+    free(ws.list);
+    return err ? zr_fail_more(zr_say_again(&kept), "zero_import") : 0;
+}

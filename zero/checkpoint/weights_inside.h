@@ -1,0 +1,49 @@
+/* weights_inside.h: what zero_export and zero_import share: a map of weights, resolved, and where each lies.
+ */
+#ifndef ZR_ZERO_WEIGHTS_INSIDE_H
+#define ZR_ZERO_WEIGHTS_INSIDE_H
+
+#include "zero/checkpoint/safetensors.h"
+#include "zero/checkpoint/save.h"
+#include "zero/context.h"
+
+#define ZR_WEIGHTS_INDEX       "model.safetensors.index.json"
+#define ZR_WEIGHTS_SINGLE      "model.safetensors"
+#define ZR_WEIGHTS_PIECE_BYTES (4 << 20)
+#define ZR_WEIGHTS_MAX_INDEX   (256 << 20)
+
+/* One weight of the map, resolved. */
+struct zr_weight {
+    const char *name;
+    int32_t tensor, file, entry;
+    bool transposed;
+    /* elements of the tensor, or of this rank's part of it */
+    int64_t first, n;
+    /* in the file, of the whole */
+    int64_t shape[8];
+    int32_t n_dims;
+    /* if it is transposed: of what is here */
+    int64_t rows, columns;
+    /* as it lies in the file, and how many elements are there */
+    struct zr_tp_cut cut;
+    int64_t n_whole;
+};
+
+struct zr_weights {
+    struct zero_ctx *z;
+    const char *dir;
+    struct zr_weight *list;
+    int32_t n, n_files;
+};
+
+/* The map, or where it is NULL every tensor under its own name; out->list is freed by the caller. ZR_ERR_ARG,
+ * ZR_ERR_NOMEM. Local. */
+int zr_weights_resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, struct zr_weights *out);
+/* (rows, columns) -> (columns, rows), elements of size bytes; dst and src lie apart. */
+void zr_weights_transpose(char *dst, const char *src, int64_t rows, int64_t columns, int64_t size);
+/* This rank reads and writes files: rank 0, and of a model in parts the first rank of each. */
+bool zr_weights_has_files(const struct zero_ctx *z);
+/* Of either call: its arguments, and when it may be made. */
+int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_called_name name);
+
+#endif
