@@ -58,8 +58,8 @@ static error_t finish(struct argp_state *state, void *options)
                    (long long)c->heads);
         return EINVAL;
     }
-    if (c->tp > 1 && (o->plain || o->import_from)) {
-        argp_error(state, "--tp: not with --plain or --import");
+    if (c->tp > 1 && o->plain) {
+        argp_error(state, "--tp: not with --plain");
         return EINVAL;
     }
     if (o->plain && o->trace) {
