@@ -122,6 +122,7 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
     c->outer_gathers = s->outer_gathers;
     c->n_partial_slots = s->n_partial_slots;
     c->reduce_each = s->reduce_each;
+    c->order_of_step = s->order_of_step;
     c->last_reduced = -1;
     copy_units(c, s);
     open_slots(c, s);

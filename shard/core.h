@@ -73,7 +73,8 @@ struct zr_core_spec {
     const struct zr_call *order;
 
     int32_t n_order;
-    /* a schedule says in which order micro-batches of a step go forward and backward */
+    /* A schedule says in which order micro-batches of a step go forward and backward, and evaluations are
+     * told (ZR_EV_EVALUATED): a first call that comes again is none. */
     bool order_of_step;
 };
 

@@ -57,6 +57,8 @@ struct zr_core {
     int32_t n_begins, ahead;
     /* this step's calls left the order; the order's backward passes are not as many for every micro-batch */
     bool strayed, uneven;
+    /* as in the spec */
+    bool order_of_step;
 
     /* The calls of this step, n_rec: the first n_kept of them again and again. */
     int64_t n_rec;

@@ -188,7 +188,7 @@ static void record(struct zr_core *c, const struct zr_call *call)
  * embedding). What it does until its first backward tells which. */
 static void notice_evaluation(struct zr_core *c, const struct zr_call *call)
 {
-    if (c->n_open || c->any_backward || c->n_rec == 0)
+    if (c->order_of_step || c->n_open || c->any_backward || c->n_rec == 0)
         return;
     bool again = same_call(call, &recorded(c)[0]);
     if (again && !is_expected(c, call)) {

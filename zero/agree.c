@@ -50,11 +50,11 @@ struct card {
     X(wire_dtype)                                                                                            \
     X(save_async)                                                                                            \
     X(init_from)                                                                                             \
-    X(copy_engine)
+    X(copy_engine)                                                                                           \
+    X(check)
 #define STAGE_FIELDS(X)                                                                                      \
     X(n_tensors)                                                                                             \
-    X(n_order)                                                                                               \
-    X(check)
+    X(n_order)
 
 static void fill_card(const struct zero_ctx *z, int err, struct card *c)
 {
@@ -95,7 +95,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->n_order = o->n_order;
     c->save_async = o->save_async;
     /* Elsewhere one rank alone may check. */
-    c->check = z->layout->gaps || (o->check && z->plan->hop[ZR_OUTER].sums_whole);
+    c->check = z->layout->gaps || (o->check && (z->plan->hop[ZR_OUTER].sums_whole || o->parts > 1));
     c->n_tensors = z->layout->n_tensors;
     c->layout_hash = z->layout->hash;
     c->plan_hash = z->plan->hash;
@@ -151,24 +151,27 @@ out:
     return err;
 }
 
-static int fail_field(const char *field, double its, int rank, double of_first, int first)
+static int fail_field(const char *field, double its, int rank, double of_first, int first, bool of_stage)
 {
     bool own = !strcmp(field, "optimizer"); /* whose number is 0 */
     struct zr_value_text a = zr_config_value_text(field, its), b = zr_config_value_text(field, of_first);
     return zr_fail(ZR_ERR_MISMATCH, "%s is %s on rank %d and %s on rank %d; all ranks%s must have the same",
                    field, own && its == 0 ? "cfg.update" : a.text, rank,
-                   own && of_first == 0 ? "cfg.update" : b.text, first, first ? " of a pipeline stage" : "");
+                   own && of_first == 0 ? "cfg.update" : b.text, first,
+                   of_stage ? " of a pipeline stage" : "");
 }
 
 static int compare(struct zero_ctx *z, const struct card *cards)
 {
     int world = z->world.world;
     for (int r = 1, first = 0; r < world; r++) {
+        bool of_stage = false;
 #define COMPARE(field)                                                                                       \
     if (cards[r].field != cards[first].field)                                                                \
-        return fail_field(#field, cards[r].field, r, cards[first].field, first);
+        return fail_field(#field, cards[r].field, r, cards[first].field, first, of_stage);
         CARD_FIELDS(COMPARE)
         first = first_of_stage(z, cards, r);
+        of_stage = cards[0].pp > 1;
         STAGE_FIELDS(COMPARE)
         first = 0;
 #undef COMPARE

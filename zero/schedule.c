@@ -33,6 +33,9 @@ struct zr_schedule {
     bool open;
 };
 
+/* Of a step, of which the order is known from the first on. */
+#define MOST_CALLS (1 << 20)
+
 /* ---- made with the plan ---- */
 
 void zr_schedule_free(struct zr_schedule *s)
@@ -100,8 +103,9 @@ static struct zr_call *default_order(int32_t n_units)
     return order;
 }
 
-/* The micro-batch's calls up to the first of backward are those of a forward action, the others of a backward
- * one; the row puts them in the order of the step. */
+/* The micro-batch's calls up to the first of backward are those of a forward action, but for what opens there
+ * and is open in it, as forward brackets inside backward ones are; the others, those of a backward action.
+ * The row puts them in the order of the step. */
 static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *s)
 {
     struct zr_options *o = &c->options;
@@ -109,15 +113,17 @@ static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *
     struct zr_call *own = assumed ? default_order(n_units) : NULL;
     const struct zr_call *micro = assumed ? own : o->order;
     int64_t n = o->n_order ? o->n_order : 4 * (int64_t)n_units, forward = 0, all = n * s->n_micro;
-    if (all > INT32_MAX)
-        all = 0; /* learned in the first step */
+    if (all > MOST_CALLS)
+        all = 0; /* units are then gathered as they are asked for, until calls are seen to repeat */
     s->order = micro ? malloc((size_t)(all + 1) * sizeof *s->order) : NULL;
     if (!s->order) {
         free(own);
         return zr_fail(ZR_ERR_NOMEM, "no memory for the calls of %d micro-batches", s->n_micro);
     }
-    while (forward < n && !micro[forward].backward)
-        forward++;
+    for (int64_t i = 0, n_open = 0; i < n && !micro[i].backward; i++) {
+        n_open += micro[i].is_end ? -1 : 1;
+        forward = n_open ? forward : i + 1;
+    }
     for (int64_t i = 0; all && i < s->step.n; i++) {
         enum zr_pipe_kind kind = s->step.actions[i].kind;
         bool first = kind == ZR_PIPE_FORWARD;
@@ -144,6 +150,10 @@ static int check_stages(const struct zr_config *c, const struct zr_layout *l)
                        "pp is %d, but activation_bytes is 0; allowed: the bytes that a stage gives to the "
                        "next, of one micro-batch",
                        c->options.pp);
+    if (c->options.grad_accum_steps > ZR_PIPE_MOST_ALL / c->options.pp)
+        return zr_fail(ZR_ERR_ARG, "grad_accum_steps is %d; allowed with pp %d: 1..%lld",
+                       c->options.grad_accum_steps, c->options.pp,
+                       (long long)(ZR_PIPE_MOST_ALL / c->options.pp));
     if (c->user.init_from == ZERO_INIT_LATER)
         return zr_fail(ZR_ERR_NOTSUP, "init_from is later, but pp is %d; allowed with it: model, rank0, call",
                        c->options.pp);
@@ -299,6 +309,8 @@ int zero_evaluate(zero_ctx *z)
         return zr_fail(ZR_ERR_ORDER, "zero_evaluate: actions of %s have begun; zero_next gives the others",
                        s->evaluates ? "an evaluation" : "a step");
     err = zr_need_no_step(z, "zero_evaluate");
+    if (!err)
+        err = zr_refuse_in_all(z, "zero_evaluate");
     if (!err)
         err = zr_awaited_refuse(z, "zero_evaluate", -1);
     if (err)

@@ -449,7 +449,7 @@ static void report_parts(const struct zero_ctx *z)
     for (int32_t i = 0; i < z->layout->n_tensors; i++)
         if (z->layout->tensors[i].cut)
             return;
-    if (z->mesh.parts > 1 && z->world.rank == 0)
+    if (z->mesh.parts > 1 && z->mesh.stages == 1 && z->world.rank == 0)
         zr_warn(z->config.options.log,
                 "tp is %d, but no tensor has tp_cut: every rank of tp has the whole model", z->mesh.parts);
 }

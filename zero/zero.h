@@ -113,7 +113,8 @@ enum zero_value {
     ZERO_VALUE_STATE = 2,
     /* zero_read alone, between backward and zero_step: the fp32 gradient as the update will have it, reduced
      * over ranks and micro-batches, scaled and clipped. The first read of a step asks for its norm, and all
-     * that zero_norm says holds then. Not of frozen tensors and buffers. */
+     * that zero_norm says holds then; with pp above 1 zero_norm comes first. Not of frozen tensors and
+     * buffers. */
     ZERO_VALUE_GRAD = 64
 };
 
@@ -300,10 +301,10 @@ ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
 
 /* Collective, blocking. Copies elements [first, first + n) of tensors[tensor], row-major over the whole
  * tensor, to dst: the caller's, host memory, n elements of the tensor's dtype (ZERO_VALUE_PARAM) or fp32 (the
- * others). value: enum zero_value. Every rank gives the same tensor, value and range, else the context ends
- * with ZERO_ERR_MISMATCH; dst may be NULL on ranks that do not want it. ZERO_ERR_ARG for a range or value
- * that the tensor does not have; ZERO_ERR_ORDER inside a bracket, while it has no values, and for a gradient
- * when zero_step would be refused. */
+ * others). value: enum zero_value. Every rank (of a pipeline, of the stage) gives the same tensor, value and
+ * range, else the context ends with ZERO_ERR_MISMATCH; dst may be NULL on ranks that do not want it.
+ * ZERO_ERR_ARG for a range or value that the tensor does not have; ZERO_ERR_ORDER inside a bracket, while it
+ * has no values, and for a gradient when zero_step would be refused. */
 ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 
 /* Collective, blocking. All parameters, at every stage, until zero_release_all: *param of every tensor points
@@ -386,7 +387,8 @@ ZERO_API int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op);
  * changed: the action before is not over, a bracket is open. */
 ZERO_API int zero_next(zero_ctx *z, struct zero_action *action);
 /* The action that zero_next gave is over: what it wrote goes on its way, beside what comes next. Does not
- * wait. ZERO_ERR_ORDER, and nothing changed: there is none, a bracket is open. */
+ * wait, while there is room for messages on their way. ZERO_ERR_ORDER, and nothing changed: there is none, a
+ * bracket is open. */
 ZERO_API int zero_finish(zero_ctx *z);
 
 /* What zero_next gives from here on, up to its next micro_batch of -1, is an evaluation: the forward of

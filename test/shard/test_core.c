@@ -1,4 +1,5 @@
 /* test_core.c: the schedule core, by scripted steps and by random walks, watched by core_watch.c. */
+#include "shard/core_inside.h"
 #include "test/shard/core_watch.h"
 
 /* ---- scripted steps ---- */
@@ -672,6 +673,7 @@ static void orders_of_a_step_are_learned(void **state)
         watch_run(&w, "S");
     }
     assert_int_equal(w.n_demand_gathers, demand);
+    assert_int_equal(w.core->n_order, 3 * 16); /* all of a step's calls */
     assert_int_equal(zr_core_counts(w.core).n_strays, strays);
     assert_int_equal(zr_core_counts(w.core).n_replans, 1);
     watch_close(&w);

@@ -25,6 +25,8 @@ struct model {
     int n_layers, first;
     /* the first layer's bracket is open around those of the others */
     bool nests, lingers;
+    /* a forward bracket around each backward one, as declared */
+    bool recomputes;
     /* a gradient is no number */
     bool poisoned;
     /* channels between the products, of this rank's part */
@@ -161,6 +163,8 @@ static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C])
         const struct layer *a = &m->layer[l];
         const float *h = m->h[micro][l], *x = m->x[micro][l];
         float du[ROWS * C], da[ROWS * H], dy[ROWS * C];
+        if (m->recomputes)
+            OR_RETURN(zero_begin(z, l, ZERO_FORWARD));
         if (l || !m->nests)
             OR_RETURN(zero_begin(z, l, ZERO_BACKWARD));
         for (int i = 0; i < ROWS * C; i++)
@@ -191,6 +195,8 @@ static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C])
             dx[i] += du[i];
         if (l || !m->nests)
             OR_RETURN(zero_end(z, l, ZERO_BACKWARD));
+        if (m->recomputes)
+            OR_RETURN(zero_end(z, l, ZERO_FORWARD));
     }
     return m->nests ? zero_end(z, 0, ZERO_BACKWARD) : 0;
 }
@@ -199,7 +205,7 @@ static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C])
 
 struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
-    bool check, evaluates, nests, lingers;
+    bool check, evaluates, nests, lingers, recomputes;
     /* of the model on one rank of pp: norms and losses of every step */
     double norm[STEPS], loss[STEPS];
     bool known;
@@ -371,6 +377,21 @@ static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step, 
     return 0;
 }
 
+/* Each layer forward, then each backward with a forward bracket around it. */
+static int declare(struct zero_call *order, int n_layers)
+{
+    int n = 0;
+    if (n_layers > LAYERS)
+        return 0;
+    for (int l = 0; l < n_layers; l++)
+        for (int is_end = 0; is_end < 2; is_end++)
+            order[n++] = (struct zero_call){l, ZERO_FORWARD, (uint8_t)is_end};
+    for (int l = n_layers; l-- > 0;)
+        for (int k = 0; k < 4; k++)
+            order[n++] = (struct zero_call){l, k == 1 || k == 2 ? ZERO_BACKWARD : ZERO_FORWARD, k >= 2};
+    return n;
+}
+
 static int wrap(struct toy_rank *r, struct zero_config *cfg, struct place *at, struct model **m, zero_ctx **z,
                 struct zero_plan_info *plan)
 {
@@ -387,6 +408,12 @@ static int wrap(struct toy_rank *r, struct zero_config *cfg, struct place *at, s
     cfg->grad_accum_steps = MICRO / at->n_dp;
     *m = make_model(s->pp, at->pp, s->tp, at->tp);
     (*m)->nests = s->nests;
+    (*m)->recomputes = s->recomputes;
+    struct zero_call order[6 * LAYERS];
+    if (s->recomputes) {
+        cfg->order = order;
+        cfg->n_order = declare(order, (*m)->n_layers);
+    }
     (*m)->lingers = s->lingers;
     err = zero_plan((*m)->table, (*m)->n_layers * OF_LAYER, cfg, plan);
     if (!err)
@@ -475,6 +502,7 @@ static void the_same_bits_however_layers_are_divided(void **state)
                     s.evaluates = n % 4 >= 2;
                     s.nests = n % 6 == 5;
                     s.lingers = n % 7 > 4;
+                    s.recomputes = n % 5 == 3 && !s.nests;
                     snprintf(what, sizeof what,
                              "pp %d, dp %d, tp %d, stage %d, schedule %d, prefetch %d, check %d, evaluates "
                              "%d, nests %d",
@@ -683,6 +711,9 @@ static void misuse_calls(struct toy_rank *r)
     toy_expect(r, zero_next(z, NULL), ZERO_ERR_ARG, "zero_next: action is NULL");
     toy_expect(r, zero_finish(NULL), ZERO_ERR_ARG, "zero_finish: z is NULL");
     toy_expect(r, zero_finish(z), ZERO_ERR_ORDER, "zero_finish: no action is under way; zero_next gives one");
+    TOY_TRY(zero_gather_all(z, 0));
+    toy_expect(r, zero_evaluate(z), ZERO_ERR_ORDER, "zero_evaluate: zero_gather_all holds all parameters");
+    TOY_TRY(zero_release_all(z));
     if (s->pp > 1) {
         toy_expect(r, zero_begin(z, 0, ZERO_FORWARD), ZERO_ERR_ORDER,
                    "zero_begin: unit 0 outside of an action; with pp 2 zero_next gives one");
@@ -771,6 +802,18 @@ static void values_later(struct zero_config *cfg, struct model *m, const struct 
     cfg->init_from = ZERO_INIT_LATER;
 }
 
+static void check_in_one_stage(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)m;
+    cfg->check = at->pp == 1;
+}
+
+static void many_micro_batches(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)m, (void)at;
+    cfg->grad_accum_steps = 1 << 24;
+}
+
 static void a_buffer(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)cfg, (void)at;
@@ -825,6 +868,8 @@ static void what_cannot_be_is_refused(void **state)
         {other_schedule, ZERO_ERR_MISMATCH, "schedule is gpipe on rank 2 and 1f1b on rank 0"},
         {unknown_schedule, ZERO_ERR_ARG, "schedule is 2; allowed: 1f1b (0), gpipe (1)"},
         {values_later, ZERO_ERR_NOTSUP, "init_from is later, but pp is 2"},
+        {check_in_one_stage, ZERO_ERR_MISMATCH, "check is 1 on rank 2 and 0 on rank 0; all ranks must have"},
+        {many_micro_batches, ZERO_ERR_ARG, "grad_accum_steps is 16777216; allowed with pp 2: 1..8388608"},
         {a_buffer, ZERO_ERR_NOTSUP, "is a buffer, but pp is 2: stages have none yet"},
         {another_tensor, ZERO_ERR_MISMATCH, "rank 3 and rank 2 differ in its name, shape"},
         {one_group, ZERO_ERR_ARG, "shard_group is 1, but mesh is set"},
