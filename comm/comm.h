@@ -52,9 +52,12 @@ enum zr_role {
     /* of two ranks, of an even pipeline stage and the next, and of an odd one and the next: activations */
     ZR_ROLE_EVEN_PAIR,
     ZR_ROLE_ODD_PAIR,
+    /* of two ranks, of the first pipeline stage and the last: tensors that both have */
+    ZR_ROLE_TIED,
     ZR_ROLES
 };
-/* "gather", "reduce", "gather outer", "reduce outer", "control", "model", "world", "even pair", "odd pair" */
+/* "gather", "reduce", "gather outer", "reduce outer", "control", "model", "world", "even pair", "odd pair",
+ * "tied" */
 const char *zr_role_name(enum zr_role r);
 
 /* Where a region is cut for the places of a group: place p owns bytes [zr_cut_at(p), zr_cut_at(p + 1)), which

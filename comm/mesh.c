@@ -81,6 +81,16 @@ static int32_t list_pair(const struct zr_topology *t, const struct zr_mesh *m, i
     return first ? 1 + (m->stage + 1 < m->stages) : 1 + (before >= 0);
 }
 
+/* Of the first and the last stage, the ranks that have this one's part and place; or it alone. */
+static int32_t list_ends(const struct zr_topology *t, const struct zr_mesh *m, int32_t *members)
+{
+    int32_t n = stage_size(t, m), last = m->stages - 1;
+    bool at_end = last > 0 && m->stage % last == 0;
+    members[0] = at_end ? t->rank % n : t->rank;
+    members[1] = t->rank % n + last * n;
+    return at_end ? 2 : 1;
+}
+
 static int check_division(const struct zr_topology *t, int32_t stages, int32_t parts, int32_t inner)
 {
     if (stages < 1 || parts < 1 || t->world / stages % parts || t->world % stages)
@@ -109,7 +119,7 @@ int zr_mesh_make(const struct zr_topology *t, int32_t stages, int32_t parts, int
                         .part = t->rank % parts,
                         .inner = inner,
                         .outer = n / inner};
-    m.members = calloc((size_t)(n + m.inner + m.outer + parts + t->world + 4), sizeof *m.members);
+    m.members = calloc((size_t)(n + m.inner + m.outer + parts + t->world + 6), sizeof *m.members);
     if (!m.members)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the groups of %d ranks", t->world);
     int32_t *in = m.members + n, *across = in + m.inner, *model = across + m.outer, *world = model + parts,
@@ -128,6 +138,7 @@ int zr_mesh_make(const struct zr_topology *t, int32_t stages, int32_t parts, int
     m.world = group_of(t, world, t->world);
     for (int32_t odd = 0; odd < 2; odd++)
         m.pair[odd] = group_of(t, pair + 2 * odd, list_pair(t, &m, odd, pair + 2 * odd));
+    m.ends = group_of(t, pair + 4, list_ends(t, &m, pair + 4));
     *out = m;
     return 0;
 }

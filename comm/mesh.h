@@ -27,6 +27,8 @@ struct zr_mesh {
     /* Pairs of ranks of neighbouring stages, by number: of an even stage and the next one, and of an odd
      * stage and the next one. The rank by itself where it has no such neighbour. */
     struct zr_group pair[2];
+    /* This rank's like in the first and in the last stage; the rank by itself in the others. */
+    struct zr_group ends;
     /* Of all of them; the mesh's own. */
     int32_t *members;
     /* Some outer group, on all ranks the same answer, has members on two hosts. */

@@ -270,10 +270,13 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
         t->dtype,     t->n_elems,  t->n_slices,          t->unit,      t->grad != NULL,     t->stacked,
         t->overwrite, t->resident, t->pointer_per_begin, t->optimizer, (int64_t)scale_bits, t->buffer};
     const int64_t cut[] = {t->cut_dim, t->cut_blocks, t->cut_size, -1};
+    const int64_t tie[] = {t->tie, t->tied_grad != NULL};
     if (!zr_granule_fits(t->granule)) /* else it changes nothing */
         seed = XXH64(&t->granule, sizeof t->granule, seed);
     if (t->cut) /* likewise */
         seed = XXH64(cut, sizeof cut, seed);
+    if (t->tie != ZR_TIE_NONE)
+        seed = XXH64(tie, sizeof tie, seed);
     return XXH64(t->name, strlen(t->name), XXH64(t->shape, sizeof t->shape, XXH64(v, sizeof v, seed)));
 }
 

@@ -30,6 +30,9 @@
 #define ZR_GAP_BYTES   256 /* at least, behind a gradient; a multiple of ZR_PIECE_ALIGN */
 #define ZR_SHARD_ALIGN 256 /* bytes; slices are multiples: of 128 still when f32 travels as bf16 */
 
+/* A tensor that two pipeline stages have. The first updates it, and gives its values to the last. */
+enum zr_tie { ZR_TIE_NONE, ZR_TIE_OWNER, ZR_TIE_COPY };
+
 /* As given by the model, checked and copied. */
 struct zr_tensor {
     char *name;
@@ -59,6 +62,10 @@ struct zr_tensor {
     bool cut;
     int32_t cut_dim, cut_blocks;
     int64_t cut_size;
+    /* of two pipeline stages, with tied_grad on the copy's: the model's pointer to the gradient that goes to
+     * the owner, where the tensor is trained; its grad is NULL, as the owner alone updates it */
+    enum zr_tie tie;
+    void **tied_grad;
     /* not trained, and its memory stays the model's (engine_buffers.c) */
     bool buffer;
     /* the model takes its pointers after each begin: several slices may be open */

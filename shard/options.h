@@ -69,6 +69,8 @@ struct zr_options {
     int32_t pp, parts;
     /* of activations from stage to stage, what their arena takes (engine_pipe.c) */
     int64_t pipe_bytes;
+    /* and of tensors that the first and the last stage have (engine_tied.c) */
+    int64_t tied_bytes;
 
     /* of tensors that name none; ZR_OPTIMIZER_NONE: the user's update callback */
     enum zr_optimizer optimizer;

@@ -255,7 +255,8 @@ static void place_grads(struct zr_plan *p, const struct zr_options *opt)
     int64_t scratch = opt->reduce_scratch_bytes + (control ? opt->control_scratch_bytes : 0);
     p->model_bytes = p->parts > 1 ? ZR_MODEL_BYTES : 0;
     p->pipe_bytes = opt->pipe_bytes;
-    p->bytes[ZR_MEM_COMM] += scratch + p->model_bytes + p->pipe_bytes;
+    p->tied_bytes = opt->tied_bytes;
+    p->bytes[ZR_MEM_COMM] += scratch + p->model_bytes + p->pipe_bytes + p->tied_bytes;
     p->bytes[ZR_MEM_EXCHANGE] += p->control_bytes + p->reduce_bytes - scratch - p->bytes[ZR_MEM_GRAD_SLOTS] -
                                  p->bytes[ZR_MEM_GRAD_SHARDS] - p->bytes[ZR_MEM_GRAD_SUMS] -
                                  p->bytes[ZR_MEM_GRAD_GATHERED];

@@ -135,8 +135,8 @@ struct zr_plan {
     int64_t reduce_bytes;
 
     /* Of the arena of activations between parts (engine_parts.c), and between pipeline stages
-     * (engine_pipe.c); 0: there is one. */
-    int64_t model_bytes, pipe_bytes;
+     * (engine_pipe.c), and of that of tied tensors (engine_tied.c); 0: there is one. */
+    int64_t model_bytes, pipe_bytes, tied_bytes;
 
     /* Device memory of its own. */
     /* (n_flats) element in the master array, -1: the parameters are their own masters, or frozen */

@@ -16,7 +16,7 @@ struct card {
     double pp, tp, schedule, activation_bytes;
     double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
         n_tensors;
-    uint64_t layout_hash, plan_hash;
+    uint64_t layout_hash, plan_hash, tied_hash;
     uint64_t groups[ZR_MOST_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
 };
 
@@ -99,6 +99,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->n_tensors = z->layout->n_tensors;
     c->layout_hash = z->layout->hash;
     c->plan_hash = z->plan->hash;
+    c->tied_hash = zr_ties_hash(z->layout);
 }
 
 /* The lowest rank of r's pipeline stage, by the cards of ranks that agree on their number. */
@@ -161,6 +162,26 @@ static int fail_field(const char *field, double its, int rank, double of_first, 
                    of_stage ? " of a pipeline stage" : "");
 }
 
+/* Of the first and the last pipeline stage; ranks of one have the same. */
+static int compare_ties(const struct zero_ctx *z, const struct card *cards)
+{
+    int last = first_of_stage(z, cards, z->world.world - 1);
+    if (cards[0].tied_hash == cards[last].tied_hash)
+        return 0;
+    int without = !cards[0].tied_hash ? 0 : !cards[last].tied_hash ? last : -1;
+    if (without >= 0)
+        return zr_fail(ZR_ERR_MISMATCH,
+                       "a tensor of rank %d has ZERO_TIED, and none of rank %d: the first and the last "
+                       "pipeline stage both have it",
+                       last - without, without);
+    return zr_fail(
+        ZR_ERR_MISMATCH,
+        "rank %d and rank %d differ in their tensors with ZERO_TIED: the first and the last pipeline "
+        "stage have the same, in one order, by name, shape, dtype, tp_cut and whether they have a "
+        "gradient",
+        last, 0);
+}
+
 static int compare(struct zero_ctx *z, const struct card *cards)
 {
     int world = z->world.world;
@@ -184,7 +205,7 @@ static int compare(struct zero_ctx *z, const struct card *cards)
             return zr_fail(ZR_ERR_MISMATCH,
                            "order on rank %d differs from rank %d's; all ranks must make the same calls", r,
                            first_of_stage(z, cards, r));
-    return 0;
+    return compare_ties(z, cards);
 }
 
 /* A group's number is one of its machine: other machines have the same. */

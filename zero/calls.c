@@ -182,7 +182,9 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
         zr_loss_scale_step(z);
         zr_schedule_step(z);
         zr_save_notice(z);
-        err = zr_engine_check_replicas(z->engine);
+        err = zr_engine_tied_values(z->engine);
+        if (!err)
+            err = zr_engine_check_replicas(z->engine);
     }
     if (!err && info)
         give_step_info(z, &r, info);
@@ -256,6 +258,11 @@ static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int
         return zr_fail(ZR_ERR_ARG,
                        "%s: tensor %s is a buffer: it has no master weights, no states and no gradient", call,
                        t->name);
+    if (value != ZERO_VALUE_PARAM && t->tie == ZR_TIE_COPY)
+        return zr_fail(ZR_ERR_ARG,
+                       "%s: tensor %s is ZERO_TIED: the first pipeline stage has its master weights, states "
+                       "and gradient",
+                       call, t->name);
     if (value != ZERO_VALUE_PARAM && !t->grad)
         return zr_fail(ZR_ERR_ARG,
                        "%s: tensor %s is frozen: it has no master weights, no states and no gradient", call,
@@ -353,6 +360,12 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
     err = zr_refuse_in_all(z, "zero_write");
     if (err)
         return err;
+    if (z->layout->tensors[tensor].tie != ZR_TIE_NONE)
+        return zr_fail(
+            ZR_ERR_NOTSUP,
+            "zero_write: tensor %s is ZERO_TIED: two pipeline stages have it, and the ranks of one "
+            "write; allowed: first values at zero_wrap",
+            z->layout->tensors[tensor].name);
     if (!src && zr_dp_rank(z) == 0 && n)
         return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank %d, whose values count", z->world.rank);
     zr_engine_called(z->engine, ZR_CALLED_WRITE, tensor, hash_range(value, first, n));

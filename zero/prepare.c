@@ -26,8 +26,14 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
     int err = zr_backend_choose(c, world * zr_model_ranks(&c->options), &out->backend);
     if (!err)
         err = zr_tensors_check(tensors, n_tensors, &c->user, values, &t);
-    if (!err)
-        err = zr_config_layout(c, t, n_tensors, world, &out->layout);
+    if (err)
+        return err;
+    err = zr_ties_take(c, t, n_tensors);
+    if (err) {
+        zr_tensors_free(t, n_tensors);
+        return err;
+    }
+    err = zr_config_layout(c, t, n_tensors, world, &out->layout);
     if (err)
         return err;
     err = check_sizes(out->layout, c->options.parts > 1 ? c->options.parts : 1);

@@ -188,7 +188,12 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
     if (err)
         return err;
     s->room.slot_bytes = zr_round_up(c->user.activation_bytes, 4096);
+    /* Twice as many are on their way as there are slots, and the first stage is as many behind as there are
+     * stages. */
+    s->room.tied_bytes = zr_round_up(zr_ties_bytes(l), 4096);
+    s->room.n_tied = (int32_t)zr_min((s->pp + 1) / 2, s->n_micro);
     c->options.pipe_bytes = zr_pipe_room_bytes(&s->room);
+    c->options.tied_bytes = zr_tied_room_bytes(&s->room);
     return 0;
 }
 
@@ -271,6 +276,8 @@ static int give(struct zero_ctx *z, const struct zr_pipe_action *a, struct zero_
     int err = has_next ? zr_engine_pipe_await(z->engine, &next) : 0;
     if (!err && has_last)
         err = zr_engine_pipe_await(z->engine, &last);
+    if (!err && backward)
+        err = zr_engine_tied_begin(z->engine, a->micro_batch);
     if (err)
         return err;
     void *at_next = has_next ? zr_engine_pipe_at(z->engine, &next) : NULL,
@@ -344,7 +351,10 @@ int zero_next(zero_ctx *z, struct zero_action *action)
         return zr_fail(ZR_ERR_ORDER, "zero_next: %s of micro-batch %d is not over; zero_finish ends it",
                        phase_of(&a), a.micro_batch);
     }
-    err = move_messages(z);
+    if (!s->evaluates)
+        err = zr_engine_tied_expect(z->engine, s->n_micro);
+    if (!err)
+        err = move_messages(z);
     if (!err && !is_over(s)) {
         struct zr_pipe_action a = action_at(s, s->at);
         err = give(z, &a, &out);
@@ -368,7 +378,9 @@ static int take_back(struct zero_ctx *z, const struct zr_pipe_action *a)
     const struct zr_pipe_message next = to_next(s, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD, a->micro_batch),
                                  given = to_last(s, ZR_PIPE_ONWARD, a->micro_batch),
                                  back = to_last(s, ZR_PIPE_BACK, a->micro_batch);
-    int err = s->pp_at + 1 < s->pp ? zr_engine_pipe_done(z->engine, &next) : 0;
+    int err = backward ? zr_engine_tied_end(z->engine) : 0;
+    if (!err && s->pp_at + 1 < s->pp)
+        err = zr_engine_pipe_done(z->engine, &next);
     if (!err && has_last && (backward || s->evaluates))
         err = zr_engine_pipe_done(z->engine, &given);
     return !err && has_last && backward ? zr_engine_pipe_done(z->engine, &back) : err;

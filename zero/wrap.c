@@ -216,15 +216,10 @@ static void on_start(void *arg)
         zr_engine_fail(z->engine, err, zr_error_text());
 }
 
-static int start(struct zero_ctx *z)
+/* The parameters, from where the configuration says. */
+static int take_values(struct zero_ctx *z)
 {
-    if (z->rendezvous) {
-        zr_rendezvous_limit(z->rendezvous, z->config.options.timeout_ms);
-        zr_rendezvous_detach(z->rendezvous, on_lost, on_failed, z);
-    }
-    int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(&z->topology), on_start, z) : 0;
-    if (err) /* the others are told when the rendezvous is closed */
-        return zr_engine_fail(z->engine, err, zr_error_text());
+    int err = 0;
     switch ((enum zero_init)z->config.user.init_from) {
     case ZERO_INIT_LATER:
         err = zr_agree_in_run(z, zr_awaited_open(z));
@@ -240,6 +235,19 @@ static int start(struct zero_ctx *z)
     }
     err = zr_engine_adopt(z->engine, true);
     return err ? err : zr_engine_compare_parts(z->engine);
+}
+
+static int start(struct zero_ctx *z)
+{
+    if (z->rendezvous) {
+        zr_rendezvous_limit(z->rendezvous, z->config.options.timeout_ms);
+        zr_rendezvous_detach(z->rendezvous, on_lost, on_failed, z);
+    }
+    int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(&z->topology), on_start, z) : 0;
+    if (err) /* the others are told when the rendezvous is closed */
+        return zr_engine_fail(z->engine, err, zr_error_text());
+    err = take_values(z);
+    return err ? err : zr_engine_tied_values(z->engine);
 }
 
 /* Of a configuration that is refused: the others are to hear of it, if they can be found with what is legible

@@ -92,7 +92,13 @@ enum {
     ZERO_POINTER_PER_BEGIN = 1 << 4,
     /* not trained, but saved, and to agree over ranks: running statistics, counters. grad NULL, no other
      * flag; see zero_sync_buffers */
-    ZERO_BUFFER = 1 << 5
+    ZERO_BUFFER = 1 << 5,
+    /* with a mesh whose pp is above 1: the first and the last pipeline stage have this tensor, under one name
+     * (an embedding that is the head's matrix). The first owns it: its values and optimizer count, and its
+     * backward finds the last one's gradient of the micro-batch in *grad and adds to it, in one bracket. The
+     * last has no state of it, gets the values with each step, and its *grad is set in backward actions
+     * alone. On both its unit is resident: give it one of its own. Without stages it says nothing */
+    ZERO_TIED = 1 << 6
 };
 
 /* For zero_tensor.tp_cut: along which dimension. One more, so that a table that leaves the field out says

@@ -92,6 +92,8 @@ static int open_arenas(struct zr_engine *e)
         err = open_arena(e, ZR_ROLE_CONTROL, ZR_ROLE_CONTROL, true, p->control_bytes, &e->control_base);
     if (!err && p->pipe_bytes)
         err = open_arena(e, ZR_ROLE_EVEN_PAIR, ZR_ROLE_ODD_PAIR, false, p->pipe_bytes, &e->pipe_base);
+    if (!err && p->tied_bytes)
+        err = open_arena(e, ZR_ROLE_TIED, ZR_ROLE_TIED, false, p->tied_bytes, &e->tied_base);
     if (!err && p->model_bytes)
         err = open_arena(e, ZR_ROLE_MODEL, ZR_ROLE_MODEL, false, p->model_bytes, &e->model_base);
     return err;
@@ -160,8 +162,8 @@ static void count_arenas(struct zr_engine *e)
     int64_t gathered = zr_round_up(p->full_grad_bytes, ZR_PIECE_ALIGN);
     int64_t scratch = e->opt.gather_scratch_bytes + e->opt.reduce_scratch_bytes +
                       (p->control_bytes ? e->opt.control_scratch_bytes : 0);
-    int64_t communicators =
-        scratch + (e->model_base ? p->model_bytes : 0) + (e->pipe_base ? p->pipe_bytes : 0);
+    int64_t communicators = scratch + (e->model_base ? p->model_bytes : 0) +
+                            (e->pipe_base ? p->pipe_bytes : 0) + (e->tied_base ? p->tied_bytes : 0);
     e->m.allocated[ZR_MEM_GRAD_SHARDS] = sums - further;
     e->m.allocated[ZR_MEM_GRAD_SUMS] = further + partial;
     e->m.allocated[ZR_MEM_GRAD_GATHERED] = gathered;
@@ -226,6 +228,8 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     if (!err)
         err = zr_pipe_open(e, &parts->pipe_room);
     if (!err)
+        err = zr_tied_open(e, &parts->pipe_room);
+    if (!err)
         err = zr_tables_open(e);
     if (!err)
         err = zr_room_open(e);
@@ -256,7 +260,8 @@ int zr_engine_allocate(struct zr_engine *e)
 void zr_engine_leave_streams(struct zr_engine *e)
 {
     struct zr_stream *const all[] = {e->gather_stream, e->gather_outer_stream, e->reduce_outer_stream,
-                                     e->reduce_stream, e->pair_stream[0],      e->pair_stream[1]};
+                                     e->reduce_stream, e->pair_stream[0],      e->pair_stream[1],
+                                     e->tied_stream};
     for (size_t i = 0; i < sizeof all / sizeof *all && e->dev->ops->stream_leave; i++)
         e->dev->ops->stream_leave(all[i]);
 }
@@ -266,6 +271,7 @@ static void close_device_side(struct zr_engine *e)
 {
     const struct zr_device_ops *d = e->dev->ops;
     zr_pipe_close(e);
+    zr_tied_close(e);
     d->stream_close(e->gather_stream);
     d->stream_close(e->gather_outer_stream);
     d->stream_close(e->reduce_outer_stream);

@@ -26,8 +26,16 @@ struct zr_pipe_room {
     /* of one message, a multiple of 4096 */
     int64_t slot_bytes;
     int32_t n_onward, n_back;
+    /* of all tied tensors, a multiple of 4096, 0: there are none; and micro-batches whose gradients of them
+     * may be on their way (engine_tied.c) */
+    int64_t tied_bytes;
+    int32_t n_tied;
 };
 int64_t zr_pipe_room_bytes(const struct zr_pipe_room *r);
+/* Of the arena of tied tensors, which every stage has. */
+int64_t zr_tied_room_bytes(const struct zr_pipe_room *r);
+/* What one of them takes in it. */
+int64_t zr_tied_bytes(const struct zr_tensor *t);
 
 struct zr_engine_parts {
     struct zr_device *dev;
@@ -284,6 +292,19 @@ int zr_engine_pipe_move(struct zr_engine *e, const struct zr_pipe_message *m, bo
 int zr_engine_pipe_await(struct zr_engine *e, const struct zr_pipe_message *m);
 /* The model has written the slot, or needs it no more, as far as its stream has come. */
 int zr_engine_pipe_done(struct zr_engine *e, const struct zr_pipe_message *m);
+
+/* ---- tensors of the first and the last stage (engine_tied.c); without them nothing is done ---- */
+
+/* The first stage takes from here on what the last gives of micro-batches up to that many of the step. */
+int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro);
+/* A backward action begins: the last stage's model is shown where its gradients go, zeroed, once there is
+ * room; the first stage's brackets begin with what came. */
+int zr_engine_tied_begin(struct zr_engine *e, int32_t micro_batch);
+/* It is over, and what the last stage has written goes on its way. ZR_ERR_ORDER, and nothing changed: the
+ * first stage's model had no backward bracket of such a tensor's unit in it, or assigned its *grad. */
+int zr_engine_tied_end(struct zr_engine *e);
+/* The first stage's values go to the last, whose model waits for them. After a step, and at first. */
+int zr_engine_tied_values(struct zr_engine *e);
 
 /* ---- the model in parts (engine_parts.c) ---- */
 

@@ -243,8 +243,8 @@ struct zr_engine {
     char *gather_base, *reduce_base, *control_base;
     /* of activations on their way between parts of the model; NULL: it is whole */
     char *model_base;
-    /* and between pipeline stages; NULL: there is one */
-    char *pipe_base;
+    /* and between pipeline stages, and of tensors that two of them have; NULL: there is one */
+    char *pipe_base, *tied_base;
     float *master, *state[ZR_MAX_STATES];
     /* plan->snapshot_bytes of host_alloc memory, or NULL */
     char *snapshot;
@@ -263,6 +263,8 @@ struct zr_engine {
     struct zr_stream *compute, *gather_stream, *reduce_stream, *gather_outer_stream, *reduce_outer_stream;
     /* of the pairs of neighbouring stages; NULL: this rank has no such neighbour */
     struct zr_stream *pair_stream[2];
+    /* of tied tensors; NULL: this rank has none */
+    struct zr_stream *tied_stream;
     struct zr_events ev;
     /* NULL: not kept */
     struct zr_timeline *timeline;
@@ -270,6 +272,8 @@ struct zr_engine {
     struct zr_model_check *watch;
     /* NULL: there is one pipeline stage */
     struct zr_pipe *pipe;
+    /* NULL: no tensor is tied to one of another stage */
+    struct zr_tied *tied;
 
     struct zr_model_side m;
     struct zr_issuer i;
@@ -289,6 +293,20 @@ void zr_tables_close(struct zr_engine *e);
 int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room);
 /* Its streams are idle. */
 void zr_pipe_close(struct zr_engine *e);
+
+/* ---- engine_tied.c ---- */
+
+int zr_tied_open(struct zr_engine *e, const struct zr_pipe_room *room);
+/* Its stream is idle. */
+void zr_tied_close(struct zr_engine *e);
+/* The last stage gives of the tensor's gradient in this action, and no bracket has begun with it yet. */
+bool zr_tied_is_due(const struct zr_engine *e, int32_t tensor);
+/* A backward bracket of the unit begins, whose gradient is zero in that slot but for what is due: begins with
+ * that. */
+int zr_tied_fill(struct zr_engine *e, int32_t unit, int32_t slot);
+
+/* No micro-batch of the next step has begun. */
+void zr_tied_forget(struct zr_engine *e);
 
 /* ---- engine_roles.c ---- */
 
@@ -363,6 +381,12 @@ int zr_engine_wait(struct zr_engine *e, struct zr_event *event);
 void zr_engine_guard_waits(struct zr_engine *e);
 /* Nothing that is on the streams and has not begun ever runs. Any thread. */
 void zr_engine_leave_streams(struct zr_engine *e);
+
+/* If err is one, with this thread's message, the engine fails with it. */
+static inline int zr_engine_note(struct zr_engine *e, int err)
+{
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
 
 /* Once, where ZERO_FLIGHT_DIR asks for it. Keeps this thread's message. */
 void zr_engine_save_flight(struct zr_engine *e);

@@ -123,19 +123,25 @@ static int wait_param(struct zr_engine *e, const struct zr_action *a)
     return wait_on(e, e->m.unit_job[unit], ev, unit, true);
 }
 
+/* It need not be zeroed: backward stores all of it, or begins with what another stage gave. */
+static bool is_given(const struct zr_engine *e, int32_t tensor)
+{
+    return e->layout->tensors[tensor].overwrite || zr_tied_is_due(e, tensor);
+}
+
 /* bracket: backward is about to store what is overwritten. Without one nobody knows whether it will, and what
  * it does not store would be used a second time. */
 static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot, bool bracket)
 {
     char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot);
-    int64_t size = zr_dtype_bytes(f->dtype), n_overwrite = 0;
+    int64_t size = zr_dtype_bytes(f->dtype), n_others = 0;
     for (int32_t k = 0; bracket && k < f->n_pieces; k++)
-        n_overwrite += e->layout->tensors[e->layout->pieces[f->first_piece + k].tensor].overwrite;
-    if (n_overwrite == 0)
+        n_others += is_given(e, e->layout->pieces[f->first_piece + k].tensor);
+    if (n_others == 0)
         return e->dev->ops->zero(e->compute, at, f->inner.total);
-    for (int32_t k = 0; n_overwrite < f->n_pieces && k < f->n_pieces; k++) {
+    for (int32_t k = 0; n_others < f->n_pieces && k < f->n_pieces; k++) {
         const struct zr_piece *p = &e->layout->pieces[f->first_piece + k];
-        if (e->layout->tensors[p->tensor].overwrite)
+        if (is_given(e, p->tensor))
             continue;
         int err = e->dev->ops->zero(e->compute, at + p->first * size, p->n * size);
         if (err)
@@ -197,6 +203,8 @@ static int end_param(struct zr_engine *e, const struct zr_action *a)
 static int begin_grad(struct zr_engine *e, const struct zr_action *a)
 {
     int err = wait_grad(e, a);
+    if (!err && a->bracket)
+        err = zr_tied_fill(e, a->unit, a->slot);
     if (!err && a->bracket)
         zr_stored_begin(e, a->unit, a->slot, a->fill);
     if (!err && e->watch)

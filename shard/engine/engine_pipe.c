@@ -130,23 +130,18 @@ static int move_message(struct zr_engine *e, const struct zr_pipe_message *m, bo
     return e->dev->ops->event_record(event_of(e, m, true), s);
 }
 
-static int note_failure(struct zr_engine *e, int err)
-{
-    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
-}
-
 int zr_engine_pipe_move(struct zr_engine *e, const struct zr_pipe_message *m, bool sends)
 {
-    return note_failure(e, move_message(e, m, sends));
+    return zr_engine_note(e, move_message(e, m, sends));
 }
 
 int zr_engine_pipe_await(struct zr_engine *e, const struct zr_pipe_message *m)
 {
-    int err = note_failure(e, zr_model_wait_for(e, event_of(e, m, true)));
+    int err = zr_engine_note(e, zr_model_wait_for(e, event_of(e, m, true)));
     return err ? err : zr_engine_status(e);
 }
 
 int zr_engine_pipe_done(struct zr_engine *e, const struct zr_pipe_message *m)
 {
-    return note_failure(e, e->dev->ops->event_record(event_of(e, m, false), e->compute));
+    return zr_engine_note(e, e->dev->ops->event_record(event_of(e, m, false), e->compute));
 }

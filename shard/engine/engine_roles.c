@@ -43,6 +43,7 @@ void zr_roles_streams(struct zr_engine *e)
     e->role[ZR_ROLE_MODEL].stream = e->compute;
     e->role[ZR_ROLE_EVEN_PAIR].stream = e->pair_stream[0];
     e->role[ZR_ROLE_ODD_PAIR].stream = e->pair_stream[1];
+    e->role[ZR_ROLE_TIED].stream = e->tied_stream;
 }
 
 /* ---- collectives ---- */
@@ -154,11 +155,11 @@ void zr_roles_abort(struct zr_engine *e, int code, const char *text)
         e->distinct[i]->ops->abort(e->distinct[i], code, text);
 }
 
-/* Of activations, between parts or stages, which the model's thread moves. */
+/* Of activations, between parts or stages, and of what two stages have, which the model's thread moves. */
 static bool moves_activations(const struct zr_engine *e, const struct zr_comm *c)
 {
     return c == e->role[ZR_ROLE_MODEL].comm || c == e->role[ZR_ROLE_EVEN_PAIR].comm ||
-           c == e->role[ZR_ROLE_ODD_PAIR].comm;
+           c == e->role[ZR_ROLE_ODD_PAIR].comm || c == e->role[ZR_ROLE_TIED].comm;
 }
 
 /* The model's thread may wait. */
@@ -220,9 +221,9 @@ int64_t zr_roles_model_bytes(const struct zr_engine *e)
 int64_t zr_roles_pipe_bytes(const struct zr_engine *e)
 {
     int64_t bytes = 0;
-    for (int odd = 0; odd < 2; odd++)
-        if (e->role[ZR_ROLE_EVEN_PAIR + odd].comm)
-            bytes += wire_bytes(e->role[ZR_ROLE_EVEN_PAIR + odd].comm);
+    for (int r = ZR_ROLE_EVEN_PAIR; r <= ZR_ROLE_TIED; r++)
+        if (e->role[r].comm)
+            bytes += wire_bytes(e->role[r].comm);
     return bytes;
 }
 

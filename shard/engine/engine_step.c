@@ -148,6 +148,8 @@ int zr_engine_drop(struct zr_engine *e)
         err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_DROP, .unit = -1});
     if (!err)
         zr_in_place_drop(e);
+    if (!err)
+        zr_tied_forget(e);
     e->m.n_dropped += !err;
     if (!err)
         e->m.given.n = 0;
@@ -250,6 +252,8 @@ int zr_engine_drain(struct zr_engine *e)
     for (int odd = 0; !err && odd < 2; odd++)
         if (e->pair_stream[odd])
             err = drain_stream(e, e->pair_stream[odd]);
+    if (!err && e->tied_stream)
+        err = drain_stream(e, e->tied_stream);
     if (!err)
         err = drain_stream(e, e->compute);
     if (err)

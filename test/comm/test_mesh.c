@@ -124,6 +124,17 @@ static void check_pair(const struct zr_mesh *m, int32_t rank, int32_t n_stage, i
         assert_int_equal(zr_group_member(&m->pair[odd], first), other);
 }
 
+/* Of the first and the last stage: the ranks that are as far within them. */
+static void check_ends(const struct zr_mesh *m, int32_t rank, int32_t n_stage)
+{
+    bool at_end = m->stages > 1 && (m->stage == 0 || m->stage == m->stages - 1);
+    assert_int_equal(m->ends.size, 1 + at_end);
+    assert_int_equal(m->ends.rank, at_end && m->stage > 0);
+    for (int32_t k = 0; k < m->ends.size; k++)
+        assert_int_equal(zr_group_member(&m->ends, k),
+                         at_end ? rank % n_stage + k * (m->stages - 1) * n_stage : rank);
+}
+
 /* The ranks of each part of each stage are a world of their own, by the places that they have in the whole
  * one. */
 static void check_division(int32_t world, const int *host, int32_t stages, int32_t parts, int32_t inner)
@@ -160,6 +171,7 @@ static void check_division(int32_t world, const int *host, int32_t stages, int32
         assert_int_equal(m.model.rank, rank % parts);
         check_pair(&m, rank, n_stage, 0);
         check_pair(&m, rank, n_stage, 1);
+        check_ends(&m, rank, n_stage);
         assert_true(rank == 0 || m.outer_spans_hosts == last.outer_spans_hosts);
         last.outer_spans_hosts = m.outer_spans_hosts;
         zr_mesh_free(&m);

@@ -1,0 +1,358 @@
+/* engine_tied.c: tensors that two pipeline stages have, the first and the last, as an embedding that is the
+ * head's matrix too.
+ *
+ * The first stage's rank is the owner: it has gradient, state and master weights, as of any tensor. The last
+ * stage's has a copy, which for the schedule core is frozen: its values come from the owner after each step.
+ * The gradients that the last stage's backward writes go to the owner micro-batch by micro-batch, where they
+ * are what its own backward begins with and adds to. So the sum is that of one stage, in its order.
+ *
+ * Both keep the parameters whole. They have an arena of their own, alike on both, of slots in each of which
+ * all tied tensors lie, and a communicator of the two with a stream beside the model's:
+ *
+ *   done[slot]    compute -> tied   copy: the model has written its gradients; owner: they were read
+ *   moved[slot]   tied -> compute   copy: the slot may be written again; owner: they are there
+ *
+ * Between steps the first slot takes the values the other way. */
+#include "shard/engine/engine_inside.h"
+#include "shard/engine/engine_issue.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* A pair of ranks, by place. */
+enum { OWNER, COPY };
+
+struct tied_tensor {
+    int32_t tensor;
+    /* in a slot */
+    int64_t at;
+    /* it is trained */
+    bool grad;
+    /* owner: in this action, and not read yet */
+    bool due;
+};
+
+struct zr_tied {
+    int64_t slot_bytes;
+    int32_t n_slots;
+    bool owner;
+    /* (n) in the table's order, which is the same on both */
+    struct tied_tensor *list;
+    int32_t n;
+    /* (2 * n_slots) done and moved of each slot; used: what the model did with the values; given: they are
+     * there, or gone */
+    struct zr_event **slot, *used, *given;
+    /* micro-batches of the step that the owner has asked for; of the action under way, -1: none */
+    int32_t n_expected, micro_batch;
+};
+
+/* ---- room ---- */
+
+int64_t zr_tied_bytes(const struct zr_tensor *t)
+{
+    return zr_round_up(t->n_elems * zr_dtype_bytes(t->dtype), ZR_PIECE_ALIGN);
+}
+
+/* Making an arena is for all ranks. */
+int64_t zr_tied_room_bytes(const struct zr_pipe_room *r)
+{
+    return zr_max(r->tied_bytes * r->n_tied, 4096);
+}
+
+static const struct zr_tensor *tensor_of(const struct zr_engine *e, const struct tied_tensor *t)
+{
+    return &e->layout->tensors[t->tensor];
+}
+
+static int64_t tied_tensor_bytes(const struct zr_engine *e, const struct tied_tensor *t)
+{
+    const struct zr_tensor *of = tensor_of(e, t);
+    return of->n_elems * zr_dtype_bytes(of->dtype);
+}
+
+static char *tied_slot(const struct zr_engine *e, int32_t micro_batch, const struct tied_tensor *t)
+{
+    return e->tied_base + micro_batch % e->tied->n_slots * e->tied->slot_bytes + t->at;
+}
+
+static struct zr_event *tied_event(const struct zr_tied *ties, int32_t micro_batch, bool moved)
+{
+    return ties->slot[2 * (micro_batch % ties->n_slots) + moved];
+}
+
+/* ---- opening ---- */
+
+static int list_tensors(struct zr_engine *e, struct zr_tied *ties)
+{
+    int64_t at = 0;
+    ties->list = calloc((size_t)e->layout->n_tensors, sizeof *ties->list);
+    if (!ties->list)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for tied tensors");
+    for (int32_t i = 0; i < e->layout->n_tensors; i++) {
+        const struct zr_tensor *t = &e->layout->tensors[i];
+        if (t->tie == ZR_TIE_NONE)
+            continue;
+        ties->owner = t->tie == ZR_TIE_OWNER;
+        ties->list[ties->n++] =
+            (struct tied_tensor){.tensor = i, .at = at, .grad = ties->owner ? t->grad : t->tied_grad};
+        at += zr_tied_bytes(t);
+    }
+    return 0;
+}
+
+static int open_tied_events(struct zr_engine *e, struct zr_tied *ties)
+{
+    ties->slot = calloc(2 * (size_t)ties->n_slots, sizeof *ties->slot);
+    if (!ties->slot)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the slots of tied tensors");
+    for (int32_t i = 0; i < 2 * ties->n_slots; i++)
+        ZR_TRY(e->dev->ops->event_open(e->dev, &ties->slot[i]));
+    ZR_TRY(e->dev->ops->event_open(e->dev, &ties->used));
+    return e->dev->ops->event_open(e->dev, &ties->given);
+}
+
+int zr_tied_open(struct zr_engine *e, const struct zr_pipe_room *room)
+{
+    if (room->tied_bytes == 0)
+        return 0;
+    struct zr_tied *ties = e->tied = calloc(1, sizeof *ties);
+    if (!ties)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for tied tensors");
+    ties->slot_bytes = room->tied_bytes;
+    ties->n_slots = room->n_tied;
+    ties->micro_batch = -1;
+    ZR_TRY(list_tensors(e, ties));
+    ZR_TRY(open_tied_events(e, ties));
+    ZR_TRY(e->dev->ops->stream_open(e->dev, ZR_STREAM_QUEUE, "zero-tied", NULL, &e->tied_stream));
+    zr_roles_streams(e);
+    return 0;
+}
+
+void zr_tied_close(struct zr_engine *e)
+{
+    struct zr_tied *ties = e->tied;
+    if (!ties)
+        return;
+    e->dev->ops->stream_close(e->tied_stream);
+    for (int32_t i = 0; ties->slot && i < 2 * ties->n_slots; i++)
+        e->dev->ops->event_close(ties->slot[i]);
+    e->dev->ops->event_close(ties->used);
+    e->dev->ops->event_close(ties->given);
+    free(ties->slot);
+    free(ties->list);
+    free(ties);
+    e->tied = NULL;
+}
+
+/* ---- messages ---- */
+
+/* micro_batch -1: values. From place `root` of the two. */
+static int send_slot(struct zr_engine *e, int32_t micro_batch, int root)
+{
+    const struct zr_tied *ties = e->tied;
+    const int64_t words[] = {micro_batch, ties->n, ties->slot_bytes};
+    const struct zr_tag tag = {.unit = -1,
+                               .step = e->m.step,
+                               .call_hash = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls)};
+    int64_t off = micro_batch < 0 ? 0 : micro_batch % ties->n_slots * ties->slot_bytes;
+    return zr_pair_send(e, ZR_ROLE_TIED, off, ties->slot_bytes, root, &tag);
+}
+
+/* The slot's gradients, once the model is done with it here. */
+static int move_grads(struct zr_engine *e, int32_t micro_batch)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    ZR_TRY(d->stream_wait(e->tied_stream, tied_event(e->tied, micro_batch, false)));
+    ZR_TRY(send_slot(e, micro_batch, COPY));
+    return d->event_record(tied_event(e->tied, micro_batch, true), e->tied_stream);
+}
+
+static bool any_grads(const struct zr_tied *ties)
+{
+    bool any = false;
+    for (int32_t i = 0; ties && i < ties->n; i++)
+        any |= ties->list[i].grad;
+    return any;
+}
+
+int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro)
+{
+    struct zr_tied *ties = e->tied;
+    int err = 0;
+    if (!any_grads(ties) || !ties->owner)
+        return 0;
+    int32_t until = ties->micro_batch < 0 ? ties->n_slots : ties->micro_batch + 1 + ties->n_slots;
+    for (until = (int32_t)zr_min(until, n_micro); !err && ties->n_expected < until; ties->n_expected++)
+        err = move_grads(e, ties->n_expected);
+    return zr_engine_note(e, err);
+}
+
+/* ---- gradients ---- */
+
+/* Where the model's backward adds to, or stores all of it. */
+static int show_grads(struct zr_engine *e)
+{
+    struct zr_tied *ties = e->tied;
+    ZR_TRY(zr_model_wait_for(e, tied_event(ties, ties->micro_batch, true)));
+    for (int32_t i = 0; i < ties->n; i++) {
+        const struct tied_tensor *t = &ties->list[i];
+        char *at = tied_slot(e, ties->micro_batch, t);
+        if (!t->grad)
+            continue;
+        if (!tensor_of(e, t)->overwrite)
+            ZR_TRY(e->dev->ops->zero(e->compute, at, tied_tensor_bytes(e, t)));
+        *tensor_of(e, t)->tied_grad = at;
+    }
+    return 0;
+}
+
+int zr_engine_tied_begin(struct zr_engine *e, int32_t micro_batch)
+{
+    struct zr_tied *ties = e->tied;
+    if (!any_grads(ties))
+        return 0;
+    ties->micro_batch = micro_batch;
+    for (int32_t i = 0; ties->owner && i < ties->n; i++)
+        ties->list[i].due = ties->list[i].grad;
+    int err = ties->owner ? 0 : zr_engine_note(e, show_grads(e));
+    return err ? err : zr_engine_status(e);
+}
+
+bool zr_tied_is_due(const struct zr_engine *e, int32_t tensor)
+{
+    bool due = false;
+    for (int32_t i = 0; e->tied && i < e->tied->n; i++)
+        due |= e->tied->list[i].tensor == tensor && e->tied->list[i].due;
+    return due;
+}
+
+/* All of a tensor, which is one piece. */
+static const struct zr_piece *tied_piece(const struct zr_engine *e, const struct tied_tensor *t,
+                                         const struct zr_flat **flat)
+{
+    int32_t piece = e->layout->piece_of[e->layout->slice_base[t->tensor]];
+    *flat = zr_piece_flat(e->layout, piece);
+    return &e->layout->pieces[piece];
+}
+
+int zr_tied_fill(struct zr_engine *e, int32_t unit, int32_t slot)
+{
+    struct zr_tied *ties = e->tied;
+    for (int32_t i = 0; ties && i < ties->n; i++) {
+        struct tied_tensor *t = &ties->list[i];
+        const struct zr_flat *f;
+        const struct zr_piece *p = tied_piece(e, t, &f);
+        if (!t->due || f->unit != unit)
+            continue;
+        char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
+        ZR_TRY(zr_model_wait_for(e, tied_event(ties, ties->micro_batch, true)));
+        ZR_TRY(
+            e->dev->ops->copy(e->compute, at, tied_slot(e, ties->micro_batch, t), tied_tensor_bytes(e, t)));
+        t->due = false;
+    }
+    return 0;
+}
+
+/* All that the model had to do with them in this action. */
+static int check_end(const struct zr_engine *e)
+{
+    const struct zr_tied *ties = e->tied;
+    for (int32_t i = 0; i < ties->n; i++) {
+        const struct tied_tensor *t = &ties->list[i];
+        const struct zr_tensor *of = tensor_of(e, t);
+        if (t->due)
+            return zr_fail(ZR_ERR_ORDER,
+                           "zero_finish: micro-batch %d has no backward bracket of unit %d here, so what the "
+                           "last stage gave of the gradient of %s would be lost",
+                           ties->micro_batch, of->unit, of->name);
+        if (!ties->owner && t->grad && *of->tied_grad != tied_slot(e, ties->micro_batch, t))
+            return zr_fail(ZR_ERR_ORDER,
+                           "zero_finish: *grad of tensor %s is %p; the library stored %p there, where its "
+                           "gradient is taken from: put this one back",
+                           of->name, *of->tied_grad, (void *)tied_slot(e, ties->micro_batch, t));
+    }
+    return 0;
+}
+
+int zr_engine_tied_end(struct zr_engine *e)
+{
+    struct zr_tied *ties = e->tied;
+    if (!any_grads(ties))
+        return 0;
+    int err = check_end(e);
+    if (err)
+        return err;
+    err = e->dev->ops->event_record(tied_event(ties, ties->micro_batch, false), e->compute);
+    for (int32_t i = 0; !ties->owner && i < ties->n; i++)
+        if (ties->list[i].grad)
+            *tensor_of(e, &ties->list[i])->tied_grad = NULL;
+    if (!err && !ties->owner)
+        err = move_grads(e, ties->micro_batch);
+    return zr_engine_note(e, err);
+}
+
+/* ---- values ---- */
+
+/* Which are whole here. */
+static char *values_at(const struct zr_engine *e, const struct tied_tensor *t)
+{
+    const struct zr_flat *f;
+    const struct zr_piece *p = tied_piece(e, t, &f);
+    return e->gather_base + zr_plan_param_full(e->plan, f, -1) + p->first * zr_dtype_bytes(f->dtype);
+}
+
+/* Behind the unit's update and the gather that makes it whole. */
+static int give_values(struct zr_engine *e)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const struct zr_tied *ties = e->tied;
+    for (int32_t i = 0; i < ties->n; i++) {
+        const struct tied_tensor *t = &ties->list[i];
+        int32_t unit = tensor_of(e, t)->unit;
+        zr_model_await(e, e->m.unit_job[unit]);
+        ZR_TRY(d->stream_wait(e->tied_stream, e->ev.updated[unit]));
+        ZR_TRY(d->stream_wait(e->tied_stream, e->ev.ready[unit]));
+        ZR_TRY(d->copy(e->tied_stream, tied_slot(e, 0, t), values_at(e, t), tied_tensor_bytes(e, t)));
+    }
+    return send_slot(e, -1, OWNER);
+}
+
+/* The model waits: it would read them with no bracket, too. */
+static int take_values(struct zr_engine *e)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const struct zr_tied *ties = e->tied;
+    ZR_TRY(send_slot(e, -1, OWNER));
+    for (int32_t i = 0; i < ties->n; i++) {
+        const struct tied_tensor *t = &ties->list[i];
+        ZR_TRY(d->copy(e->tied_stream, values_at(e, t), tied_slot(e, 0, t), tied_tensor_bytes(e, t)));
+    }
+    ZR_TRY(d->event_record(ties->given, e->tied_stream));
+    return zr_model_wait_for(e, ties->given);
+}
+
+static int exchange_values(struct zr_engine *e)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    ZR_TRY(d->event_record(e->tied->used, e->compute));
+    ZR_TRY(d->stream_wait(e->tied_stream, e->tied->used));
+    return e->tied->owner ? give_values(e) : take_values(e);
+}
+
+void zr_tied_forget(struct zr_engine *e)
+{
+    if (!e->tied)
+        return;
+    e->tied->micro_batch = -1;
+    e->tied->n_expected = 0;
+}
+
+int zr_engine_tied_values(struct zr_engine *e)
+{
+    if (!e->tied)
+        return 0;
+    zr_tied_forget(e);
+    int err = zr_engine_note(e, exchange_values(e));
+    return err ? err : zr_engine_status(e);
+}

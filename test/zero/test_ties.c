@@ -1,0 +1,731 @@
+/* test_ties.c: a tensor that the first and the last pipeline stage have, an embedding that is the head's
+ * matrix: whatever the stages, it comes to the bits of the model on one rank. */
+#include "test/zero/toy_net.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* A row is a token: x = e[id]; in each layer y = x + w x^2; logits y e^T, which are to be the target. */
+enum { V = 36, C = 10, ROWS = 3, LAYERS = 5, MICRO = 8, STEPS = 3, MOST_WORLD = 8 };
+
+/* Of f32 or bf16. */
+struct array {
+    void *at, *grad;
+};
+
+struct model {
+    bool bf16;
+    int n_layers, first;
+    /* rows of e that this rank has, from which on */
+    int n_rows, row;
+    bool has_embedding, has_head, forgets, nan;
+    struct array e, w[LAYERS];
+    float x[MICRO][LAYERS + 1][ROWS * C], d_logits[MICRO][ROWS * V];
+    /* where values begin */
+    float own[LAYERS + 1][V * C];
+    struct zero_tensor table[LAYERS + 1];
+    int n_tensors;
+    char name[LAYERS + 1][16];
+};
+
+static double draw(uint32_t *seed)
+{
+    *seed = *seed * 1664525u + 1013904223u;
+    return (*seed >> 8) / (double)(1 << 23) - 1;
+}
+
+static float get(const struct model *m, const void *at, int64_t i)
+{
+    uint32_t bits;
+    float x;
+    if (!m->bf16)
+        return ((const float *)at)[i];
+    bits = (uint32_t)((const uint16_t *)at)[i] << 16;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static void put(const struct model *m, void *at, int64_t i, float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (m->bf16)
+        ((uint16_t *)at)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    else
+        ((float *)at)[i] = x;
+}
+
+static void add(const struct model *m, void *at, int64_t i, float x)
+{
+    if (at) /* it is trained */
+        put(m, at, i, get(m, at, i) + x);
+}
+
+static float first_value(int tensor, int64_t i)
+{
+    uint32_t seed = 99u + 40503u * (uint32_t)(tensor * 1009 + i);
+    draw(&seed), draw(&seed);
+    return (float)(0.4 * draw(&seed));
+}
+
+/* ---- the model ---- */
+
+static int layers_before(int pp, int stage)
+{
+    return LAYERS / pp * stage + (stage < LAYERS % pp ? stage : LAYERS % pp);
+}
+
+/* Of tensor 0 of the whole, or of layer tensor - 1. */
+static void add_tensor(struct model *m, struct array *a, int tensor, int64_t n)
+{
+    int i = m->n_tensors++;
+    a->at = m->own[i];
+    for (int64_t k = 0; k < n; k++)
+        put(m, m->own[i], k, first_value(tensor, (tensor ? 0 : (int64_t)m->row * C) + k));
+    snprintf(m->name[i], sizeof m->name[i], tensor ? "w%d" : "e", tensor - 1);
+    m->table[i] = (struct zero_tensor){.name = m->name[i],
+                                       .param = &a->at,
+                                       .grad = &a->grad,
+                                       .shape = {tensor ? n : n / C, tensor ? 0 : C},
+                                       .dtype = m->bf16 ? ZERO_BF16 : ZERO_F32,
+                                       .unit = i,
+                                       .tp_cut = tensor ? 0 : ZERO_TP_CUT(0),
+                                       .flags = tensor ? 0 : ZERO_TIED};
+}
+
+static struct model *make_model(int pp, int stage, int tp, int part, bool bf16)
+{
+    struct model *m = calloc(1, sizeof *m);
+    m->bf16 = bf16;
+    m->n_rows = V / tp;
+    m->row = V / tp * part;
+    m->has_embedding = stage == 0;
+    m->has_head = stage == pp - 1;
+    m->first = layers_before(pp, stage);
+    m->n_layers = layers_before(pp, stage + 1) - m->first;
+    if (m->has_embedding)
+        add_tensor(m, &m->e, 0, (int64_t)m->n_rows * C);
+    for (int l = 0; l < m->n_layers; l++)
+        add_tensor(m, &m->w[l], 1 + m->first + l, C);
+    if (m->has_head && !m->has_embedding)
+        add_tensor(m, &m->e, 0, (int64_t)m->n_rows * C);
+    return m;
+}
+
+static int unit_of_e(const struct model *m)
+{
+    return m->has_embedding ? 0 : m->n_layers;
+}
+
+static int unit_of_layer(const struct model *m, int l)
+{
+    return m->has_embedding + l;
+}
+
+#define OR_RETURN(call)                                                                                      \
+    do {                                                                                                     \
+        int err_ = (call);                                                                                   \
+        if (err_)                                                                                            \
+            return err_;                                                                                     \
+    } while (0)
+
+static int id_of(int batch, int r)
+{
+    uint32_t seed = 4711u + 2654435761u * (uint32_t)(batch * ROWS + r);
+    for (int i = 0; i < 4; i++)
+        draw(&seed);
+    return (int)(seed >> 8) % V;
+}
+
+static int embed(struct model *m, zero_ctx *z, int batch, float *x)
+{
+    OR_RETURN(zero_begin(z, unit_of_e(m), ZERO_FORWARD));
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0, id = id_of(batch, r) - m->row; i < C; i++)
+            x[r * C + i] = id >= 0 && id < m->n_rows ? get(m, m->e.at, id * C + i) : 0;
+    OR_RETURN(zero_end(z, unit_of_e(m), ZERO_FORWARD));
+    return zero_tp_leave(z, x, x, ROWS * C, ZERO_F32, ZERO_FORWARD);
+}
+
+/* And what the logits are off. */
+static int head(struct model *m, zero_ctx *z, int batch, const float *x, float *d_logits)
+{
+    float in[ROWS * C];
+    OR_RETURN(zero_tp_enter(z, in, x, ROWS * C, ZERO_F32, ZERO_FORWARD));
+    OR_RETURN(zero_begin(z, unit_of_e(m), ZERO_FORWARD));
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < m->n_rows; v++) {
+            float sum = v + m->row == id_of(batch + 1, r) ? -1 : 0;
+            for (int i = 0; i < C; i++)
+                sum += in[r * C + i] * get(m, m->e.at, v * C + i);
+            d_logits[r * V + v] = sum / ROWS;
+        }
+    return zero_end(z, unit_of_e(m), ZERO_FORWARD);
+}
+
+static int forward(struct model *m, zero_ctx *z, int batch, int micro, const float *in, float *out)
+{
+    if (m->has_embedding)
+        OR_RETURN(embed(m, z, batch, m->x[micro][0]));
+    else
+        memcpy(m->x[micro][0], in, sizeof m->x[micro][0]);
+    for (int l = 0; l < m->n_layers; l++) {
+        const float *x = m->x[micro][l];
+        float *y = m->x[micro][l + 1];
+        OR_RETURN(zero_begin(z, unit_of_layer(m, l), ZERO_FORWARD));
+        for (int i = 0; i < ROWS * C; i++)
+            y[i] = x[i] + get(m, m->w[l].at, i % C) * x[i] * x[i];
+        OR_RETURN(zero_end(z, unit_of_layer(m, l), ZERO_FORWARD));
+    }
+    if (m->has_head)
+        return head(m, z, batch, m->x[micro][m->n_layers], m->d_logits[micro]);
+    memcpy(out, m->x[micro][m->n_layers], sizeof m->x[micro][0]);
+    return 0;
+}
+
+/* Adds to the gradient of e; its bracket is the caller's. */
+static int head_backward(struct model *m, zero_ctx *z, int micro, float *dx)
+{
+    const float *x = m->x[micro][m->n_layers], *d = m->d_logits[micro];
+    memset(dx, 0, ROWS * C * sizeof *dx);
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < m->n_rows; v++)
+            for (int i = 0; i < C; i++) {
+                add(m, m->e.grad, v * C + i, d[r * V + v] * x[r * C + i]);
+                dx[r * C + i] += d[r * V + v] * get(m, m->e.at, v * C + i);
+            }
+    if (m->nan)
+        put(m, m->e.grad, 3, NAN);
+    return zero_tp_enter(z, dx, dx, ROWS * C, ZERO_F32, ZERO_BACKWARD);
+}
+
+static int layers_backward(struct model *m, zero_ctx *z, int micro, float *dx)
+{
+    for (int l = m->n_layers; l-- > 0;) {
+        const float *x = m->x[micro][l];
+        OR_RETURN(zero_begin(z, unit_of_layer(m, l), ZERO_BACKWARD));
+        for (int i = 0; i < ROWS * C; i++) {
+            add(m, m->w[l].grad, i % C, dx[i] * x[i] * x[i]);
+            dx[i] *= 1 + 2 * get(m, m->w[l].at, i % C) * x[i];
+        }
+        OR_RETURN(zero_end(z, unit_of_layer(m, l), ZERO_BACKWARD));
+    }
+    return 0;
+}
+
+static int embed_backward(struct model *m, zero_ctx *z, int batch, float *dx)
+{
+    OR_RETURN(zero_tp_leave(z, dx, dx, ROWS * C, ZERO_F32, ZERO_BACKWARD));
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0, id = id_of(batch, r) - m->row; i < C; i++)
+            if (id >= 0 && id < m->n_rows)
+                add(m, m->e.grad, id * C + i, dx[r * C + i]);
+    return 0;
+}
+
+/* On one stage the bracket of e is open from the head to the embedding. */
+static int backward(struct model *m, zero_ctx *z, int batch, int micro, float *dx)
+{
+    bool both = m->has_embedding && m->has_head;
+    if (m->has_head) {
+        OR_RETURN(zero_begin(z, unit_of_e(m), ZERO_BACKWARD));
+        OR_RETURN(head_backward(m, z, micro, dx));
+        if (!both)
+            OR_RETURN(zero_end(z, unit_of_e(m), ZERO_BACKWARD));
+    }
+    OR_RETURN(layers_backward(m, z, micro, dx));
+    if (!m->has_embedding || m->forgets)
+        return 0;
+    if (!both)
+        OR_RETURN(zero_begin(z, unit_of_e(m), ZERO_BACKWARD));
+    OR_RETURN(embed_backward(m, z, batch, dx));
+    return zero_end(z, unit_of_e(m), ZERO_BACKWARD);
+}
+
+/* ---- one rank ---- */
+
+struct setup {
+    int pp, dp, tp, stage, prefetch, schedule;
+    bool bf16, check, evaluates, drops, frozen;
+    double norm[STEPS];
+    bool known;
+};
+
+struct place {
+    int32_t pp, dp, n_dp, tp;
+};
+
+static void forget_line(void *arg, const char *line)
+{
+    (void)arg;
+    (void)line;
+}
+
+static int configure(struct toy_rank *r, struct zero_config *cfg, zero_mesh **mesh, struct place *at)
+{
+    const struct setup *s = r->arg;
+    const struct zero_axis axes[] = {
+        {"pp", s->pp}, {"dp_replicate", s->stage > 3 ? s->dp / 2 : 1}, {"dp_shard", -1}, {"tp", s->tp}};
+    *cfg = toy_config(r, s->stage);
+    OR_RETURN(zero_mesh_open(mesh, axes, 4, cfg));
+    OR_RETURN(zero_mesh_rank(*mesh, "pp", &at->pp, NULL));
+    OR_RETURN(zero_mesh_rank(*mesh, "dp", &at->dp, &at->n_dp));
+    OR_RETURN(zero_mesh_rank(*mesh, "tp", &at->tp, NULL));
+    cfg->mesh = *mesh;
+    cfg->shard_group = ZERO_AUTO;
+    cfg->schedule = s->schedule;
+    cfg->activation_bytes = ROWS * C * (int64_t)sizeof(float);
+    cfg->log = forget_line;
+    cfg->prefetch = s->prefetch;
+    cfg->check = s->check;
+    cfg->clip = 0.5f;
+    cfg->grad_accum_steps = MICRO / at->n_dp;
+    return 0;
+}
+
+/* On one stage e is open around all layers of backward. */
+static int32_t declare(struct zero_call *order)
+{
+    int32_t n = 0;
+#define CALL(u, p, e)                                                                                        \
+    order[n++] = (struct zero_call)                                                                          \
+    {                                                                                                        \
+        .unit = (u), .phase = (p), .is_end = (e)                                                             \
+    }
+    for (int u = 0; u <= LAYERS + 1; u++) {
+        CALL(u % (LAYERS + 1), ZERO_FORWARD, 0);
+        CALL(u % (LAYERS + 1), ZERO_FORWARD, 1);
+    }
+    CALL(0, ZERO_BACKWARD, 0);
+    for (int u = LAYERS; u > 0; u--) {
+        CALL(u, ZERO_BACKWARD, 0);
+        CALL(u, ZERO_BACKWARD, 1);
+    }
+    CALL(0, ZERO_BACKWARD, 1);
+#undef CALL
+    return n;
+}
+
+static int open_model(struct toy_rank *r, struct model **m, struct place *at, zero_ctx **z,
+                      struct zero_plan_info *plan)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg;
+    zero_mesh *mesh = NULL;
+    struct zero_call order[4 * LAYERS + 6];
+    OR_RETURN(configure(r, &cfg, &mesh, at));
+    if (s->pp == 1) {
+        cfg.order = order;
+        cfg.n_order = declare(order);
+    }
+    *m = make_model(s->pp, at->pp, s->tp, at->tp, s->bf16);
+    for (int t = 0; s->frozen && t < (*m)->n_tensors; t++)
+        if ((*m)->table[t].flags & ZERO_TIED)
+            (*m)->table[t].grad = NULL;
+    if (s->pp > 1 && (*m)->has_head) /* the first stage's count */
+        memset((*m)->e.at, 0x3f, sizeof(*m)->own[0]);
+    int err = zero_plan((*m)->table, (*m)->n_tensors, &cfg, plan);
+    if (!err)
+        err = zero_wrap(z, (*m)->table, (*m)->n_tensors, &cfg);
+    zero_mesh_close(&mesh);
+    return err;
+}
+
+static int run_actions(struct model *m, zero_ctx *z, int step, const struct place *at)
+{
+    struct zero_action a;
+    float dx[ROWS * C];
+    for (;;) {
+        OR_RETURN(zero_next(z, &a));
+        if (a.micro_batch < 0)
+            return 0;
+        int batch = step * MICRO + a.micro_batch * at->n_dp + at->dp;
+        if (a.phase == ZERO_FORWARD) {
+            OR_RETURN(forward(m, z, batch, a.micro_batch, a.in, a.out));
+        } else {
+            if (a.in)
+                memcpy(dx, a.in, sizeof dx);
+            OR_RETURN(backward(m, z, batch, a.micro_batch, dx));
+            if (a.out)
+                memcpy(a.out, dx, sizeof dx);
+        }
+        OR_RETURN(zero_finish(z));
+    }
+}
+
+static uint64_t hash_values(uint64_t hash, const void *at, int64_t n_bytes)
+{
+    for (int64_t i = 0; i < n_bytes; i++)
+        hash = (hash ^ ((const uint8_t *)at)[i]) * 1099511628211u;
+    return hash ^ hash >> 29;
+}
+
+/* A sum over the tensors that this stage owns; and the copy has the owner's weights, which go to ms. */
+static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z)
+{
+    static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_MASTER, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
+    for (int t = 0; t < m->n_tensors; t++) {
+        bool tied = m->table[t].flags & ZERO_TIED, copy = tied && !m->has_embedding;
+        for (int v = 0; v < (copy || !m->table[t].grad ? 1 : 4); v++) {
+            float w[V * C];
+            int64_t n = tied ? (int64_t)m->n_rows * C : C;
+            uint64_t seed = 1469598103934665603u + (uint64_t)((tied ? 0 : 1 + m->first + t) * 4 + v);
+            seed -= !tied && m->has_embedding ? 4 : 0;
+            memset(w, 0xff, sizeof w);
+            OR_RETURN(zero_read(z, t, values[v], 0, n, w));
+            uint64_t hash = hash_values(seed, w, n * (m->bf16 && v == 0 ? 2 : 4));
+            r->hash += copy ? 0 : hash;
+            if (tied && v == 0)
+                r->ms = (int64_t)hash;
+        }
+        if (copy)
+            toy_expect(r, zero_read(z, t, ZERO_VALUE_STATE, 0, 1, &(float){0}), ZERO_ERR_ARG,
+                       "zero_read: tensor e is ZERO_TIED: the first pipeline stage has its master weights");
+        if (tied && ((struct setup *)r->arg)->pp > 1)
+            toy_expect(r, zero_write(z, t, ZERO_VALUE_PARAM, 0, 1, &(float){0}), ZERO_ERR_NOTSUP,
+                       "zero_write: tensor e is ZERO_TIED: two pipeline stages have it");
+    }
+    return 0;
+}
+
+static int evaluate(struct model *m, zero_ctx *z, const struct place *at)
+{
+    OR_RETURN(zero_evaluate(z));
+    return run_actions(m, z, 7, at);
+}
+
+static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step, const struct place *at)
+{
+    struct setup *s = r->arg;
+    struct zero_step_info info;
+    if (s->evaluates && step == 1)
+        OR_RETURN(evaluate(m, z, at));
+    if (s->drops && step == 1) {
+        OR_RETURN(run_actions(m, z, 11, at));
+        OR_RETURN(zero_drop(z));
+    }
+    OR_RETURN(run_actions(m, z, step, at));
+    OR_RETURN(zero_step(z, 0.01f, &info));
+    if (!s->known && r->rank == 0)
+        s->norm[step] = info.grad_norm;
+    if (s->known && info.grad_norm != s->norm[step])
+        toy_wrong(r, "step %d: norm %.17g instead of %.17g", step, info.grad_norm, s->norm[step]);
+    return 0;
+}
+
+static void check_stats(struct toy_rank *r, zero_ctx *z, const struct zero_plan_info *plan)
+{
+    const struct setup *s = r->arg;
+    struct zero_stats stats;
+    int err = 0;
+    TOY_TRY(zero_get_stats(z, &stats));
+    if (!err && memcmp(&stats.allocated, &stats.planned, sizeof stats.planned))
+        toy_wrong(r, "allocated is not planned: %lld and %lld bytes", (long long)stats.allocated.total,
+                  (long long)stats.planned.total);
+    if (!err && s->stage <= 3 && memcmp(&plan->bytes, &stats.planned, sizeof stats.planned))
+        toy_wrong(r, "the plan said %lld bytes, not %lld", (long long)plan->bytes.total,
+                  (long long)stats.planned.total);
+    if (!err && s->pp > 1 && stats.n_replans)
+        toy_wrong(r, "the order was learned anew %lld times", (long long)stats.n_replans);
+}
+
+static void train(struct toy_rank *r)
+{
+    struct zero_plan_info plan;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    r->hash = 0;
+    TOY_TRY(open_model(r, &m, &at, &z, &plan));
+    for (int step = 0; step < STEPS; step++)
+        TOY_TRY(one_step(r, m, z, step, &at));
+    TOY_TRY(hash_state(r, m, z));
+    if (!err)
+        check_stats(r, z, &plan);
+    if (!err && m->has_head && !m->has_embedding && m->e.grad)
+        toy_wrong(r, "the copy's gradient is still shown");
+    zero_unwrap(&z);
+    free(m);
+}
+
+/* ---- tests ---- */
+
+static uint64_t hash_of(const struct setup *s, const struct toy_rank *r, int part)
+{
+    uint64_t hash = 0;
+    for (int stage = 0; stage < s->pp; stage++)
+        hash += r[stage * s->dp * s->tp + part].hash;
+    return hash;
+}
+
+/* Ranks of a stage, and the two owners' weights. */
+static void check_copies(const struct setup *s, const struct toy_rank *r, const char *what)
+{
+    int n_stage = s->dp * s->tp;
+    for (int k = 0; k < s->pp * n_stage; k++) {
+        if (r[k].hash != r[k / n_stage * n_stage + k % s->tp].hash)
+            fail_msg("%s: rank %d has other bits than its like", what, k);
+        if (k / n_stage == s->pp - 1 && r[k].ms != r[k % s->tp].ms)
+            fail_msg("%s: rank %d has other weights of e than its owner", what, k);
+    }
+}
+
+static void one_layout(struct setup *s, uint64_t want[2], int n)
+{
+    struct toy_rank r[MOST_WORLD];
+    char what[160];
+    int world = s->pp * s->dp * s->tp;
+    s->prefetch = n % 3;
+    s->schedule = n % 2 ? ZERO_SCHEDULE_GPIPE : ZERO_SCHEDULE_1F1B;
+    s->check = n % 5 == 4;
+    s->evaluates = n % 4 >= 2;
+    s->drops = n % 3 == 1;
+    snprintf(
+        what, sizeof what, "%s, pp %d, dp %d, tp %d, stage %d, schedule %d, check %d, drops %d, frozen %d",
+        s->bf16 ? "bf16" : "f32", s->pp, s->dp, s->tp, s->stage, s->schedule, s->check, s->drops, s->frozen);
+    toy_ranks(world, train, s, r);
+    toy_assert_well(r, world, what);
+    check_copies(s, r, what);
+    for (int part = 0; part < s->tp; part++) {
+        want[part] = want[part] ? want[part] : hash_of(s, r, part);
+        if (want[part] != hash_of(s, r, part))
+            fail_msg("%s: other bits", what);
+    }
+    s->known = true;
+}
+
+static void every_layout(struct setup s, bool all_stages)
+{
+    for (s.tp = 1; s.tp <= 2; s.tp++) {
+        uint64_t want[2] = {0};
+        int n = 0;
+        s.known = false;
+        for (s.pp = 1; s.pp <= 4; s.pp++)
+            for (s.dp = 1; s.dp <= 4; s.dp *= 2)
+                for (s.stage = 0; s.stage < TOY_STAGES; s.stage++) {
+                    bool tried = s.pp * s.dp * s.tp <= MOST_WORLD && (s.stage <= 3 || s.dp == 4) &&
+                                 (all_stages || s.pp == 1 || s.stage == (s.pp + s.dp) % 4);
+                    if (tried)
+                        one_layout(&s, want, n++);
+                }
+        assert_true(n >= 10);
+    }
+}
+
+static void the_same_bits_in_f32(void **state)
+{
+    (void)state;
+    every_layout((struct setup){.bf16 = false}, true);
+}
+
+static void the_same_bits_in_bf16(void **state)
+{
+    (void)state;
+    every_layout((struct setup){.bf16 = true}, false);
+}
+
+static void the_same_bits_frozen(void **state)
+{
+    (void)state;
+    every_layout((struct setup){.frozen = true}, false);
+}
+
+/* ---- a step that is skipped ---- */
+
+static void skip_step(struct toy_rank *r)
+{
+    struct zero_plan_info plan;
+    struct zero_step_info info = {.skipped = 0};
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    TOY_TRY(open_model(r, &m, &at, &z, &plan));
+    r->hash = 0;
+    TOY_TRY(hash_state(r, m, z));
+    uint64_t before = r->hash;
+    int64_t weights = r->ms;
+    if (!err)
+        m->nan = m->has_head && at.dp == 1;
+    TOY_TRY(run_actions(m, z, 0, &at));
+    TOY_TRY(zero_step(z, 0.01f, &info));
+    r->hash = 0;
+    TOY_TRY(hash_state(r, m, z));
+    if (!err && (!info.skipped || r->hash != before || r->ms != weights))
+        toy_wrong(r, "skipped is %d, the state is %s", info.skipped, r->hash == before ? "equal" : "another");
+    zero_unwrap(&z);
+    free(m);
+}
+
+/* What is no number in the copy's gradient reaches the owner. */
+static void all_stages_skip_a_step(void **state)
+{
+    struct setup s = {.pp = 3, .dp = 2, .tp = 1};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (s.stage = 0; s.stage <= 3; s.stage++) {
+        toy_ranks(6, skip_step, &s, r);
+        toy_assert_well(r, 6, "a step that is skipped");
+    }
+}
+
+/* ---- used wrongly ---- */
+
+/* The embedding's backward is left out, and then done. */
+static void forget_bracket(struct toy_rank *r)
+{
+    struct zero_plan_info plan;
+    struct zero_action a = {.phase = 0};
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    float dx[ROWS * C] = {0}, *before = NULL;
+    int err = 0, met = 0;
+    TOY_TRY(open_model(r, &m, &at, &z, &plan));
+    while (!err) {
+        TOY_TRY(zero_next(z, &a));
+        if (err || a.micro_batch < 0)
+            break;
+        bool first = a.phase == ZERO_BACKWARD && met++ == 0;
+        if (a.phase == ZERO_FORWARD) {
+            TOY_TRY(forward(m, z, a.micro_batch, a.micro_batch, a.in, a.out));
+        } else {
+            m->forgets = first;
+            TOY_TRY(backward(m, z, a.micro_batch, a.micro_batch, dx));
+        }
+        if (first && m->has_embedding) {
+            toy_expect(r, zero_finish(z), ZERO_ERR_ORDER,
+                       "zero_finish: micro-batch 0 has no backward bracket of unit 0 here, so what the last "
+                       "stage gave of the gradient of e would be lost");
+            TOY_TRY(zero_begin(z, 0, ZERO_BACKWARD));
+            TOY_TRY(zero_end(z, 0, ZERO_BACKWARD));
+        } else if (first) {
+            before = m->e.grad;
+            m->e.grad = dx;
+            toy_expect(r, zero_finish(z), ZERO_ERR_ORDER, "zero_finish: *grad of tensor e is ");
+            m->e.grad = before;
+        }
+        TOY_TRY(zero_finish(z));
+    }
+    TOY_TRY(zero_step(z, 0.01f, NULL));
+    zero_unwrap(&z);
+    free(m);
+}
+
+static void what_is_left_out_is_named(void **state)
+{
+    struct setup s = {.pp = 2, .dp = 1, .tp = 1, .stage = 2};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    toy_ranks(2, forget_bracket, &s, r);
+    toy_assert_well(r, 2, "a bracket that is left out");
+}
+
+struct misuse {
+    void (*change)(struct zero_config *cfg, struct model *m, const struct place *at);
+    int code;
+    const char *says;
+};
+
+static void overwrites(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)cfg, (void)at;
+    if (m->has_embedding)
+        m->table[0].flags |= ZERO_GRAD_OVERWRITE;
+}
+
+static void sums_in_place(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)m, (void)at;
+    cfg->grad_in_place = 1;
+}
+
+static void in_the_middle(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)cfg;
+    if (at->pp == 1)
+        m->table[0].flags |= ZERO_TIED;
+}
+
+static void on_one_alone(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)cfg, (void)at;
+    if (m->has_head)
+        m->table[m->n_tensors - 1].flags = 0;
+}
+
+static void of_another_shape(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)cfg, (void)at;
+    if (m->has_head)
+        m->table[m->n_tensors - 1].shape[0]--;
+}
+
+static void stacked(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)cfg, (void)at;
+    if (m->has_embedding) {
+        m->table[0].flags |= ZERO_STACKED;
+        m->table[0].tp_cut = 0;
+    }
+}
+
+struct refused {
+    struct setup s;
+    const struct misuse *what;
+};
+
+static void wrap_wrongly(struct toy_rank *r)
+{
+    struct refused *x = r->arg;
+    struct zero_config cfg;
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    r->arg = &x->s;
+    TOY_TRY(configure(r, &cfg, &mesh, &at));
+    struct model *m = make_model(x->s.pp, at.pp, 1, 0, false);
+    x->what->change(&cfg, m, &at);
+    toy_expect(r, zero_wrap(&z, m->table, m->n_tensors, &cfg), x->what->code, x->what->says);
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free(m);
+}
+
+static void what_cannot_be_is_refused(void **state)
+{
+    static const struct misuse cases[] = {
+        {overwrites, ZERO_ERR_ARG, "(e): ZERO_GRAD_OVERWRITE with ZERO_TIED on the first pipeline stage"},
+        {sums_in_place, ZERO_ERR_NOTSUP, "(e): ZERO_TIED with grad_in_place 1 and grad_accum_steps 8"},
+        {in_the_middle, ZERO_ERR_NOTSUP,
+         "(w2): ZERO_TIED on pipeline stage 1; allowed: on the first (0) and"},
+        {on_one_alone, ZERO_ERR_MISMATCH, "a tensor of rank 0 has ZERO_TIED, and none of rank 2"},
+        {of_another_shape, ZERO_ERR_MISMATCH, "rank 2 and rank 0 differ in their tensors with ZERO_TIED"},
+        {stacked, ZERO_ERR_ARG, "(e): ZERO_TIED with ZERO_STACKED"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct refused x = {{.pp = 3, .dp = 1, .tp = 1, .stage = 3}, &cases[i]};
+        struct toy_rank r[MOST_WORLD];
+        toy_ranks(3, wrap_wrongly, &x, r);
+        toy_assert_well(r, 3, cases[i].says);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_same_bits_in_f32),      cmocka_unit_test(the_same_bits_in_bf16),
+        cmocka_unit_test(the_same_bits_frozen),      cmocka_unit_test(all_stages_skip_a_step),
+        cmocka_unit_test(what_is_left_out_is_named), cmocka_unit_test(what_cannot_be_is_refused)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

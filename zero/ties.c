@@ -1,0 +1,75 @@
+/* ties.c: tensors that the first and the last pipeline stage have (ZERO_TIED): what each of the two makes of
+ * its own, and whether they mean the same. */
+#include "zero/context.h"
+
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+static int check_tied(const struct zr_config *c, const struct zr_tensor *t, int32_t i)
+{
+    const struct zr_options *o = &c->options;
+    if (c->pp_at > 0 && c->pp_at < o->pp - 1)
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "tensors[%d] (%s): ZERO_TIED on pipeline stage %d; allowed: on the first (0) and the "
+                       "last (%d), which both have it",
+                       i, t->name, c->pp_at, o->pp - 1);
+    if (c->pp_at == 0 && t->overwrite)
+        return zr_fail(ZR_ERR_ARG,
+                       "tensors[%d] (%s): ZERO_GRAD_OVERWRITE with ZERO_TIED on the first pipeline stage, "
+                       "where backward adds to what the last one gave; allowed: one of them",
+                       i, t->name);
+    if (t->grad && o->grad_in_place && o->grad_accum_steps > 1)
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "tensors[%d] (%s): ZERO_TIED with grad_in_place 1 and grad_accum_steps %d; allowed: "
+                       "grad_in_place 0, as its gradient goes from stage to stage for each micro-batch",
+                       i, t->name, o->grad_accum_steps);
+    return 0;
+}
+
+int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        if (t[i].tie == ZR_TIE_NONE)
+            continue;
+        t[i].tie = ZR_TIE_NONE;
+        if (c->options.pp < 2) /* one tensor for both uses */
+            continue;
+        int err = check_tied(c, &t[i], i);
+        if (err)
+            return err;
+        t[i].tie = c->pp_at == 0 ? ZR_TIE_OWNER : ZR_TIE_COPY;
+        t[i].resident = true;
+        if (t[i].tie == ZR_TIE_COPY) {
+            t[i].tied_grad = t[i].grad;
+            t[i].grad = NULL;
+        }
+    }
+    return 0;
+}
+
+int64_t zr_ties_bytes(const struct zr_layout *l)
+{
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < l->n_tensors; i++)
+        if (l->tensors[i].tie != ZR_TIE_NONE)
+            bytes += zr_tied_bytes(&l->tensors[i]);
+    return bytes;
+}
+
+uint64_t zr_ties_hash(const struct zr_layout *l)
+{
+    uint64_t hash = 0;
+    for (int32_t i = 0; i < l->n_tensors; i++) {
+        const struct zr_tensor *t = &l->tensors[i];
+        const int64_t words[] = {t->dtype,    t->cut,
+                                 t->cut_dim,  t->cut_blocks,
+                                 t->cut_size, (t->tie == ZR_TIE_COPY ? t->tied_grad : t->grad) != NULL};
+        if (t->tie == ZR_TIE_NONE)
+            continue;
+        hash = XXH64(words, sizeof words, XXH64(t->shape, sizeof t->shape, hash));
+        hash = XXH64(t->name, strlen(t->name), hash);
+    }
+    return hash;
+}
