@@ -33,27 +33,71 @@ void state_hash_text(char out[STATE_HASH_CHARS], const char *text, size_t n)
     finish(&sha, out);
 }
 
-int state_hash(char out[STATE_HASH_CHARS], bool hash, const struct zero_tensor *tensors, int32_t n_tensors,
-               int n_states, state_reader read, void *from)
+static int64_t n_slices(const struct zero_tensor *t)
+{
+    return t->flags & ZERO_STACKED ? t->shape[0] : 1;
+}
+
+int64_t state_pieces(const struct zero_tensor *tensors, int32_t n_tensors)
+{
+    int64_t n = 0;
+    for (int32_t t = 0; t < n_tensors; t++)
+        n += n_slices(&tensors[t]);
+    return n;
+}
+
+/* n elements from `first` of tensor t, of every value. chunk NULL: this rank does not hash. */
+static int digest_piece(struct state_digest *out, float *chunk, int32_t t, int64_t first, int64_t n,
+                        int n_values, state_reader read, void *from)
 {
     struct sha256_ctx sha;
     sha256_init(&sha);
+    for (int value = ZERO_VALUE_MASTER; value < ZERO_VALUE_MASTER + n_values; value++) {
+        for (int64_t at = 0; at < n; at += CHUNK) {
+            int64_t k = n - at < CHUNK ? n - at : CHUNK;
+            int err = read(from, t, value, first + at, k, chunk);
+            if (err)
+                return err;
+            if (chunk)
+                sha256_update(&sha, (size_t)k * sizeof *chunk, (const uint8_t *)chunk);
+        }
+    }
+    if (chunk)
+        sha256_digest(&sha, sizeof out->byte, out->byte);
+    return 0;
+}
+
+int state_digests(struct state_digest *out, bool hash, const struct zero_tensor *tensors, int32_t n_tensors,
+                  int n_states, state_reader read, void *from)
+{
+    int n_values = ZERO_VALUE_STATE + n_states - ZERO_VALUE_MASTER, err = 0;
     float *chunk = hash ? malloc(CHUNK * sizeof *chunk) : NULL;
     if (hash && !chunk)
         return zr_fail(ZR_ERR_NOMEM, "no memory to read the state into");
-    int err = 0;
     for (int32_t t = 0; t < n_tensors; t++) {
-        int64_t n_elements = tensor_elements(&tensors[t]);
-        for (int value = ZERO_VALUE_MASTER; value < ZERO_VALUE_STATE + n_states; value++) {
-            for (int64_t first = 0; !err && first < n_elements; first += CHUNK) {
-                int64_t n = n_elements - first < CHUNK ? n_elements - first : CHUNK;
-                err = read(from, t, value, first, n, chunk);
-                if (!err && hash)
-                    sha256_update(&sha, (size_t)n * sizeof *chunk, (const uint8_t *)chunk);
-            }
-        }
+        int64_t slices = n_slices(&tensors[t]), n = tensor_elements(&tensors[t]) / slices;
+        for (int64_t i = 0; i < slices && !err; i++)
+            err = digest_piece(out++, chunk, t, i * n, n, n_values, read, from);
     }
     free(chunk);
-    finish(&sha, out);
+    return err;
+}
+
+void state_hash_of(char out[STATE_HASH_CHARS], const struct state_digest *digests, int64_t n)
+{
+    state_hash_text(out, (const char *)digests, (size_t)n * sizeof *digests);
+}
+
+int state_hash(char out[STATE_HASH_CHARS], bool hash, const struct zero_tensor *tensors, int32_t n_tensors,
+               int n_states, state_reader read, void *from)
+{
+    int64_t n = state_pieces(tensors, n_tensors);
+    struct state_digest *digests = malloc((size_t)n * sizeof *digests);
+    if (!digests)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for %lld digests", (long long)n);
+    int err = state_digests(digests, hash, tensors, n_tensors, n_states, read, from);
+    if (!err && hash)
+        state_hash_of(out, digests, n);
+    free(digests);
     return err;
 }

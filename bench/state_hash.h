@@ -5,15 +5,31 @@
 #include "zero/zero.h"
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #define STATE_HASH_CHARS 65 /* 64 hex digits and the end */
 
 /* Reads n fp32 values as zero_read does; dst is NULL on ranks that do not hash. */
 typedef int (*state_reader)(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 
-/* Hashes, tensor after tensor in the table's order, the master weights and then each of n_states states,
+struct state_digest {
+    uint8_t byte[32];
+};
+
+/* Of how many pieces a table has a digest each: a tensor is one, a stacked tensor as many as its first
+ * dimension. */
+int64_t state_pieces(const struct zero_tensor *tensors, int32_t n_tensors);
+
+/* The SHA-256 of each piece, in the table's order: of its master weights and then each of n_states states,
  * element by element in row-major order, as little-endian fp32. Collective when read is: every rank calls,
- * those with hash set get the hex digits in out. Returns 0 or what read returned. */
+ * those with hash set get the digests in out. Returns 0 or what read returned. */
+int state_digests(struct state_digest *out, bool hash, const struct zero_tensor *tensors, int32_t n_tensors,
+                  int n_states, state_reader read, void *from);
+
+/* The SHA-256 of n digests, one after another, in hex digits. */
+void state_hash_of(char out[STATE_HASH_CHARS], const struct state_digest *digests, int64_t n);
+
+/* Both: the hash of a whole table. */
 int state_hash(char out[STATE_HASH_CHARS], bool hash, const struct zero_tensor *tensors, int32_t n_tensors,
                int n_states, state_reader read, void *from);
 

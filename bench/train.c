@@ -5,48 +5,16 @@
  * optimizer state. Below it, begin() and end() are the brackets around each use of a unit, and zero_step
  * replaces the optimizer's loop. With --plain, r->z is NULL and none of it happens. Of libzero it uses what
  * zero/zero.h shows, and nothing of its inside. */
-#include "bench/train.h"
 #include "bench/arguments.h"
-#include "bench/bytes_data.h"
 #include "bench/failed.h"
-#include "bench/gpt2/gpt2.h"
-#include "bench/gpt2/gpt2_names.h"
-#include "bench/plain.h"
-#include "bench/report.h"
 #include "bench/resident.h"
-#include "bench/train_parts.h"
+#include "bench/train_run.h"
+#include "bench/train_stages.h"
 
-#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 
 #define N_WARMUP_STEPS 10 /* the learning rate ramps up over these */
-
-#define TRY(call)                                                                                            \
-    do {                                                                                                     \
-        int err_ = (call);                                                                                   \
-        if (err_)                                                                                            \
-            return err_;                                                                                     \
-    } while (0)
-
-struct run {
-    const struct train_options *o;
-    struct place place;
-    struct gpt2 model;
-    struct bytes_data data;
-    struct report report;
-    struct zero_tensor tensors[TRAIN_N_TENSORS];
-    zero_ctx *z;        /* wrapped; NULL with --plain */
-    struct plain plain; /* only with --plain */
-    int32_t rank, world;
-    struct train_place at;     /* on the mesh of --tp; else the world is one of data-parallel ranks */
-    int64_t accum;             /* of this rank, in a step; ZERO_GRAD_ACCUM_STEPS may have changed it */
-    int64_t n_micro, per_step; /* micro-batches of all ranks: so far; in a step, when the run began */
-    int64_t peak_resident, peak_device, start_ns;
-    bool stores_each; /* in every micro-batch, as in struct gpt2 */
-    bool bad_input;   /* what failed is for the caller to put right */
-    bool not_drawn;   /* which has been told */
-};
 
 /* ---- wrapping ---- */
 
@@ -105,14 +73,26 @@ static const char *timed_on_purpose[] = {"stage 3 shards nothing", NULL};
 static int draw_weights(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
     const struct run *r = arg;
-    train_draw_part(&r->model.config, r->model.part, r->o->seed, tensor, first, n, dst);
+    int64_t before = train_elements_before(&r->tensors[tensor], &r->own);
+    train_draw_part(&r->o->model.config, r->at.part, r->o->seed, r->number[tensor], before + first, n, dst);
     return 0;
 }
 
-static int wrap(struct run *r)
+/* Where this rank is, and what it has of the model. */
+static int find_place(struct run *r, struct zero_config *cfg)
 {
     const struct train_options *o = r->o;
-    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg->stage = (int32_t)o->stage;
+    cfg->hybrid = o->hybrid;
+    cfg->shard_group = (int32_t)o->shard_group;
+    TRY(reported(train_place_open(&r->at, o->pp, o->model.config.tp, cfg)));
+    r->own = train_stage_config(&o->model.config, r->at.stage, r->at.n_stages);
+    return 0;
+}
+
+static int wrap(struct run *r, struct zero_config cfg)
+{
+    const struct train_options *o = r->o;
     if (o->import_from || o->export_to) {
         cfg.init_from = ZERO_INIT_LATER;
     } else {
@@ -120,15 +100,16 @@ static int wrap(struct run *r)
         cfg.init = draw_weights;
         cfg.init_arg = r;
     }
-    cfg.stage = (int32_t)o->stage;
-    cfg.hybrid = o->hybrid;
-    cfg.shard_group = (int32_t)o->shard_group;
     cfg.optimizer = (int32_t)o->optimizer;
     cfg.beta1 = (float)o->beta1;
     cfg.beta2 = (float)o->beta2;
     cfg.weight_decay = (float)o->weight_decay;
     cfg.clip = (float)o->clip;
     cfg.grad_accum_steps = (int32_t)o->accum;
+    if (r->at.n_stages > 1) {
+        cfg.schedule = o->schedule;
+        cfg.activation_bytes = train_stage_bytes(&o->model.config, o->batch, sizeof(real));
+    }
     cfg.prefetch = (int32_t)o->prefetch;
     cfg.param_budget_bytes = o->budget;
     cfg.deterministic = o->deterministic;
@@ -144,15 +125,18 @@ static int wrap(struct run *r)
         cfg.log = report_warning;
         cfg.log_arg = timed_on_purpose;
     }
-    TRY(reported(train_parts_open(&r->at, &r->model, &r->z, &cfg)));
-    int32_t layers = (int32_t)o->model.config.layers;
-    struct zero_call *order = malloc(TRAIN_N_CALLS(layers) * sizeof *order);
+    train_parts_join(&r->at, &r->model, &r->z);
+    int32_t layers = (int32_t)r->own.layers, n_calls = TRAIN_N_CALLS(layers);
+    struct zero_call *order = malloc((size_t)n_calls * sizeof *order);
     if (!order)
         return failed(ZERO_ERR_NOMEM, "no memory for the order of calls");
-    train_call_order(order, layers);
+    if (r->at.n_stages > 1)
+        n_calls = train_stage_order(order, &r->own);
+    else
+        train_call_order(order, layers);
     cfg.order = order;
-    cfg.n_order = TRAIN_N_CALLS(layers);
-    int err = reported(zero_wrap(&r->z, r->tensors, TRAIN_N_TENSORS, &cfg));
+    cfg.n_order = n_calls;
+    int err = reported(zero_wrap(&r->z, r->tensors, r->n_tensors, &cfg));
     free(order);
     if (err)
         return err;
@@ -161,7 +145,8 @@ static int wrap(struct run *r)
     r->rank = stats.rank;
     r->world = stats.world;
     if (!r->at.mesh)
-        r->at = (struct train_place){.dp = r->rank, .n_dp = r->world};
+        r->at = (struct train_place){.dp = r->rank, .n_dp = r->world, .n_stages = 1};
+    r->reports = r->at.stage == r->at.n_stages - 1 && r->at.dp == 0 && r->at.part == 0;
     r->accum = stats.grad_accum_steps;
     return 0;
 }
@@ -186,38 +171,64 @@ static inline int end(struct run *r, int64_t unit, enum zero_phase phase)
     return err;
 }
 
-/* ---- the model, unit by unit ---- */
+/* ---- the model, unit by unit. What an action has from another stage, and gives to one: struct zero_action;
+ * without stages nothing. ---- */
 
-static int forward(struct run *r)
+static int forward(struct run *r, const struct zero_action *a)
 {
     struct gpt2 *m = &r->model;
-    TRY(begin(r, 0, ZERO_FORWARD));
-    gpt2_embed_forward(m);
-    TRY(end(r, 0, ZERO_FORWARD));
-    for (int64_t l = 0; l < m->config.layers; l++) {
-        TRY(begin(r, 1 + l, ZERO_FORWARD));
-        gpt2_layer_forward(m, l);
-        TRY(end(r, 1 + l, ZERO_FORWARD));
+    int64_t first = train_first_layer_unit(&r->own);
+    if (a->in) {
+        m->acts.embedded = (real *)(uintptr_t)a->in; /* only read */
+    } else {
+        TRY(begin(r, 0, ZERO_FORWARD));
+        gpt2_embed_forward(m);
+        TRY(end(r, 0, ZERO_FORWARD));
     }
-    TRY(begin(r, 0, ZERO_FORWARD));
-    gpt2_head_forward(m);
-    TRY(end(r, 0, ZERO_FORWARD));
+    for (int64_t l = 0; l < m->config.layers; l++) {
+        TRY(begin(r, first + l, ZERO_FORWARD));
+        gpt2_layer_forward(m, l);
+        TRY(end(r, first + l, ZERO_FORWARD));
+    }
+    if (a->out) {
+        gpt2_copy_residual(m, a->out, gpt2_last_residual(m));
+    } else {
+        TRY(begin(r, 0, ZERO_FORWARD));
+        gpt2_head_forward(m);
+        TRY(end(r, 0, ZERO_FORWARD));
+    }
     return m->err;
 }
 
-/* Unit 0 is held from the head to the embedding, so that both add to one gradient. */
-static int backward(struct run *r)
+/* Where head and embedding are here both, unit 0 is held from one to the other, so that they add to one
+ * gradient. */
+static int backward(struct run *r, const struct zero_action *a)
 {
     struct gpt2 *m = &r->model;
-    TRY(begin(r, 0, ZERO_BACKWARD));
-    gpt2_head_backward(m);
-    for (int64_t l = m->config.layers; l-- > 0;) {
-        TRY(begin(r, 1 + l, ZERO_BACKWARD));
-        gpt2_layer_backward(m, l);
-        TRY(end(r, 1 + l, ZERO_BACKWARD));
+    int64_t first = train_first_layer_unit(&r->own);
+    if (a->kept)
+        m->acts.embedded = (real *)(uintptr_t)a->kept;
+    if (a->in) {
+        gpt2_copy_residual(m, m->acts.dresidual, a->in);
+    } else {
+        TRY(begin(r, 0, ZERO_BACKWARD));
+        gpt2_head_backward(m);
+        if (a->out)
+            TRY(end(r, 0, ZERO_BACKWARD));
     }
-    gpt2_embed_backward(m);
-    TRY(end(r, 0, ZERO_BACKWARD));
+    for (int64_t l = m->config.layers; l-- > 0;) {
+        TRY(begin(r, first + l, ZERO_BACKWARD));
+        gpt2_layer_backward(m, l);
+        TRY(end(r, first + l, ZERO_BACKWARD));
+    }
+    if (a->out) {
+        gpt2_copy_residual(m, a->out, m->acts.dresidual);
+    } else {
+        if (a->in)
+            TRY(begin(r, 0, ZERO_BACKWARD));
+        gpt2_embed_backward(m);
+        TRY(end(r, 0, ZERO_BACKWARD));
+    }
     return m->err;
 }
 
@@ -266,31 +277,78 @@ static double share_done(const struct run *r, int64_t steps)
     return by_steps > by_time ? by_steps : by_time;
 }
 
+/* The k-th action of a step. Without stages a backward follows each forward. */
+static int next_action(struct run *r, int64_t k, struct zero_action *a)
+{
+    if (r->at.n_stages > 1)
+        return reported(zero_next(r->z, a));
+    int64_t micro_batch = k / 2 < r->accum ? k / 2 : -1;
+    *a = (struct zero_action){.phase = k % 2 ? ZERO_BACKWARD : ZERO_FORWARD,
+                              .micro_batch = (int32_t)micro_batch};
+    return 0;
+}
+
+static int act(struct run *r, const struct zero_action *a)
+{
+    const struct train_options *o = r->o;
+    struct gpt2 *m = &r->model;
+    bool in_stages = r->at.n_stages > 1, is_forward = a->phase == ZERO_FORWARD;
+    m->stores = r->stores_each || (o->plain && a->micro_batch == 0);
+    gpt2_turn_to(m, a->micro_batch % m->n_kept);
+    /* In stages others' forwards may have come since the embedding's. */
+    if (is_forward ? !r->own.no_embedding || !r->own.no_head : in_stages && !r->own.no_embedding) {
+        TRY(gpt2_next_batch(m));
+        choose_text(r, a->micro_batch);
+        gpt2_send_batch(m);
+    }
+    profile_enter(o->profile, PROFILE_COMPUTE);
+    TRY(is_forward ? forward(r, a) : backward(r, a));
+    profile_enter(o->profile, PROFILE_REST);
+    return in_stages ? reported(zero_finish(r->z)) : 0;
+}
+
+static bool time_is_up(const struct run *r)
+{
+    const struct train_options *o = r->o;
+    return o->seconds > 0 && (double)(report_now_ns() - r->start_ns) * 1e-9 >= o->seconds;
+}
+
+/* In stages the last one has the loss, and says whether time is up: the step takes both to all ranks. */
+static int carry(struct run *r, double *loss)
+{
+    TRY(gpt2_take_loss(&r->model, loss));
+    double values[2] = {*loss, time_is_up(r) ? 1.0 : 0.0};
+    return reported(zero_carry(r->z, values, 2));
+}
+
 static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
 {
     const struct train_options *o = r->o;
     struct gpt2 *m = &r->model;
     int64_t T = o->model.config.context, start = report_now_ns();
-    for (int64_t a = 0; a < r->accum; a++) {
-        m->stores = r->stores_each || (o->plain && a == 0);
-        TRY(gpt2_next_batch(m));
-        choose_text(r, a);
-        profile_enter(o->profile, PROFILE_COMPUTE);
-        TRY(forward(r));
-        TRY(backward(r));
-        profile_enter(o->profile, PROFILE_REST);
+    struct zero_action a;
+    TRY(next_action(r, 0, &a));
+    for (int64_t k = 1; a.micro_batch >= 0; k++) {
+        TRY(act(r, &a));
+        TRY(next_action(r, k, &a));
     }
     TRY(gpt2_send_loss(m));
+    if (r->at.n_stages > 1)
+        TRY(carry(r, loss));
     struct zero_step_info info;
     double ramp = step < N_WARMUP_STEPS ? (double)(step + 1) / N_WARMUP_STEPS : 1.0;
     profile_enter(o->profile, r->z ? PROFILE_LIBRARY : PROFILE_OPTIMIZER);
     TRY(optimize(r, (float)(o->lr * ramp), &info));
     profile_enter(o->profile, PROFILE_REST);
     profile_step(o->profile, step + 1, step + 1 == o->steps);
-    TRY(gpt2_take_loss(m, loss)); /* in one wait with the norm */
-    *stop = step + 1 == o->steps ||
-            (o->seconds > 0 && (double)(report_now_ns() - r->start_ns) * 1e-9 >= o->seconds);
-    TRY(share(r, loss, stop));
+    if (r->at.n_stages > 1) {
+        *loss = info.carried[0] / (double)r->accum;
+        *stop = step + 1 == o->steps || info.carried[1] > 0.0;
+    } else {
+        TRY(gpt2_take_loss(m, loss)); /* in one wait with the norm */
+        *stop = step + 1 == o->steps || time_is_up(r);
+        TRY(share(r, loss, stop));
+    }
     r->n_micro += r->accum * r->at.n_dp;
 
     double ms = (double)(report_now_ns() - start) * 1e-6;
@@ -312,88 +370,6 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
         .skipped = info.skipped,
     };
     return report_step(&r->report, &reported_step, *stop);
-}
-
-/* ---- checkpoints. What libzero does not know of a run, the choice of text, is a function of these. ---- */
-
-static int save(struct run *r, int64_t step)
-{
-    const struct train_options *o = r->o;
-    char text[256];
-    int n = snprintf(text, sizeof text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld",
-                     (unsigned long long)o->seed, (long long)step, (long long)(r->n_micro * o->batch),
-                     (long long)r->data.n_bytes, (long long)r->per_step);
-    TRY(reported(zero_set_user_data(r->z, text, n)));
-    return reported(zero_save(r->z, o->save));
-}
-
-static bool save_is_due(const struct run *r, int64_t steps_done, bool stop)
-{
-    const struct train_options *o = r->o;
-    return o->save && (stop || (o->save_every && steps_done % o->save_every == 0));
-}
-
-/* Any checkpoint begun in DIR is for zero_load to judge; where none was, --load latest starts from the
- * beginning. */
-static bool anything_saved(const char *dir)
-{
-    DIR *d = opendir(dir);
-    bool found = false;
-    for (const struct dirent *e; d && !found && (e = readdir(d));)
-        found = !strncmp(e->d_name, "save-", 5);
-    if (d)
-        closedir(d);
-    return found;
-}
-
-static int load(struct run *r, int64_t *step)
-{
-    const struct train_options *o = r->o;
-    bool latest = !strcmp(o->load, "latest");
-    double found[1] = {r->at.dp == 0 && latest && !anything_saved(o->save) ? 0.0 : 1.0};
-    TRY(reported(zero_mean(r->z, found, 1)));
-    if (found[0] < 1.0) {
-        report_text(&r->report, "nothing saved in %s yet: from the start\n", o->save);
-        return 0;
-    }
-    TRY(reported(zero_load(r->z, latest ? o->save : o->load)));
-    const void *data;
-    int64_t n;
-    struct train_position p;
-    char text[256];
-    TRY(reported(zero_get_user_data(r->z, &data, &n)));
-    snprintf(text, sizeof text, "%.*s", n < 255 ? (int)n : 255, data ? (const char *)data : "");
-    if (!train_read_position(text, r->per_step, o->batch, &p))
-        return failed(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
-    if (p.seed != o->seed || p.text_bytes != r->data.n_bytes) {
-        return failed(ZERO_ERR_ARG,
-                      "--load: saved with --seed %llu and %lld bytes of text; here it is %llu and %lld",
-                      (unsigned long long)p.seed, (long long)p.text_bytes, (unsigned long long)o->seed,
-                      (long long)r->data.n_bytes);
-    }
-    *step = p.step;
-    r->per_step = p.per_step;
-    r->n_micro = (p.samples + o->batch - 1) / o->batch; /* with another --batch some rows are left out */
-    report_text(&r->report, "going on from step %lld\n", (long long)p.step);
-    return 0;
-}
-
-/* Exports or imports, whichever was asked for. */
-static int move_weights(struct run *r)
-{
-    const struct train_options *o = r->o;
-    int32_t layers = (int32_t)o->model.config.layers, n = GPT2_N_NAMES(layers);
-    struct zero_weight *map = malloc((size_t)n * sizeof *map);
-    char(*text)[40] = malloc((size_t)n * sizeof *text);
-    int err = map && text ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %d names", n);
-    if (!err) {
-        gpt2_names(map, text, layers);
-        err = reported(o->export_to ? zero_export(r->z, o->export_to, map, n, o->export_max)
-                                    : zero_import(r->z, o->import_from, map, n));
-    }
-    free(map);
-    free(text);
-    return err;
 }
 
 /* ---- the end ---- */
@@ -422,10 +398,14 @@ static int summarize(struct run *r, double loss)
         struct zero_stats stats;
         TRY(reported(zero_get_stats(r->z, &stats))); /* before the state is read, which is traffic too */
         TRY(reported(zero_mean(r->z, &peak, 1)));
-        TRY(state_hash(s.state_sha256, r->at.dp == 0, r->tensors, TRAIN_N_TENSORS, n_states, read_wrapped,
-                       r->z));
+        if (stats.pp > 1)
+            TRY(train_stages_hash(s.state_sha256, r->at.dp == 0, r->z, &r->own, o->model.config.layers,
+                                  r->tensors, r->number, r->n_tensors, n_states));
+        else
+            TRY(state_hash(s.state_sha256, r->at.dp == 0, r->tensors, r->n_tensors, n_states, read_wrapped,
+                           r->z));
         if (stats.tp > 1)
-            TRY(reported(train_parts_hash(r->z, r->model.part, stats.tp, s.state_sha256)));
+            TRY(reported(train_parts_hash(r->z, r->at.part, stats.tp, s.state_sha256)));
         s.stage = stats.stage;
         s.hybrid = stats.hybrid;
         s.shard_group = stats.shard_group;
@@ -435,7 +415,7 @@ static int summarize(struct run *r, double loss)
         s.library_bytes = stats.library_bytes;
     } else {
         int64_t n = r->plain.n_params;
-        TRY(state_hash(s.state_sha256, true, r->tensors, TRAIN_N_TENSORS, n_states, plain_read, &r->plain));
+        TRY(state_hash(s.state_sha256, true, r->tensors, r->n_tensors, n_states, plain_read, &r->plain));
         s.bytes.param_shards = s.bytes.grad_shards = n * (int64_t)sizeof(real);
         s.bytes.master = r->plain.master ? n * 4 : 0;
         s.bytes.moments = n * 8;
@@ -469,10 +449,10 @@ static int take_profile(struct run *r)
 }
 
 /* "stage 3 as HSDP in groups of 2 on 4 ranks (shm)" */
-enum { N_HOW = 96 };
+enum { N_HOW = 136 };
 static void how_it_runs(const struct run *r, char how[N_HOW])
 {
-    char groups[48] = "";
+    char groups[48] = "", stages[48] = "";
     struct zero_stats s;
     if (!r->z || zero_get_stats(r->z, &s)) {
         snprintf(how, N_HOW, "not wrapped");
@@ -481,19 +461,22 @@ static void how_it_runs(const struct run *r, char how[N_HOW])
     if (s.hybrid)
         snprintf(groups, sizeof groups, " as %s in groups of %d", option_word_of(option_hybrids, s.hybrid),
                  s.shard_group);
-    snprintf(how, N_HOW, "stage %d%s on %d rank%s%s (%s)", s.stage, groups, s.world, s.world == 1 ? "" : "s",
+    if (s.pp > 1)
+        snprintf(stages, sizeof stages, ", in %lld pipeline stages", (long long)s.pp);
+    snprintf(how, N_HOW, "stage %d%s on %d rank%s%s%s (%s)", s.stage, groups, s.world,
+             s.world == 1 ? "" : "s",
              s.tp == 2  ? ", layers in 2 parts"
              : s.tp > 2 ? ", layers in parts"
                         : "",
-             s.backend);
+             stages, s.backend);
 }
 
-/* What rank 0 leaves behind for people to look at. */
+/* What one rank leaves behind for people to look at. */
 static int draw(struct run *r)
 {
     const struct train_options *o = r->o;
     char how[N_HOW], title[N_HOW + 64];
-    if (r->rank != 0)
+    if (!r->reports)
         return 0;
     if (o->trace)
         TRY(reported(zero_trace_write(r->z, o->trace)));
@@ -507,16 +490,13 @@ static int draw(struct run *r)
     return 0;
 }
 
-static int load_text(struct run *r)
+/* Micro-batches whose forwards come before the backward of the first of them. */
+static int64_t n_kept(const struct run *r)
 {
-    const struct train_options *o = r->o;
-    int64_t needed = o->batch * o->model.config.context + 1;
-    TRY(bytes_data_open(&r->data, o->paths, o->n_paths));
-    if (r->data.n_bytes < needed) {
-        return failed(ZERO_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
-                      (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
-    }
-    return 0;
+    int64_t behind = r->at.n_stages - r->at.stage, all = r->o->accum;
+    if (r->at.n_stages == 1)
+        return 1;
+    return r->o->schedule == ZERO_SCHEDULE_GPIPE || all < behind ? all : behind;
 }
 
 static void introduce(const struct run *r)
@@ -533,40 +513,42 @@ static int train(struct run *r)
     const struct train_options *o = r->o;
     r->bad_input = true;
     if (!o->export_to)
-        TRY(load_text(r));
+        TRY(train_load_text(r));
     r->bad_input = o->device == ZERO_DEVICE_CUDA; /* there may be none */
     TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
-    TRY(gpt2_open(&r->model, &o->model.config, o->batch, &r->place));
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    TRY(find_place(r, &cfg));
+    TRY(gpt2_open(&r->model, &r->own, o->batch, n_kept(r), &r->place));
     r->stores_each = train_stores_each(o);
-    train_describe(r->tensors, &o->model.config, &r->model, o->plain || r->stores_each);
+    train_describe(r->tensors, &r->own, &r->model, o->plain || r->stores_each);
+    r->n_tensors = train_stage_table(r->tensors, r->number, &r->own);
     if (o->plain) {
         TRY(gpt2_open_params(&r->model, o->seed));
         TRY(gpt2_open_grads(&r->model));
-        TRY(plain_open(&r->plain, &r->place, r->tensors, TRAIN_N_TENSORS));
+        TRY(plain_open(&r->plain, &r->place, r->tensors, r->n_tensors));
     } else {
-        TRY(wrap(r));
+        TRY(wrap(r, cfg));
     }
-    r->report.quiet = r->rank != 0 || o->step_ms || o->profile;
+    r->report.quiet = !r->reports || o->step_ms || o->profile;
     r->model.profile = o->profile;
     if (o->export_to) {
         TRY(reported(zero_load(r->z, o->load)));
-        return move_weights(r);
+        return train_move_weights(r);
     }
     introduce(r);
     r->per_step = r->at.n_dp * r->accum;
     if (o->import_from)
-        TRY(move_weights(r));
+        TRY(train_move_weights(r));
     r->start_ns = report_now_ns();
     int64_t first = 0;
     if (o->load)
-        TRY(load(r, &first));
+        TRY(train_load(r, &first));
     bool stop = first >= o->steps;
     double loss = NAN;
     for (int64_t step = first; !stop; step++) {
         TRY(train_step(r, step, &stop, &loss));
-        if (save_is_due(r, step + 1, stop))
-            TRY(save(r, step + 1));
+        TRY(train_save(r, step + 1, stop));
     }
     if (r->z)
         TRY(reported(zero_save_wait(r->z)));
@@ -580,7 +562,13 @@ static int train(struct run *r)
 
 int train_run(const struct train_options *o)
 {
-    struct run r = {.o = o, .world = 1, .at.n_dp = 1, .accum = o->accum, .report = {.json = o->json}};
+    struct run r = {.o = o,
+                    .world = 1,
+                    .reports = true,
+                    .at.n_dp = 1,
+                    .at.n_stages = 1,
+                    .accum = o->accum,
+                    .report = {.json = o->json}};
     int err = train(&r);
     if (err)
         fprintf(stderr, "zero-bench train: %s\n", failed_text());

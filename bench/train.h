@@ -29,6 +29,9 @@ struct train_options {
     double lr, beta1, beta2, weight_decay, clip;
 
     int64_t stage;
+    /* stages of a pipeline, on a rank each; 0 and 1: one. enum zero_schedule */
+    int64_t pp;
+    int schedule;
     /* enum zero_hybrid */
     int hybrid;
     /* ranks, or ZERO_AUTO */

@@ -10,6 +10,9 @@
 
 #define UNSET (-1.0)
 
+static const struct option_word schedules[] = {
+    {"1f1b", ZERO_SCHEDULE_1F1B}, {"gpipe", ZERO_SCHEDULE_GPIPE}, {0}};
+
 static error_t add_path(struct argp_state *state, const struct option_row *row, char *path, void *options)
 {
     (void)state, (void)row;
@@ -60,6 +63,23 @@ static error_t finish(struct argp_state *state, void *options)
     }
     if (c->tp > 1 && o->plain) {
         argp_error(state, "--tp: not with --plain");
+        return EINVAL;
+    }
+    if (o->pp > c->layers) {
+        argp_error(state, "--pp: %lld stages are more than the %lld layers", (long long)o->pp,
+                   (long long)c->layers);
+        return EINVAL;
+    }
+    if (o->pp > 1 && o->plain) {
+        argp_error(state, "--pp: not with --plain");
+        return EINVAL;
+    }
+    if (o->pp > 1 && (o->save || o->load || o->import_from)) {
+        argp_error(state, "--pp: a model in pipeline stages is not saved, loaded or imported yet");
+        return EINVAL;
+    }
+    if (o->schedule != ZERO_SCHEDULE_1F1B && o->pp <= 1) {
+        argp_error(state, "--schedule: is of the stages of --pp");
         return EINVAL;
     }
     if (o->plain && o->trace) {
@@ -113,6 +133,12 @@ static const struct option_row rows[] = {
      OPTION_INT(struct train_options, shard_group, 1, 1000000)},
     {"tp", "N", "Cut each layer over N ranks, which have the same data; divides ranks and heads (1)", 3,
      OPTION_INT(struct train_options, model.own.tp, 1, 1024)},
+    {"pp", "N",
+     "Divide the layers into N stages of a pipeline, on as many ranks; divides ranks. The last stage's first "
+     "rank reports, instead of rank 0 (1)",
+     3, OPTION_INT(struct train_options, pp, 1, 10000)},
+    {"schedule", "1f1b|gpipe", "With --pp: which micro-batch's turn it is (1f1b)", 3,
+     OPTION_WORD(struct train_options, schedule, schedules)},
     {"prefetch", "N", "Units gathered ahead (2)", 3, OPTION_INT(struct train_options, prefetch, 0, 10000)},
     {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", 3,
      OPTION_BYTES(struct train_options, budget, 1)},
@@ -147,9 +173,9 @@ static const struct option_row rows[] = {
      "sheets give for dense bf16: A100 312, H100 and H200 SXM 989.4",
      5, OPTION_DOUBLE(struct train_options, peak_tflops, 1e-6, 1e9)},
     {"plot", "FILE", "Draw the losses into FILE.svg or FILE.png, with gnuplot", 5, OPTION_BY(read_plot)},
-    {"trace", "FILE", "Write rank 0's timeline to FILE as a Chrome trace, which Perfetto shows", 5,
-     OPTION_TEXT(struct train_options, trace)},
-    {"json", NULL, "JSON lines only, from rank 0", 5, OPTION_FLAG(struct train_options, json)},
+    {"trace", "FILE", "Write the reporting rank's timeline to FILE as a Chrome trace, which Perfetto shows",
+     5, OPTION_TEXT(struct train_options, trace)},
+    {"json", NULL, "JSON lines only, from the rank that reports", 5, OPTION_FLAG(struct train_options, json)},
     {"log", NULL, "Show libzero's log on stderr", 5, OPTION_FLAG(struct train_options, log)},
     {0},
 };
@@ -179,6 +205,8 @@ struct train_options train_defaults(const struct model_options *model)
         .beta2 = 0.95,
         .weight_decay = 0.1,
         .clip = 1.0,
+        .pp = 1,
+        .schedule = ZERO_SCHEDULE_1F1B,
         .shard_group = ZERO_AUTO,
         .prefetch = 2,
         .budget = ZERO_AUTO,

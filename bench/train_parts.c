@@ -15,25 +15,34 @@ static int reduce(void *arg, float *x, int64_t n, bool largest)
     return zero_tp_reduce(*z, x, n, largest ? ZERO_TP_MAX : ZERO_TP_SUM);
 }
 
-int train_parts_open(struct train_place *p, struct gpt2 *model, zero_ctx **z, struct zero_config *cfg)
+int train_place_open(struct train_place *p, int64_t pp, int64_t tp, struct zero_config *cfg)
 {
-    int32_t tp = (int32_t)model->config.tp;
-    if (tp <= 1)
+    *p = (struct train_place){.n_dp = 1, .n_stages = 1};
+    if (tp <= 1 && pp <= 1)
         return 0;
     bool groups = cfg->hybrid && cfg->shard_group > 0;
-    const struct zero_axis axes[] = {
-        {"dp_replicate", groups ? -1 : 1}, {"dp_shard", groups ? cfg->shard_group : -1}, {"tp", tp}};
-    int err = zero_mesh_open(&p->mesh, axes, 3, cfg);
+    const struct zero_axis axes[] = {{"pp", pp > 1 ? (int32_t)pp : 1},
+                                     {"dp_replicate", groups ? -1 : 1},
+                                     {"dp_shard", groups ? cfg->shard_group : -1},
+                                     {"tp", tp > 1 ? (int32_t)tp : 1}};
+    int err = zero_mesh_open(&p->mesh, axes, 4, cfg);
     if (!err)
-        err = zero_mesh_rank(p->mesh, "tp", &model->part, NULL);
+        err = zero_mesh_rank(p->mesh, "pp", &p->stage, &p->n_stages);
+    if (!err)
+        err = zero_mesh_rank(p->mesh, "tp", &p->part, NULL);
     if (!err)
         err = zero_mesh_rank(p->mesh, "dp", &p->dp, &p->n_dp);
     cfg->mesh = p->mesh;
     cfg->shard_group = ZERO_AUTO;
+    return err;
+}
+
+void train_parts_join(const struct train_place *p, struct gpt2 *model, zero_ctx **z)
+{
+    model->part = p->part;
     model->sum = sum;
     model->reduce = reduce;
     model->sum_arg = z;
-    return err;
 }
 
 /* How a tensor of the part lies in the whole: as rows, of which each is a run of `run` elements from column

@@ -1,5 +1,5 @@
 /* train_parts.h: what tensor parallelism adds to zero-bench train: --tp N cuts each layer of the model into
- * parts (gpt2.h), on a rank each. */
+ * parts (gpt2.h), on a rank each; and the mesh, which has the stages of --pp (train_stages.h), too. */
 #ifndef ZERO_BENCH_TRAIN_PARTS_H
 #define ZERO_BENCH_TRAIN_PARTS_H
 
@@ -12,12 +12,19 @@ struct train_place {
     zero_mesh *mesh;
     /* this rank's number among the ranks that the data is dealt to, and how many they are */
     int32_t dp, n_dp;
+    /* its part of each layer; without parts 0 */
+    int32_t part;
+    /* its stage of the pipeline, and how many there are; without a mesh 0 and 1 */
+    int32_t stage, n_stages;
 };
 
-/* Before zero_wrap: finds this rank's place for model->config.tp parts, and tells cfg and the model, whose
- * sums go to *z, once that is open. Groups of a hybrid: shard_group as of cfg. Without parts it does nothing.
- * Returns what a libzero call returned. */
-int train_parts_open(struct train_place *p, struct gpt2 *model, zero_ctx **z, struct zero_config *cfg);
+/* Before zero_wrap, and before the model is open: finds this rank's place and its part on the mesh of pp
+ * stages and tp parts, and tells cfg. Groups of a hybrid: shard_group as of cfg. With one of both it does
+ * nothing. Returns what a libzero call returned. */
+int train_place_open(struct train_place *p, int64_t pp, int64_t tp, struct zero_config *cfg);
+
+/* Tells the model which part it is, and to add up by *z, which zero_wrap is to open. */
+void train_parts_join(const struct train_place *p, struct gpt2 *model, zero_ctx **z);
 
 /* As gpt2_draw, of a part of the model: elements are counted as it has them, and have the values of the whole
  * model's. */

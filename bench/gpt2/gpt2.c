@@ -307,7 +307,7 @@ static int64_t n_ids(const struct gpt2 *m)
     return left < U ? left : U;
 }
 
-void gpt2_embed_forward(struct gpt2 *m)
+void gpt2_send_batch(struct gpt2 *m)
 {
     const struct zr_device_ops *dev = m->place->dev->ops;
     struct gpt2_batch *staged = &m->staged[m->slot];
@@ -320,6 +320,16 @@ void gpt2_embed_forward(struct gpt2 *m)
     m->batch.n_distinct = staged->n_distinct;
     RUN(m, dev->copy(m->place->stream, m->batch.tokens, staged->tokens, m->batch_memory.bytes));
     RUN(m, dev->event_record(m->sent[m->slot], m->place->stream));
+}
+
+void gpt2_turn_to(struct gpt2 *m, int64_t i)
+{
+    m->acts = m->kept[i].acts;
+    m->stats = m->kept[i].stats;
+}
+
+void gpt2_embed_forward(struct gpt2 *m)
+{
     if (m->config.tp > 1) {
         RUN(m, gpt2_vocab_embed(m->place, m->acts.embedded, m->batch.tokens, m->params.wte,
                                 m->part == 0 ? m->params.wpe : NULL, m->B, m->config.context,
@@ -336,6 +346,16 @@ static real *residual_before(struct gpt2 *m, int64_t l)
 {
     int64_t BTC = m->B * m->config.context * m->config.channels;
     return l == 0 ? m->acts.embedded : m->acts.residual3 + (l - 1) * BTC;
+}
+
+void gpt2_copy_residual(struct gpt2 *m, void *dst, const void *src)
+{
+    copy(m, dst, src, m->B * m->config.context * m->config.channels);
+}
+
+real *gpt2_last_residual(struct gpt2 *m)
+{
+    return residual_before(m, m->config.layers);
 }
 
 void gpt2_layer_forward(struct gpt2 *m, int64_t l)

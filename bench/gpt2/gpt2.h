@@ -95,6 +95,13 @@ struct gpt2_block {
     int64_t bytes;
 };
 
+/* What one micro-batch's forward left. Scratch is the same in all. */
+struct gpt2_kept {
+    struct activations acts;
+    struct statistics stats;
+    struct gpt2_block acts_memory, stats_memory;
+};
+
 struct gpt2 {
     struct gpt2_config config;
     /* rows of a batch; elements between rows of logits */
@@ -115,8 +122,11 @@ struct gpt2 {
     int (*sum)(void *arg, real *x, int64_t n);
     int (*reduce)(void *arg, float *x, int64_t n, bool largest);
     void *sum_arg;
+    /* one of kept, which are n_kept; embedded is the caller's where config.no_embedding is set */
     struct activations acts;
     struct statistics stats;
+    struct gpt2_kept *kept;
+    int64_t n_kept;
     /* (B, T), of each token; their mean, summed over micro-batches */
     double *losses, *loss;
 
@@ -135,7 +145,7 @@ struct gpt2 {
     /* loss_out is there */
     struct zr_event *loss_sent;
 
-    struct gpt2_block params_memory, grads_memory, acts_memory, stats_memory, losses_memory, batch_memory;
+    struct gpt2_block params_memory, grads_memory, losses_memory, batch_memory;
     /* memory of host_alloc */
     struct gpt2_block staged_memory;
     /* the first failure, kept until it is asked for */
@@ -144,8 +154,10 @@ struct gpt2 {
     struct profile *profile;
 };
 
-/* Takes memory for activations and tokens. Returns 0 or a zr_err; on failure nothing is held. */
-int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct place *place);
+/* Takes memory for tokens, and for the activations of n_kept micro-batches, whose forwards are done before
+ * the first one's backward is. Returns 0 or a zr_err; on failure nothing is held. */
+int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, int64_t n_kept,
+              const struct place *place);
 /* Takes memory for the parameters too, drawn as below, and for the gradients, zeroed: not needed where
  * libzero hands them out. The first waits. */
 int gpt2_open_params(struct gpt2 *m, uint64_t seed);
@@ -160,13 +172,22 @@ void gpt2_draw(const struct gpt2_config *config, uint64_t seed, int t, int64_t f
 /* Points m->tokens and m->targets at memory that may be filled in. To be called before each micro-batch;
  * waits until the batch before the last has been copied. Returns 0 or a zr_err. */
 int gpt2_next_batch(struct gpt2 *m);
+/* Sends what was filled in to the place, for all of the calls below. */
+void gpt2_send_batch(struct gpt2 *m);
+/* What follows is of the i-th (from 0) of the micro-batches that are kept at a time. */
+void gpt2_turn_to(struct gpt2 *m, int64_t i);
 
 /* One micro-batch: embed, each layer in turn, head. The head adds the mean loss over B*T tokens (to a
  * multiple of 2^-36) to those of the micro-batches before. */
 void gpt2_embed_forward(struct gpt2 *m);
 void gpt2_layer_forward(struct gpt2 *m, int64_t l);
 void gpt2_head_forward(struct gpt2 *m);
-/* And back: head, layers reversed, embed. Gradients are added to m->grads, or stored (m->stores). */
+/* The output of the last layer here, (B, T, C). */
+real *gpt2_last_residual(struct gpt2 *m);
+/* One such, or its gradient. */
+void gpt2_copy_residual(struct gpt2 *m, void *dst, const void *src);
+/* And back: head, layers reversed, embed. The gradient of what is between them is at m->acts.dresidual (B, T,
+ * C). Those of parameters are added to m->grads, or stored (m->stores). */
 void gpt2_head_backward(struct gpt2 *m);
 void gpt2_layer_backward(struct gpt2 *m, int64_t l);
 void gpt2_embed_backward(struct gpt2 *m);

@@ -4,6 +4,8 @@
 
 #include "bench/arguments.h"
 
+#include <stdbool.h>
+
 struct gpt2_config {
     /* L in comments on shapes */
     int64_t layers;
@@ -17,6 +19,10 @@ struct gpt2_config {
     int64_t vocab;
     /* parts of each layer, on a rank each; 0 and 1: layers are whole. Divides the heads */
     int64_t tp;
+    /* of a model whose other layers are elsewhere (pipeline stages): the number of its first one, and whether
+     * embedding and head are there, too */
+    int64_t first_layer;
+    bool no_embedding, no_head;
 };
 
 /* Token ids of a part, U, of which the last ones of the last part may be nobody's. */

@@ -61,55 +61,92 @@ static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_conf
     return total;
 }
 
-static int open_activations(struct gpt2 *m)
+/* Those after the first take no scratch. */
+static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
 {
     int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
             NH = gpt2_part_heads(&m->config);
     int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
     int64_t B = m->B, TT = m->attention ? 0 : T * T;
+    int64_t B_in = m->config.no_embedding ? 0 : B, B_head = m->config.no_head ? 0 : B,
+            B_aside = first ? B : 0;
     const int64_t sizes[GPT2_N_ACTIVATIONS] = {
-        B * T * C,            /* embedded */
-        L * B * T * C,        /* ln1 */
-        L * B * T * 3 * A,    /* qkv */
-        L * B * NH * TT,      /* att */
-        L * B * T * A,        /* atty */
-        L * B * T * C,        /* residual2 */
-        L * B * T * C,        /* ln2 */
-        L * B * T * F,        /* fch */
-        L * B * T * F,        /* fch_gelu */
-        L * B * T * C,        /* residual3 */
-        B * T * C,            /* lnf */
-        B * T * m->ld_logits, /* dlogits */
-        B * T * C,            /* dresidual */
-        B * T * C,            /* dbtc */
-        B * T * 3 * A,        /* dqkv */
-        B * T * F,            /* dfch */
-        NH * TT,              /* dscores */
-        4 * C,                /* dbias */
+        B_in * T * C,              /* embedded */
+        L * B * T * C,             /* ln1 */
+        L * B * T * 3 * A,         /* qkv */
+        L * B * NH * TT,           /* att */
+        L * B * T * A,             /* atty */
+        L * B * T * C,             /* residual2 */
+        L * B * T * C,             /* ln2 */
+        L * B * T * F,             /* fch */
+        L * B * T * F,             /* fch_gelu */
+        L * B * T * C,             /* residual3 */
+        B_head * T * C,            /* lnf */
+        B_head * T * m->ld_logits, /* dlogits */
+        B_aside * T * C,           /* dresidual */
+        B_aside * T * C,           /* dbtc */
+        B_aside * T * 3 * A,       /* dqkv */
+        B_aside * T * F,           /* dfch */
+        first ? NH * TT : 0,       /* dscores */
+        first ? 4 * C : 0,         /* dbias */
     };
-    return lay_out(m, &m->acts_memory, (void **)&m->acts, sizes, GPT2_N_ACTIVATIONS, sizeof(real));
+    int err = lay_out(m, &k->acts_memory, (void **)&k->acts, sizes, GPT2_N_ACTIVATIONS, sizeof(real));
+    if (!err && !first) {
+        const struct activations *shared = &m->kept[0].acts;
+        k->acts.dresidual = shared->dresidual;
+        k->acts.dbtc = shared->dbtc;
+        k->acts.dqkv = shared->dqkv;
+        k->acts.dfch = shared->dfch;
+        k->acts.dscores = shared->dscores;
+        k->acts.dbias = shared->dbias;
+    }
+    return err;
 }
 
-static int open_statistics(struct gpt2 *m)
+static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
 {
     int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
             NH = gpt2_part_heads(&m->config);
-    int64_t B = m->B, TT = m->attention ? 0 : T * T;
+    int64_t B = m->B, TT = m->attention || !first ? 0 : T * T, ld = m->config.no_head ? 0 : m->ld_logits;
+    int64_t B_head = m->config.no_head ? 0 : B, T_aside = first ? T : 0;
     const int64_t sizes[GPT2_N_STATISTICS] = {
         L * B * T,
         L * B * T, /* ln1_mean, ln1_rstd */
         L * B * T,
         L * B * T, /* ln2_mean, ln2_rstd */
-        B * T,
-        B * T,                                    /* lnf_mean, lnf_rstd */
-        NH * TT,                                  /* scores */
-        m->attention ? L * B * NH * T : 0,        /* logsum */
-        m->attention ? B * NH * T : 0,            /* dots */
-        T * m->ld_logits,                         /* logits */
-        3 * T,                                    /* rows */
-        m->layers->n_scratch(m->place, B * T, C), /* scratch */
+        B_head * T,
+        B_head * T,                                           /* lnf_mean, lnf_rstd */
+        NH * TT,                                              /* scores */
+        m->attention ? L * B * NH * T : 0,                    /* logsum */
+        m->attention ? B * NH * T_aside : 0,                  /* dots */
+        T_aside * ld,                                         /* logits */
+        3 * T_aside,                                          /* rows */
+        first ? m->layers->n_scratch(m->place, B * T, C) : 0, /* scratch */
     };
-    return lay_out(m, &m->stats_memory, (void **)&m->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
+    int err = lay_out(m, &k->stats_memory, (void **)&k->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
+    if (!err && !first) {
+        const struct statistics *shared = &m->kept[0].stats;
+        k->stats.scores = shared->scores;
+        k->stats.dots = shared->dots;
+        k->stats.logits = shared->logits;
+        k->stats.rows = shared->rows;
+        k->stats.scratch = shared->scratch;
+    }
+    return err;
+}
+
+static int open_kept(struct gpt2 *m, int64_t n)
+{
+    m->kept = calloc((size_t)n, sizeof *m->kept);
+    int err = m->kept ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld micro-batches", (long long)n);
+    m->n_kept = err ? 0 : n;
+    for (int64_t i = 0; i < n && !err; i++) {
+        err = open_activations(m, &m->kept[i], i == 0);
+        err = err ? err : open_statistics(m, &m->kept[i], i == 0);
+    }
+    if (!err)
+        gpt2_turn_to(m, 0);
+    return err;
 }
 
 /* The pieces of a batch, in one block. */
@@ -184,7 +221,8 @@ const struct gpt2_layers *gpt2_layers_for(const struct place *place)
     return &gpt2_layers_host;
 }
 
-int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct place *place)
+int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, int64_t n_kept,
+              const struct place *place)
 {
     const struct gpt2_layers *layers = gpt2_layers_for(place);
     int64_t align = layers->row_align;
@@ -192,8 +230,7 @@ int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const
     if (layers->attention && layers->attention->fits(config->channels / config->heads))
         m->attention = layers->attention;
     m->ld_logits = (gpt2_part_vocab(config) + align - 1) / align * align;
-    int err = open_activations(m);
-    err = err ? err : open_statistics(m);
+    int err = open_kept(m, n_kept);
     err = err ? err : open_losses(m);
     err = err ? err : open_batches(m);
     if (!err) {
@@ -241,10 +278,14 @@ void gpt2_close(struct gpt2 *m)
         return;
     struct zr_device *dev = m->place->dev;
     dev->ops->stream_sync(m->place->stream); /* nothing is freed under work that uses it */
-    struct gpt2_block *blocks[] = {&m->params_memory, &m->grads_memory,  &m->acts_memory,
-                                   &m->stats_memory,  &m->losses_memory, &m->batch_memory};
+    struct gpt2_block *blocks[] = {&m->params_memory, &m->grads_memory, &m->losses_memory, &m->batch_memory};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         give_back(m, blocks[i]);
+    for (int64_t i = 0; i < m->n_kept; i++) {
+        give_back(m, &m->kept[i].acts_memory);
+        give_back(m, &m->kept[i].stats_memory);
+    }
+    free(m->kept);
     if (m->staged_memory.p)
         dev->ops->host_free(dev, m->staged_memory.p, m->staged_memory.bytes);
     dev->ops->event_close(m->sent[0]);

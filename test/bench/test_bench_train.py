@@ -322,6 +322,60 @@ class Parts(unittest.TestCase):
                 self.assertIn(says, done.stderr)
 
 
+class Stages(unittest.TestCase):
+    """Layers in pipeline stages, the embedding tied: the bits of one stage, of losses and norms too, whatever the stages, ZeRO stage, hybrid, schedule and dealing
+    of the data; with parts as well, of that many. N_MESHES=all: every one of them."""
+    SIZES = ['--layers=5', '--heads=4', '--channels=16', '--context=16']
+    PER_STEP = 4
+
+    def run_of(self, pp, n_dp, tp, *how):
+        axes = [f'--{axis}={n}' for axis, n in (('pp', pp), ('tp', tp)) if n > 1]
+        steps, summary = train(pp * n_dp * tp, *TINY, *self.SIZES, f'--accum={self.PER_STEP // n_dp}', f'--steps={STEPS}', *axes, *how)
+        self.assertEqual(len(steps), STEPS)
+        self.assertEqual((summary['world'], summary['bytes']), (pp * n_dp * tp, summary['planned_bytes']))
+        return [(s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']
+
+    def test_meshes(self):
+        seed = int(os.environ.get('SEED') or time.time_ns() % 10**9)
+        print(f'SEED={seed}', flush=True)
+        draw = random.Random(seed)
+        for tp, dtype in (1, 'f32'), (1, 'bf16'), (2, 'f32'):
+            one = self.run_of(1, 1, tp, f'--dtype={dtype}')
+            meshes = [(pp, n_dp) for pp in (2, 3, 4, 5) for n_dp in (1, 2, 4) if pp * n_dp * tp <= 8]
+            hows = [(pp, n_dp, schedule, f'--stage={stage}') for pp, n_dp in meshes for schedule in ('1f1b', 'gpipe') for stage in range(4)]
+            hows += [(2, 4, '1f1b', '--stage=3', f'--hybrid={h}', '--shard-group=2', '--deterministic=on') for h in ('hsdp', 'hfsdp') if tp == 1]
+            for pp, n_dp, schedule, *how in hows if os.environ.get('N_MESHES') == 'all' else draw.sample(hows, 4):
+                with self.subTest(tp=tp, dtype=dtype, pp=pp, n_dp=n_dp, schedule=schedule, how=how):
+                    self.assertEqual(self.run_of(pp, n_dp, tp, f'--dtype={dtype}', f'--schedule={schedule}', *how), one)
+
+    def test_fewer_micro_batches_than_stages(self):
+        one = self.run_of(1, 4, 1)
+        self.assertEqual(self.run_of(2, 4, 1), one)  # a micro-batch each, of which only one is kept
+
+    def test_the_state_is_all_of_it(self):
+        """A seed changes the weights of every stage, and a learning rate all but the first ones."""
+        self.assertEqual(len({self.run_of(2, 1, 1, *how)[1] for how in ([], ['--seed=2'], ['--lr=0.5'], ['--optimizer=lion'])}), 4)
+
+    def test_time(self):
+        steps, _ = train(4, *TINY, *self.SIZES, '--accum=4', '--pp=2', '--steps=1000000', '--seconds=0.2')
+        self.assertGreater(len(steps), 0)
+        self.assertLess(len(steps), 1000000)
+
+    def test_told(self):
+        done = run([ZERO_RUN, '-n', '4', '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES, '--accum=4', '--pp=2', '--steps=1'])
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        self.assertIn('stage 0 on 4 ranks, in 2 pipeline stages (shm)', done.stdout)
+
+    def test_refused(self):
+        for world, args, says in [(2, ['--pp=6'], '--pp: 6 stages are more than the 5 layers'), (2, ['--pp=2', '--plain'], '--pp: not with --plain'),
+                                  (2, ['--pp=3'], 'do not multiply to the world of 2'), (1, ['--schedule=gpipe'], '--schedule: is of the stages of --pp'),
+                                  (1, ['--schedule=zb'], '--schedule'), (2, ['--pp=2', '--save=x'], 'is not saved, loaded or imported yet')]:
+            with self.subTest(args=args):
+                done = run([ZERO_RUN, '-n', str(world), '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES, *args])
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn(says, done.stderr)
+
+
 class Learning(unittest.TestCase):
     def test_the_loss_falls(self):
         steps, _ = train(1, '--plain', '--layers=1', '--steps=80', '--data', TEXT)

@@ -88,22 +88,25 @@ static void json_has_no_nan(void **state)
 }
 
 /* A reader that checks what it is asked for and gives each element a value of its own. */
-static const int64_t elements[2] = {600000, 3};
+static const struct {
+    int32_t tensor;
+    int64_t first, n;
+} pieces[] = {{0, 0, 600000}, {1, 0, 3}, {2, 0, 5}, {2, 5, 5}};
 static int64_t next_first;
-static int32_t next_tensor, next_value = ZERO_VALUE_MASTER;
+static int32_t next_piece, next_value = ZERO_VALUE_MASTER;
 
 static int read_numbered(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
     (void)from;
-    if (next_first == elements[next_tensor]) {
+    if (next_first == pieces[next_piece].n) {
         next_first = 0;
-        next_tensor += next_value == ZERO_VALUE_STATE + 1;
+        next_piece += next_value == ZERO_VALUE_STATE + 1;
         next_value = next_value == ZERO_VALUE_STATE + 1 ? ZERO_VALUE_MASTER : next_value + 1;
     }
-    assert_int_equal(tensor, next_tensor);
+    assert_int_equal(tensor, pieces[next_piece].tensor);
     assert_int_equal(value, next_value);
-    assert_int_equal(first, next_first);
-    assert_in_range(n, 1, elements[tensor] - first);
+    assert_int_equal(first, pieces[next_piece].first + next_first);
+    assert_in_range(n, 1, pieces[next_piece].n - next_first);
     next_first += n;
     for (int64_t i = 0; dst && i < n; i++)
         ((float *)dst)[i] = (float)(first + i) + 0.25f * (float)value + 0.5f * (float)tensor;
@@ -113,14 +116,15 @@ static int read_numbered(void *from, int32_t tensor, int32_t value, int64_t firs
 static void the_state_is_hashed_in_order_and_whole(void **state)
 {
     (void)state;
-    const struct zero_tensor tensors[2] = {{.shape = {600, 1000}}, {.shape = {3}}};
+    const struct zero_tensor tensors[3] = {
+        {.shape = {600, 1000}}, {.shape = {3}}, {.shape = {2, 5}, .flags = ZERO_STACKED}};
     char hex[STATE_HASH_CHARS];
-    assert_int_equal(state_hash(hex, true, tensors, 2, 2, read_numbered, NULL), 0);
-    assert_int_equal(next_tensor, 1);
+    assert_int_equal(state_hash(hex, true, tensors, 3, 2, read_numbered, NULL), 0);
+    assert_int_equal(next_piece, 3);
     assert_int_equal(next_value, ZERO_VALUE_STATE + 1);
-    assert_int_equal(next_first, 3);
+    assert_int_equal(next_first, 5);
     /* Of the same numbers, by Python's hashlib. */
-    assert_string_equal(hex, "a0fe50b5af4173da46bdbf067ddb202a8cba70dd2d5caec98231f2d7c92960a2");
+    assert_string_equal(hex, "56ad90a828ce2dddd8e75d8d6f2bf7dc5f3361172ea3a7abcb2139a71263024a");
 }
 
 static int read_nothing(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)

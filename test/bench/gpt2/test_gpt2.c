@@ -88,7 +88,7 @@ static real *gradient(struct fixture *f, int t)
 static void open_fixture(struct fixture *f, const struct gpt2_config *c, int64_t B)
 {
     assert_int_equal(place_open(&f->place, CUDA, 0, 1), 0);
-    assert_int_equal(gpt2_open(&f->m, c, B, &f->place), 0);
+    assert_int_equal(gpt2_open(&f->m, c, B, 1, &f->place), 0);
     assert_int_equal(gpt2_open_params(&f->m, 7), 0);
     assert_int_equal(gpt2_open_grads(&f->m), 0);
     int64_t L = c->layers, C = c->channels, V = c->vocab, T = c->context;
@@ -129,7 +129,7 @@ static void close_fixture(struct fixture *f)
  * written. */
 static void poison(struct fixture *f)
 {
-    struct gpt2_block blocks[] = {f->m.acts_memory, f->m.stats_memory};
+    struct gpt2_block blocks[] = {f->m.kept[0].acts_memory, f->m.kept[0].stats_memory};
     for (int i = 0; i < 2; i++) {
         void *nans = malloc((size_t)blocks[i].bytes);
         memset(nans, 0xFF, (size_t)blocks[i].bytes);
@@ -146,6 +146,7 @@ static double forward(struct fixture *f)
     assert_int_equal(gpt2_next_batch(m), 0);
     memcpy(m->tokens, f->tokens, bytes);
     memcpy(m->targets, f->targets, bytes);
+    gpt2_send_batch(m);
     gpt2_embed_forward(m);
     for (int64_t l = 0; l < m->config.layers; l++)
         gpt2_layer_forward(m, l);

@@ -1,0 +1,167 @@
+/* train_stages.c: see train_stages.h. */
+#include "bench/train_stages.h"
+#include "bench/failed.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { WTE, WPE, FIRST_OF_LAYERS, FIRST_OF_NORM = 14 }; /* in train_describe's table */
+
+struct gpt2_config train_stage_config(const struct gpt2_config *whole, int32_t stage, int32_t n_stages)
+{
+    struct gpt2_config own = *whole;
+    own.first_layer = whole->layers * stage / n_stages;
+    own.layers = whole->layers * (stage + 1) / n_stages - own.first_layer;
+    own.no_embedding = stage > 0;
+    own.no_head = stage < n_stages - 1;
+    return own;
+}
+
+static bool has_tensor(const struct gpt2_config *own, int32_t number)
+{
+    if (number == WTE)
+        return !own->no_embedding || !own->no_head;
+    if (number == WPE)
+        return !own->no_embedding;
+    return number < FIRST_OF_NORM || !own->no_head;
+}
+
+int64_t train_first_layer_unit(const struct gpt2_config *own)
+{
+    return has_tensor(own, WTE) ? 1 : 0;
+}
+
+int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct gpt2_config *own)
+{
+    int32_t n = 0;
+    for (int32_t t = 0; t < TRAIN_N_TENSORS; t++) {
+        if (!has_tensor(own, t))
+            continue;
+        struct zero_tensor *to = &tensors[n];
+        *to = tensors[t];
+        if (to->flags & ZERO_STACKED)
+            to->unit = (int32_t)train_first_layer_unit(own);
+        if (t == WTE && (own->no_embedding || own->no_head)) {
+            to->flags |= ZERO_TIED;
+            if (!own->no_embedding) /* which adds to the head's */
+                to->flags &= ~ZERO_GRAD_OVERWRITE;
+        }
+        number[n++] = t;
+    }
+    return n;
+}
+
+int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *own)
+{
+    return t->flags & ZERO_STACKED ? own->first_layer * (tensor_elements(t) / t->shape[0]) : 0;
+}
+
+int32_t train_stage_order(struct zero_call *out, const struct gpt2_config *own)
+{
+    int32_t n = 0, first = (int32_t)train_first_layer_unit(own), layers = (int32_t)own->layers;
+#define BRACKET(u, p)                                                                                        \
+    out[n++] = (struct zero_call){.unit = (u), .phase = (p)}, out[n++] = (struct zero_call)                  \
+    {                                                                                                        \
+        .unit = (u), .phase = (p), .is_end = 1                                                               \
+    }
+    if (!own->no_embedding)
+        BRACKET(0, ZERO_FORWARD);
+    for (int32_t l = 0; l < layers; l++)
+        BRACKET(first + l, ZERO_FORWARD);
+    if (!own->no_head) {
+        BRACKET(0, ZERO_FORWARD);
+        BRACKET(0, ZERO_BACKWARD);
+    }
+    for (int32_t l = layers; l-- > 0;)
+        BRACKET(first + l, ZERO_BACKWARD);
+    if (!own->no_embedding)
+        BRACKET(0, ZERO_BACKWARD);
+#undef BRACKET
+    return n;
+}
+
+/* Pieces (state_hash.h) of the whole model. */
+static int64_t n_pieces(int64_t whole_layers)
+{
+    return FIRST_OF_LAYERS + (FIRST_OF_NORM - FIRST_OF_LAYERS) * whole_layers + TRAIN_N_TENSORS -
+           FIRST_OF_NORM;
+}
+
+/* Of the whole model, the first one of a tensor. */
+static int64_t piece_of(int32_t number, int64_t whole_layers)
+{
+    int64_t after_first = number - FIRST_OF_LAYERS;
+    int64_t stacked = after_first < 0                                 ? 0
+                      : after_first < FIRST_OF_NORM - FIRST_OF_LAYERS ? after_first
+                                                                      : FIRST_OF_NORM - FIRST_OF_LAYERS;
+    return number + stacked * (whole_layers - 1);
+}
+
+int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes)
+{
+    int64_t activations = batch * whole->context * whole->channels * element_bytes;
+    int64_t digests = n_pieces(whole->layers) * (int64_t)sizeof(struct state_digest);
+    return activations > digests ? activations : digests;
+}
+
+/* all (n): those that this stage does not have come from the one before, and all go to the next. The first
+ * micro-batch takes them; there may be others. */
+static int pass_on(zero_ctx *z, struct state_digest *all, const bool *mine, int64_t n)
+{
+    struct zero_action a;
+    int err = reported(zero_evaluate(z));
+    err = err ? err : reported(zero_next(z, &a));
+    while (!err && a.micro_batch >= 0) {
+        const struct state_digest *in = a.in;
+        for (int64_t i = 0; i < n && in && a.micro_batch == 0; i++)
+            if (!mine[i])
+                all[i] = in[i];
+        if (a.out)
+            memcpy(a.out, all, (size_t)n * sizeof *all);
+        err = reported(zero_finish(z));
+        err = err ? err : reported(zero_next(z, &a));
+    }
+    return err;
+}
+
+/* The tensors whose state is this stage's: all but the last stage's copy of the embedding, which is first. */
+struct owned {
+    zero_ctx *z;
+    int32_t n_before;
+};
+
+static int read_owned(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
+{
+    const struct owned *o = from;
+    return reported(zero_read(o->z, o->n_before + tensor, value, first, n, dst));
+}
+
+int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct gpt2_config *own,
+                      int64_t whole_layers, const struct zero_tensor *tensors, const int32_t *number,
+                      int32_t n_tensors, int n_states)
+{
+    struct owned owned = {z, number[0] == WTE && own->no_embedding};
+    tensors += owned.n_before;
+    number += owned.n_before;
+    n_tensors -= owned.n_before;
+    int64_t n = n_pieces(whole_layers), n_own = state_pieces(tensors, n_tensors), at = 0;
+    struct state_digest *all = calloc((size_t)n, sizeof *all), *here = calloc((size_t)n_own, sizeof *here);
+    bool *mine = calloc((size_t)n, sizeof *mine);
+    int err = all && here && mine ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n);
+    err = err ? err : state_digests(here, hash, tensors, n_tensors, n_states, read_owned, &owned);
+    for (int32_t t = 0; t < n_tensors && !err; t++) {
+        bool stacked = tensors[t].flags & ZERO_STACKED;
+        int64_t to = piece_of(number[t], whole_layers) + (stacked ? own->first_layer : 0);
+        for (int64_t i = 0; i < (stacked ? own->layers : 1); i++, at++, to++) {
+            mine[to] = true;
+            all[to] = here[at];
+        }
+    }
+    err = err ? err : pass_on(z, all, mine, n);
+    if (!err)
+        state_hash_of(out, all, n);
+    free(all);
+    free(here);
+    free(mine);
+    return err;
+}

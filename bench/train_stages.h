@@ -1,0 +1,39 @@
+/* train_stages.h: what pipeline parallelism adds to zero-bench train: --pp N divides the layers into stages,
+ * one after another. The first one has the embedding, too, the last one the head, whose weights are the same:
+ * both have them (ZERO_TIED). */
+#ifndef ZERO_BENCH_TRAIN_STAGES_H
+#define ZERO_BENCH_TRAIN_STAGES_H
+
+#include "bench/gpt2/gpt2_config.h"
+#include "bench/state_hash.h"
+#include "bench/train.h"
+
+/* What a stage has of a whole model: as even a share of its layers as there is. */
+struct gpt2_config train_stage_config(const struct gpt2_config *whole, int32_t stage, int32_t n_stages);
+
+/* Keeps of the table that train_describe made for a stage what is the stage's. Unit 0 is what its embedding
+ * and head use, where it has one of them, and its layers follow. number (TRAIN_N_TENSORS) gets which of the
+ * whole model's tensors each one is. Returns how many are left. */
+int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct gpt2_config *own);
+
+/* The unit of a stage's first layer. */
+int64_t train_first_layer_unit(const struct gpt2_config *own);
+
+/* Elements of a tensor of the whole model that are before a stage's, parts counted as in the table. */
+int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *own);
+
+/* As train_call_order, of a stage; returns how many calls: at most TRAIN_N_CALLS of its layers. */
+int32_t train_stage_order(struct zero_call *out, const struct gpt2_config *own);
+
+/* Bytes of cfg.activation_bytes: a micro-batch's activations, each of element_bytes, or what the hash below
+ * sends. */
+int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes);
+
+/* state_hash of all stages' tensors as one table, on the last stage. Every rank calls, between steps: digests
+ * go from stage to stage as activations do, in an evaluation. hash: as for state_hash. Returns 0 or what a
+ * call returned. */
+int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct gpt2_config *own,
+                      int64_t whole_layers, const struct zero_tensor *tensors, const int32_t *number,
+                      int32_t n_tensors, int n_states);
+
+#endif
