@@ -29,7 +29,7 @@ struct shape {
     int optimizer, n_states;
     bool padded, frozen;
 };
-static const struct shape shapes[TENSORS] = {
+static struct shape shapes[TENSORS] = {
     {"wte", {13, 6}, ZERO_BF16, 0, 1, FIRST_AND_LAST, 0, 2, true, false},
     {"wpe", {5, 6}, ZERO_F32, -1, 0, IN_FIRST, 0, 2, false, false},
     {"qkvw", {LAYERS, 24, 6}, ZERO_BF16, 1, 3, IN_LAYERS, 0, 2, false, false},
@@ -492,12 +492,12 @@ static char *tensors_of(const char *folder)
     return text;
 }
 
-static void any_mesh_loads_any_others(void **state)
+/* Of every each-th mesh. */
+static void load_on_others(int each)
 {
     char what[128], first[2][1 << 12] = {"", ""};
     uint64_t want[2] = {0};
-    (void)state;
-    for (int from = 0; from < N_MESHES; from++) {
+    for (int from = 0; from < N_MESHES; from += each) {
         char folder[] = "/tmp/zero-pp-ckpt-XXXXXX";
         struct toy_rank r[MOST_WORLD];
         const struct mesh *saved = &meshes[from];
@@ -530,6 +530,31 @@ static void any_mesh_loads_any_others(void **state)
         }
         remove_folder(folder);
     }
+}
+
+static void any_mesh_loads_any_others(void **state)
+{
+    (void)state;
+    load_on_others(1);
+}
+
+/* The last stage's copy has a kind of value that no file has: masters are the values. */
+static void so_it_is_with_a_tied_tensor_of_f32(void **state)
+{
+    const struct shape before = shapes[EMBEDDING];
+    (void)state;
+    shapes[EMBEDDING].dtype = ZERO_F32;
+    load_on_others(5);
+    shapes[EMBEDDING] = before;
+}
+
+static void so_it_is_with_a_frozen_one(void **state)
+{
+    const struct shape before = shapes[EMBEDDING];
+    (void)state;
+    shapes[EMBEDDING].frozen = true;
+    load_on_others(7);
+    shapes[EMBEDDING] = before;
 }
 
 /* ---- used wrongly ---- */
@@ -705,6 +730,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_mesh_loads_any_others),
+        cmocka_unit_test(so_it_is_with_a_tied_tensor_of_f32),
+        cmocka_unit_test(so_it_is_with_a_frozen_one),
         cmocka_unit_test(stages_that_do_not_fit_are_named),
         cmocka_unit_test(checkpoints_of_another_model_are_named),
         cmocka_unit_test(damage_is_found_by_all),

@@ -1,5 +1,6 @@
 /* load_read.c: a rank's part of a checkpoint, read and checked: is it this model's, where is what, and what
  * of it is mine. */
+#include "kernels/asserts.h"
 #include "zero/checkpoint/load_inside.h"
 
 #include <inttypes.h>
@@ -374,6 +375,7 @@ static void meet_ranges(const struct meeting *m, const struct zr_extent *x, int3
     const struct zr_loading *l = m->l;
     for (int64_t at = first, k = find_range(l, x, part, first); at < first + n; k++) {
         const struct zr_load_range *r = &l->ranges[k]; /* they cover everything */
+        ZR_ASSERT(is_of(l, k, x->tensor, x->kind, part));
         int64_t end = zr_min(first + n, r->first + r->n);
         if (end <= at)
             continue; /* an empty one */
