@@ -14,6 +14,28 @@
 #include "zero/config.h"
 #include "zero/progress.h"
 
+/* Where a tensor of this rank's table is in the whole model: which it is there, and from which element on, of
+ * the whole or, where it is cut over tp, of this rank's part of it. */
+struct zr_place {
+    int32_t tensor;
+    int64_t first;
+};
+
+/* whole.c: the tensors that files speak of: those of all pipeline stages. */
+struct zr_whole {
+    int32_t n;
+    /* (n) as the layout's, with all layers of all stages; with stages there are names, shapes and kinds
+     * alone: grad says whether it is trained, and is not followed */
+    struct zr_tensor *tensors;
+    /* (the layout's n_tensors) NULL: each is all there is */
+    struct zr_place *own;
+    uint64_t hash;
+    /* else tensors are the layout's */
+    bool own_memory;
+    /* what grad points at */
+    void *trained;
+};
+
 struct zero_ctx {
     struct zr_config config;
     struct zr_world world;
@@ -31,6 +53,7 @@ struct zero_ctx {
 
     struct zr_layout *layout;
     struct zr_plan *plan;
+    struct zr_whole whole;
     /* which actions this rank takes in a step, and where it is (schedule.c) */
     struct zr_schedule *schedule;
     struct zr_loop *loop;
@@ -134,6 +157,15 @@ static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
 
 /* tp.c: refuses the call where the model is in pipeline stages. */
 int zr_refuse_in_stages(const struct zero_ctx *z, const char *call);
+
+/* whole.c. make: over the rendezvous, all ranks, once the plan is agreed on: ZR_ERR_MISMATCH for a name that
+ * two stages have and that is not one tensor, ZR_ERR_NOMEM; without stages local. free: a zeroed one too. */
+int zr_whole_make(struct zero_ctx *z);
+void zr_whole_free(struct zr_whole *w);
+static inline struct zr_place zr_place_of(const struct zero_ctx *z, int32_t tensor)
+{
+    return z->whole.own ? z->whole.own[tensor] : (struct zr_place){.tensor = tensor};
+}
 
 /* find_rank.c: who this rank is, by cfg, which was checked, and the environment. */
 int zr_find_rank(const struct zero_config *cfg, struct zr_world *out);

@@ -85,7 +85,7 @@ int zr_refuse_in_stages(const struct zero_ctx *z, const char *call)
     if (z->mesh.stages == 1)
         return 0;
     return zr_fail(ZR_ERR_NOTSUP,
-                   "%s: pp is %d, and files of a model in pipeline stages are not made yet; zero_read and "
-                   "zero_write reach the tensors of this rank's stage",
+                   "%s: pp is %d, and the weights of a model in pipeline stages are not exchanged with other "
+                   "programs yet; zero_save and zero_load, on pp 1 too, are for all stages",
                    call, z->mesh.stages);
 }

@@ -64,6 +64,7 @@ void zr_tear_down(struct zero_ctx *z)
     zr_flight_peers_close(z->flight_peers);
     zr_flight_close(z->flight);
     zr_plan_free(z->plan);
+    zr_whole_free(&z->whole);
     zr_schedule_free(z->schedule);
     zr_layout_free(z->layout);
     zr_mesh_free(&z->mesh);

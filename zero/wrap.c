@@ -382,6 +382,8 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
         return err;
     err = zr_agree_on_plan(z, prepare(z, tensors, n_tensors));
     if (!err)
+        err = zr_whole_make(z);
+    if (!err)
         err = open_flight_peers(z);
     if (!err) /* all ranks are here, so what they had before is free */
         err = zr_agree_on_success(z, zr_memory_check_groups(z));

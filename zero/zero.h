@@ -422,7 +422,8 @@ ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
  * then writes the manifest, which alone makes it a checkpoint. On return it is on the disk: files and folders
  * were synced, and heads and checksums read back. Only then are those beyond the cfg.save_keep latest
  * removed, and what unfinished saves left. All ranks must see one file system there, which is looked at. dir
- * may be relative, to the working directory at the call. Outside brackets, between steps.
+ * may be relative, to the working directory at the call. Outside brackets, between steps; with pp above 1
+ * before the first action of a step or after the last, or ZERO_ERR_ORDER, and of the tensors of all stages.
  *
  * From the first save into it until zero_unwrap dir is locked: a save of another context into it, of this
  * process or any other, fails with ZERO_ERR_IO and names the holder. The lock ends with the process; children
@@ -443,7 +444,8 @@ ZERO_API int zero_save(zero_ctx *z, const char *dir);
 ZERO_API int zero_save_kept(zero_ctx *z, const char *dir);
 
 /* Collective, blocking. Until the save begun last is on the disk; returns its failure, once. 0 when there is
- * none. zero_save, zero_load and zero_unwrap do the same first. */
+ * none. zero_save, zero_load and zero_unwrap do the same first. With pp above 1 ZERO_ERR_ORDER between two
+ * actions. */
 ZERO_API int zero_save_wait(zero_ctx *z);
 
 /* Where the checkpoint is that was saved last, for zero_load, and for copying it elsewhere: *path is
@@ -454,14 +456,15 @@ ZERO_API int zero_save_wait(zero_ctx *z);
 ZERO_API int zero_get_saved(zero_ctx *z, const char **path);
 
 /* Collective, blocking. Loads a checkpoint: path is one, or a folder of them, of which the one saved last is
- * taken; unfinished and damaged ones after it are skipped and told to cfg.log. Any stage, world, prefetch and
- * budget loads what any other saved, bit by bit; each rank reads what it owns, and checks every block's
- * checksums. Tensors are matched by name; names, dtypes, shapes, which are frozen, and each one's optimizer
- * must be the same. Needs host memory for what this rank owns, for the time of the call (but for buffers
- * alone with ZERO_INIT_LATER on the host, before any zero_write). Rank 0 says which it is, and all ranks must
- * find the same files there, on one file system or as copies: their manifests are compared. On failure
- * (ZERO_ERR_IO, ZERO_ERR_ARG for another model; the file and the tensor, or the rank that finds something
- * else, are named) nothing is changed. Outside brackets, between steps. */
+ * taken; unfinished and damaged ones after it are skipped and told to cfg.log. Any stage, world, mesh,
+ * prefetch and budget loads what any other saved, bit by bit; each rank reads what it owns, and checks every
+ * block's checksums. Tensors are matched by name; names, dtypes, shapes, which are frozen, and each one's
+ * optimizer must be the same. Needs host memory for what this rank owns, for the time of the call (but for
+ * buffers alone with ZERO_INIT_LATER on the host, before any zero_write). Rank 0 says which it is, and all
+ * ranks must find the same files there, on one file system or as copies: their manifests are compared. On
+ * failure (ZERO_ERR_IO, ZERO_ERR_ARG for another model; the file and the tensor, or the rank that finds
+ * something else, are named) nothing is changed. Outside brackets, between steps; with pp above 1 before the
+ * first action of a step or after the last. */
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
 /* The program's own bytes (at most 64 KiB, copied): rank 0's travel with every checkpoint saved afterwards,

@@ -114,7 +114,9 @@ enum {
  * model's. It is valid at any time, never NULL, in no unit (unit is not looked at), of any size, and may be
  * ZERO_I32 or ZERO_I64; the model may move it to other memory of that size between two calls. */
 struct zero_tensor {
-    /* unique; used in errors, traces and checkpoints */
+    /* unique; used in errors, traces and checkpoints. With a mesh whose pp is above 1 in the whole model: in
+     * one stage's table alone, but for ZERO_TIED, and for ZERO_STACKED where stages have layers of one tensor
+     * each: all of it alike but their number, and in the order of the stages. zero_wrap: ZERO_ERR_MISMATCH */
     const char *name;
     /* addresses of the model's OWN pointers, which must stay where they are until zero_unwrap; grad NULL:
      * frozen. *grad may be NULL, and its content is not used */

@@ -327,7 +327,7 @@ static void split(struct model_rank *m, const char *from, const char *to)
                                                  .at = data + e->begin + lo * size};
             }
         zr_shard_name(r, N_SHARDS, f->name);
-        CHECK_OK(zr_shard_write(fs, to, f->name, layout, &x, NULL, &never));
+        CHECK_OK(zr_shard_write(fs, to, f->name, layout->tensors, &x, NULL, &never));
         CHECK_OK(zr_path_join(path, to, f->name));
         CHECK_OK(zr_file_find(fs, path, &missing, &fd));
         CHECK_OK(zr_file_size(fs, fd, path, &f->bytes));

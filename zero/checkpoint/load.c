@@ -84,6 +84,8 @@ static int apply(struct zr_loading *l)
     if (err)
         return err;
     err = zr_engine_set_step(z->engine, m->t);
+    if (!err)
+        err = zr_engine_tied_values(z->engine);
     if (err)
         return err;
     zr_engine_set_skipped(z->engine, m->n_skipped);
@@ -155,9 +157,9 @@ int zero_load(zero_ctx *z, const char *path)
     ZR_IN_CALL(z, ZR_CALLED_LOAD, false, -1);
     if (!z || !path || !*path)
         return zr_fail(ZR_ERR_ARG, "zero_load: %s", !z ? "z is NULL" : "path is NULL or empty");
-    int err = zr_refuse_in_stages(z, "zero_load");
+    int err = zr_refuse_in_bracket(z, "zero_load");
     if (!err)
-        err = zr_refuse_in_bracket(z, "zero_load");
+        err = zr_refuse_in_actions(z, "zero_load");
     if (!err)
         err = zr_refuse_in_all(z, "zero_load");
     if (err)

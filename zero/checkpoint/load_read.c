@@ -1,5 +1,6 @@
 /* load_read.c: a rank's part of a checkpoint, read and checked: is it this model's, where is what, and what
  * of it is mine. */
+#include "kernels/asserts.h"
 #include "zero/checkpoint/load_inside.h"
 
 #include <inttypes.h>
@@ -36,20 +37,20 @@ static int compare_names(const void *a, const void *b)
 
 static int index_names(struct zr_loading *l)
 {
-    const struct zr_layout *layout = l->z->layout;
-    l->by_name = malloc((size_t)layout->n_tensors * sizeof *l->by_name);
+    const struct zr_whole *whole = &l->z->whole;
+    l->by_name = malloc((size_t)whole->n * sizeof *l->by_name);
     if (!l->by_name)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d names", layout->n_tensors);
-    for (int32_t i = 0; i < layout->n_tensors; i++)
-        l->by_name[i] = &layout->tensors[i];
-    qsort(l->by_name, (size_t)layout->n_tensors, sizeof *l->by_name, compare_names);
+        return zr_fail(ZR_ERR_NOMEM, "no memory for %d names", whole->n);
+    for (int32_t i = 0; i < whole->n; i++)
+        l->by_name[i] = &whole->tensors[i];
+    qsort(l->by_name, (size_t)whole->n, sizeof *l->by_name, compare_names);
     return 0;
 }
 
 /* NULL: the model has none of that name (n bytes). */
 static const struct zr_tensor *find_tensor(const struct zr_loading *l, const char *name, size_t n)
 {
-    int32_t lo = 0, hi = l->z->layout->n_tensors;
+    int32_t lo = 0, hi = l->z->whole.n;
     while (lo < hi) {
         int32_t mid = (lo + hi) / 2;
         const char *other = l->by_name[mid]->name;
@@ -100,7 +101,7 @@ static int check_tensor(const struct zr_loading *l, const struct zr_manifest_ten
     if (!t)
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s is not in this model", l->folder, m->name);
     int32_t n_dims = zr_tensor_dims(t);
-    const struct zr_tp_cut *here = &l->here[t - l->z->layout->tensors];
+    const struct zr_tp_cut *here = &l->here[t - l->z->whole.tensors];
     int64_t shape[8]; /* of the whole */
     memcpy(shape, t->shape, sizeof shape);
     if (here->parts > 1)
@@ -137,31 +138,31 @@ static struct zr_tp_cut cut_when_saved(const struct zr_manifest_tensor *m)
 
 static int check_model(struct zr_loading *l)
 {
-    const struct zr_layout *layout = l->z->layout;
+    const struct zr_whole *whole = &l->z->whole;
     const struct zr_manifest *m = &l->manifest;
-    size_t n_tensors = (size_t)layout->n_tensors;
+    size_t n_tensors = (size_t)whole->n;
     bool *seen = calloc(n_tensors, sizeof *seen);
     l->saved = calloc(n_tensors, sizeof *l->saved);
     l->here = calloc(n_tensors, sizeof *l->here);
     int err = seen && l->saved && l->here
                   ? index_names(l)
-                  : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d tensors", layout->n_tensors);
-    for (int32_t i = 0; !err && i < layout->n_tensors; i++)
-        l->here[i] = zr_cut_of_tensor(l->z, &layout->tensors[i]);
+                  : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d tensors", whole->n);
+    for (int32_t i = 0; !err && i < whole->n; i++)
+        l->here[i] = zr_cut_of_tensor(l->z, &whole->tensors[i]);
     for (int32_t i = 0; !err && i < m->n_tensors; i++) {
         err = check_tensor(l, &m->tensors[i]);
         if (err)
             break;
-        int64_t k = find_tensor(l, m->tensors[i].name, strlen(m->tensors[i].name)) - layout->tensors;
+        int64_t k = find_tensor(l, m->tensors[i].name, strlen(m->tensors[i].name)) - whole->tensors;
         if (seen[k])
             err = zr_fail(ZR_ERR_IO, "%s: tensor %s is there twice", l->folder, m->tensors[i].name);
         seen[k] = true;
         l->saved[k] = cut_when_saved(&m->tensors[i]);
     }
-    for (int32_t i = 0; !err && i < layout->n_tensors; i++)
+    for (int32_t i = 0; !err && i < whole->n; i++)
         if (!seen[i])
             err = zr_fail(ZR_ERR_ARG, "%s: tensor %s of this model is not there", l->folder,
-                          layout->tensors[i].name);
+                          whole->tensors[i].name);
     free(seen);
     return err;
 }
@@ -223,7 +224,7 @@ static int read_entry(const struct zr_loading *l, int32_t file, const struct zr_
     const struct zr_tensor *t = find_tensor(l, e->name, (size_t)(kind - e->name));
     if (!t)
         return zr_fail(ZR_ERR_ARG, "%s: entry %s is of a tensor that is not in this model", path, e->name);
-    out->tensor = (int32_t)(t - l->z->layout->tensors);
+    out->tensor = (int32_t)(t - l->z->whole.tensors);
     const struct zr_tp_cut *saved = &l->saved[out->tensor];
     if (!parse_place(first + 1, saved, out))
         return zr_fail(ZR_ERR_IO, "%s: entry %s is not named TENSOR/KIND/FIRST%s", path, e->name,
@@ -270,7 +271,7 @@ static bool is_of(const struct zr_loading *l, int64_t i, int32_t tensor, int kin
 /* Every value of a part, once: ranges from *i on, which is moved behind them. */
 static int check_part(const struct zr_loading *l, int32_t t, int kind, int32_t part, int64_t *i)
 {
-    const struct zr_tensor *tensor = &l->z->layout->tensors[t];
+    const struct zr_tensor *tensor = &l->z->whole.tensors[t];
     char text[ZR_KIND_CHARS];
     int64_t end = 0, should = is_saved(l, tensor, kind) ? zr_tp_elems(&l->saved[t], part) : 0;
     zr_kind_print(kind, text);
@@ -299,7 +300,7 @@ static int check_cover(const struct zr_loading *l)
 {
     int64_t i = 0;
     int err = 0;
-    for (int32_t t = 0; !err && t < l->z->layout->n_tensors; t++)
+    for (int32_t t = 0; !err && t < l->z->whole.n; t++)
         for (int kind = ZR_VALUE_PARAM; !err && kind < ZR_MAX_STATES; kind++)
             for (int32_t part = 0; !err && part < l->saved[t].parts; part++)
                 err = check_part(l, t, kind, part, &i);
@@ -374,6 +375,7 @@ static void meet_ranges(const struct meeting *m, const struct zr_extent *x, int3
     const struct zr_loading *l = m->l;
     for (int64_t at = first, k = find_range(l, x, part, first); at < first + n; k++) {
         const struct zr_load_range *r = &l->ranges[k]; /* they cover everything */
+        ZR_ASSERT(is_of(l, k, x->tensor, x->kind, part));
         int64_t end = zr_min(first + n, r->first + r->n);
         if (end <= at)
             continue; /* an empty one */
@@ -386,7 +388,7 @@ static void meet_ranges(const struct meeting *m, const struct zr_extent *x, int3
     }
 }
 
-/* What the whole does not have is zero. */
+/* What the whole does not have is zero, and what another stage gives until it does. */
 static void meet_padding(const struct meeting *m, char *dst, int64_t n_bytes)
 {
     if (m->requests)
@@ -403,7 +405,9 @@ static void meet_extent(const struct meeting *m, const struct zr_extent *x)
         struct zr_tp_run run = zr_tp_run_of_part(here, own, at);
         char *dst = x->at + (at - x->first) * x->size;
         n = x->first + x->n - at;
-        if (run.whole < 0) {
+        if (x->given) {
+            meet_padding(m, dst, n * x->size);
+        } else if (run.whole < 0) {
             n = zr_min(n, run.n);
             meet_padding(m, dst, n * x->size);
         } else if (same) {
@@ -490,7 +494,7 @@ static int read_direct(struct zr_loading *l)
     int err = zr_extents_to_load(l->z, NULL, 0, &l->own);
     char *at = l->staged;
     for (int64_t i = 0; !err && i < l->own.n; i++) { /* in the table's order */
-        const struct zr_tensor *t = &layout->tensors[l->own.list[i].tensor];
+        const struct zr_tensor *t = &l->z->whole.tensors[l->own.list[i].tensor];
         if (!t->buffer)
             continue;
         l->own.list[i].at = at;

@@ -65,7 +65,7 @@ static int open_save(struct zero_ctx *z, const char *dir, bool kept, struct zr_s
         s->extents.rank_data_bytes = s->rank_data->bytes;
     }
     if (!err)
-        err = zr_shard_check(z->layout, &s->extents);
+        err = zr_shard_check(z->whole.tensors, &s->extents);
     if (!err && z->world.rank == 0)
         err = zr_save_fill_manifest(z, &s->manifest);
     if (!err && z->world.rank == 0)
@@ -190,9 +190,9 @@ static int make_folder(struct zero_ctx *z, struct zr_save *s)
 
 static int check_call(struct zero_ctx *z, const char *call)
 {
-    int err = zr_refuse_in_stages(z, call);
+    int err = zr_refuse_in_bracket(z, call);
     if (!err)
-        err = zr_refuse_in_bracket(z, call);
+        err = zr_refuse_in_actions(z, call);
     if (err)
         return err;
     if (!zr_engine_between_steps(z->engine))
@@ -299,6 +299,8 @@ int zero_save_wait(zero_ctx *z)
     if (!z)
         return zr_fail(ZR_ERR_ARG, "zero_save_wait: z is NULL");
     int err = zr_engine_check(z->engine);
+    if (!err)
+        err = zr_refuse_in_actions(z, "zero_save_wait");
     if (!err) {
         zr_engine_called(z->engine, ZR_CALLED_SAVE_WAIT, -1, 0);
         err = zr_save_end(z);

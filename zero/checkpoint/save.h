@@ -20,13 +20,16 @@ struct zr_tp_cut zr_cut_of_tensor(const struct zero_ctx *z, const struct zr_tens
 
 /* A range of a tensor's elements, in this rank's memory. kind as in zr_engine_read. */
 struct zr_extent {
+    /* of the whole model's (struct zr_whole) */
     int32_t tensor;
     int kind;
-    /* elements of the tensor, row-major */
+    /* elements of that tensor, row-major */
     int64_t first, n;
     /* bytes of an element */
     int64_t size;
     char *at;
+    /* to load: of the last pipeline stage's copy of a tied tensor, which the first stage gives its values */
+    bool given;
 };
 
 struct zr_extents {
@@ -61,14 +64,14 @@ int32_t zr_tensor_dims(const struct zr_tensor *t);
 /* "shard-00001-of-00004.safetensors", counted from 1. */
 void zr_shard_name(int rank, int world, char out[64]);
 
-/* Can a file of these extents be read again? ZR_ERR_ARG: its header would be larger than safetensors allows.
- */
-int zr_shard_check(const struct zr_layout *layout, const struct zr_extents *extents);
+/* tensors: the whole model's. Can a file of these extents be read again? ZR_ERR_ARG: its header would be
+ * larger than safetensors allows. */
+int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *extents);
 /* Writes the rank's file and its table of blocks into folder, syncs both and the folder, and reads the head
  * and the table back as a load does. Any thread. dev: where the extents are, or NULL for the host's memory.
  * cancelled is looked at now and then: non-zero ends it with ZR_ERR_FAILED. */
 int zr_shard_write(const struct zr_files *fs, const char *folder, const char *name,
-                   const struct zr_layout *layout, const struct zr_extents *extents, struct zr_device *dev,
+                   const struct zr_tensor *tensors, const struct zr_extents *extents, struct zr_device *dev,
                    const _Atomic bool *cancelled);
 
 #endif

@@ -42,7 +42,7 @@ static void fill_cut(const struct zero_ctx *z, const struct zr_tensor *from, str
 
 int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
 {
-    const struct zr_layout *l = z->layout;
+    const struct zr_whole *l = &z->whole;
     const struct zr_options *o = &z->config.options;
     struct zr_engine_facts facts;
     zr_engine_facts(z->engine, &facts);
@@ -57,14 +57,14 @@ int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
                               .layout_hash = l->hash};
     snprintf(m->version, sizeof m->version, "%s", zero_version());
     snprintf(m->optimizer, sizeof m->optimizer, "%s", zr_optimizer_name(o->optimizer));
-    m->tensors = calloc((size_t)l->n_tensors, sizeof *m->tensors);
+    m->tensors = calloc((size_t)l->n, sizeof *m->tensors);
     m->files = calloc((size_t)m->world, sizeof *m->files);
     m->user = z->n_user_data ? malloc((size_t)z->n_user_data) : NULL;
     bool ok = m->tensors && m->files && (m->user || !z->n_user_data);
     m->n_user = ok ? z->n_user_data : 0;
     if (ok && m->n_user)
         memcpy(m->user, z->user_data, (size_t)m->n_user);
-    for (int32_t i = 0; ok && i < l->n_tensors; i++, m->n_tensors++) {
+    for (int32_t i = 0; ok && i < l->n; i++, m->n_tensors++) {
         struct zr_manifest_tensor *t = &m->tensors[i];
         t->name = strdup(l->tensors[i].name);
         snprintf(t->dtype, sizeof t->dtype, "%s", zr_kind_dtype(&l->tensors[i], ZR_VALUE_PARAM));
@@ -82,5 +82,5 @@ int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
     }
     for (int32_t r = 0; ok && r < m->world; r++, m->n_files++)
         zr_shard_name(r, m->world, m->files[r].name);
-    return ok ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a manifest of %d tensors", l->n_tensors);
+    return ok ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a manifest of %d tensors", l->n);
 }

@@ -79,18 +79,21 @@ static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *
     const struct zr_run *run = c->run;
     const struct zr_tensor *t = &c->z->layout->tensors[p->tensor];
     const struct zr_tp_cut cut = zr_cut_of_tensor(c->z, t);
+    const struct zr_place place = zr_place_of(c->z, p->tensor);
     int64_t from = p->slice * p->n + (first - p->first);
+    bool copy = t->tie == ZR_TIE_COPY;
     (void)f;
-    if (c->saves && !t->cut && c->z->mesh.part > 0)
+    if (c->saves && (copy || (!t->cut && c->z->mesh.part > 0)))
         return 0;
     if (c->saves)
         n = zr_min(n, zr_tp_elems(&cut, c->z->mesh.part) - from);
     if (n <= 0)
         return 0;
     if (c->out->list)
-        c->out->list[c->out->n] = (struct zr_extent){.tensor = p->tensor,
+        c->out->list[c->out->n] = (struct zr_extent){.tensor = place.tensor,
                                                      .kind = run->kind,
-                                                     .first = from,
+                                                     .given = copy,
+                                                     .first = place.first + from,
                                                      .n = n,
                                                      .size = run->size,
                                                      .at = (c->base ? c->base + run->snapshot_at : run->at) +
@@ -123,7 +126,7 @@ static void add_buffers(struct zero_ctx *z, char *base, struct zr_extents *out)
         const struct zr_tensor *t = &z->layout->tensors[i];
         if (!t->buffer)
             continue;
-        out->list[out->n++] = (struct zr_extent){.tensor = i,
+        out->list[out->n++] = (struct zr_extent){.tensor = zr_place_of(z, i).tensor,
                                                  .kind = ZR_VALUE_PARAM,
                                                  .n = t->n_elems,
                                                  .size = zr_dtype_bytes(t->dtype),
@@ -183,21 +186,22 @@ static void free_entries(struct zr_st_entry *e, int64_t n)
 
 /* "/model/0", "/model/0@2" of a part. */
 #define PLACE_CHARS (ZR_KIND_CHARS + 40)
-static int print_place(const struct zr_layout *l, const struct zr_extents *all, const struct zr_extent *x,
-                       char text[PLACE_CHARS])
+static int print_place(const struct zr_tensor *tensors, const struct zr_extents *all,
+                       const struct zr_extent *x, char text[PLACE_CHARS])
 {
     char kind[ZR_KIND_CHARS];
     zr_kind_print(x->kind, kind);
-    if (all->part >= 0 && l->tensors[x->tensor].cut)
+    if (all->part >= 0 && tensors[x->tensor].cut)
         return snprintf(text, PLACE_CHARS, "/%s/%" PRId64 "@%d", kind, x->first, all->part);
     return snprintf(text, PLACE_CHARS, "/%s/%" PRId64, kind, x->first);
 }
 
-static char *entry_name(const struct zr_layout *l, const struct zr_extents *all, const struct zr_extent *x)
+static char *entry_name(const struct zr_tensor *tensors, const struct zr_extents *all,
+                        const struct zr_extent *x)
 {
     char place[PLACE_CHARS];
-    const char *tensor = l->tensors[x->tensor].name;
-    size_t n = strlen(tensor) + (size_t)print_place(l, all, x, place) + 1;
+    const char *tensor = tensors[x->tensor].name;
+    size_t n = strlen(tensor) + (size_t)print_place(tensors, all, x, place) + 1;
     char *name = malloc(n);
     if (name)
         snprintf(name, n, "%s%s", tensor, place);
@@ -206,21 +210,21 @@ static char *entry_name(const struct zr_layout *l, const struct zr_extents *all,
 
 #define ZR_RANK_DATA_HEAD 256 /* bytes of the header for its entry; fewer */
 
-int zr_shard_check(const struct zr_layout *l, const struct zr_extents *x)
+int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *x)
 {
     struct zr_st_entry e = {.n_dims = 1};
     int64_t n = ZR_DIRECT_ALIGN, n_entries = 0; /* n: at least what it will have */
     for (int64_t i = 0, next; i < x->n; i = next) {
         const struct zr_extent *first = &x->list[i];
         char place[PLACE_CHARS];
-        e.name = l->tensors[first->tensor].name;
-        e.dtype = zr_kind_dtype(&l->tensors[first->tensor], first->kind);
+        e.name = tensors[first->tensor].name;
+        e.dtype = zr_kind_dtype(&tensors[first->tensor], first->kind);
         e.shape[0] = first->n;
         for (next = i + 1; next < x->n && follows(&x->list[next - 1], &x->list[next]); next++)
             e.shape[0] += x->list[next].n;
         e.begin = e.end;
         e.end += e.shape[0] * first->size;
-        n += zr_st_entry_bytes(&e) + print_place(l, x, first, place);
+        n += zr_st_entry_bytes(&e) + print_place(tensors, x, first, place);
         n_entries++;
     }
     n += x->rank_data_bytes ? ZR_RANK_DATA_HEAD : 0;
@@ -232,7 +236,7 @@ int zr_shard_check(const struct zr_layout *l, const struct zr_extents *x)
                          (long long)n, (long long)n_entries, ZR_ST_MAX_HEADER);
 }
 
-static int make_head(const struct zr_layout *l, const struct zr_extents *x, char **head, int64_t *n)
+static int make_head(const struct zr_tensor *tensors, const struct zr_extents *x, char **head, int64_t *n)
 {
     struct zr_st_entry *entries = calloc((size_t)x->n + 2, sizeof *entries);
     int64_t n_entries = 0;
@@ -243,8 +247,8 @@ static int make_head(const struct zr_layout *l, const struct zr_extents *x, char
             continue;
         }
         struct zr_st_entry *e = &entries[n_entries];
-        *e = (struct zr_st_entry){.name = entry_name(l, x, &x->list[i]),
-                                  .dtype = zr_kind_dtype(&l->tensors[x->list[i].tensor], x->list[i].kind),
+        *e = (struct zr_st_entry){.name = entry_name(tensors, x, &x->list[i]),
+                                  .dtype = zr_kind_dtype(&tensors[x->list[i].tensor], x->list[i].kind),
                                   .n_dims = 1,
                                   .shape = {x->list[i].n}};
         n_entries++;
@@ -333,8 +337,9 @@ static int read_back(const struct zr_files *fs, const char *folder, const struct
     return 0;
 }
 
-int zr_shard_write(const struct zr_files *fs, const char *folder, const char *name, const struct zr_layout *l,
-                   const struct zr_extents *x, struct zr_device *dev, const _Atomic bool *cancelled)
+int zr_shard_write(const struct zr_files *fs, const char *folder, const char *name,
+                   const struct zr_tensor *tensors, const struct zr_extents *x, struct zr_device *dev,
+                   const _Atomic bool *cancelled)
 {
     char path[ZR_PATH_BYTES], *head = NULL;
     int64_t head_bytes;
@@ -342,7 +347,7 @@ int zr_shard_write(const struct zr_files *fs, const char *folder, const char *na
     struct zr_manifest_file file = {0};
     int err = zr_path_join(path, folder, name);
     if (!err)
-        err = make_head(l, x, &head, &head_bytes);
+        err = make_head(tensors, x, &head, &head_bytes);
     if (!err)
         err = zr_source_open(head, head_bytes, x, dev, ZR_BLOCK_BYTES, &w.source);
     if (!err)

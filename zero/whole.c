@@ -1,0 +1,295 @@
+/* whole.c: the tensors of the whole model, where each pipeline stage has a table of its own. Files speak of
+ * the whole, so that they say nothing of stages.
+ *
+ * Tensors of one name and ZERO_STACKED in several stages are one tensor, whose layers follow each other as
+ * the stages do. A tied tensor is the first stage's. Any other is in one stage alone. */
+#include "zero/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+/* What a stage's first rank tells the others: this, a row for each tensor, and the names, each with its zero
+ * behind it. */
+struct head {
+    int64_t n_bytes, n_tensors;
+    uint64_t layout_hash;
+};
+
+struct row {
+    int64_t shape[8], n_elems, cut_size;
+    int32_t dtype, optimizer, cut_dim, cut_blocks, tie;
+    uint8_t stacked, trained, buffer, cut;
+};
+
+/* A row of some stage. */
+struct listed {
+    struct row row;
+    const char *name;
+    int32_t pp_at, index;
+    /* the first of its name, in the list of all; and there, which tensor of the whole it is */
+    int64_t first;
+    int32_t number;
+    /* layers of earlier stages; of the first of its name, those of all */
+    int64_t before, layers;
+};
+
+/* ---- what ranks tell each other ---- */
+
+static void fill_row(const struct zr_tensor *t, struct row *r)
+{
+    memset(r, 0, sizeof *r);
+    memcpy(r->shape, t->shape, sizeof r->shape);
+    r->n_elems = t->n_elems;
+    r->cut_size = t->cut_size;
+    r->dtype = t->dtype;
+    r->optimizer = t->optimizer;
+    r->cut_dim = t->cut_dim;
+    r->cut_blocks = t->cut_blocks;
+    r->tie = t->tie;
+    r->stacked = t->stacked;
+    r->trained = t->grad != NULL;
+    r->buffer = t->buffer;
+    r->cut = t->cut;
+}
+
+static int64_t message_bytes(const struct zr_layout *l)
+{
+    int64_t n = (int64_t)sizeof(struct head) + l->n_tensors * (int64_t)sizeof(struct row);
+    for (int32_t i = 0; i < l->n_tensors; i++)
+        n += (int64_t)strlen(l->tensors[i].name) + 1;
+    return n;
+}
+
+static void fill_message(const struct zr_layout *l, int64_t n_bytes, char *out)
+{
+    const struct head h = {.n_bytes = n_bytes, .n_tensors = l->n_tensors, .layout_hash = l->hash};
+    char *name = out + sizeof h + (size_t)l->n_tensors * sizeof(struct row);
+    memcpy(out, &h, sizeof h);
+    for (int32_t i = 0; i < l->n_tensors; i++) {
+        struct row r;
+        size_t n = strlen(l->tensors[i].name) + 1;
+        fill_row(&l->tensors[i], &r);
+        memcpy(out + sizeof h + (size_t)i * sizeof r, &r, sizeof r);
+        memcpy(name, l->tensors[i].name, n);
+        name += n;
+    }
+}
+
+/* *out: of every rank a message of *each bytes. */
+static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
+{
+    int32_t world = z->world.world;
+    int64_t own = message_bytes(z->layout), *sizes = malloc((size_t)world * sizeof *sizes);
+    int err = sizes
+                  ? zr_rendezvous_exchange(z->rendezvous, &own, sizeof own, sizes)
+                  : zr_rendezvous_fail(z->rendezvous,
+                                       zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d ranks", world));
+    *each = own;
+    for (int32_t r = 0; !err && r < world; r++)
+        *each = zr_max(*each, sizes[r]);
+    free(sizes);
+    if (err)
+        return err;
+    char *mine = calloc(1, (size_t)*each);
+    *out = malloc((size_t)world * (size_t)*each);
+    if (mine && *out) {
+        fill_message(z->layout, own, mine);
+        err = zr_rendezvous_exchange(z->rendezvous, mine, (size_t)*each, *out);
+    } else {
+        err = zr_rendezvous_fail(z->rendezvous,
+                                 zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d ranks", world));
+    }
+    free(mine);
+    return err;
+}
+
+static const char *message_of_stage(const struct zero_ctx *z, const char *all, int64_t each, int32_t stage)
+{
+    return all + stage * (z->world.world / z->mesh.stages) * each;
+}
+
+static int64_t count_rows(const struct zero_ctx *z, const char *all, int64_t each)
+{
+    int64_t n = 0;
+    struct head h;
+    for (int32_t stage = 0; stage < z->mesh.stages; stage++) {
+        memcpy(&h, message_of_stage(z, all, each, stage), sizeof h);
+        n += h.n_tensors;
+    }
+    return n;
+}
+
+/* Of all stages, one after the other. */
+static void list_rows(struct zero_ctx *z, const char *all, int64_t each, struct listed *list)
+{
+    uint64_t hash = 0;
+    for (int32_t stage = 0; stage < z->mesh.stages; stage++) {
+        const char *at = message_of_stage(z, all, each, stage);
+        struct head h;
+        memcpy(&h, at, sizeof h);
+        const char *rows = at + sizeof h, *name = rows + (size_t)h.n_tensors * sizeof(struct row);
+        for (int32_t i = 0; i < h.n_tensors; i++, list++, name += strlen(name) + 1) {
+            *list = (struct listed){.name = name, .pp_at = stage, .index = i};
+            memcpy(&list->row, rows + (size_t)i * sizeof list->row, sizeof list->row);
+        }
+        hash = XXH64(&h.layout_hash, sizeof h.layout_hash, hash);
+    }
+    z->whole.hash = hash;
+}
+
+/* ---- what is one tensor ---- */
+
+static int by_name_and_stage(const void *a, const void *b)
+{
+    const struct listed *x = *(const struct listed *const *)a, *y = *(const struct listed *const *)b;
+    int order = strcmp(x->name, y->name);
+    return order ? order : (x > y) - (x < y);
+}
+
+/* Layers of one stack. */
+static bool alike(const struct row *a, const struct row *b)
+{
+    return !memcmp(a->shape + 1, b->shape + 1, sizeof a->shape - sizeof *a->shape) && a->dtype == b->dtype &&
+           a->optimizer == b->optimizer && a->trained == b->trained && a->cut == b->cut &&
+           a->cut_dim == b->cut_dim && a->cut_blocks == b->cut_blocks;
+}
+
+/* x is of the same name as an earlier stage's. */
+static int check_same_name(const struct zero_ctx *z, const struct listed *first, const struct listed *x)
+{
+    int32_t n_stage = z->world.world / z->mesh.stages;
+    if (first->row.tie == ZR_TIE_OWNER && x->row.tie == ZR_TIE_COPY)
+        return 0;
+    if (!first->row.stacked || !x->row.stacked)
+        return zr_fail(
+            ZR_ERR_MISMATCH,
+            "tensor %s is in the tables of rank %d and rank %d, of two pipeline stages; allowed: in "
+            "one stage's, with ZERO_STACKED in each of several, whose layers are those of one "
+            "tensor, or with ZERO_TIED on the first and the last",
+            x->name, first->pp_at * n_stage, x->pp_at * n_stage);
+    if (!alike(&first->row, &x->row))
+        return zr_fail(
+            ZR_ERR_MISMATCH,
+            "rank %d and rank %d, of two pipeline stages, differ in the layers of tensor %s: in the "
+            "shape of one, dtype, optimizer, tp_cut or whether it has a gradient",
+            first->pp_at * n_stage, x->pp_at * n_stage, x->name);
+    return 0;
+}
+
+/* Which rows are of one tensor, and where each one's layers are in it. */
+static int join_rows(const struct zero_ctx *z, struct listed *list, int64_t n)
+{
+    struct listed **sorted = malloc((size_t)n * sizeof *sorted), *first = NULL;
+    int err = sorted ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory to compare %lld tensors", (long long)n);
+    for (int64_t i = 0; !err && i < n; i++)
+        sorted[i] = &list[i];
+    if (!err)
+        qsort(sorted, (size_t)n, sizeof *sorted, by_name_and_stage);
+    for (int64_t i = 0; !err && i < n; i++) {
+        struct listed *x = sorted[i];
+        if (!i || strcmp(x->name, first->name) != 0)
+            first = x;
+        else
+            err = check_same_name(z, first, x);
+        x->first = first - list;
+        x->before = first->layers;
+        first->layers += x->row.tie == ZR_TIE_COPY ? 0 : x->row.shape[0];
+    }
+    free(sorted);
+    return err;
+}
+
+static int add_whole(struct zr_whole *w, const struct listed *x)
+{
+    const struct row *r = &x->row;
+    struct zr_tensor *t = &w->tensors[w->n];
+    *t = (struct zr_tensor){.name = strdup(x->name),
+                            .grad = r->trained ? &w->trained : NULL,
+                            .dtype = (enum zr_dtype)r->dtype,
+                            .n_elems = r->n_elems / r->shape[0] * x->layers,
+                            .n_slices = r->stacked ? x->layers : !r->buffer,
+                            .optimizer = (enum zr_optimizer)r->optimizer,
+                            .stacked = r->stacked,
+                            .cut = r->cut,
+                            .cut_dim = r->cut_dim,
+                            .cut_blocks = r->cut_blocks,
+                            .cut_size = r->cut_size,
+                            .buffer = r->buffer};
+    memcpy(t->shape, r->shape, sizeof t->shape);
+    t->shape[0] = x->layers;
+    if (!t->name)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the names of the whole model's tensors");
+    w->n++;
+    return 0;
+}
+
+/* In the order of stages and their tables. */
+static int number_tensors(struct zero_ctx *z, struct listed *list, int64_t n)
+{
+    struct zr_whole *w = &z->whole;
+    int err = 0;
+    if (n > INT32_MAX / 2)
+        return zr_fail(ZR_ERR_ARG, "the pipeline stages have %lld tensors; allowed: %d", (long long)n,
+                       INT32_MAX / 2);
+    w->own_memory = true;
+    w->tensors = calloc((size_t)n, sizeof *w->tensors);
+    w->own = calloc((size_t)z->layout->n_tensors, sizeof *w->own);
+    if (!w->tensors || !w->own)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld tensors of all pipeline stages", (long long)n);
+    for (int64_t i = 0; !err && i < n; i++) {
+        struct listed *x = &list[i], *first = &list[x->first];
+        if (x == first) {
+            x->number = w->n;
+            err = add_whole(w, x);
+        }
+        if (x->pp_at == z->config.pp_at)
+            w->own[x->index] =
+                (struct zr_place){.tensor = first->number,
+                                  .first = x == first || x->row.tie == ZR_TIE_COPY
+                                               ? 0
+                                               : x->before * (x->row.n_elems / x->row.shape[0])};
+    }
+    return err;
+}
+
+int zr_whole_make(struct zero_ctx *z)
+{
+    char *all = NULL;
+    int64_t each;
+    if (z->mesh.stages == 1) {
+        z->whole = (struct zr_whole){
+            .n = z->layout->n_tensors, .tensors = z->layout->tensors, .hash = z->layout->hash};
+        return 0;
+    }
+    int err = exchange_tables(z, &all, &each);
+    if (err) {
+        free(all);
+        return err;
+    }
+    int64_t n = count_rows(z, all, each);
+    struct listed *list = calloc((size_t)n, sizeof *list);
+    if (list) {
+        list_rows(z, all, each, list);
+        err = join_rows(z, list, n);
+    } else {
+        err = zr_fail(ZR_ERR_NOMEM, "no memory for the %lld tensors of all pipeline stages", (long long)n);
+    }
+    if (!err)
+        err = number_tensors(z, list, n);
+    free(list);
+    free(all);
+    return zr_agree_on_success(z, err);
+}
+
+void zr_whole_free(struct zr_whole *w)
+{
+    for (int32_t i = 0; w->own_memory && i < w->n; i++)
+        free(w->tensors[i].name);
+    if (w->own_memory)
+        free(w->tensors);
+    free(w->own);
+    *w = (struct zr_whole){0};
+}
