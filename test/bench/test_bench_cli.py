@@ -138,6 +138,20 @@ class Refused(unittest.TestCase):
         self.refused(['verify', '--case', 'stage=4 world=2 n_units=1 accum=1 n_steps=1'], '--case', '0..3')
         self.refused(['verify', '--seeds=0'], '--seeds')
 
+    def test_plan_of_stages(self):
+        self.refused(['plan', '--pp=13', '--world=26', '--model=gpt2-124M'], '--pp', '13 stages', '12 layers')
+        self.refused(['plan', '--pp=3', '--world=8'], '--pp', '3 stages', 'world of 8', '--world')
+        self.refused(['plan', '--pp=2', '--tp=2', '--world=6'], '--pp', '2 parts', 'world of 6')
+        self.refused(['plan', '--pp=2', '--tp=4', '--world=8'], '--tp', '4 parts', '6 heads')
+        self.refused(['plan', '--pp=2', '--world=24', '--shard-group=5'], 'dp_shard 5', 'world of 24')
+        self.refused(['plan', '--pp=0'], '--pp')
+        self.refused(['plan', '--pp=1025'], '--pp', '1024')
+        self.refused(['plan', '--pp=2', '--world=2', '--schedule=zb'], '--schedule', '1f1b', 'gpipe')
+        self.refused(['plan', '--schedule=gpipe'], '--schedule', '--pp')
+        self.refused(['plan', '--accum=2', '--micro-batches=2'], '--micro-batches', '--accum')
+        self.refused(['plan', '--micro-batches=0'], '--micro-batches')
+        self.refused(['plan', '--batch=0'], '--batch')
+
     def test_plan(self):
         self.refused(['plan', '--params=0'], '--params')
         self.refused(['plan', '--params=0.5'], '--params')
@@ -372,6 +386,87 @@ class Plan(unittest.TestCase):
         totals = [s['bytes']['total'] for s in self.stages('--model=gpt2-1.5B', '--world=16')]
         self.assertEqual(totals, sorted(totals, reverse=True))
         self.assertLess(totals[3] * 4, totals[0])
+
+
+class PlanOfStages(unittest.TestCase):
+    """--pp: a GPT of 5 layers in 2 stages, of 3 and 2, and no data parallelism, so that every byte can be counted by hand."""
+    C, T, V, L = 64, 32, 256, 5
+    SIZES = ['--layers=5', '--channels=64', '--heads=4', '--vocab=256', '--context=32', '--dtype=f32', '--pp=2', '--world=2']
+    KEYS = ['stage', 'bytes', 'paper_bytes', 'wire_bytes', 'plan_ns', 'pp', 'schedule', 'micro_batches', 'bubble', 'pp_stage',
+            'activation_bytes', 'all_bytes', 'pp_stages']
+    STAGE_KEYS = ['pp_stage', 'layers', 'n_params', 'bytes', 'kept', 'activation_bytes', 'wire_bytes', 'moved_bytes']
+
+    def of(self, *args, err=''):
+        done = bench('plan', '--json', *args)
+        self.assertEqual((done.returncode, done.stderr), (0, err), args)
+        return lines(done.stdout)
+
+    def test_by_hand(self):
+        c, t, v = self.C, self.T, self.V
+        layer, embedding, positions, norm = 12 * c * c + 13 * c, v * c, t * c, 2 * c
+        for schedule, m, batch, kept in [('1f1b', 4, 1, [2, 1]), ('1f1b', 4, 2, [2, 1]), ('gpipe', 4, 1, [4, 4]), ('1f1b', 2, 3, [2, 1])]:
+            rows = self.of(*self.SIZES, f'--micro-batches={m}', f'--batch={batch}', f'--schedule={schedule}')
+            self.assertEqual([r['stage'] for r in rows], [0, 1, 2, 3])
+            row = rows[0]
+            first, last = row['pp_stages']
+            self.assertEqual((list(row), list(first)), (self.KEYS, self.STAGE_KEYS))
+            self.assertEqual((row['pp'], row['schedule'], row['micro_batches']), (2, schedule, m))
+            self.assertEqual([s['layers'] for s in row['pp_stages']], [3, 2])
+            trained = [embedding + positions + 3 * layer, 2 * layer + norm]
+            self.assertEqual([first['n_params'], last['n_params']], [trained[0], trained[1] + embedding])
+            for s, n in zip(row['pp_stages'], trained):
+                self.assertEqual(s['bytes']['param_shards'], 4 * s['n_params'])  # the copy of the embedding, too
+                self.assertEqual(s['bytes']['moments'], 8 * n)                   # of which the first stage has the states
+                self.assertEqual(s['bytes']['grad_shards'], 4 * n)
+                self.assertEqual(sum(b for k, b in s['bytes'].items() if k != 'total'), s['bytes']['total'])
+                self.assertEqual(s['moved_bytes'], m * 4 * batch * t * c)
+            # A layer: two norms, two sums, q, k, v, attention, 4 C twice. Not the first one's input on the last stage, which is in a slot; there the
+            # final norm with its input, and logits.
+            elems = [3 * 16 * c, 2 * 16 * c - c + 2 * c + v]
+            self.assertEqual([s['kept'] for s in row['pp_stages']], kept)
+            self.assertEqual([s['activation_bytes'] for s in row['pp_stages']], [k * 4 * batch * t * n for k, n in zip(kept, elems)])
+            self.assertEqual((row['pp_stage'], row['bytes']), (0, first['bytes']))
+            self.assertEqual(row['all_bytes'], first['bytes']['total'] + first['activation_bytes'])
+            if schedule == '1f1b' and m == 4:  # 2 slots to the next stage and 1 back, twice, and a gradient of the embedding
+                self.assertEqual(first['bytes']['comm'], 6 * 4 * batch * t * c + 4 * embedding)
+
+    def test_bubble(self):
+        for pp, m, schedule in [(2, 4, '1f1b'), (4, 8, '1f1b'), (4, 8, 'gpipe'), (4, 32, '1f1b'), (12, 12, 'gpipe'), (12, 100, '1f1b'), (6, 1, '1f1b')]:
+            few = f'zero-bench plan: warning: fewer micro-batches ({m}) than pipeline stages ({pp})\n' if m < pp else ''
+            row = self.of('--model=gpt2-124M', f'--pp={pp}', f'--world={pp}', f'--micro-batches={m}', f'--schedule={schedule}', err=few)[0]
+            self.assertAlmostEqual(row['bubble'], (pp - 1) / (m + pp - 1), delta=1e-12)
+        row = self.of('--model=gpt2-124M', '--pp=2', '--world=2')[0]
+        self.assertEqual(row['micro_batches'], 4)
+        # 3 layers and 2: the first stage computes 4 * 9, and waits once, for 3: until its neighbour's forward and backward, 2 + 4, are over, less a forward.
+        row = self.of(*self.SIZES, '--micro-batches=4')[0]
+        self.assertAlmostEqual(row['bubble'], 1 - (36 + 24) / 2 / 39, delta=1e-12)
+
+    def test_stages_make_up_the_model(self):
+        """All stages together have each parameter once, and the embedding on the last one again; what does not divide goes to the stages between."""
+        for pp, layers in [(5, [2, 3, 3, 2, 2]), (12, 12 * [1]), (3, 3 * [4])]:
+            rows = self.of('--model=gpt2-124M', f'--pp={pp}', f'--world={2 * pp}')
+            self.assertEqual([s['layers'] for s in rows[3]['pp_stages']], layers)
+            self.assertEqual(sum(s['n_params'] for s in rows[0]['pp_stages']), 124439808 + 50257 * 768)
+            self.assertEqual([s['kept'] for s in rows[0]['pp_stages']], list(range(pp, 0, -1)))
+
+    def test_with_parts_and_groups(self):
+        rows = self.of('--params=7e10', '--world=4096', '--pp=8', '--tp=8', '--shard-group=8', '--accum=32', '--deterministic=on')
+        self.assertEqual([(r['stage'], r.get('hybrid')) for r in rows], [(0, None), (1, None), (2, None), (3, None), (3, 'hsdp'), (3, 'hfsdp')])
+        for r in rows:
+            self.assertEqual(max(s['bytes']['total'] + s['activation_bytes'] for s in r['pp_stages']), r['all_bytes'])
+        text = bench('plan', '--params=7e10', '--world=4096', '--pp=8', '--tp=8').stdout
+        for row in ['fullest stage of pp', 'with activations', '  so the first stage', '  between, the fullest', '  the last', 'from other stages']:
+            self.assertRegex(text, rf'(?m)^{row} ')
+        self.assertIn('not counted are', text)
+
+    def test_activations_without_stages(self):
+        """--batch alone: all that the whole model keeps; nothing else changes."""
+        c, t, v = self.C, self.T, self.V
+        sizes = [a for a in self.SIZES if not a.startswith('--pp')]
+        plain, counted = self.of(*sizes), self.of(*sizes, '--batch=2')
+        for a, b in zip(plain, counted):
+            self.assertEqual(b.pop('activation_bytes'), 4 * 2 * t * (5 * 16 * c + 2 * c + v))
+            self.assertEqual({**a, 'plan_ns': 0}, {**b, 'plan_ns': 0})
 
 
 class Scale(unittest.TestCase):
