@@ -116,6 +116,19 @@ class Refused(unittest.TestCase):
                          '8 GPUs', '--batch', '--context', '--compute')
         self.refused(['scale', '--fit=/nonexistent'], '--fit', '/nonexistent')
 
+    def test_scale_of_a_mesh(self):
+        self.refused(['scale', '--worlds=8', '--tp=3'], '--tp', '3 parts', '32 heads', 'llama-3-8B')
+        self.refused(['scale', '--worlds=16', '--tp=16'], '--tp', '16 parts', '8 of keys and values')
+        self.refused(['scale', '--worlds=60', '--model=gpt2-1.5B', '--tp=5'], '--tp', 'hosts of 8 GPUs')
+        self.refused(['scale', '--worlds=66', '--pp=33'], '--pp', '33 stages', '32 layers')
+        self.refused(['scale', '--worlds=8,12', '--pp=8', '--json', '--worlds=12'], '12 GPUs', '8 stages', '--pp')
+        self.refused(['scale', '--worlds=48', '--pp=2', '--tp=8', '--hybrid=hsdp', '--shard-group=2'], '48 GPUs', 'shard_group is 2')
+        self.refused(['scale', '--schedule=gpipe'], '--schedule', '--pp')
+        self.refused(['scale', '--accum=2', '--micro-batches=2'], '--micro-batches', '--accum')
+        self.refused(['scale', '--pp=200'], '--pp', '--accum', '256')
+        self.refused(['scale', '--pp=2', '--worlds=2', '--batch=100000', '--compute=0.01'], '2 GPUs', '--batch', '--compute')
+        self.refused(['scale', '--fit=/nonexistent', '--tp=2'], '--fit', '--tp')
+
     def test_pipeline(self):
         self.refused(['pipeline'], '--ranks', '--read')
         self.refused(['pipeline', '--ranks=0'], '--ranks')
@@ -488,6 +501,68 @@ class Scale(unittest.TestCase):
     def close(self, plan, here):
         self.assertAlmostEqual(here['memory_bytes'] / plan['bytes']['total'], 1, delta=0.002)
         self.assertAlmostEqual(here['received_bytes'] / plan['wire_bytes'], 1, delta=0.002)
+
+    WITH_MESH = ['tp', 'pp', 'schedule', 'micro_batches', 'bubble', 'activation_bytes', 'all_bytes', 'tp_bytes', 'pp_bytes']
+
+    def test_without_a_mesh_nothing_has_changed(self):
+        """Figures of the command before it knew tp and pp."""
+        for args, wanted in [
+                (['--model=gpt2-124M', '--worlds=8'], (1.7211189999999998, 0.69550299999999998, 508707072, 547199792)),
+                (['--model=gpt2-124M', '--worlds=64'], (5.3175289999999995, 4.3505940000000001, 263872768, 616002960))]:
+            for given in [], ['--tp=1', '--pp=1']:
+                row, = self.of(*args, *given)
+                self.assertEqual((row['step_ms'], row['exposed_ms'], row['memory_bytes'], row['received_bytes']), wanted)
+                self.assertEqual([k for k in self.WITH_MESH if k in row], [])
+        for args in [['--worlds=8,64,512'], ['--model=llama-3-70B', '--hybrid=hfsdp', '--worlds=64', '--recompute']]:
+            self.assertEqual(bench('scale', *args).stdout, bench('scale', '--tp=1', '--pp=1', *args).stdout)
+
+    def test_parts_by_hand(self):
+        """tp alone, on one host: what compute waits for is 4 all-reduces of a layer, one behind the embedding and one before the head."""
+        for model, layers, c, again in [('llama-3-70B', 80, 8192, []), ('llama-3-8B', 32, 4096, ['--recompute'])]:
+            row, = self.of(f'--model={model}', '--worlds=8', '--tp=8', *again)
+            n, sent = layers * (6 if again else 4) + 2, 8192 * c * 2
+            self.assertEqual(row['tp_bytes'], n * 2 * 7 * sent // 8)
+            each_ms = (2 * 7 / 8 * sent / 450e9 + 14 * 1900e-9) * 1e3
+            self.assertGreater(row['exposed_ms'], (n - 1) * each_ms * (1 - 1e-5))  # that of the embedding may hide behind the update of later layers
+            self.assertLess(row['exposed_ms'], n * each_ms * (1 + 1e-5))
+            self.assertEqual((row['tp'], row['pp'], row['bubble'], row['pp_bytes']), (8, 1, 0, 0))
+            self.assertEqual(list(row)[-len(self.WITH_MESH):], self.WITH_MESH)
+            whole, = self.of(f'--model={model}', '--worlds=1', *again)  # the same compute, an eighth of it on each
+            self.assertAlmostEqual((row['step_ms'] - row['exposed_ms']) * 8 / whole['step_ms'], 1, delta=0.01)
+            self.assertAlmostEqual(row['memory_bytes'] * 8 / whole['memory_bytes'], 1, delta=0.01)
+            self.assertEqual(row['all_bytes'], row['memory_bytes'] + row['activation_bytes'])
+        far, = self.of('--model=mpt-70b', '--worlds=16', '--tp=16')
+        near, = self.of('--model=mpt-70b', '--worlds=8', '--tp=8')
+        self.assertGreater(far['exposed_ms'], near['exposed_ms'])  # over two hosts
+
+    def test_stages_by_hand(self):
+        c, kv, hidden, tokens = 4096, 1024, 14336, 8192
+        layer = 6 * c + 2 * kv + 3 * hidden
+        for schedule, m, kept in [('1f1b', 16, 2), ('gpipe', 16, 16), ('1f1b', 1, 1)]:
+            done = bench('scale', '--json', '--worlds=2', '--pp=2', f'--micro-batches={m}', f'--schedule={schedule}')
+            self.assertEqual(done.stderr, 'zero-bench scale: warning: fewer micro-batches (1) than pipeline stages (2)\n' if m == 1 else '')
+            row, = lines(done.stdout)
+            # 1F1B keeps 2 on the first stage; GPipe all on both, of which the last has the final norm with its input, less the input of its first
+            # layer, and logits more.
+            elems = 16 * layer if kept == 2 else 16 * layer + c + 128256
+            self.assertEqual(row['activation_bytes'], kept * 2 * tokens * elems)
+            self.assertEqual(row['pp_bytes'], m * 2 * tokens * c)
+            self.assertEqual(row['tp_bytes'], 0)
+            # The last one has the head's products, too, and is the one that the first waits for: it works from the first forward to its last backward.
+            block = 2 * (c * (2 * c + 2 * kv) + 3 * c * hidden) + 4 * tokens * c
+            first, last = 16 * block, 16 * block + 2 * 128256 * c
+            self.assertAlmostEqual(row['bubble'], 1 - m * (first + last) / 2 / (first + m * last), delta=0.02)  # what a step has once is in it
+        shown = bench('scale', '--worlds=64', '--pp=4', '--micro-batches=12').stdout
+        for words in ['20.0 %, (p-1)/(m+p-1)', 'not counted', 'on CPUs alone yet', 'bubble\n']:
+            self.assertIn(words, shown)
+
+    def test_more_micro_batches_fill_the_pipeline(self):
+        rows = [self.of('--model=llama-3-70B', '--worlds=512', '--tp=8', '--pp=8', '--stage=1', f'--accum={m}')[0] for m in (8, 32, 128)]
+        self.assertEqual(sorted((r['bubble'] for r in rows), reverse=True), [r['bubble'] for r in rows])
+        self.assertEqual(sorted(r['mfu'] for r in rows), [r['mfu'] for r in rows])
+        again, = self.of('--model=llama-3-70B', '--worlds=512', '--tp=8', '--pp=8', '--stage=1', '--accum=32', '--recompute')
+        self.assertLess(again['activation_bytes'], rows[1]['activation_bytes'] / 5)
+        self.assertGreater(again['step_ms'], rows[1]['step_ms'])
 
     def test_thousands(self):
         rows = self.of('--model=llama-3-405B', '--worlds=1,8,16384,16383', '--recompute', '--compute=0.5')
