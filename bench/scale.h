@@ -100,6 +100,8 @@ struct scale_job {
     int64_t tp, pp;
     /* enum zero_schedule */
     int schedule;
+    /* activations are counted without tp and pp, too */
+    bool activations;
     /* of the machine's peak that products get, of its links that collectives get */
     double compute_fraction, link_fraction;
 };
@@ -114,7 +116,7 @@ struct scale_result {
      * other groups */
     int64_t memory_bytes, received_bytes, outer_bytes;
     int n_simulated;
-    /* of a job with tp or pp: the most activations that a rank keeps, in the memory of the fullest; of the
+    /* of a job with tp, pp or activations: the most activations that a rank keeps, in the memory of the fullest; of the
      * step, what pipeline stages stand still, their mean; received of received_bytes by tp, and by pp */
     int64_t activation_bytes, tp_bytes, pp_bytes;
     double bubble;
@@ -137,8 +139,9 @@ struct scale_part_time {
 /* Returns 0 or a zr_err, with zr_error_text(). */
 int scale_part_run(const struct scale_job *job, const struct scale_part *part, struct scale_part_time *out);
 
+/* It has tp or pp, or wants activations, and so what scale_mesh_run says beyond the rest. */
 bool scale_has_mesh(const struct scale_job *job);
-/* scale_run of a job with tp or pp. Errors too for axes that do not go together, by name. */
+/* scale_run of such a job. Errors too for axes that do not go together, by name. */
 int scale_mesh_run(const struct scale_job *job, struct scale_result *out);
 /* Seconds of an all-reduce over tp, of bytes, along rings: as the machine's links carry them. */
 double scale_all_reduce_s(const struct scale_job *job, int64_t bytes);

@@ -20,7 +20,7 @@ struct scale_options {
     int64_t batch, context, accum, micro_batches, stage, shard_group, prefetch, budget, tp, pp;
     int dtype, wire_dtype, hybrid, schedule;
     double compute, links;
-    bool recompute, json;
+    bool recompute, activations, json;
     const char *fit;
 };
 
@@ -88,6 +88,8 @@ static const struct option_row rows[] = {
      OPTION_INT(struct scale_options, micro_batches, 1, SCALE_MOST_ACCUM)},
     {"recompute", NULL, "Backward computes forward again, as activation checkpointing does", 1,
      OPTION_FLAG(struct scale_options, recompute)},
+    {"activations", NULL, "Counts in the memory what the model keeps, as with --tp and --pp", 1,
+     OPTION_FLAG(struct scale_options, activations)},
     {.help = "Sharding:", .group = 2},
     {"tp", "N", "Each layer in N parts, on ranks side by side, which have the same data (1)", 2,
      OPTION_INT(struct scale_options, tp, 1, 1024)},
@@ -126,6 +128,8 @@ static const char *what_is_ignored(const struct scale_options *o)
         return "--worlds: of --fit, each row says its own";
     if (o->fit && (o->tp > 1 || o->pp > 1))
         return "--fit: has no --tp and no --pp, as its rows have none";
+    if (o->fit && o->activations)
+        return "--activations: are of a projection, not of --fit";
     if (o->accum && o->micro_batches)
         return "--micro-batches: says what --accum does";
     if (o->schedule >= 0 && o->pp == 1)
@@ -197,6 +201,7 @@ static struct scale_job job_of(const struct scale_options *o, int64_t world)
                               .tp = o->tp,
                               .pp = o->pp,
                               .schedule = o->schedule,
+                              .activations = o->activations,
                               .bf16 = bf16,
                               .wire_bf16 = o->wire_dtype == ZERO_BF16,
                               .budget_bytes = o->budget,
@@ -210,17 +215,22 @@ static struct scale_job job_of(const struct scale_options *o, int64_t world)
 /* What tp and pp are, and what of them is not counted. */
 static void print_mesh_head(const struct scale_options *o, const struct scale_job *j)
 {
-    printf("each layer in %lld parts (tp), layers in %lld stages (pp)", (long long)j->tp, (long long)j->pp);
+    if (j->tp > 1)
+        printf("each layer in %lld parts (tp); ", (long long)j->tp);
     if (j->pp > 1)
-        printf(", %s: with stages that take as long they stand still for %.1f %%, (p-1)/(m+p-1)",
-               option_word_of(pipe_schedules, o->schedule),
+        printf("layers in %lld stages (pp), %s: with stages that take as long they stand still for %.1f %%, "
+               "(p-1)/(m+p-1); ",
+               (long long)j->pp, option_word_of(pipe_schedules, o->schedule),
                100 * (double)(j->pp - 1) / (double)(j->accum + j->pp - 1));
-    printf("; a GPU and micro-batch: those of one place of the data\n"
-           "tp: all-reduces that compute waits for, on links inside a host up to %d; memory is with "
-           "activations, "
-           "attention in one piece; not counted: statistics and scratch of the model, the loss's reductions "
-           "over tp, what a tied embedding moves; the library runs tp and pp on CPUs alone yet\n",
-           o->machine->per_host);
+    printf(
+        "memory is with activations, attention in one piece, without statistics and scratch of the model\n");
+    if (j->tp > 1 || j->pp > 1)
+        printf(
+            "tp: all-reduces that compute waits for, on links inside a host up to %d parts; not counted: the "
+            "loss's reductions over tp, what a tied embedding moves; the library runs tp and pp on CPUs "
+            "alone "
+            "yet; micro-batches are of the GPUs that share them\n",
+            o->machine->per_host);
 }
 
 static void print_head(const struct scale_options *o, const struct scale_job *j)
@@ -246,7 +256,7 @@ static void print_head(const struct scale_options *o, const struct scale_job *j)
     putchar('\n');
 }
 
-/* What a GPU needs; without tp and pp activations are not counted. */
+/* What a GPU needs: with activations where they are counted. */
 static int64_t all_bytes(const struct scale_result *r)
 {
     return r->memory_bytes + r->activation_bytes;

@@ -37,7 +37,7 @@ struct mesh_run {
 
 bool scale_has_mesh(const struct scale_job *job)
 {
-    return job->tp > 1 || job->pp > 1;
+    return job->tp > 1 || job->pp > 1 || job->activations;
 }
 
 static int64_t elem_bytes(const struct scale_job *j)
