@@ -116,8 +116,9 @@ struct scale_result {
      * other groups */
     int64_t memory_bytes, received_bytes, outer_bytes;
     int n_simulated;
-    /* of a job with tp, pp or activations: the most activations that a rank keeps, in the memory of the fullest; of the
-     * step, what pipeline stages stand still, their mean; received of received_bytes by tp, and by pp */
+    /* Of a job with tp, pp or activations: the activations of the rank that is fullest, whose memory_bytes
+     * is then the above; what of received_bytes came by tp, and by pp; how much of the step pipeline stages
+     * stand still, their mean, 0 to 1. */
     int64_t activation_bytes, tp_bytes, pp_bytes;
     double bubble;
 };

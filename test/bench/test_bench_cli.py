@@ -128,6 +128,7 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--pp=200'], '--pp', '--accum', '256')
         self.refused(['scale', '--pp=2', '--worlds=2', '--batch=100000', '--compute=0.01'], '2 GPUs', '--batch', '--compute')
         self.refused(['scale', '--fit=/nonexistent', '--tp=2'], '--fit', '--tp')
+        self.refused(['scale', '--fit=/nonexistent', '--activations'], '--fit', '--activations')
 
     def test_pipeline(self):
         self.refused(['pipeline'], '--ranks', '--read')
@@ -534,6 +535,18 @@ class Scale(unittest.TestCase):
         far, = self.of('--model=mpt-70b', '--worlds=16', '--tp=16')
         near, = self.of('--model=mpt-70b', '--worlds=8', '--tp=8')
         self.assertGreater(far['exposed_ms'], near['exposed_ms'])  # over two hosts
+
+    def test_activations_alone(self):
+        """They are in the memory, and nothing else is another."""
+        for args in [['--worlds=64'], ['--worlds=16', '--model=gpt2-1.5B', '--stage=2', '--accum=3'], ['--worlds=64', '--hybrid=hsdp']]:
+            plain, counted = self.of(*args)[0], self.of(*args, '--activations')[0]
+            self.assertAlmostEqual(plain['exposed_ms'], counted['exposed_ms'], delta=1e-9)  # a difference, rounded in another way
+            for key in set(plain) - {'fits', 'exposed_ms'}:
+                self.assertEqual(plain[key], counted[key], key)
+            self.assertEqual(counted['all_bytes'], plain['memory_bytes'] + counted['activation_bytes'])
+        c, layer = 4096, 6 * 4096 + 2 * 1024 + 3 * 14336
+        self.assertEqual(self.of('--worlds=8', '--activations', '--batch=2')[0]['activation_bytes'], 2 * 2 * 8192 * (32 * layer + 2 * c + 128256))
+        self.assertEqual(self.of('--worlds=8', '--activations', '--recompute')[0]['activation_bytes'], 2 * 8192 * (32 * c + layer + 2 * c + 128256))
 
     def test_stages_by_hand(self):
         c, kv, hidden, tokens = 4096, 1024, 14336, 8192
