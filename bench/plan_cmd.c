@@ -1,23 +1,12 @@
 /* plan_cmd.c: zero-bench plan: what every stage would take, from zero_plan alone. */
-#include "bench/arguments.h"
+#include "bench/plan_cmd.h"
 #include "bench/commands.h"
-#include "bench/plan_model.h"
-#include "bench/report.h"
-#include "bench/stage_table.h"
-#include "bench/train.h"
+#include "bench/pipe_stages.h"
+#include "bench/plan_stages.h"
 
 #include "kernels/device.h"
 
 #include <string.h>
-
-struct plan_options {
-    struct model_options model;
-    int64_t params; /* 0: the model's own */
-    int64_t world, accum, prefetch, budget;
-    int64_t shard_group; /* 0: no hybrids */
-    int dtype, optimizer, wire_dtype, deterministic;
-    bool json;
-};
 
 static const struct option_row rows[] = {
     {"params", "N", "A GPT of this many parameters, such as 7.5e9, instead of a named model", 1,
@@ -31,9 +20,19 @@ static const struct option_row rows[] = {
     {"tp", "N",
      "Layers in parts, on N ranks each, which have the same data: tells what one of them takes (1)", 2,
      OPTION_INT(struct plan_options, model.own.tp, 1, 1024)},
+    {"pp", "N",
+     "Layers in so many stages of a pipeline, on ranks of their own: tells what the fullest of them takes "
+     "(1)",
+     2, OPTION_INT(struct plan_options, pp, 1, PIPE_MOST_STAGES)},
+    {"schedule", "1f1b|gpipe", "With --pp: the order in which stages take micro-batches (1f1b)", 2,
+     OPTION_WORD(struct plan_options, schedule, pipe_schedules)},
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 2,
      OPTION_WORD(struct plan_options, optimizer, option_optimizers)},
-    {"accum", "N", "Micro-batches per step (1)", 2, OPTION_INT(struct plan_options, accum, 1, 100000)},
+    {"accum", "N", "Micro-batches per step (1; with --pp two for each stage)", 2,
+     OPTION_INT(struct plan_options, accum, 1, 100000)},
+    {"micro-batches", "N", "The same", 2, OPTION_INT(struct plan_options, micro_batches, 1, 100000)},
+    {"batch", "ROWS", "Of a micro-batch: tells of the activations that the model keeps, too (with --pp: 1)",
+     2, OPTION_INT(struct plan_options, batch, 1, 1000000)},
     {"prefetch", "N", "Units gathered ahead (2)", 2, OPTION_INT(struct plan_options, prefetch, 0, 10000)},
     {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", 2,
      OPTION_BYTES(struct plan_options, budget, 1)},
@@ -46,6 +45,23 @@ static const struct option_row rows[] = {
     {0},
 };
 
+static error_t finish(struct argp_state *state, void *options)
+{
+    struct plan_options *o = options;
+    if (o->accum && o->micro_batches) {
+        argp_error(state, "--micro-batches: says what --accum does");
+        return EINVAL;
+    }
+    if (o->schedule >= 0 && o->pp == 1) {
+        argp_error(state, "--schedule: is of a pipeline, which --pp asks for");
+        return EINVAL;
+    }
+    o->accum = o->accum ? o->accum : o->micro_batches ? o->micro_batches : o->pp > 1 ? 2 * o->pp : 1;
+    o->schedule = o->schedule >= 0 ? o->schedule : ZERO_SCHEDULE_1F1B;
+    o->batch = o->batch || o->pp == 1 ? o->batch : 1;
+    return 0;
+}
+
 static const struct option_table table = {
     .rows = rows,
     .doc = "Tells the memory per rank and the bytes on the wire per step at every stage, beside the "
@@ -53,6 +69,7 @@ static const struct option_table table = {
            "ZeRO paper (arXiv:1910.02054), without allocating or sending anything; and the time that "
            "planning took.",
     .read_word = option_refuse_word,
+    .finish = finish,
     OPTIONS_WITH_MODEL(struct plan_options),
 };
 
@@ -64,28 +81,31 @@ static void report_groups(void *arg, const char *line)
         fprintf(stderr, "libzero: %s\n", line);
 }
 
-/* Of rank 0, in a world that is met by nobody. */
-static int open_mesh(const struct plan_options *o, int hybrid, const struct zero_config *cfg,
+/* Of the first rank of a pipeline stage, in a world that is met by nobody. */
+static int open_mesh(const struct plan_options *o, int64_t stage, const struct zero_config *cfg,
                      zero_mesh **mesh)
 {
     struct zero_config place = *cfg;
-    const struct zero_axis axes[] = {{"dp_replicate", hybrid ? -1 : 1},
+    int hybrid = cfg->hybrid;
+    const struct zero_axis axes[] = {{"pp", (int32_t)o->pp},
+                                     {"dp_replicate", hybrid ? -1 : 1},
                                      {"dp_shard", hybrid ? (int32_t)o->shard_group : -1},
-                                     {"tp", (int32_t)o->model.config.tp}};
+                                     {"tp", o->model.config.tp > 1 ? (int32_t)o->model.config.tp : 1}};
     place.rendezvous = "tcp://127.0.0.1:1";
-    return zero_mesh_open(mesh, axes, 3, &place);
+    place.rank = (int32_t)(stage * (o->world / o->pp));
+    return zero_mesh_open(mesh, axes, 4, &place);
 }
 
-static int plan_column(const struct plan_options *o, int column, const struct zero_tensor *tensors, int32_t n,
-                       int32_t layers, struct zero_plan_info *info, int64_t *ns)
+int plan_column(const struct plan_options *o, int column, const struct plan_table *t,
+                struct zero_plan_info *info, int64_t *ns)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = stage_of_column(column);
     cfg.hybrid = hybrid_of_column(column);
-    bool parts = o->model.config.tp > 1;
-    if (cfg.hybrid && !parts)
+    bool meshed = o->model.config.tp > 1 || o->pp > 1;
+    if (cfg.hybrid && !meshed)
         cfg.shard_group = (int32_t)o->shard_group;
-    cfg.log = column > 0 ? report_groups : NULL;
+    cfg.log = column > 0 && t->stage == 0 ? report_groups : NULL;
     cfg.world = (int32_t)o->world;
     cfg.optimizer = o->optimizer;
     cfg.beta1 = 0.9f;
@@ -94,27 +114,44 @@ static int plan_column(const struct plan_options *o, int column, const struct ze
     cfg.param_budget_bytes = o->budget;
     cfg.wire_dtype = o->wire_dtype;
     cfg.deterministic = o->deterministic;
-    struct zero_call *order = malloc((size_t)TRAIN_N_CALLS(layers) * sizeof *order);
-    if (!order) {
-        fprintf(stderr, "zero-bench plan: no memory for %d units\n", layers);
-        return EXIT_FAILURE;
-    }
-    train_call_order(order, layers);
-    cfg.order = order;
-    cfg.n_order = TRAIN_N_CALLS(layers);
+    cfg.order = t->order;
+    cfg.n_order = t->n_order;
+    cfg.schedule = o->schedule;
+    cfg.activation_bytes = o->pp > 1 ? plan_move_bytes(o) : 0;
     zero_mesh *mesh = NULL;
-    int err = parts ? open_mesh(o, cfg.hybrid, &cfg, &mesh) : 0;
+    int err = meshed ? open_mesh(o, t->stage, &cfg, &mesh) : 0;
     cfg.mesh = mesh;
     int64_t start = zr_now_ns();
-    err = err ? err : zero_plan(tensors, n, &cfg, info);
+    err = err ? err : zero_plan(t->tensors, t->n, &cfg, info);
     *ns = zr_now_ns() - start;
     zero_mesh_close(&mesh);
-    free(order);
     if (err) {
         fprintf(stderr, "zero-bench plan: stage %d: %s\n", cfg.stage, zero_last_error());
         return err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
     }
     return 0;
+}
+
+static int64_t tokens_of(const struct plan_options *o, const struct gpt2_config *c)
+{
+    return o->batch * c->context;
+}
+
+static int64_t dtype_bytes(const struct plan_options *o)
+{
+    return o->dtype == ZERO_BF16 ? 2 : 4;
+}
+
+int64_t plan_move_bytes(const struct plan_options *o)
+{
+    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
+    return tokens_of(o, &c) * c.channels * dtype_bytes(o);
+}
+
+int64_t plan_kept_bytes(const struct plan_options *o, int64_t layers, int64_t stage)
+{
+    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
+    return tokens_of(o, &c) * plan_kept_elems(&c, layers, o->pp, stage) * dtype_bytes(o);
 }
 
 static void print_table(const struct plan_options *o, const struct zero_plan_info *info, const int64_t *ns,
@@ -136,6 +173,12 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
            option_word_of(option_optimizers, o->optimizer), (long long)o->world, o->world == 1 ? "" : "s");
     stage_table_head("per rank", n_columns);
     stage_table_memory(bytes, "total", n_columns);
+    if (o->batch) {
+        int64_t kept[N_COLUMNS];
+        for (int s = 0; s < n_columns; s++)
+            kept[s] = plan_kept_bytes(o, plan_sizes(&o->model.config, o->params).layers, 0);
+        stage_table_bytes("activations besides", kept, n_columns);
+    }
     stage_table_bytes("the ZeRO paper says", paper, n_columns);
     stage_table_bytes("received per step", wire, n_columns);
     if (n_columns > N_STAGES)
@@ -143,7 +186,7 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
     stage_table_ms("time to plan", ns, n_columns);
 }
 
-static void print_line(int column, const struct zero_plan_info *info, int64_t ns)
+json_t *plan_line(int column, const struct zero_plan_info *info, int64_t ns)
 {
     json_t *line = json_pack("{s:i, s:o, s:I, s:I, s:I}", "stage", stage_of_column(column), "bytes",
                              report_bytes_json(&info->bytes), "paper_bytes", (json_int_t)info->paper_bytes,
@@ -154,13 +197,65 @@ static void print_line(int column, const struct zero_plan_info *info, int64_t ns
         json_object_set_new(line, "shard_group", json_integer(info->shard_group));
         json_object_set_new(line, "outer_bytes", json_integer(info->traffic.outer_bytes));
     }
-    report_line(line);
+    return line;
+}
+
+/* The whole model on each rank, but for parts of layers. */
+static int plan_whole(const struct plan_options *o, const struct zero_tensor *tensors, int32_t n,
+                      int32_t layers)
+{
+    struct zero_plan_info info[N_COLUMNS];
+    int64_t ns[N_COLUMNS];
+    int n_columns = o->shard_group ? N_COLUMNS : N_STAGES, status = 0;
+    struct plan_table t = {.tensors = tensors, .n = n, .n_order = TRAIN_N_CALLS(layers)};
+    t.order = malloc((size_t)t.n_order * sizeof *t.order);
+    if (!t.order) {
+        fprintf(stderr, "zero-bench plan: no memory for %d units\n", layers);
+        return EXIT_FAILURE;
+    }
+    train_call_order(t.order, layers);
+    for (int s = 0; !status && s < n_columns; s++)
+        status = plan_column(o, s, &t, &info[s], &ns[s]);
+    free(t.order);
+    if (!status && !o->json)
+        print_table(o, info, ns, n_columns, layers);
+    for (int s = 0; !status && o->json && s < n_columns; s++) {
+        json_t *line = plan_line(s, &info[s], ns[s]);
+        if (o->batch)
+            json_object_set_new(
+                line, "activation_bytes",
+                json_integer(plan_kept_bytes(o, plan_sizes(&o->model.config, o->params).layers, 0)));
+        report_line(line);
+    }
+    return status;
+}
+
+/* What does not go together, in one line. */
+static int check_axes(const struct plan_options *o)
+{
+    long long tp = (long long)o->model.config.tp, pp = (long long)o->pp, world = (long long)o->world;
+    long long layers = (long long)plan_sizes(&o->model.config, o->params).layers;
+    tp = tp > 1 ? tp : 1;
+    if (tp > 1 && !o->params && o->model.config.heads % tp)
+        fprintf(stderr, "zero-bench plan: --tp: %lld parts do not divide the %lld heads\n", tp,
+                (long long)o->model.config.heads);
+    else if (pp > layers)
+        fprintf(stderr, "zero-bench plan: --pp: %lld stages are more than the %lld layers\n", pp, layers);
+    else if (pp > 1 && world % (pp * tp))
+        fprintf(stderr,
+                "zero-bench plan: --pp: %lld stages of layers in %lld part%s do not divide the world of %lld "
+                "(--world)\n",
+                pp, tp, tp == 1 ? "" : "s", world);
+    else
+        return 0;
+    return EXIT_USAGE;
 }
 
 int plan_command(const char *name, int argc, char **argv)
 {
     struct plan_options o = {.world = 1,
-                             .accum = 1,
+                             .pp = 1,
+                             .schedule = -1,
                              .prefetch = 2,
                              .budget = ZERO_AUTO,
                              .deterministic = ZERO_AUTO,
@@ -169,26 +264,10 @@ int plan_command(const char *name, int argc, char **argv)
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;
-    if (o.model.config.tp > 1 && !o.params && o.model.config.heads % o.model.config.tp) {
-        fprintf(stderr, "zero-bench plan: --tp: %lld parts do not divide the %lld heads\n",
-                (long long)o.model.config.tp, (long long)o.model.config.heads);
-        return EXIT_USAGE;
-    }
+    status = check_axes(&o);
+    if (status)
+        return status;
     struct zero_tensor tensors[PLAN_N_TENSORS];
     int32_t layers, n = plan_model(tensors, &layers, &o.model.config, o.params, o.dtype);
-    struct zero_plan_info info[N_COLUMNS];
-    int64_t ns[N_COLUMNS];
-    int n_columns = o.shard_group ? N_COLUMNS : N_STAGES;
-    for (int s = 0; s < n_columns; s++) {
-        status = plan_column(&o, s, tensors, n, layers, &info[s], &ns[s]);
-        if (status)
-            return status;
-    }
-    if (!o.json) {
-        print_table(&o, info, ns, n_columns, layers);
-        return 0;
-    }
-    for (int s = 0; s < n_columns; s++)
-        print_line(s, &info[s], ns[s]);
-    return 0;
+    return o.pp > 1 ? plan_pipeline(&o, tensors, n) : plan_whole(&o, tensors, n, layers);
 }

@@ -23,13 +23,18 @@ static struct gpt2_config sizes_for(int64_t n, int64_t tp)
     return c;
 }
 
+struct gpt2_config plan_sizes(const struct gpt2_config *model, int64_t params)
+{
+    return params ? sizes_for(params, model->tp) : *model;
+}
+
 /* What a GPT's sizes cannot reach of params is one more unit, so that the number is met exactly; of parts,
  * but for what all of them have. */
 int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, const struct gpt2_config *model,
                    int64_t params, int dtype)
 {
     static void *nowhere;
-    struct gpt2_config c = params ? sizes_for(params, model->tp) : *model;
+    struct gpt2_config c = plan_sizes(model, params);
     int32_t n = 0;
     *layers = 0;
     if (c.channels) {

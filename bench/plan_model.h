@@ -11,4 +11,7 @@
 int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, const struct gpt2_config *model,
                    int64_t params, int dtype);
 
+/* The sizes of that GPT; of one of params parameters channels 0 where it is too small for any. */
+struct gpt2_config plan_sizes(const struct gpt2_config *model, int64_t params);
+
 #endif

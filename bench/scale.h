@@ -3,6 +3,7 @@
  *   scale_models.c    models: their units, parameters and floating-point operations
  *   scale_machines.c  machines: figures of data sheets
  *   scale_run.c       a job on the virtual clock (shard/verify/verify.h)
+ *   scale_mesh.c      a job whose layers are in parts (tp), and in stages of a pipeline (pp)
  *   scale_fit.c       measurements: read, fitted and scored
  *   scale_cmd.c       the command */
 #ifndef ZERO_BENCH_SCALE_H
@@ -43,6 +44,14 @@ const struct scale_model *scale_model_of(const char *name);
 int32_t scale_n_units(const struct scale_model *m);
 /* context: tokens in a row. */
 struct scale_unit scale_unit_of(const struct scale_model *m, int64_t context, int32_t unit);
+/* Of a unit in tp parts, one of them: matrices are cut, and biases between two; norms, positions and other
+ * biases are whole. tp divides heads, those of keys and values, and the feed-forward part. */
+struct scale_unit scale_part_of(const struct scale_model *m, int64_t context, int32_t unit, int64_t tp);
+/* The last norm's parameters, which are in unit 0 where the head is tied, else in the head's. */
+int64_t scale_n_last_norm(const struct scale_model *m);
+/* Elements that a layer keeps of a token from forward to backward, in tp parts: two norms and two sums, whole
+ * on each; queries, keys, values, what attention gives, and the feed-forward part's, which are cut. */
+int64_t scale_kept_elems(const struct scale_model *m, int64_t tp);
 int64_t scale_n_params(const struct scale_model *m, int64_t context);
 /* Floating-point operations of forward and backward for a token, nothing recomputed (the model's, in MFU). */
 double scale_flop_per_token(const struct scale_model *m, int64_t context);
@@ -86,6 +95,13 @@ struct scale_job {
     int64_t budget_bytes;
     /* backward computes forward again */
     bool recompute;
+    /* ranks that have the parts of a layer; stages of a pipeline; 0 is 1. Data is on the others: world over
+     * tp and pp */
+    int64_t tp, pp;
+    /* enum zero_schedule */
+    int schedule;
+    /* activations are counted without tp and pp, too */
+    bool activations;
     /* of the machine's peak that products get, of its links that collectives get */
     double compute_fraction, link_fraction;
 };
@@ -100,7 +116,38 @@ struct scale_result {
      * other groups */
     int64_t memory_bytes, received_bytes, outer_bytes;
     int n_simulated;
+    /* Of a job with tp, pp or activations: the activations of the rank that is fullest, whose memory_bytes
+     * is then the above; what of received_bytes came by tp, and by pp; how much of the step pipeline stages
+     * stand still, their mean, 0 to 1. */
+    int64_t activation_bytes, tp_bytes, pp_bytes;
+    double bubble;
 };
+
+/* Units [first, first + n) of a job's model on dp data-parallel ranks, as scale_run.c runs them. */
+struct scale_part {
+    int32_t first, n;
+    int64_t dp, accum;
+    /* links take no time */
+    bool free_links;
+    /* the last one has the head's products, and of a tied embedding's parameters none */
+    bool tied_head;
+};
+struct scale_part_time {
+    double step_s;
+    int64_t memory_bytes, wire_bytes, outer_bytes;
+    int n_simulated;
+};
+/* Returns 0 or a zr_err, with zr_error_text(). */
+int scale_part_run(const struct scale_job *job, const struct scale_part *part, struct scale_part_time *out);
+
+/* It has tp or pp, or wants activations, and so what scale_mesh_run says beyond the rest. */
+bool scale_has_mesh(const struct scale_job *job);
+/* scale_run of such a job. Errors too for axes that do not go together, by name. */
+int scale_mesh_run(const struct scale_job *job, struct scale_result *out);
+/* Seconds of an all-reduce over tp, of bytes, along rings: as the machine's links carry them. */
+double scale_all_reduce_s(const struct scale_job *job, int64_t bytes);
+/* What one layer gives to the next, of a micro-batch. */
+int64_t scale_move_bytes(const struct scale_job *job);
 
 /* Seconds of a step alone. Returns 0, or not, with zr_error_text(). */
 int scale_step(const struct scale_job *job, double *step_s);

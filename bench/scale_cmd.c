@@ -1,6 +1,7 @@
 /* scale_cmd.c: zero-bench scale: steps of a model on thousands of GPUs, on paper. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
+#include "bench/pipe_stages.h"
 #include "bench/report.h"
 #include "bench/scale.h"
 
@@ -16,10 +17,10 @@ struct scale_options {
     const struct scale_machine *machine;
     int64_t world[MOST_WORLDS];
     int n_worlds;
-    int64_t batch, context, accum, stage, shard_group, prefetch, budget;
-    int dtype, wire_dtype, hybrid;
+    int64_t batch, context, accum, micro_batches, stage, shard_group, prefetch, budget, tp, pp;
+    int dtype, wire_dtype, hybrid, schedule;
     double compute, links;
-    bool recompute, json;
+    bool recompute, activations, json;
     const char *fit;
 };
 
@@ -81,11 +82,21 @@ static const struct option_row rows[] = {
      OPTION_INT(struct scale_options, batch, 1, SCALE_MOST_BATCH)},
     {"context", "N", "Tokens in a row (the model's)", 1,
      OPTION_INT(struct scale_options, context, 1, SCALE_MOST_CONTEXT)},
-    {"accum", "N", "Micro-batches of a step (1)", 1,
+    {"accum", "N", "Micro-batches of a step (1; with --pp two for each stage)", 1,
      OPTION_INT(struct scale_options, accum, 1, SCALE_MOST_ACCUM)},
+    {"micro-batches", "N", "The same", 1,
+     OPTION_INT(struct scale_options, micro_batches, 1, SCALE_MOST_ACCUM)},
     {"recompute", NULL, "Backward computes forward again, as activation checkpointing does", 1,
      OPTION_FLAG(struct scale_options, recompute)},
+    {"activations", NULL, "Counts in the memory what the model keeps, as with --tp and --pp", 1,
+     OPTION_FLAG(struct scale_options, activations)},
     {.help = "Sharding:", .group = 2},
+    {"tp", "N", "Each layer in N parts, on ranks side by side, which have the same data (1)", 2,
+     OPTION_INT(struct scale_options, tp, 1, 1024)},
+    {"pp", "N", "Layers in N stages of a pipeline (1)", 2,
+     OPTION_INT(struct scale_options, pp, 1, PIPE_MOST_STAGES)},
+    {"schedule", "1f1b|gpipe", "With --pp: the order in which stages take micro-batches (1f1b)", 2,
+     OPTION_WORD(struct scale_options, schedule, pipe_schedules)},
     {"stage", "N", "0 to 3 (3)", 2, OPTION_INT(struct scale_options, stage, 0, 3)},
     {"hybrid", "WORD", "none, hsdp or hfsdp (none)", 2,
      OPTION_WORD(struct scale_options, hybrid, option_hybrids)},
@@ -115,6 +126,16 @@ static const char *what_is_ignored(const struct scale_options *o)
         return "--fit: finds what --compute and --links say";
     if (o->fit && o->n_worlds)
         return "--worlds: of --fit, each row says its own";
+    if (o->fit && (o->tp > 1 || o->pp > 1))
+        return "--fit: has no --tp and no --pp, as its rows have none";
+    if (o->fit && o->activations)
+        return "--activations: are of a projection, not of --fit";
+    if (o->accum && o->micro_batches)
+        return "--micro-batches: says what --accum does";
+    if (o->schedule >= 0 && o->pp == 1)
+        return "--schedule: is of a pipeline, which --pp asks for";
+    if (o->pp > SCALE_MOST_ACCUM / 2 && !o->accum && !o->micro_batches)
+        return "--pp: two micro-batches for each of so many stages are more than 256, so say --accum";
     if (o->hybrid && o->stage != 3)
         return "--hybrid: is of stage 3";
     if (o->shard_group && !o->hybrid)
@@ -137,6 +158,8 @@ static error_t finish(struct argp_state *state, void *options)
         argp_error(state, "%s", ignored);
         return EINVAL;
     }
+    o->accum = o->accum ? o->accum : o->micro_batches ? o->micro_batches : o->pp > 1 ? 2 * o->pp : 1;
+    o->schedule = o->schedule >= 0 ? o->schedule : ZERO_SCHEDULE_1F1B;
     o->prefetch = o->prefetch >= 0 ? o->prefetch : 2;
     o->compute = o->compute > 0 ? o->compute : 1;
     o->links = o->links > 0 ? o->links : 1;
@@ -156,6 +179,12 @@ static const struct option_table table = {
     .finish = finish,
 };
 
+/* A hybrid's groups are of a host's ranks, unless told otherwise: of those with the same part. */
+static int64_t default_group(const struct scale_options *o)
+{
+    return o->tp < o->machine->per_host ? o->machine->per_host / o->tp : 1;
+}
+
 static struct scale_job job_of(const struct scale_options *o, int64_t world)
 {
     bool bf16 = o->dtype == ZERO_BF16;
@@ -168,7 +197,11 @@ static struct scale_job job_of(const struct scale_options *o, int64_t world)
                               .stage = (int)o->stage,
                               .prefetch = (int)o->prefetch,
                               .hybrid = o->hybrid,
-                              .shard_group = o->shard_group ? o->shard_group : o->machine->per_host,
+                              .shard_group = o->shard_group ? o->shard_group : default_group(o),
+                              .tp = o->tp,
+                              .pp = o->pp,
+                              .schedule = o->schedule,
+                              .activations = o->activations,
                               .bf16 = bf16,
                               .wire_bf16 = o->wire_dtype == ZERO_BF16,
                               .budget_bytes = o->budget,
@@ -179,8 +212,30 @@ static struct scale_job job_of(const struct scale_options *o, int64_t world)
 
 /* ---- projections ---- */
 
+/* What tp and pp are, and what of them is not counted. */
+static void print_mesh_head(const struct scale_options *o, const struct scale_job *j)
+{
+    if (j->tp > 1)
+        printf("each layer in %lld parts (tp); ", (long long)j->tp);
+    if (j->pp > 1)
+        printf("layers in %lld stages (pp), %s: with stages that take as long they stand still for %.1f %%, "
+               "(p-1)/(m+p-1); ",
+               (long long)j->pp, option_word_of(pipe_schedules, o->schedule),
+               100 * (double)(j->pp - 1) / (double)(j->accum + j->pp - 1));
+    printf(
+        "memory is with activations, attention in one piece, without statistics and scratch of the model\n");
+    if (j->tp > 1 || j->pp > 1)
+        printf(
+            "tp: all-reduces that compute waits for, on links inside a host up to %d parts; not counted: the "
+            "loss's reductions over tp, what a tied embedding moves; the library runs tp and pp on CPUs "
+            "alone "
+            "yet; micro-batches are of the GPUs that share them\n",
+            o->machine->per_host);
+}
+
 static void print_head(const struct scale_options *o, const struct scale_job *j)
 {
+    bool mesh = scale_has_mesh(j);
     printf("%s, %lld parameters, %lld x %lld tokens a GPU and micro-batch, %lld a step%s; ", o->model->name,
            (long long)scale_n_params(j->model, j->context), (long long)j->batch, (long long)j->context,
            (long long)j->accum, j->recompute ? ", recomputed" : "");
@@ -190,31 +245,61 @@ static void print_head(const struct scale_options *o, const struct scale_job *j)
         printf("%s in groups of %lld", option_word_of(option_hybrids, j->hybrid), (long long)j->shard_group);
     else
         printf("stage %d", j->stage);
-    printf("; a projection: no stragglers, no congestion; memory is without activations\n\n");
-    printf("%8s %12s %14s %8s %20s %12s %12s\n", "GPUs", "step", "tokens/s/GPU", "MFU", "exposed comm.",
+    printf("; a projection: no stragglers, no congestion%s\n", mesh ? "" : "; memory is without activations");
+    if (mesh)
+        print_mesh_head(o, j);
+    putchar('\n');
+    printf("%8s %12s %14s %8s %20s %12s %12s", "GPUs", "step", "tokens/s/GPU", "MFU", "exposed comm.",
            "memory", "received");
+    if (mesh)
+        printf(" %12s %8s", "activations", "bubble");
+    putchar('\n');
+}
+
+/* What a GPU needs: with activations where they are counted. */
+static int64_t all_bytes(const struct scale_result *r)
+{
+    return r->memory_bytes + r->activation_bytes;
+}
+
+static bool fits(const struct scale_job *j, const struct scale_result *r)
+{
+    return (double)all_bytes(r) <= j->machine->memory_bytes;
 }
 
 static void print_row(const struct scale_job *j, const struct scale_result *r)
 {
-    bool fits = (double)r->memory_bytes <= j->machine->memory_bytes;
-    printf("%8lld %9.1f ms %14.0f %6.1f %% %9.1f ms, %4.1f %% %12s %12s%s\n", (long long)j->world,
+    printf("%8lld %9.1f ms %14.0f %6.1f %% %9.1f ms, %4.1f %% %12s %12s", (long long)j->world,
            r->step_s * 1e3, r->tokens_per_s_per_gpu, r->mfu * 100, r->exposed_s * 1e3,
-           r->exposed_s / r->step_s * 100, report_bytes(r->memory_bytes).text,
-           report_bytes(r->received_bytes).text, fits ? "" : "  more than a GPU has");
+           r->exposed_s / r->step_s * 100, report_bytes(all_bytes(r)).text,
+           report_bytes(r->received_bytes).text);
+    if (scale_has_mesh(j))
+        printf(" %12s %6.1f %%", report_bytes(r->activation_bytes).text, r->bubble * 100);
+    printf("%s\n", fits(j, r) ? "" : "  more than a GPU has");
 }
 
 static void print_line(const struct scale_job *j, const struct scale_result *r)
 {
-    report_line(json_pack(
+    json_t *line = json_pack(
         "{s:s, s:s, s:I, s:i, s:s, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:b, s:i, s:s}", "model",
         j->model->name, "machine", j->machine->name, "world", (json_int_t)j->world, "stage", j->stage,
         "hybrid", option_word_of(option_hybrids, j->hybrid), "step_ms", report_number(r->step_s * 1e3),
         "tokens_per_s_per_gpu", report_number(r->tokens_per_s_per_gpu), "mfu", report_number(r->mfu),
         "exposed_ms", report_number(r->exposed_s * 1e3), "memory_bytes", (json_int_t)r->memory_bytes,
         "received_bytes", (json_int_t)r->received_bytes, "outer_bytes", (json_int_t)r->outer_bytes, "fits",
-        (double)r->memory_bytes <= j->machine->memory_bytes, "simulated_ranks", r->n_simulated, "assumes",
-        "no stragglers, no congestion"));
+        fits(j, r), "simulated_ranks", r->n_simulated, "assumes", "no stragglers, no congestion");
+    if (scale_has_mesh(j)) {
+        json_object_set_new(line, "tp", json_integer(j->tp));
+        json_object_set_new(line, "pp", json_integer(j->pp));
+        json_object_set_new(line, "schedule", json_string(option_word_of(pipe_schedules, j->schedule)));
+        json_object_set_new(line, "micro_batches", json_integer(j->accum));
+        json_object_set_new(line, "bubble", report_number(r->bubble));
+        json_object_set_new(line, "activation_bytes", json_integer(r->activation_bytes));
+        json_object_set_new(line, "all_bytes", json_integer(all_bytes(r)));
+        json_object_set_new(line, "tp_bytes", json_integer(r->tp_bytes));
+        json_object_set_new(line, "pp_bytes", json_integer(r->pp_bytes));
+    }
+    report_line(line);
 }
 
 /* What cannot be is a mistake in the options or rows, as the plan's refusals are. */
@@ -233,6 +318,8 @@ static int project(const char *name, const struct scale_options *o)
             fprintf(stderr, "%s: %lld GPUs: %s\n", name, (long long)j.world, zr_error_text());
             return exit_of(err);
         }
+        if (i == 0)
+            pipe_warn_of_few(name, j.accum, j.pp);
         if (i == 0 && !o->json)
             print_head(o, &j);
         (o->json ? print_line : print_row)(&j, &r);
@@ -327,7 +414,9 @@ int scale_command(const char *name, int argc, char **argv)
     struct scale_options o = {.model = scale_model_of("llama-3-8B"),
                               .machine = scale_machine_of("h100"),
                               .batch = 1,
-                              .accum = 1,
+                              .tp = 1,
+                              .pp = 1,
+                              .schedule = -1, /* not given */
                               .stage = 3,
                               .prefetch = -1, /* not given */
                               .dtype = ZERO_BF16};

@@ -98,19 +98,21 @@ static double attention_flop(const struct scale_model *m, int64_t context)
     return 4.0 * (double)context * (double)m->channels;
 }
 
-static struct scale_unit block(const struct scale_model *m, int64_t context)
+static struct scale_unit block(const struct scale_model *m, int64_t context, int64_t tp)
 {
-    int64_t small = m->llama ? 2 * m->channels : 9 * m->channels + 4 * m->channels; /* norms, biases */
-    small += m->qkv_bias ? m->channels + 2 * kv_channels(m) : 0;
-    return (struct scale_unit){.n_params = block_weights(m) + small,
-                               .flop_per_token = 2.0 * (double)block_weights(m) + attention_flop(m, context)};
+    /* of a GPT two norms and the biases behind a pair of products; those between are q, k, v's and 4 C */
+    int64_t whole = m->llama ? 2 * m->channels : 6 * m->channels, cut = m->llama ? 0 : 7 * m->channels;
+    cut += m->qkv_bias ? m->channels + 2 * kv_channels(m) : 0;
+    return (struct scale_unit){
+        .n_params = (block_weights(m) + cut) / tp + whole,
+        .flop_per_token = (2.0 * (double)block_weights(m) + attention_flop(m, context)) / (double)tp};
 }
 
-struct scale_unit scale_unit_of(const struct scale_model *m, int64_t context, int32_t unit)
+struct scale_unit scale_part_of(const struct scale_model *m, int64_t context, int32_t unit, int64_t tp)
 {
-    int64_t words = m->vocab * m->channels;
+    int64_t words = (m->vocab + tp - 1) / tp * m->channels;
     if (unit > 0 && unit <= m->layers)
-        return block(m, context);
+        return block(m, context, tp);
     if (has_head(m) && unit == 0)
         return (struct scale_unit){.n_params = words};
     if (has_head(m))
@@ -118,6 +120,23 @@ struct scale_unit scale_unit_of(const struct scale_model *m, int64_t context, in
     int64_t positions_and_norm = m->llama ? m->channels : context * m->channels + 2 * m->channels;
     return (struct scale_unit){.n_params = words + positions_and_norm,
                                .again_flop_per_token = 2.0 * (double)words};
+}
+
+struct scale_unit scale_unit_of(const struct scale_model *m, int64_t context, int32_t unit)
+{
+    return scale_part_of(m, context, unit, 1);
+}
+
+int64_t scale_n_last_norm(const struct scale_model *m)
+{
+    return m->llama ? m->channels : 2 * m->channels;
+}
+
+int64_t scale_kept_elems(const struct scale_model *m, int64_t tp)
+{
+    int64_t of_mlp =
+        (m->llama ? 3 : 2) * m->hidden; /* gate, up and their product; or before and after GELU */
+    return 4 * m->channels + (2 * m->channels + 2 * kv_channels(m) + of_mlp) / tp;
 }
 
 int64_t scale_n_params(const struct scale_model *m, int64_t context)

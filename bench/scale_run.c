@@ -12,31 +12,63 @@ enum { N_STEPS = 3 };
 /* Of compute in all of them: the clock counts nanoseconds in 63 bits, and links need some of them, too. */
 static const double most_s = 1e9;
 
-static struct zr_verify_unit *units_of(const struct scale_job *j)
+/* As many operations as a collective over tp takes time, which compute waits for. */
+static double waited_flop(const struct scale_job *j, const struct scale_part *p, int n)
 {
-    int32_t n = scale_n_units(j->model);
-    struct zr_verify_unit *units = calloc((size_t)n, sizeof *units);
+    if (j->tp <= 1 || p->free_links)
+        return 0;
+    return n * scale_all_reduce_s(j, scale_move_bytes(j)) * j->machine->flop_per_s * j->compute_fraction;
+}
+
+/* A sum behind each of a layer's two pairs of products, forward and before them backward; one behind the
+ * embedding, one before the head. */
+static void add_waits(const struct scale_job *j, const struct scale_part *p, int32_t unit,
+                      struct zr_verify_unit *u)
+{
+    bool layer = unit > 0 && unit <= j->model->layers, tied = scale_n_units(j->model) == j->model->layers + 1;
+    u->forward_flop += waited_flop(j, p, layer ? 2 : unit == 0);
+    u->backward_flop += waited_flop(j, p, layer ? j->recompute ? 4 : 2 : unit > 0);
+    u->again_backward_flop += waited_flop(j, p, unit == 0 && tied && p->n > j->model->layers);
+}
+
+/* The last stage of a tied model: its norm, and the products of the head, whose matrix is a copy. */
+static struct scale_unit tied_head(const struct scale_job *j, int64_t tp)
+{
+    return (struct scale_unit){.n_params = scale_n_last_norm(j->model),
+                               .flop_per_token =
+                                   scale_part_of(j->model, j->context, 0, tp).again_flop_per_token};
+}
+
+static struct zr_verify_unit *units_of(const struct scale_job *j, const struct scale_part *p)
+{
+    struct zr_verify_unit *units = calloc((size_t)p->n, sizeof *units);
     double tokens = (double)(j->batch * j->context), back = j->recompute ? 3 : 2;
-    for (int32_t u = 0; units && u < n; u++) {
-        struct scale_unit unit = scale_unit_of(j->model, j->context, u);
+    int64_t tp = j->tp > 1 ? j->tp : 1;
+    for (int32_t i = 0; units && i < p->n; i++) {
+        int32_t u = p->first + i;
+        struct scale_unit unit =
+            p->tied_head && i == p->n - 1 ? tied_head(j, tp) : scale_part_of(j->model, j->context, u, tp);
+        bool twice = p->n > j->model->layers; /* both uses of a tied embedding are here */
         /* The head is not computed again: its result is the loss. */
-        units[u] = (struct zr_verify_unit){.elems = unit.n_params,
-                                           .forward_flop = unit.flop_per_token * tokens,
-                                           .backward_flop = unit.flop_per_token * tokens *
-                                                            (u <= j->model->layers ? back : 2),
-                                           .again_forward_flop = unit.again_flop_per_token * tokens,
-                                           .again_backward_flop = unit.again_flop_per_token * tokens * 2};
+        units[i] = (struct zr_verify_unit){
+            .elems = unit.n_params,
+            .forward_flop = unit.flop_per_token * tokens,
+            .backward_flop = unit.flop_per_token * tokens * (u <= j->model->layers ? back : 2),
+            .again_forward_flop = twice ? unit.again_flop_per_token * tokens : 0,
+            .again_backward_flop = twice ? unit.again_flop_per_token * tokens * 2 : 0};
+        add_waits(j, p, u, &units[i]);
     }
     return units;
 }
 
-static int check_time(const struct scale_job *j, const struct zr_verify_unit *units)
+static int check_time(const struct scale_job *j, const struct scale_part *p,
+                      const struct zr_verify_unit *units)
 {
     double flop = 0;
-    for (int32_t u = 0; u < scale_n_units(j->model); u++)
+    for (int32_t u = 0; u < p->n; u++)
         flop += units[u].forward_flop + units[u].backward_flop + units[u].again_forward_flop +
                 units[u].again_backward_flop;
-    double s = flop * (double)j->accum * N_STEPS / (j->machine->flop_per_s * j->compute_fraction);
+    double s = flop * (double)p->accum * N_STEPS / (j->machine->flop_per_s * j->compute_fraction);
     if (s <= most_s)
         return 0;
     return zr_fail(ZR_ERR_ARG,
@@ -45,16 +77,17 @@ static int check_time(const struct scale_job *j, const struct zr_verify_unit *un
                    N_STEPS, s, most_s);
 }
 
-static struct zr_verify_case case_of(const struct scale_job *j)
+static struct zr_verify_case case_of(const struct scale_job *j, const struct scale_part *p)
 {
+    bool plain = j->model->llama || p->n <= j->model->layers || p->tied_head;
     return (struct zr_verify_case){.seed = 1,
                                    .stage = j->stage,
-                                   .world = (int)j->world,
-                                   .n_units = scale_n_units(j->model),
+                                   .world = (int)p->dp,
+                                   .n_units = p->n,
                                    .prefetch = j->prefetch,
-                                   .accum = (int)j->accum,
+                                   .accum = (int)p->accum,
                                    .n_steps = N_STEPS,
-                                   .pattern = j->model->llama ? ZR_USE_PLAIN : ZR_USE_TIED,
+                                   .pattern = plain ? ZR_USE_PLAIN : ZR_USE_TIED,
                                    .bf16 = j->bf16,
                                    .wire_bf16 = j->wire_bf16,
                                    .declared = true,
@@ -70,6 +103,7 @@ static struct zr_verify_speed speed_of(const struct scale_job *j, const struct z
                                        bool free_links)
 {
     const struct scale_machine *m = j->machine;
+    int64_t tp = j->tp > 1 ? j->tp : 1; /* ranks of one part are so far apart */
     return (struct zr_verify_speed){.flops_per_s = m->flop_per_s * j->compute_fraction,
                                     .memory_bytes_per_s = m->memory_bytes_per_s,
                                     .near_bytes_per_s =
@@ -77,21 +111,21 @@ static struct zr_verify_speed speed_of(const struct scale_job *j, const struct z
                                     .far_bytes_per_s = m->far_bytes_per_s * j->link_fraction,
                                     .near_ns = m->near_ns,
                                     .far_ns = m->far_ns,
-                                    .ranks_per_node = m->per_host,
+                                    .ranks_per_node = tp < m->per_host ? m->per_host / (int)tp : 1,
                                     .rings = true,
                                     .units = units,
                                     .budget_bytes = j->budget_bytes};
 }
 
-static int simulate(const struct scale_job *j, bool free_links, struct zr_verify_time *t)
+static int simulate(const struct scale_job *j, const struct scale_part *p, struct zr_verify_time *t)
 {
-    struct zr_verify_unit *units = units_of(j);
-    struct zr_verify_case c = case_of(j);
+    struct zr_verify_unit *units = units_of(j, p);
+    struct zr_verify_case c = case_of(j, p);
     struct zr_verify_result r = {0};
     if (!units)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d units", scale_n_units(j->model));
-    struct zr_verify_speed s = speed_of(j, units, free_links);
-    int err = check_time(j, units);
+        return zr_fail(ZR_ERR_NOMEM, "no memory for %d units", p->n);
+    struct zr_verify_speed s = speed_of(j, units, p->free_links);
+    int err = check_time(j, p, units);
     if (!err)
         err = zr_verify_scale(&c, &s, t, &r);
     free(units);
@@ -100,20 +134,42 @@ static int simulate(const struct scale_job *j, bool free_links, struct zr_verify
     return err ? err : r.refused; /* with the plan's words */
 }
 
+static struct scale_part whole_of(const struct scale_job *j, bool free_links)
+{
+    return (struct scale_part){
+        .n = scale_n_units(j->model), .dp = j->world, .accum = j->accum, .free_links = free_links};
+}
+
+int scale_part_run(const struct scale_job *job, const struct scale_part *part, struct scale_part_time *out)
+{
+    struct zr_verify_time t = {0};
+    int err = simulate(job, part, &t);
+    *out = (struct scale_part_time){.step_s = (double)t.step_ns / 1e9,
+                                    .memory_bytes = t.peak_bytes,
+                                    .wire_bytes = t.step_wire_bytes,
+                                    .outer_bytes = t.step_outer_bytes,
+                                    .n_simulated = t.n_simulated};
+    return err;
+}
+
 int scale_step(const struct scale_job *job, double *step_s)
 {
+    struct scale_part whole = whole_of(job, false);
     struct zr_verify_time t;
-    int err = simulate(job, false, &t);
+    int err = simulate(job, &whole, &t);
     *step_s = err ? 0 : (double)t.step_ns / 1e9;
     return err;
 }
 
 int scale_run(const struct scale_job *job, struct scale_result *out)
 {
+    struct scale_part whole = whole_of(job, false), free_links = whole_of(job, true);
     struct zr_verify_time t, unhindered;
-    int err = simulate(job, false, &t);
+    if (scale_has_mesh(job))
+        return scale_mesh_run(job, out);
+    int err = simulate(job, &whole, &t);
     if (!err)
-        err = simulate(job, true, &unhindered);
+        err = simulate(job, &free_links, &unhindered);
     if (err)
         return err;
     double tokens = (double)(job->batch * job->context * job->accum), step_s = (double)t.step_ns / 1e9;

@@ -116,6 +116,20 @@ class Refused(unittest.TestCase):
                          '8 GPUs', '--batch', '--context', '--compute')
         self.refused(['scale', '--fit=/nonexistent'], '--fit', '/nonexistent')
 
+    def test_scale_of_a_mesh(self):
+        self.refused(['scale', '--worlds=8', '--tp=3'], '--tp', '3 parts', '32 heads', 'llama-3-8B')
+        self.refused(['scale', '--worlds=16', '--tp=16'], '--tp', '16 parts', '8 of keys and values')
+        self.refused(['scale', '--worlds=60', '--model=gpt2-1.5B', '--tp=5'], '--tp', 'hosts of 8 GPUs')
+        self.refused(['scale', '--worlds=66', '--pp=33'], '--pp', '33 stages', '32 layers')
+        self.refused(['scale', '--worlds=8,12', '--pp=8', '--json', '--worlds=12'], '12 GPUs', '8 stages', '--pp')
+        self.refused(['scale', '--worlds=48', '--pp=2', '--tp=8', '--hybrid=hsdp', '--shard-group=2'], '48 GPUs', 'shard_group is 2')
+        self.refused(['scale', '--schedule=gpipe'], '--schedule', '--pp')
+        self.refused(['scale', '--accum=2', '--micro-batches=2'], '--micro-batches', '--accum')
+        self.refused(['scale', '--pp=200'], '--pp', '--accum', '256')
+        self.refused(['scale', '--pp=2', '--worlds=2', '--batch=100000', '--compute=0.01'], '2 GPUs', '--batch', '--compute')
+        self.refused(['scale', '--fit=/nonexistent', '--tp=2'], '--fit', '--tp')
+        self.refused(['scale', '--fit=/nonexistent', '--activations'], '--fit', '--activations')
+
     def test_pipeline(self):
         self.refused(['pipeline'], '--ranks', '--read')
         self.refused(['pipeline', '--ranks=0'], '--ranks')
@@ -137,6 +151,20 @@ class Refused(unittest.TestCase):
         self.refused(['verify', '--case', 'wold=2'], '--case', 'wold')
         self.refused(['verify', '--case', 'stage=4 world=2 n_units=1 accum=1 n_steps=1'], '--case', '0..3')
         self.refused(['verify', '--seeds=0'], '--seeds')
+
+    def test_plan_of_stages(self):
+        self.refused(['plan', '--pp=13', '--world=26', '--model=gpt2-124M'], '--pp', '13 stages', '12 layers')
+        self.refused(['plan', '--pp=3', '--world=8'], '--pp', '3 stages', 'world of 8', '--world')
+        self.refused(['plan', '--pp=2', '--tp=2', '--world=6'], '--pp', '2 parts', 'world of 6')
+        self.refused(['plan', '--pp=2', '--tp=4', '--world=8'], '--tp', '4 parts', '6 heads')
+        self.refused(['plan', '--pp=2', '--world=24', '--shard-group=5'], 'dp_shard 5', 'world of 24')
+        self.refused(['plan', '--pp=0'], '--pp')
+        self.refused(['plan', '--pp=1025'], '--pp', '1024')
+        self.refused(['plan', '--pp=2', '--world=2', '--schedule=zb'], '--schedule', '1f1b', 'gpipe')
+        self.refused(['plan', '--schedule=gpipe'], '--schedule', '--pp')
+        self.refused(['plan', '--accum=2', '--micro-batches=2'], '--micro-batches', '--accum')
+        self.refused(['plan', '--micro-batches=0'], '--micro-batches')
+        self.refused(['plan', '--batch=0'], '--batch')
 
     def test_plan(self):
         self.refused(['plan', '--params=0'], '--params')
@@ -374,6 +402,87 @@ class Plan(unittest.TestCase):
         self.assertLess(totals[3] * 4, totals[0])
 
 
+class PlanOfStages(unittest.TestCase):
+    """--pp: a GPT of 5 layers in 2 stages, of 3 and 2, and no data parallelism, so that every byte can be counted by hand."""
+    C, T, V, L = 64, 32, 256, 5
+    SIZES = ['--layers=5', '--channels=64', '--heads=4', '--vocab=256', '--context=32', '--dtype=f32', '--pp=2', '--world=2']
+    KEYS = ['stage', 'bytes', 'paper_bytes', 'wire_bytes', 'plan_ns', 'pp', 'schedule', 'micro_batches', 'bubble', 'pp_stage',
+            'activation_bytes', 'all_bytes', 'pp_stages']
+    STAGE_KEYS = ['pp_stage', 'layers', 'n_params', 'bytes', 'kept', 'activation_bytes', 'wire_bytes', 'moved_bytes']
+
+    def of(self, *args, err=''):
+        done = bench('plan', '--json', *args)
+        self.assertEqual((done.returncode, done.stderr), (0, err), args)
+        return lines(done.stdout)
+
+    def test_by_hand(self):
+        c, t, v = self.C, self.T, self.V
+        layer, embedding, positions, norm = 12 * c * c + 13 * c, v * c, t * c, 2 * c
+        for schedule, m, batch, kept in [('1f1b', 4, 1, [2, 1]), ('1f1b', 4, 2, [2, 1]), ('gpipe', 4, 1, [4, 4]), ('1f1b', 2, 3, [2, 1])]:
+            rows = self.of(*self.SIZES, f'--micro-batches={m}', f'--batch={batch}', f'--schedule={schedule}')
+            self.assertEqual([r['stage'] for r in rows], [0, 1, 2, 3])
+            row = rows[0]
+            first, last = row['pp_stages']
+            self.assertEqual((list(row), list(first)), (self.KEYS, self.STAGE_KEYS))
+            self.assertEqual((row['pp'], row['schedule'], row['micro_batches']), (2, schedule, m))
+            self.assertEqual([s['layers'] for s in row['pp_stages']], [3, 2])
+            trained = [embedding + positions + 3 * layer, 2 * layer + norm]
+            self.assertEqual([first['n_params'], last['n_params']], [trained[0], trained[1] + embedding])
+            for s, n in zip(row['pp_stages'], trained):
+                self.assertEqual(s['bytes']['param_shards'], 4 * s['n_params'])  # the copy of the embedding, too
+                self.assertEqual(s['bytes']['moments'], 8 * n)                   # of which the first stage has the states
+                self.assertEqual(s['bytes']['grad_shards'], 4 * n)
+                self.assertEqual(sum(b for k, b in s['bytes'].items() if k != 'total'), s['bytes']['total'])
+                self.assertEqual(s['moved_bytes'], m * 4 * batch * t * c)
+            # A layer: two norms, two sums, q, k, v, attention, 4 C twice. Not the first one's input on the last stage, which is in a slot; there the
+            # final norm with its input, and logits.
+            elems = [3 * 16 * c, 2 * 16 * c - c + 2 * c + v]
+            self.assertEqual([s['kept'] for s in row['pp_stages']], kept)
+            self.assertEqual([s['activation_bytes'] for s in row['pp_stages']], [k * 4 * batch * t * n for k, n in zip(kept, elems)])
+            self.assertEqual((row['pp_stage'], row['bytes']), (0, first['bytes']))
+            self.assertEqual(row['all_bytes'], first['bytes']['total'] + first['activation_bytes'])
+            if schedule == '1f1b' and m == 4:  # 2 slots to the next stage and 1 back, twice, and a gradient of the embedding
+                self.assertEqual(first['bytes']['comm'], 6 * 4 * batch * t * c + 4 * embedding)
+
+    def test_bubble(self):
+        for pp, m, schedule in [(2, 4, '1f1b'), (4, 8, '1f1b'), (4, 8, 'gpipe'), (4, 32, '1f1b'), (12, 12, 'gpipe'), (12, 100, '1f1b'), (6, 1, '1f1b')]:
+            few = f'zero-bench plan: warning: fewer micro-batches ({m}) than pipeline stages ({pp})\n' if m < pp else ''
+            row = self.of('--model=gpt2-124M', f'--pp={pp}', f'--world={pp}', f'--micro-batches={m}', f'--schedule={schedule}', err=few)[0]
+            self.assertAlmostEqual(row['bubble'], (pp - 1) / (m + pp - 1), delta=1e-12)
+        row = self.of('--model=gpt2-124M', '--pp=2', '--world=2')[0]
+        self.assertEqual(row['micro_batches'], 4)
+        # 3 layers and 2: the first stage computes 4 * 9, and waits once, for 3: until its neighbour's forward and backward, 2 + 4, are over, less a forward.
+        row = self.of(*self.SIZES, '--micro-batches=4')[0]
+        self.assertAlmostEqual(row['bubble'], 1 - (36 + 24) / 2 / 39, delta=1e-12)
+
+    def test_stages_make_up_the_model(self):
+        """All stages together have each parameter once, and the embedding on the last one again; what does not divide goes to the stages between."""
+        for pp, layers in [(5, [2, 3, 3, 2, 2]), (12, 12 * [1]), (3, 3 * [4])]:
+            rows = self.of('--model=gpt2-124M', f'--pp={pp}', f'--world={2 * pp}')
+            self.assertEqual([s['layers'] for s in rows[3]['pp_stages']], layers)
+            self.assertEqual(sum(s['n_params'] for s in rows[0]['pp_stages']), 124439808 + 50257 * 768)
+            self.assertEqual([s['kept'] for s in rows[0]['pp_stages']], list(range(pp, 0, -1)))
+
+    def test_with_parts_and_groups(self):
+        rows = self.of('--params=7e10', '--world=4096', '--pp=8', '--tp=8', '--shard-group=8', '--accum=32', '--deterministic=on')
+        self.assertEqual([(r['stage'], r.get('hybrid')) for r in rows], [(0, None), (1, None), (2, None), (3, None), (3, 'hsdp'), (3, 'hfsdp')])
+        for r in rows:
+            self.assertEqual(max(s['bytes']['total'] + s['activation_bytes'] for s in r['pp_stages']), r['all_bytes'])
+        text = bench('plan', '--params=7e10', '--world=4096', '--pp=8', '--tp=8').stdout
+        for row in ['fullest stage of pp', 'with activations', '  so the first stage', '  between, the fullest', '  the last', 'from other stages']:
+            self.assertRegex(text, rf'(?m)^{row} ')
+        self.assertIn('not counted are', text)
+
+    def test_activations_without_stages(self):
+        """--batch alone: all that the whole model keeps; nothing else changes."""
+        c, t, v = self.C, self.T, self.V
+        sizes = [a for a in self.SIZES if not a.startswith('--pp')]
+        plain, counted = self.of(*sizes), self.of(*sizes, '--batch=2')
+        for a, b in zip(plain, counted):
+            self.assertEqual(b.pop('activation_bytes'), 4 * 2 * t * (5 * 16 * c + 2 * c + v))
+            self.assertEqual({**a, 'plan_ns': 0}, {**b, 'plan_ns': 0})
+
+
 class Scale(unittest.TestCase):
     def of(self, *args):
         done = bench('scale', '--json', *args)
@@ -393,6 +502,80 @@ class Scale(unittest.TestCase):
     def close(self, plan, here):
         self.assertAlmostEqual(here['memory_bytes'] / plan['bytes']['total'], 1, delta=0.002)
         self.assertAlmostEqual(here['received_bytes'] / plan['wire_bytes'], 1, delta=0.002)
+
+    WITH_MESH = ['tp', 'pp', 'schedule', 'micro_batches', 'bubble', 'activation_bytes', 'all_bytes', 'tp_bytes', 'pp_bytes']
+
+    def test_without_a_mesh_nothing_has_changed(self):
+        """Figures of the command before it knew tp and pp."""
+        for args, wanted in [
+                (['--model=gpt2-124M', '--worlds=8'], (1.7211189999999998, 0.69550299999999998, 508707072, 547199792)),
+                (['--model=gpt2-124M', '--worlds=64'], (5.3175289999999995, 4.3505940000000001, 263872768, 616002960))]:
+            for given in [], ['--tp=1', '--pp=1']:
+                row, = self.of(*args, *given)
+                self.assertEqual((row['step_ms'], row['exposed_ms'], row['memory_bytes'], row['received_bytes']), wanted)
+                self.assertEqual([k for k in self.WITH_MESH if k in row], [])
+        for args in [['--worlds=8,64,512'], ['--model=llama-3-70B', '--hybrid=hfsdp', '--worlds=64', '--recompute']]:
+            self.assertEqual(bench('scale', *args).stdout, bench('scale', '--tp=1', '--pp=1', *args).stdout)
+
+    def test_parts_by_hand(self):
+        """tp alone, on one host: what compute waits for is 4 all-reduces of a layer, one behind the embedding and one before the head."""
+        for model, layers, c, again in [('llama-3-70B', 80, 8192, []), ('llama-3-8B', 32, 4096, ['--recompute'])]:
+            row, = self.of(f'--model={model}', '--worlds=8', '--tp=8', *again)
+            n, sent = layers * (6 if again else 4) + 2, 8192 * c * 2
+            self.assertEqual(row['tp_bytes'], n * 2 * 7 * sent // 8)
+            each_ms = (2 * 7 / 8 * sent / 450e9 + 14 * 1900e-9) * 1e3
+            self.assertGreater(row['exposed_ms'], (n - 1) * each_ms * (1 - 1e-5))  # that of the embedding may hide behind the update of later layers
+            self.assertLess(row['exposed_ms'], n * each_ms * (1 + 1e-5))
+            self.assertEqual((row['tp'], row['pp'], row['bubble'], row['pp_bytes']), (8, 1, 0, 0))
+            self.assertEqual(list(row)[-len(self.WITH_MESH):], self.WITH_MESH)
+            whole, = self.of(f'--model={model}', '--worlds=1', *again)  # the same compute, an eighth of it on each
+            self.assertAlmostEqual((row['step_ms'] - row['exposed_ms']) * 8 / whole['step_ms'], 1, delta=0.01)
+            self.assertAlmostEqual(row['memory_bytes'] * 8 / whole['memory_bytes'], 1, delta=0.01)
+            self.assertEqual(row['all_bytes'], row['memory_bytes'] + row['activation_bytes'])
+        far, = self.of('--model=mpt-70b', '--worlds=16', '--tp=16')
+        near, = self.of('--model=mpt-70b', '--worlds=8', '--tp=8')
+        self.assertGreater(far['exposed_ms'], near['exposed_ms'])  # over two hosts
+
+    def test_activations_alone(self):
+        """They are in the memory, and nothing else is another."""
+        for args in [['--worlds=64'], ['--worlds=16', '--model=gpt2-1.5B', '--stage=2', '--accum=3'], ['--worlds=64', '--hybrid=hsdp']]:
+            plain, counted = self.of(*args)[0], self.of(*args, '--activations')[0]
+            self.assertAlmostEqual(plain['exposed_ms'], counted['exposed_ms'], delta=1e-9)  # a difference, rounded in another way
+            for key in set(plain) - {'fits', 'exposed_ms'}:
+                self.assertEqual(plain[key], counted[key], key)
+            self.assertEqual(counted['all_bytes'], plain['memory_bytes'] + counted['activation_bytes'])
+        c, layer = 4096, 6 * 4096 + 2 * 1024 + 3 * 14336
+        self.assertEqual(self.of('--worlds=8', '--activations', '--batch=2')[0]['activation_bytes'], 2 * 2 * 8192 * (32 * layer + 2 * c + 128256))
+        self.assertEqual(self.of('--worlds=8', '--activations', '--recompute')[0]['activation_bytes'], 2 * 8192 * (32 * c + layer + 2 * c + 128256))
+
+    def test_stages_by_hand(self):
+        c, kv, hidden, tokens = 4096, 1024, 14336, 8192
+        layer = 6 * c + 2 * kv + 3 * hidden
+        for schedule, m, kept in [('1f1b', 16, 2), ('gpipe', 16, 16), ('1f1b', 1, 1)]:
+            done = bench('scale', '--json', '--worlds=2', '--pp=2', f'--micro-batches={m}', f'--schedule={schedule}')
+            self.assertEqual(done.stderr, 'zero-bench scale: warning: fewer micro-batches (1) than pipeline stages (2)\n' if m == 1 else '')
+            row, = lines(done.stdout)
+            # 1F1B keeps 2 on the first stage; GPipe all on both, of which the last has the final norm with its input, less the input of its first
+            # layer, and logits more.
+            elems = 16 * layer if kept == 2 else 16 * layer + c + 128256
+            self.assertEqual(row['activation_bytes'], kept * 2 * tokens * elems)
+            self.assertEqual(row['pp_bytes'], m * 2 * tokens * c)
+            self.assertEqual(row['tp_bytes'], 0)
+            # The last one has the head's products, too, and is the one that the first waits for: it works from the first forward to its last backward.
+            block = 2 * (c * (2 * c + 2 * kv) + 3 * c * hidden) + 4 * tokens * c
+            first, last = 16 * block, 16 * block + 2 * 128256 * c
+            self.assertAlmostEqual(row['bubble'], 1 - m * (first + last) / 2 / (first + m * last), delta=0.02)  # what a step has once is in it
+        shown = bench('scale', '--worlds=64', '--pp=4', '--micro-batches=12').stdout
+        for words in ['20.0 %, (p-1)/(m+p-1)', 'not counted', 'on CPUs alone yet', 'bubble\n']:
+            self.assertIn(words, shown)
+
+    def test_more_micro_batches_fill_the_pipeline(self):
+        rows = [self.of('--model=llama-3-70B', '--worlds=512', '--tp=8', '--pp=8', '--stage=1', f'--accum={m}')[0] for m in (8, 32, 128)]
+        self.assertEqual(sorted((r['bubble'] for r in rows), reverse=True), [r['bubble'] for r in rows])
+        self.assertEqual(sorted(r['mfu'] for r in rows), [r['mfu'] for r in rows])
+        again, = self.of('--model=llama-3-70B', '--worlds=512', '--tp=8', '--pp=8', '--stage=1', '--accum=32', '--recompute')
+        self.assertLess(again['activation_bytes'], rows[1]['activation_bytes'] / 5)
+        self.assertGreater(again['step_ms'], rows[1]['step_ms'])
 
     def test_thousands(self):
         rows = self.of('--model=llama-3-405B', '--worlds=1,8,16384,16383', '--recompute', '--compute=0.5')

@@ -41,6 +41,7 @@ EXCEPTIONS = {
     "comm/sim/sim.h": {"kernels/sim/sim_device.h"},
     "bench/verify_cmd.c": {"shard/verify/verify.h"},
     "bench/pipeline_cmd.c": {"kernels/error.h", "shard/pipeline/pipeline.h"},
+    "bench/pipe_stages.c": {"kernels/error.h", "shard/pipeline/pipeline.h"},
     "bench/scale_run.c": {"shard/verify/verify.h"},
     "bench/comm_ranks.h": {"comm/backend.h", "comm/meet/rendezvous.h", "comm/mesh.h", "comm/mpi/mpi_own.h", "kernels/thread.h"},
     "bench/flight_merge.h": {"comm/flight_view.h"},

@@ -1,0 +1,61 @@
+/* pipe_stages.c: see pipe_stages.h. */
+#include "bench/pipe_stages.h"
+
+#include "kernels/error.h"
+#include "shard/pipeline/pipeline.h"
+#include "zero/zero.h"
+
+#include <stdio.h>
+
+const struct option_word pipe_schedules[] = {
+    {"1f1b", ZERO_SCHEDULE_1F1B}, {"gpipe", ZERO_SCHEDULE_GPIPE}, {0}};
+
+int64_t pipe_layers_of(int64_t layers, int64_t pp, int64_t stage)
+{
+    /* the turn in which a stage gets one of those left over */
+    int64_t turn = stage == pp - 1 ? pp - 1 : stage == 0 ? pp - 2 : stage - 1;
+    return layers / pp + (turn < layers % pp);
+}
+
+static void take_report(const struct pipe_times *t, const struct zr_pipe_report *report,
+                        struct pipe_result *out)
+{
+    double idle = 0;
+    for (int32_t s = 0; s < t->pp; s++) {
+        idle += (double)report->ranks[s].idle_ns;
+        out->kept[s] = (int32_t)report->ranks[s].peak_activations;
+    }
+    out->span_ns = report->span_ns;
+    out->bubble = idle / ((double)t->pp * (double)report->span_ns);
+}
+
+int pipe_simulate(const struct pipe_times *t, struct pipe_result *out)
+{
+    const struct zr_pipe_cost cost = {
+        .forward_ns = 1, .backward_ns = t->backward, .move_ns = t->move_ns, .units = t->forward_ns};
+    struct zr_pipeline *computed = NULL, *all = NULL;
+    struct zr_pipe_report report;
+    *out = (struct pipe_result){0};
+    int err = zr_pipeline_build(&computed, t->schedule == ZERO_SCHEDULE_GPIPE ? ZR_GPIPE : ZR_1F1B, t->pp, 1,
+                                t->micro_batches, false);
+    if (!err)
+        err = zr_pipeline_lower(&all, computed, &cost, 0);
+    if (!err)
+        err = zr_pipeline_slots(all, &out->n_onward, &out->n_back);
+    if (!err)
+        err = zr_pipeline_check(all, &cost, &report);
+    if (!err) {
+        take_report(t, &report, out);
+        zr_pipe_report_close(&report, all);
+    }
+    zr_pipeline_close(all);
+    zr_pipeline_close(computed);
+    return err;
+}
+
+void pipe_warn_of_few(const char *name, int64_t micro_batches, int64_t pp)
+{
+    if (micro_batches < pp)
+        fprintf(stderr, "%s: warning: fewer micro-batches (%lld) than pipeline stages (%lld)\n", name,
+                (long long)micro_batches, (long long)pp);
+}

@@ -1,0 +1,52 @@
+/* pipe_stages.h: a model in pipeline stages, on paper: which stage has which layers, and what the library's
+ * schedule makes of the times that stages take. */
+#ifndef ZERO_BENCH_PIPE_STAGES_H
+#define ZERO_BENCH_PIPE_STAGES_H
+
+#include "bench/arguments.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { PIPE_MOST_STAGES = 1024 };
+
+/* gpipe and 1f1b, of enum zero_schedule. */
+extern const struct option_word pipe_schedules[];
+
+/* Layers of a stage of pp, of which there are at least as many layers. What does not divide goes to the
+ * stages between the first, which has the embedding, and the last, which has the head, then to the first. */
+int64_t pipe_layers_of(int64_t layers, int64_t pp, int64_t stage);
+
+struct pipe_times {
+    /* enum zero_schedule */
+    int schedule;
+    int32_t pp, micro_batches;
+    /* (pp) nanoseconds of a stage's forward of a micro-batch, 1 or more; or of anything else, where ratios
+     * alone count */
+    const int32_t *forward_ns;
+    /* a backward takes so many times as long as the forward */
+    int32_t backward;
+    /* from the end of a computation to when the next stage has what it gave */
+    int64_t move_ns;
+};
+
+struct pipe_result {
+    /* of all computations of a step */
+    int64_t span_ns;
+    /* of span_ns, the mean over stages of what they stand still: (pp - 1) / (micro_batches + pp - 1) where
+     * all take as long and moves take no time */
+    double bubble;
+    /* slots of messages that each rank has, to the next stage and back; of both pairs twice as many */
+    int32_t n_onward, n_back;
+    /* (pp) micro-batches that each stage keeps from forward to backward, at most */
+    int32_t kept[PIPE_MOST_STAGES];
+};
+
+/* The library's schedule (shard/pipeline/) on its virtual clock: 1F1B or GPipe, messages included. pp is at
+ * most PIPE_MOST_STAGES. Returns 0 or a zr_err, with zr_error_text(). */
+int pipe_simulate(const struct pipe_times *t, struct pipe_result *out);
+
+/* One line on the standard error where there are fewer micro-batches than stages. */
+void pipe_warn_of_few(const char *name, int64_t micro_batches, int64_t pp);
+
+#endif

@@ -1,0 +1,239 @@
+/* plan_pipeline.c: zero-bench plan --pp: what the ranks of each pipeline stage take. Stages with the same
+ * layers, but for the first and the last, have the same plan; what they keep of activations differs. */
+#include "bench/pipe_stages.h"
+#include "bench/plan_cmd.h"
+#include "bench/plan_stages.h"
+
+#include "kernels/device.h"
+
+#include <string.h>
+
+/* The first, the last, and between them those with as many layers as there are at least, and one more. */
+enum { FIRST, LAST, BETWEEN, BETWEEN_MORE, N_KINDS };
+
+struct stage_plan {
+    struct zero_plan_info info[N_COLUMNS];
+    int64_t ns[N_COLUMNS];
+    bool planned;
+};
+
+struct planning {
+    const struct plan_options *o;
+    const struct zero_tensor *tensors;
+    int32_t n;
+    int n_columns;
+    int64_t layers;
+    struct stage_plan kinds[N_KINDS];
+    struct pipe_result pipe;
+};
+
+static int kind_of(const struct planning *p, int64_t stage)
+{
+    int64_t pp = p->o->pp, n = pipe_layers_of(p->layers, pp, stage);
+    return stage == 0 ? FIRST : stage == pp - 1 ? LAST : n == p->layers / pp ? BETWEEN : BETWEEN_MORE;
+}
+
+static const struct zero_plan_info *info_of(const struct planning *p, int64_t stage, int column)
+{
+    return &p->kinds[kind_of(p, stage)].info[column];
+}
+
+/* ---- planning ---- */
+
+static int plan_kind(struct planning *p, int64_t stage)
+{
+    struct stage_plan *plan = &p->kinds[kind_of(p, stage)];
+    struct plan_stage s;
+    if (plan->planned)
+        return 0;
+    plan->planned = true;
+    plan_stage_of(&s, p->tensors, p->n, p->layers, p->o->pp, stage);
+    struct plan_table t = {.tensors = s.tensors, .n = s.n, .n_order = 4 * s.n_units, .stage = stage};
+    t.order = malloc((size_t)t.n_order * sizeof *t.order);
+    if (!t.order) {
+        fprintf(stderr, "zero-bench plan: no memory for %d units\n", s.n_units);
+        return EXIT_FAILURE;
+    }
+    plan_stage_order(t.order, s.n_units);
+    int status = 0;
+    for (int c = 0; !status && c < p->n_columns; c++)
+        status = plan_column(p->o, c, &t, &plan->info[c], &plan->ns[c]);
+    free(t.order);
+    return status;
+}
+
+/* Stages take as long as they have layers. */
+static int time_stages(struct planning *p)
+{
+    int32_t layers[PIPE_MOST_STAGES];
+    for (int64_t s = 0; s < p->o->pp; s++)
+        layers[s] = (int32_t)pipe_layers_of(p->layers, p->o->pp, s);
+    const struct pipe_times t = {.schedule = p->o->schedule,
+                                 .pp = (int32_t)p->o->pp,
+                                 .micro_batches = (int32_t)p->o->accum,
+                                 .forward_ns = layers,
+                                 .backward = 2};
+    if (!pipe_simulate(&t, &p->pipe))
+        return 0;
+    fprintf(stderr, "zero-bench plan: --pp: %s\n", zr_error_text());
+    return EXIT_USAGE;
+}
+
+static int64_t kept_bytes(const struct planning *p, int64_t stage)
+{
+    return p->pipe.kept[stage] * plan_kept_bytes(p->o, pipe_layers_of(p->layers, p->o->pp, stage), stage);
+}
+
+/* What its rank takes with activations. */
+static int64_t all_bytes(const struct planning *p, int64_t stage, int column)
+{
+    return info_of(p, stage, column)->bytes.total + kept_bytes(p, stage);
+}
+
+/* The fullest of stages [from, to); -1: there is none. */
+static int64_t fullest(const struct planning *p, int64_t from, int64_t to, int column)
+{
+    int64_t best = -1;
+    for (int64_t s = from; s < to; s++)
+        if (best < 0 || all_bytes(p, s, column) > all_bytes(p, best, column))
+            best = s;
+    return best;
+}
+
+/* Of what stages give each other, in a step; what goes between tied tensors is not counted. */
+static int64_t moved_bytes(const struct planning *p, int64_t stage)
+{
+    int neighbours = (stage > 0) + (stage < p->o->pp - 1);
+    return neighbours * p->o->accum * plan_move_bytes(p->o);
+}
+
+/* ---- printing ---- */
+
+static void print_head(const struct planning *p)
+{
+    const struct plan_options *o = p->o;
+    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
+    long long tp = c.tp > 1 ? (long long)c.tp : 1;
+    printf("%lld parameters%s, %s, %s, %lld ranks: %lld pipeline stages of %lld to %lld of %lld layers",
+           (long long)plan_n_params(p->tensors, p->n), tp > 1 ? " of a part" : "",
+           option_word_of(option_dtypes, o->dtype), option_word_of(option_optimizers, o->optimizer),
+           (long long)o->world, (long long)o->pp, (long long)(p->layers / o->pp),
+           (long long)((p->layers + o->pp - 1) / o->pp), (long long)p->layers);
+    printf(", data on %lld ranks", (long long)o->world / (o->pp * tp));
+    if (tp > 1)
+        printf(", each layer in %lld parts", tp);
+    printf("\n%s, %lld micro-batches of %lld x %lld tokens: stages stand still for %.2f%% of a step",
+           option_word_of(pipe_schedules, o->schedule), (long long)o->accum, (long long)o->batch,
+           (long long)c.context, 100 * p->pipe.bubble);
+    printf(" (%.2f%%, (p-1)/(m+p-1), where all have as many layers)\n",
+           100 * (double)(o->pp - 1) / (double)(o->accum + o->pp - 1));
+    printf("Activations are those of bench/gpt2, kept from forward to backward, nothing computed again; not "
+           "counted are attention's matrices, statistics, scratch\n\n");
+}
+
+/* A row of one figure per column. */
+static void print_counts(const char *name, const int64_t *count, int n)
+{
+    printf("%-22s", name);
+    for (int c = 0; c < n; c++)
+        printf(" %10lld", (long long)count[c]);
+    putchar('\n');
+}
+
+/* The fullest of some stages, with activations; nothing where there are none. */
+static void print_part(const struct planning *p, const char *name, int64_t from, int64_t to)
+{
+    int64_t bytes[N_COLUMNS];
+    for (int c = 0; c < p->n_columns && from < to; c++)
+        bytes[c] = all_bytes(p, fullest(p, from, to, c), c);
+    if (from < to)
+        stage_table_bytes(name, bytes, p->n_columns);
+}
+
+static void print_table(const struct planning *p)
+{
+    struct zero_bytes bytes[N_COLUMNS];
+    int64_t which[N_COLUMNS], paper[N_COLUMNS], wire[N_COLUMNS], outer[N_COLUMNS], moved[N_COLUMNS],
+        kept[N_COLUMNS], n_kept[N_COLUMNS], all[N_COLUMNS], ns[N_COLUMNS] = {0};
+    for (int c = 0; c < p->n_columns; c++) {
+        int64_t s = which[c] = fullest(p, 0, p->o->pp, c);
+        const struct zero_plan_info *info = info_of(p, s, c);
+        bytes[c] = info->bytes;
+        kept[c] = kept_bytes(p, s);
+        n_kept[c] = p->pipe.kept[s];
+        all[c] = all_bytes(p, s, c);
+        paper[c] = info->paper_bytes;
+        wire[c] = info->traffic.wire_bytes;
+        outer[c] = hybrid_of_column(c) ? info->traffic.outer_bytes : -1;
+        moved[c] = moved_bytes(p, s);
+        for (int k = 0; k < N_KINDS; k++)
+            ns[c] += p->kinds[k].ns[c];
+    }
+    print_head(p);
+    stage_table_head("per rank", p->n_columns);
+    print_counts("fullest stage of pp", which, p->n_columns);
+    stage_table_memory(bytes, "total", p->n_columns);
+    print_counts("micro-batches kept", n_kept, p->n_columns);
+    stage_table_bytes("activations of these", kept, p->n_columns);
+    stage_table_bytes("with activations", all, p->n_columns);
+    print_part(p, "  so the first stage", 0, 1);
+    print_part(p, "  between, the fullest", 1, p->o->pp - 1);
+    print_part(p, "  the last", p->o->pp - 1, p->o->pp);
+    stage_table_bytes("the ZeRO paper says", paper, p->n_columns);
+    stage_table_bytes("received per step", wire, p->n_columns);
+    if (p->n_columns > N_STAGES)
+        stage_table_bytes("from other groups", outer, p->n_columns);
+    stage_table_bytes("from other stages", moved, p->n_columns);
+    stage_table_ms("time to plan", ns, p->n_columns);
+}
+
+static json_t *stage_json(const struct planning *p, int64_t stage, int column)
+{
+    const struct zero_plan_info *info = info_of(p, stage, column);
+    return json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I}", "pp_stage", (json_int_t)stage, "layers",
+                     (json_int_t)pipe_layers_of(p->layers, p->o->pp, stage), "n_params",
+                     (json_int_t)info->n_params, "bytes", report_bytes_json(&info->bytes), "kept",
+                     (json_int_t)p->pipe.kept[stage], "activation_bytes", (json_int_t)kept_bytes(p, stage),
+                     "wire_bytes", (json_int_t)info->traffic.wire_bytes, "moved_bytes",
+                     (json_int_t)moved_bytes(p, stage));
+}
+
+/* What a line says without --pp is of the fullest stage. */
+static void print_json(const struct planning *p, int column)
+{
+    int64_t s = fullest(p, 0, p->o->pp, column);
+    json_t *line = plan_line(column, info_of(p, s, column), p->kinds[kind_of(p, s)].ns[column]);
+    json_t *stages = json_array();
+    for (int64_t i = 0; i < p->o->pp; i++)
+        json_array_append_new(stages, stage_json(p, i, column));
+    json_object_set_new(line, "pp", json_integer(p->o->pp));
+    json_object_set_new(line, "schedule", json_string(option_word_of(pipe_schedules, p->o->schedule)));
+    json_object_set_new(line, "micro_batches", json_integer(p->o->accum));
+    json_object_set_new(line, "bubble", report_number(p->pipe.bubble));
+    json_object_set_new(line, "pp_stage", json_integer(s));
+    json_object_set_new(line, "activation_bytes", json_integer(kept_bytes(p, s)));
+    json_object_set_new(line, "all_bytes", json_integer(all_bytes(p, s, column)));
+    json_object_set_new(line, "pp_stages", stages);
+    report_line(line);
+}
+
+int plan_pipeline(const struct plan_options *o, const struct zero_tensor *tensors, int32_t n)
+{
+    static struct planning p;
+    p = (struct planning){.o = o,
+                          .tensors = tensors,
+                          .n = n,
+                          .n_columns = o->shard_group ? N_COLUMNS : N_STAGES,
+                          .layers = plan_sizes(&o->model.config, o->params).layers};
+    pipe_warn_of_few("zero-bench plan", o->accum, o->pp);
+    int status = time_stages(&p);
+    for (int64_t s = 0; !status && s < o->pp; s++)
+        status = plan_kind(&p, s);
+    if (status)
+        return status;
+    if (!o->json)
+        print_table(&p);
+    for (int c = 0; o->json && c < p.n_columns; c++)
+        print_json(&p, c);
+    return 0;
+}

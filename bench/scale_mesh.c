@@ -1,0 +1,314 @@
+/* scale_mesh.c: a job whose layers are in parts over tp, and in pipeline stages over pp; see scale.h.
+ *
+ * Numbered as a mesh numbers them (zero_mesh_open), the ranks of tp are neighbours, those that have the same
+ * part and stage are tp apart, and stages are world / pp apart.
+ *
+ *   dp    runs on the virtual clock (scale_run.c), for each kind of stage: the first, the last, those between
+ *   tp    is time that compute waits, by formula: 2 (tp - 1) / tp of the bytes over the slower kind of links,
+ *         and a latency for each step of the ring
+ *   pp    the library's schedule on its virtual clock (pipe_stages.h), where a stage's forward and backward
+ *         take what a further micro-batch takes in its run; what a step has once (the first gather, the last
+ *         reduction, the update) is added at the end, of the stage of which it is the longest */
+#include "bench/pipe_stages.h"
+#include "bench/scale.h"
+
+#include "kernels/device.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Stages with as many layers, but for the first and the last, are alike. */
+enum { STAGE_FIRST, STAGE_LAST, STAGE_BETWEEN, STAGE_BETWEEN_MORE, N_STAGE_KINDS };
+
+struct stage_time {
+    bool known;
+    /* of a further micro-batch; of a step besides */
+    double micro_s, once_s;
+    struct scale_part_time like; /* of a step, for its memory */
+    int64_t wire_bytes, outer_bytes;
+};
+
+struct mesh_run {
+    const struct scale_job *j;
+    int64_t tp, pp, dp;
+    struct stage_time kinds[N_STAGE_KINDS];
+    int n_simulated;
+};
+
+bool scale_has_mesh(const struct scale_job *job)
+{
+    return job->tp > 1 || job->pp > 1 || job->activations;
+}
+
+static int64_t elem_bytes(const struct scale_job *j)
+{
+    return j->bf16 ? 2 : 4;
+}
+
+int64_t scale_move_bytes(const struct scale_job *job)
+{
+    return job->batch * job->context * job->model->channels * elem_bytes(job);
+}
+
+double scale_all_reduce_s(const struct scale_job *job, int64_t bytes)
+{
+    const struct scale_machine *m = job->machine;
+    int64_t tp = job->tp, hosts = tp > m->per_host ? tp / m->per_host : 1, near = tp / hosts - 1;
+    double passed = 2 * (double)(tp - 1) / (double)tp * (double)bytes;
+    double near_s = near ? passed / (m->near_bytes_per_s * job->link_fraction) : 0;
+    double far_s = hosts > 1 ? passed / ((double)(near + 1) * m->far_bytes_per_s * job->link_fraction) : 0;
+    double steps_ns =
+        2 * ((double)(tp - hosts) * (double)m->near_ns + (double)(hosts - 1) * (double)m->far_ns);
+    return fmax(near_s, far_s) + steps_ns * 1e-9;
+}
+
+/* ---- what goes together ---- */
+
+static int check_tp(const struct scale_job *j)
+{
+    const struct scale_model *m = j->model;
+    long long tp = (long long)j->tp;
+    if (j->tp <= 1)
+        return 0;
+    if (m->heads % j->tp || m->kv_heads % j->tp || m->hidden % j->tp)
+        return zr_fail(ZR_ERR_ARG,
+                       "--tp: %lld parts do not divide the %lld heads, %lld of keys and values, and %lld "
+                       "channels between of %s",
+                       tp, (long long)m->heads, (long long)m->kv_heads, (long long)m->hidden, m->name);
+    if (j->tp > j->machine->per_host ? j->tp % j->machine->per_host : j->machine->per_host % j->tp)
+        return zr_fail(ZR_ERR_ARG,
+                       "--tp: %lld parts lie on hosts of %d GPUs unevenly: allowed is what divides these, or "
+                       "several hosts",
+                       tp, j->machine->per_host);
+    return 0;
+}
+
+static int check_mesh(const struct mesh_run *r)
+{
+    const struct scale_job *j = r->j;
+    int err = check_tp(j);
+    if (err)
+        return err;
+    if (r->pp > j->model->layers)
+        return zr_fail(ZR_ERR_ARG, "--pp: %lld stages are more than the %lld layers of %s", (long long)r->pp,
+                       (long long)j->model->layers, j->model->name);
+    if (j->world % (r->tp * r->pp))
+        return zr_fail(ZR_ERR_ARG,
+                       "--pp, --tp: %lld stages of layers in %lld parts do not divide the %lld GPUs",
+                       (long long)r->pp, (long long)r->tp, (long long)j->world);
+    return 0;
+}
+
+/* ---- stages ---- */
+
+static int64_t layers_of(const struct mesh_run *r, int64_t stage)
+{
+    return pipe_layers_of(r->j->model->layers, r->pp, stage);
+}
+
+static int stage_kind(const struct mesh_run *r, int64_t stage)
+{
+    bool more = layers_of(r, stage) > r->j->model->layers / r->pp;
+    return stage == 0           ? STAGE_FIRST
+           : stage == r->pp - 1 ? STAGE_LAST
+           : more               ? STAGE_BETWEEN_MORE
+                                : STAGE_BETWEEN;
+}
+
+/* The units of a stage: with the embedding on the first, and the head on the last. */
+static struct scale_part part_of(const struct mesh_run *r, int64_t stage, int64_t accum, bool free_links)
+{
+    const struct scale_model *m = r->j->model;
+    int32_t before = 0, last = stage == r->pp - 1;
+    bool tied = scale_n_units(m) == m->layers + 1;
+    for (int64_t s = 0; s < stage; s++)
+        before += (int32_t)layers_of(r, s);
+    if (r->pp == 1)
+        return (struct scale_part){
+            .n = scale_n_units(m), .dp = r->dp, .accum = accum, .free_links = free_links};
+    return (struct scale_part){.first = stage ? before + 1 : 0,
+                               .n = (int32_t)layers_of(r, stage) + (stage == 0) + last,
+                               .dp = r->dp,
+                               .accum = accum,
+                               .free_links = free_links,
+                               .tied_head = tied && last};
+}
+
+/* From runs of two and of four micro-batches. */
+static int time_stage(struct mesh_run *r, int64_t stage, bool free_links)
+{
+    struct stage_time *t = &r->kinds[stage_kind(r, stage)];
+    struct scale_part two = part_of(r, stage, 2, free_links), four = part_of(r, stage, 4, free_links),
+                      same = part_of(r, stage, r->j->accum < 2 ? 1 : 2, free_links);
+    struct scale_part_time a, b;
+    if (t->known)
+        return 0;
+    t->known = true;
+    int err = scale_part_run(r->j, &two, &a);
+    if (!err)
+        err = scale_part_run(r->j, &four, &b);
+    if (!err)
+        err = scale_part_run(r->j, &same, &t->like);
+    if (err)
+        return err;
+    t->micro_s = (b.step_s - a.step_s) / 2;
+    t->once_s = fmax(a.step_s - 2 * t->micro_s, 0);
+    t->wire_bytes = a.wire_bytes + (r->j->accum - 2) * (b.wire_bytes - a.wire_bytes) / 2;
+    t->outer_bytes = a.outer_bytes + (r->j->accum - 2) * (b.outer_bytes - a.outer_bytes) / 2;
+    r->n_simulated += a.n_simulated;
+    return 0;
+}
+
+/* To the next stage, which is in another host where a host has no more than one. */
+static int64_t move_ns(const struct mesh_run *r)
+{
+    const struct scale_machine *m = r->j->machine;
+    bool near = r->tp * r->dp < m->per_host;
+    double rate = (near ? m->near_bytes_per_s : m->far_bytes_per_s) * r->j->link_fraction;
+    return (near ? m->near_ns : m->far_ns) + (int64_t)((double)scale_move_bytes(r->j) / rate * 1e9);
+}
+
+static int run_stages(struct mesh_run *r, bool free_links, struct pipe_result *pipe, double *step_s)
+{
+    static int32_t forward_ns[PIPE_MOST_STAGES];
+    double once_s = 0;
+    int back = r->j->recompute ? 3 : 2;
+    memset(r->kinds, 0, sizeof r->kinds);
+    for (int64_t s = 0; s < r->pp; s++) {
+        int err = time_stage(r, s, free_links);
+        if (err)
+            return err;
+        const struct stage_time *t = &r->kinds[stage_kind(r, s)];
+        double ns = t->micro_s * 1e9 / (1 + back);
+        if (ns > 1e9)
+            return zr_fail(ZR_ERR_ARG,
+                           "--pp: a stage's forward takes %.3g s, more than 1 s: --batch or --context is too "
+                           "large, or --compute too small",
+                           ns * 1e-9);
+        forward_ns[s] = (int32_t)fmax(ns, 1);
+        once_s = fmax(once_s, t->once_s);
+    }
+    const struct pipe_times times = {.schedule = r->j->schedule,
+                                     .pp = (int32_t)r->pp,
+                                     .micro_batches = (int32_t)r->j->accum,
+                                     .forward_ns = forward_ns,
+                                     .backward = back,
+                                     .move_ns = free_links ? 0 : move_ns(r)};
+    int err = pipe_simulate(&times, pipe);
+    *step_s = (double)pipe->span_ns * 1e-9 + once_s;
+    return err;
+}
+
+/* ---- bytes ---- */
+
+/* Of a stage: what its micro-batches keep; of a layer that is computed again, all of it once more. */
+static int64_t activation_bytes(const struct mesh_run *r, int64_t stage, int64_t kept)
+{
+    const struct scale_job *j = r->j;
+    int64_t C = j->model->channels, layer = scale_kept_elems(j->model, r->tp), layers = layers_of(r, stage);
+    int64_t elems = (j->recompute ? layers * C : layers * layer) - C;
+    elems += stage == 0 ? C : 0;
+    elems += stage == r->pp - 1 ? 2 * C + (j->model->vocab + r->tp - 1) / r->tp : 0;
+    elems = kept * elems + (j->recompute ? layer : 0);
+    return elems * j->batch * j->context * elem_bytes(j);
+}
+
+/* Of what lies between stages: slots of both pairs; and of a tied embedding its copy, with a gradient, and
+ * the slots that its gradient goes through. */
+static int64_t stage_bytes(const struct mesh_run *r, int64_t stage, const struct pipe_result *pipe)
+{
+    const struct scale_job *j = r->j;
+    const struct scale_model *m = j->model;
+    bool tied = scale_n_units(m) == m->layers + 1, outer = stage == 0 || stage == r->pp - 1;
+    int64_t slot = (scale_move_bytes(j) + 4095) / 4096 * 4096;
+    int64_t words = (m->vocab + r->tp - 1) / r->tp * m->channels * elem_bytes(j);
+    int64_t bytes = r->pp > 1 ? 2 * (int64_t)(pipe->n_onward + pipe->n_back) * slot : 0;
+    if (r->pp == 1 || !tied)
+        return bytes;
+    int64_t n = (r->pp + 1) / 2 < j->accum ? (r->pp + 1) / 2 : j->accum;
+    return bytes + (outer ? n * words : 0) + (stage == r->pp - 1 ? 2 * words : 0);
+}
+
+/* All-reduces of tp, of a micro-batch. */
+static int64_t n_sums(const struct mesh_run *r, int64_t stage)
+{
+    int64_t n = layers_of(r, stage) * (r->j->recompute ? 6 : 4);
+    return n + (stage == 0) + (stage == r->pp - 1);
+}
+
+static int64_t tp_bytes(const struct mesh_run *r, int64_t stage)
+{
+    return r->j->accum * n_sums(r, stage) * (2 * (r->tp - 1) * (scale_move_bytes(r->j) / r->tp));
+}
+
+static int64_t pp_bytes(const struct mesh_run *r, int64_t stage)
+{
+    return r->j->accum * scale_move_bytes(r->j) * ((stage > 0) + (stage < r->pp - 1));
+}
+
+/* The most of any stage: the one that is fullest says what memory is made of. */
+static void take_bytes(const struct mesh_run *r, const struct pipe_result *pipe, struct scale_result *out)
+{
+    int64_t most = -1;
+    for (int64_t s = 0; s < r->pp; s++) {
+        const struct stage_time *t = &r->kinds[stage_kind(r, s)];
+        int64_t library = t->like.memory_bytes + stage_bytes(r, s, pipe);
+        int64_t acts = activation_bytes(r, s, pipe->kept[s]);
+        int64_t received = t->wire_bytes + tp_bytes(r, s) + pp_bytes(r, s);
+        if (library + acts > most) {
+            most = library + acts;
+            out->memory_bytes = library;
+            out->activation_bytes = acts;
+        }
+        if (received > out->received_bytes) {
+            out->received_bytes = received;
+            out->outer_bytes = t->outer_bytes;
+            out->tp_bytes = tp_bytes(r, s);
+            out->pp_bytes = pp_bytes(r, s);
+        }
+    }
+}
+
+/* ---- a step ---- */
+
+/* One stage: its step as it runs, with as many micro-batches. */
+static int run_whole(struct mesh_run *r, bool free_links, struct pipe_result *pipe, double *step_s)
+{
+    struct scale_part part = part_of(r, 0, r->j->accum, free_links);
+    struct stage_time *t = &r->kinds[STAGE_FIRST];
+    int err = scale_part_run(r->j, &part, &t->like);
+    *pipe = (struct pipe_result){.kept = {1}};
+    *step_s = t->like.step_s;
+    t->wire_bytes = t->like.wire_bytes;
+    t->outer_bytes = t->like.outer_bytes;
+    r->n_simulated += t->like.n_simulated;
+    return err;
+}
+
+int scale_mesh_run(const struct scale_job *job, struct scale_result *out)
+{
+    struct mesh_run r = {.j = job, .tp = job->tp > 1 ? job->tp : 1, .pp = job->pp > 1 ? job->pp : 1};
+    static struct pipe_result pipe, unhindered;
+    double step_s = 0, free_s = 0;
+    int (*const run)(struct mesh_run *, bool, struct pipe_result *, double *) =
+        r.pp > 1 ? run_stages : run_whole;
+    int err = check_mesh(&r);
+    r.dp = err ? 1 : job->world / (r.tp * r.pp);
+    if (!err)
+        err = run(&r, true, &unhindered, &free_s);
+    r.n_simulated = 0;
+    if (!err)
+        err = run(&r, false, &pipe, &step_s);
+    if (err)
+        return err;
+    double tokens = (double)(job->batch * job->context * job->accum) / (double)(r.tp * r.pp);
+    *out = (struct scale_result){.step_s = step_s,
+                                 .tokens_per_s_per_gpu = tokens / step_s,
+                                 .exposed_s = step_s - free_s,
+                                 .mfu = scale_flop_per_token(job->model, job->context) * tokens / step_s /
+                                        job->machine->flop_per_s,
+                                 .n_simulated = r.n_simulated,
+                                 .bubble = pipe.bubble * (double)pipe.span_ns * 1e-9 / step_s};
+    take_bytes(&r, &pipe, out);
+    return 0;
+}
