@@ -58,6 +58,13 @@ static error_t finish(struct argp_state *state, void *options)
                    (long long)c->heads);
         return EINVAL;
     }
+    if (c->sequence && (c->tp < 2 || o->batch * c->context % c->tp)) {
+        argp_error(
+            state,
+            "--sequence-parallel: is for --tp of 2 or more, which divides the %lld tokens of a micro-batch",
+            (long long)(o->batch * c->context));
+        return EINVAL;
+    }
     if (c->tp > 1 && o->plain) {
         argp_error(state, "--tp: not with --plain");
         return EINVAL;
@@ -113,6 +120,8 @@ static const struct option_row rows[] = {
      OPTION_INT(struct train_options, shard_group, 1, 1000000)},
     {"tp", "N", "Cut each layer over N ranks, which have the same data; divides ranks and heads (1)", 3,
      OPTION_INT(struct train_options, model.own.tp, 1, 1024)},
+    {"sequence-parallel", NULL, "With --tp: rows of embeddings, sums and norms are cut over the N, too", 3,
+     OPTION_FLAG(struct train_options, model.own.sequence)},
     {"prefetch", "N", "Units gathered ahead (2)", 3, OPTION_INT(struct train_options, prefetch, 0, 10000)},
     {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", 3,
      OPTION_BYTES(struct train_options, budget, 1)},

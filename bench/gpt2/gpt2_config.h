@@ -17,6 +17,8 @@ struct gpt2_config {
     int64_t vocab;
     /* parts of each layer, on a rank each; 0 and 1: layers are whole. Divides the heads */
     int64_t tp;
+    /* with tp above 1: what lies between products is cut by rows, B*T of which tp divides */
+    bool sequence;
 };
 
 /* Token ids of a part, U, of which the last ones of the last part may be nobody's. */

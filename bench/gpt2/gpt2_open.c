@@ -66,26 +66,27 @@ static int open_activations(struct gpt2 *m)
     int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
             NH = gpt2_part_heads(&m->config);
     int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
-    int64_t B = m->B, TT = m->attention ? 0 : T * T;
+    int64_t B = m->B, TT = m->attention ? 0 : T * T, R = gpt2_own_rows(m);
     const int64_t sizes[GPT2_N_ACTIVATIONS] = {
-        B * T * C,            /* embedded */
-        L * B * T * C,        /* ln1 */
-        L * B * T * 3 * A,    /* qkv */
-        L * B * NH * TT,      /* att */
-        L * B * T * A,        /* atty */
-        L * B * T * C,        /* residual2 */
-        L * B * T * C,        /* ln2 */
-        L * B * T * F,        /* fch */
-        L * B * T * F,        /* fch_gelu */
-        L * B * T * C,        /* residual3 */
-        B * T * C,            /* lnf */
-        B * T * m->ld_logits, /* dlogits */
-        B * T * C,            /* dresidual */
-        B * T * C,            /* dbtc */
-        B * T * 3 * A,        /* dqkv */
-        B * T * F,            /* dfch */
-        NH * TT,              /* dscores */
-        4 * C,                /* dbias */
+        R * C,                              /* embedded */
+        L * R * C,                          /* ln1 */
+        L * B * T * 3 * A,                  /* qkv */
+        L * B * NH * TT,                    /* att */
+        L * B * T * A,                      /* atty */
+        L * R * C,                          /* residual2 */
+        L * R * C,                          /* ln2 */
+        L * B * T * F,                      /* fch */
+        L * B * T * F,                      /* fch_gelu */
+        L * R * C,                          /* residual3 */
+        R * C,                              /* lnf */
+        B * T * m->ld_logits,               /* dlogits */
+        R * C,                              /* dresidual */
+        B * T * C,                          /* dbtc */
+        B * T * 3 * A,                      /* dqkv */
+        B * T * F,                          /* dfch */
+        NH * TT,                            /* dscores */
+        4 * C,                              /* dbias */
+        m->config.sequence ? B * T * C : 0, /* all */
     };
     return lay_out(m, &m->acts_memory, (void **)&m->acts, sizes, GPT2_N_ACTIVATIONS, sizeof(real));
 }
@@ -94,14 +95,14 @@ static int open_statistics(struct gpt2 *m)
 {
     int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
             NH = gpt2_part_heads(&m->config);
-    int64_t B = m->B, TT = m->attention ? 0 : T * T;
+    int64_t B = m->B, TT = m->attention ? 0 : T * T, R = gpt2_own_rows(m);
     const int64_t sizes[GPT2_N_STATISTICS] = {
-        L * B * T,
-        L * B * T, /* ln1_mean, ln1_rstd */
-        L * B * T,
-        L * B * T, /* ln2_mean, ln2_rstd */
-        B * T,
-        B * T,                                    /* lnf_mean, lnf_rstd */
+        L * R,
+        L * R, /* ln1_mean, ln1_rstd */
+        L * R,
+        L * R, /* ln2_mean, ln2_rstd */
+        R,
+        R,                                        /* lnf_mean, lnf_rstd */
         NH * TT,                                  /* scores */
         m->attention ? L * B * NH * T : 0,        /* logsum */
         m->attention ? B * NH * T : 0,            /* dots */

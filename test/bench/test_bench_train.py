@@ -260,6 +260,24 @@ class Parts(unittest.TestCase):
                     self.assertEqual((got, summary['state_sha256']), first)
                     self.assertNotEqual(summary['state_sha256'], whole_summary['state_sha256'])
 
+    def test_sequence(self):
+        """Rows cut over the parts, too: near the whole model's run, the same bits however the data is dealt, and less memory for activations."""
+        for tp, dtype, near in [(2, 'f32', 2e-5), (2, 'bf16', 2e-2)]:
+            whole, _ = self.run_of(1, 1, dtype, '--stage=0')
+            _, in_parts = self.run_of(tp, 1, dtype, '--stage=0')
+            first = None
+            for n_dp, *how in [(1, '--stage=0'), (2, '--stage=2'), (2, '--stage=3', '--prefetch=0'), (4, '--stage=1')]:
+                with self.subTest(tp=tp, dtype=dtype, n_dp=n_dp, how=how):
+                    got, summary = self.run_of(tp, n_dp, dtype, '--sequence-parallel', *how)
+                    for (loss, norm), (want, want_norm) in zip(got, whole):
+                        self.assertLess(abs(loss - want), near * want)
+                        self.assertLess(abs(norm - want_norm), 10 * near * want_norm)
+                    first = first or (got, summary['state_sha256'])
+                    self.assertEqual((got, summary['state_sha256']), first)
+                    # Less: half of 4 (B, T, C) of each of 3 layers, and of 3 others; and one more that is whole.
+                    btc = 2 * 16 * 48 * (4 if dtype == 'f32' else 2)
+                    self.assertEqual(in_parts['activation_bytes'] - summary['activation_bytes'], (3 * 4 + 3) * btc // 2 - btc)
+
     def test_checkpoints(self):
         """What parts saved goes on as if it had not stopped, on as many parts in the same bits, and on others near the whole model's run."""
         whole, _ = self.run_of(1, 1, 'f32', '--stage=0')
@@ -314,6 +332,7 @@ class Parts(unittest.TestCase):
 
     def test_refused(self):
         for world, args, says in [(2, ['--tp=4'], '--tp: 4 parts do not divide the 6 heads'), (2, ['--tp=2', '--plain'], '--tp: not with --plain'),
+                                  (1, ['--sequence-parallel'], '--sequence-parallel: is for --tp of 2 or more'),
                                   (2, ['--tp=3'], 'do not multiply to the world of 2'),
                                   (2, ['--tp=2', '--hybrid=hsdp', '--stage=3', '--shard-group=2'], 'do not multiply to the world of 2')]:
             with self.subTest(args=args):
