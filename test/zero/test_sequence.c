@@ -21,7 +21,7 @@ enum {
     ROWS = 4,
     TENSORS = 4 * LAYERS,
     STEPS = 3,
-    MOST_MICRO = 12,
+
     MOST_WORLD = 8
 };
 
