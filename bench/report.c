@@ -202,6 +202,7 @@ static void print_summary(const struct report *r, const struct report_summary *s
 #undef ROW
     if (s->library_bytes)
         printf("%-20s %12s %12s\n", "NCCL's own", "", report_bytes(s->library_bytes).text);
+    printf("%-20s %12s %12s\n", "activations", "", report_bytes(s->activation_bytes).text);
     printf("%-20s %12s %12s\n", "peak resident", "", report_bytes(s->peak_rss_bytes).text);
     if (s->peak_device_bytes)
         printf("%-20s %12s %12s\n", "peak of the GPU", "", report_bytes(s->peak_device_bytes).text);
@@ -230,6 +231,7 @@ void report_summary(struct report *r, const struct report_summary *s)
         report_number(report_ms_median(r)), "tokens_per_s", report_number(tokens_per_s(r, s)),
         "flop_per_token", report_number(s->flop_per_token), "mfu", report_number(used_share(r, s)),
         "collectives", collectives);
+    json_object_set_new(line, "activation_bytes", json_integer(s->activation_bytes));
     if (s->library_bytes)
         json_object_set_new(line, "library_bytes", json_integer(s->library_bytes));
     if (s->hybrid) {

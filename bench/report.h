@@ -41,6 +41,8 @@ struct report_summary {
     int64_t peak_rss_bytes;
     /* of a GPU's memory, this rank's; 0 on the host */
     int64_t peak_device_bytes;
+    /* that the model takes for activations, this rank's */
+    int64_t activation_bytes;
     /* of all ranks together */
     int64_t tokens_per_step;
     /* the second of all ranks together; 0: not known */

@@ -28,6 +28,7 @@ void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_c
     int64_t A = gpt2_part_channels(config), F = gpt2_part_hidden(config);
     int32_t matrix = stores ? ZERO_GRAD_OVERWRITE : 0;
     bool parts = config->tp > 1;
+    uint32_t norm = ZERO_NO_DECAY | (config->sequence ? ZERO_TP_PARTIAL : 0);
     /* clang-format off */
 #define TENSOR(name, unit, flags, ...) \
     {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, GPT2_ZERO_DTYPE, unit, flags}
@@ -38,20 +39,20 @@ void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_c
     const struct zero_tensor table[TRAIN_N_TENSORS] = {
         CUT(wte, 0, matrix, 0, 1, U, C),
         TENSOR(wpe, 0, 0, T, C),
-        TENSOR(ln1w, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
-        TENSOR(ln1b, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
+        TENSOR(ln1w, 1, ZERO_STACKED | norm, L, C),
+        TENSOR(ln1b, 1, ZERO_STACKED | norm, L, C),
         CUT(qkvw, 1, ZERO_STACKED | matrix, 1, 3, L, 3 * A, C),
         CUT(qkvb, 1, ZERO_STACKED | ZERO_NO_DECAY, 1, 3, L, 3 * A),
         CUT(attprojw, 1, ZERO_STACKED | matrix, 2, 1, L, C, A),
         TENSOR(attprojb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
-        TENSOR(ln2w, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
-        TENSOR(ln2b, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
+        TENSOR(ln2w, 1, ZERO_STACKED | norm, L, C),
+        TENSOR(ln2b, 1, ZERO_STACKED | norm, L, C),
         CUT(fcw, 1, ZERO_STACKED | matrix, 1, 1, L, F, C),
         CUT(fcb, 1, ZERO_STACKED | ZERO_NO_DECAY, 1, 1, L, F),
         CUT(fcprojw, 1, ZERO_STACKED | matrix, 2, 1, L, C, F),
         TENSOR(fcprojb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
-        TENSOR(lnfw, 0, ZERO_NO_DECAY, C),
-        TENSOR(lnfb, 0, ZERO_NO_DECAY, C),
+        TENSOR(lnfw, 0, norm, C),
+        TENSOR(lnfb, 0, norm, C),
     };
 #undef TENSOR
 #undef CUT
@@ -391,6 +392,7 @@ static int summarize(struct run *r, double loss)
         .flop_per_token = gpt2_flop_per_token(&o->model.config),
         .peak_tflops = o->peak_tflops * r->world,
         .peak_device_bytes = r->peak_device,
+        .activation_bytes = gpt2_activation_bytes(&r->model),
     };
     double peak = (double)r->peak_resident;
     int n_states = train_n_states(o->optimizer, o->beta1);

@@ -1,6 +1,7 @@
 /* train_cmd.c: the options of zero-bench train. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
+#include "bench/pipe_stages.h"
 #include "bench/place.h"
 #include "bench/plot.h"
 #include "bench/train.h"
@@ -9,9 +10,6 @@
 #include <string.h>
 
 #define UNSET (-1.0)
-
-static const struct option_word schedules[] = {
-    {"1f1b", ZERO_SCHEDULE_1F1B}, {"gpipe", ZERO_SCHEDULE_GPIPE}, {0}};
 
 static error_t add_path(struct argp_state *state, const struct option_row *row, char *path, void *options)
 {
@@ -61,6 +59,13 @@ static error_t finish(struct argp_state *state, void *options)
                    (long long)c->heads);
         return EINVAL;
     }
+    if (c->sequence && (c->tp < 2 || o->batch * c->context % c->tp)) {
+        argp_error(
+            state,
+            "--sequence-parallel: is for --tp of 2 or more, which divides the %lld tokens of a micro-batch",
+            (long long)(o->batch * c->context));
+        return EINVAL;
+    }
     if (c->tp > 1 && o->plain) {
         argp_error(state, "--tp: not with --plain");
         return EINVAL;
@@ -74,8 +79,8 @@ static error_t finish(struct argp_state *state, void *options)
         argp_error(state, "--pp: not with --plain");
         return EINVAL;
     }
-    if (o->pp > 1 && (o->save || o->load || o->import_from)) {
-        argp_error(state, "--pp: a model in pipeline stages is not saved, loaded or imported yet");
+    if (o->pp > 1 && o->import_from) {
+        argp_error(state, "--pp: weights are not imported into a model in pipeline stages yet");
         return EINVAL;
     }
     if (o->schedule != ZERO_SCHEDULE_1F1B && o->pp <= 1) {
@@ -138,7 +143,9 @@ static const struct option_row rows[] = {
      "rank reports, instead of rank 0 (1)",
      3, OPTION_INT(struct train_options, pp, 1, 10000)},
     {"schedule", "1f1b|gpipe", "With --pp: which micro-batch's turn it is (1f1b)", 3,
-     OPTION_WORD(struct train_options, schedule, schedules)},
+     OPTION_WORD(struct train_options, schedule, pipe_schedules)},
+    {"sequence-parallel", NULL, "With --tp: rows of embeddings, sums and norms are cut over the N, too", 3,
+     OPTION_FLAG(struct train_options, model.own.sequence)},
     {"prefetch", "N", "Units gathered ahead (2)", 3, OPTION_INT(struct train_options, prefetch, 0, 10000)},
     {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", 3,
      OPTION_BYTES(struct train_options, budget, 1)},

@@ -15,6 +15,18 @@ static int reduce(void *arg, float *x, int64_t n, bool largest)
     return zero_tp_reduce(*z, x, n, largest ? ZERO_TP_MAX : ZERO_TP_SUM);
 }
 
+static int gather(void *arg, real *dst, const real *src, int64_t n)
+{
+    zero_ctx **z = arg;
+    return zero_tp_gather(*z, dst, src, n, GPT2_ZERO_DTYPE, ZERO_FORWARD);
+}
+
+static int scatter(void *arg, real *dst, const real *src, int64_t n)
+{
+    zero_ctx **z = arg;
+    return zero_tp_scatter(*z, dst, src, n, GPT2_ZERO_DTYPE, ZERO_FORWARD);
+}
+
 int train_place_open(struct train_place *p, int64_t pp, int64_t tp, struct zero_config *cfg)
 {
     *p = (struct train_place){.n_dp = 1, .n_stages = 1};
@@ -42,6 +54,8 @@ void train_parts_join(const struct train_place *p, struct gpt2 *model, zero_ctx 
     model->part = p->part;
     model->sum = sum;
     model->reduce = reduce;
+    model->gather = gather;
+    model->scatter = scatter;
     model->sum_arg = z;
 }
 

@@ -1,6 +1,7 @@
 /* train_stages.c: see train_stages.h. */
 #include "bench/train_stages.h"
 #include "bench/failed.h"
+#include "bench/pipe_stages.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +11,9 @@ enum { WTE, WPE, FIRST_OF_LAYERS, FIRST_OF_NORM = 14 }; /* in train_describe's t
 struct gpt2_config train_stage_config(const struct gpt2_config *whole, int32_t stage, int32_t n_stages)
 {
     struct gpt2_config own = *whole;
-    own.first_layer = whole->layers * stage / n_stages;
-    own.layers = whole->layers * (stage + 1) / n_stages - own.first_layer;
+    for (int32_t s = 0; s < stage; s++)
+        own.first_layer += pipe_layers_of(whole->layers, n_stages, s);
+    own.layers = pipe_layers_of(whole->layers, n_stages, stage);
     own.no_embedding = stage > 0;
     own.no_head = stage < n_stages - 1;
     return own;
@@ -100,6 +102,7 @@ static int64_t piece_of(int32_t number, int64_t whole_layers)
 int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes)
 {
     int64_t activations = batch * whole->context * whole->channels * element_bytes;
+    activations /= whole->sequence ? whole->tp : 1;
     int64_t digests = n_pieces(whole->layers) * (int64_t)sizeof(struct state_digest);
     return activations > digests ? activations : digests;
 }

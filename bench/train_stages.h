@@ -8,7 +8,7 @@
 #include "bench/state_hash.h"
 #include "bench/train.h"
 
-/* What a stage has of a whole model: as even a share of its layers as there is. */
+/* What a stage has of a whole model, as pipe_layers_of divides its layers. */
 struct gpt2_config train_stage_config(const struct gpt2_config *whole, int32_t stage, int32_t n_stages);
 
 /* Keeps of the table that train_describe made for a stage what is the stage's. Unit 0 is what its embedding

@@ -7,7 +7,7 @@
 
 #define KNOWN_FLAGS                                                                                          \
     (ZERO_STACKED | ZERO_NO_DECAY | ZERO_GRAD_OVERWRITE | ZERO_RESIDENT | ZERO_POINTER_PER_BEGIN |           \
-     ZERO_BUFFER | ZERO_TIED)
+     ZERO_BUFFER | ZERO_TIED | ZERO_TP_PARTIAL)
 
 /* Of all tensors together. With these no sum of bytes over states, gradient sums, ranks and padding leaves an
  * int64_t, and no table over units needs offsets of more than 32 bits. */
@@ -214,6 +214,10 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
         return err;
     if ((err = check_cut(t, i)))
         return err;
+    if ((t->flags & ZERO_TP_PARTIAL) && t->tp_cut)
+        return bad(t, i,
+                   "ZERO_TP_PARTIAL with tp_cut; allowed: one of them, as what is cut has a gradient of its "
+                   "own on each rank of tp");
     if ((t->flags & ZERO_TIED) && (stacked || (t->flags & ZERO_POINTER_PER_BEGIN)))
         return bad(t, i, "ZERO_TIED with ZERO_STACKED or ZERO_POINTER_PER_BEGIN; allowed: without them");
     *out = (struct zr_tensor){.param = t->param,
@@ -237,6 +241,7 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                                             : t->tp_blocks ? t->tp_blocks
                                                            : 1,
                               .cut_size = t->tp_size,
+                              .partial = t->flags & ZERO_TP_PARTIAL,
                               .tie = t->flags & ZERO_TIED ? ZR_TIE_OWNER : ZR_TIE_NONE,
                               .pointer_per_begin = t->flags & ZERO_POINTER_PER_BEGIN,
                               .granule = t->granule};

@@ -1,18 +1,20 @@
-/* tp.c: what a model that is cut over the tp axis puts around its products: the conjugate pair, and sums and
- * maxima over the ranks that have its parts. Without a mesh, or with tp 1, they move nothing between ranks,
+/* tp.c: what a model that is cut over the tp axis puts around its products: the conjugate pairs, of whole
+ * activations and of those whose rows are cut between products, and sums and maxima over the ranks that have
+ * its parts. Without a mesh, or with tp 1, they move nothing between ranks,
  * so that a program need not ask. */
 #include "zero/context.h"
 
 #include <xxhash.h>
 
-static bool overlap(const void *a, const void *b, int64_t n_bytes)
+static bool overlap(const void *a, int64_t n_a, const void *b, int64_t n_b)
 {
     uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
-    return (x > y ? x - y : y - x) < (uintptr_t)n_bytes;
+    return x > y ? x - y < (uintptr_t)n_b : y - x < (uintptr_t)n_a;
 }
 
-static int check_pair(struct zero_ctx *z, const char *call, const void *dst, const void *src, int64_t n,
-                      int32_t dtype, enum zero_phase phase)
+/* All but where dst and src lie. */
+static int check_moved(struct zero_ctx *z, const char *call, const void *dst, const void *src, int64_t n,
+                       int32_t dtype, enum zero_phase phase)
 {
     if (!z)
         return zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
@@ -27,8 +29,39 @@ static int check_pair(struct zero_ctx *z, const char *call, const void *dst, con
         return zr_fail(ZR_ERR_ARG,
                        "%s: n is %lld, dst is %s, src is %s; allowed: 0 to 2^61 - 1, and not NULL", call,
                        (long long)n, dst ? "set" : "NULL", src ? "set" : "NULL");
-    if (dst != src && overlap(dst, src, n * zr_dtype_bytes((enum zr_dtype)dtype)))
+    return 0;
+}
+
+static int check_pair(struct zero_ctx *z, const char *call, const void *dst, const void *src, int64_t n,
+                      int32_t dtype, enum zero_phase phase)
+{
+    int err = check_moved(z, call, dst, src, n, dtype, phase);
+    if (err)
+        return err;
+    int64_t bytes = n * zr_dtype_bytes((enum zr_dtype)dtype);
+    if (dst != src && overlap(dst, bytes, src, bytes))
         return zr_fail(ZR_ERR_ARG, "%s: dst and src share memory; allowed: the same, or apart", call);
+    return 0;
+}
+
+/* Of n elements and a rank's part of them: the part is that of the whole, or both lie apart. */
+static int check_part(struct zero_ctx *z, const char *call, const void *dst, const void *src, int64_t n,
+                      int32_t dtype, enum zero_phase phase, bool gathers)
+{
+    int err = check_moved(z, call, dst, src, n, dtype, phase);
+    if (err)
+        return err;
+    if (n % z->mesh.parts)
+        return zr_fail(ZR_ERR_ARG, "%s: n is %lld; allowed: a multiple of tp, which is %d", call,
+                       (long long)n, z->mesh.parts);
+    int64_t bytes = n * zr_dtype_bytes((enum zr_dtype)dtype), of_part = bytes / z->mesh.parts;
+    const char *whole = gathers ? dst : src, *part = gathers ? src : dst;
+    uintptr_t own = (uintptr_t)whole + (uintptr_t)(z->world.rank % z->mesh.parts * of_part);
+    if ((uintptr_t)part != own && overlap(whole, bytes, part, of_part))
+        return zr_fail(ZR_ERR_ARG,
+                       "%s: dst and src share memory; allowed: apart, or the part where rank %d of tp has it "
+                       "in the whole",
+                       call, z->world.rank % z->mesh.parts);
     return 0;
 }
 
@@ -62,6 +95,33 @@ int zero_tp_leave(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dt
     ZR_IN_CALL(z, ZR_CALLED_TP_LEAVE, phase == ZERO_BACKWARD, -1);
     int err = check_pair(z, "zero_tp_leave", dst, src, n, dtype, phase);
     return err ? err : move(z, ZR_CALLED_TP_LEAVE, dst, src, n, dtype, phase == ZERO_FORWARD);
+}
+
+/* gathers: n elements of the parts, else each rank's part of their sum. */
+static int move_parts(struct zero_ctx *z, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                      int32_t dtype, bool gathers)
+{
+    say(z, call, n, dtype, gathers);
+    if (z->mesh.parts == 1)
+        return zr_engine_copy(z->engine, dst, src, n * zr_dtype_bytes((enum zr_dtype)dtype));
+    return gathers ? zr_engine_gather_parts(z->engine, call, dst, src, n, (enum zr_dtype)dtype)
+                   : zr_engine_scatter_parts(z->engine, call, dst, src, n, (enum zr_dtype)dtype);
+}
+
+int zero_tp_gather(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype, enum zero_phase phase)
+{
+    ZR_IN_CALL(z, ZR_CALLED_TP_GATHER, phase == ZERO_BACKWARD, -1);
+    bool gathers = phase == ZERO_FORWARD;
+    int err = check_part(z, "zero_tp_gather", dst, src, n, dtype, phase, gathers);
+    return err ? err : move_parts(z, ZR_CALLED_TP_GATHER, dst, src, n, dtype, gathers);
+}
+
+int zero_tp_scatter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype, enum zero_phase phase)
+{
+    ZR_IN_CALL(z, ZR_CALLED_TP_SCATTER, phase == ZERO_BACKWARD, -1);
+    bool gathers = phase == ZERO_BACKWARD;
+    int err = check_part(z, "zero_tp_scatter", dst, src, n, dtype, phase, gathers);
+    return err ? err : move_parts(z, ZR_CALLED_TP_SCATTER, dst, src, n, dtype, gathers);
 }
 
 int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op)

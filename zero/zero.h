@@ -372,6 +372,22 @@ ZERO_API int zero_tp_enter(zero_ctx *z, void *dst, const void *src, int64_t n, i
 ZERO_API int zero_tp_leave(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,
                            enum zero_phase phase);
 
+/* Sequence parallelism: in place of enter and leave, so that what lies between the pairs of products
+ * (norms, residual sums, dropout) is computed, and kept, for a rank's own rows alone. n elements are the
+ * whole of an activation, and rank r of tp has the r-th of tp equal parts of it, n / tp elements; with rows
+ * of the sequence outermost a part is whole rows. gather stands in place of enter: forward, dst (n) is
+ * every rank's src (n / tp) in their order; backward, dst (n / tp) is this rank's part of the sum over tp
+ * of src (n). And scatter stands in place of leave: forward, dst (n / tp) is this rank's part of the sum
+ * over tp of src (n); in backward, dst (n) is every rank's src (n / tp) in their order. The sums have the
+ * bits of enter's and leave's. What is added behind a scatter is added to a rank's own rows, and tensors
+ * that are used there have gradients of those rows alone: flag them ZERO_TP_PARTIAL. dst and src lie apart,
+ * or the part lies in the whole, where this rank's is. Otherwise as above; ZERO_ERR_ARG also for an n that
+ * tp does not divide. */
+ZERO_API int zero_tp_gather(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,
+                            enum zero_phase phase);
+ZERO_API int zero_tp_scatter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,
+                             enum zero_phase phase);
+
 /* Each of x (n, fp32, in place) becomes its sum over tp, or the largest of them, NaN where one is NaN: for
  * a loss whose vocabulary is cut, of which ranks need the largest logit, and the sum of exponentials, of
  * each row. Otherwise as above; x is of the host. */

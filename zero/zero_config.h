@@ -98,7 +98,14 @@ enum {
      * backward finds the last one's gradient of the micro-batch in *grad and adds to it, in one bracket. The
      * last has no state of it, gets the values with each step, and its *grad is set in backward actions
      * alone. On both its unit is resident: give it one of its own. Without stages it says nothing */
-    ZERO_TIED = 1 << 6
+    ZERO_TIED = 1 << 6,
+    /* with a mesh whose tp is above 1: every rank of tp has all of this tensor (tp_cut 0), but its
+     * gradient is of the rank's own rows of the sequence alone, as of norms and of biases behind
+     * zero_tp_scatter. Each contribution is summed over tp, in fp32 in a fixed order, and rounded once to
+     * dtype, before the ranks of dp reduce it: so all ranks of tp keep the same bits. For that the model's
+     * thread waits for the other ranks of tp, in zero_end of backward as a rule. Without a mesh, with tp 1
+     * and for what is frozen it says nothing */
+    ZERO_TP_PARTIAL = 1 << 7
 };
 
 /* For zero_tensor.tp_cut: along which dimension. One more, so that a table that leaves the field out says

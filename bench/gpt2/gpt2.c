@@ -72,13 +72,47 @@ static void sum_parts(struct gpt2 *m, real *x)
         RUN(m, m->sum(m->sum_arg, x, m->B * m->config.context * m->config.channels));
 }
 
-/* out (B*T, C) = x (B*T, C) + inp (B*T, K) * weight (C, K)^T + bias (C), K being a part's own: the first part
- * adds x and bias. */
+/* The rows of all parts, of x (R, C); good until the next are asked for. */
+static const real *all_rows(struct gpt2 *m, const real *x)
+{
+    if (!m->config.sequence)
+        return x;
+    RUN(m, m->gather(m->sum_arg, m->acts.all, x, m->B * m->config.context * m->config.channels));
+    return m->acts.all;
+}
+
+/* This part's rows (R, C) of the sum over the parts of x (B*T, C), which lie in x. */
+static const real *own_sum(struct gpt2 *m, real *x)
+{
+    real *own = m->config.sequence ? x + m->part * gpt2_own_rows(m) * m->config.channels : x;
+    if (m->config.sequence)
+        RUN(m, m->scatter(m->sum_arg, own, x, m->B * m->config.context * m->config.channels));
+    else
+        sum_parts(m, x);
+    return own;
+}
+
+/* As project, of a part's own rows of out and x: each part adds its own of x. */
+static void project_rows(struct gpt2 *m, real *out, const real *x, const real *inp, const real *weight,
+                         const real *bias, int64_t K)
+{
+    int64_t C = m->config.channels;
+    linear_forward(m, m->acts.all, inp, weight, m->part == 0 ? bias : NULL, K, C, false);
+    RUN(m, m->scatter(m->sum_arg, out, m->acts.all, m->B * m->config.context * C));
+    LAYER(m, add, out, x, gpt2_own_rows(m) * C);
+}
+
+/* out (R, C) = x (R, C) + inp (B*T, K) * weight (C, K)^T + bias (C), K being a part's own: the first
+ * part adds x and bias. */
 static void project(struct gpt2 *m, real *out, const real *x, const real *inp, const real *weight,
                     const real *bias, int64_t K)
 {
     int64_t C = m->config.channels;
     bool first = m->part == 0;
+    if (m->config.sequence) {
+        project_rows(m, out, x, inp, weight, bias, K);
+        return;
+    }
     if (first)
         copy(m, out, x, m->B * m->config.context * C);
     linear_forward(m, out, inp, weight, first ? bias : NULL, K, C, first);
@@ -331,10 +365,15 @@ void gpt2_turn_to(struct gpt2 *m, int64_t i)
 void gpt2_embed_forward(struct gpt2 *m)
 {
     if (m->config.tp > 1) {
-        RUN(m, gpt2_vocab_embed(m->place, m->acts.embedded, m->batch.tokens, m->params.wte,
+        real *embedded = m->config.sequence ? m->acts.all : m->acts.embedded;
+        RUN(m, gpt2_vocab_embed(m->place, embedded, m->batch.tokens, m->params.wte,
                                 m->part == 0 ? m->params.wpe : NULL, m->B, m->config.context,
                                 m->config.channels));
-        sum_parts(m, m->acts.embedded);
+        if (m->config.sequence)
+            RUN(m, m->scatter(m->sum_arg, m->acts.embedded, embedded,
+                              m->B * m->config.context * m->config.channels));
+        else
+            sum_parts(m, embedded);
         return;
     }
     LAYER(m, embedding_forward, m->acts.embedded, m->batch.tokens, m->params.wte, m->params.wpe, m->B,
@@ -344,13 +383,13 @@ void gpt2_embed_forward(struct gpt2 *m)
 /* The input of layer l; of layer L, the input of the head. */
 static real *residual_before(struct gpt2 *m, int64_t l)
 {
-    int64_t BTC = m->B * m->config.context * m->config.channels;
-    return l == 0 ? m->acts.embedded : m->acts.residual3 + (l - 1) * BTC;
+    int64_t RC = gpt2_own_rows(m) * m->config.channels;
+    return l == 0 ? m->acts.embedded : m->acts.residual3 + (l - 1) * RC;
 }
 
 void gpt2_copy_residual(struct gpt2 *m, void *dst, const void *src)
 {
-    copy(m, dst, src, m->B * m->config.context * m->config.channels);
+    copy(m, dst, src, gpt2_own_rows(m) * m->config.channels);
 }
 
 real *gpt2_last_residual(struct gpt2 *m)
@@ -360,25 +399,25 @@ real *gpt2_last_residual(struct gpt2 *m)
 
 void gpt2_layer_forward(struct gpt2 *m, int64_t l)
 {
-    int64_t C = m->config.channels, BT = m->B * m->config.context;
+    int64_t C = m->config.channels, BT = m->B * m->config.context, R = gpt2_own_rows(m);
     int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
     const struct params *p = &m->params;
     const struct activations *a = &m->acts;
     const struct statistics *s = &m->stats;
     const real *x = residual_before(m, l);
-    real *ln1 = a->ln1 + l * BT * C, *qkv = a->qkv + l * BT * 3 * A;
-    real *atty = a->atty + l * BT * A, *residual2 = a->residual2 + l * BT * C, *ln2 = a->ln2 + l * BT * C;
+    real *ln1 = a->ln1 + l * R * C, *qkv = a->qkv + l * BT * 3 * A;
+    real *atty = a->atty + l * BT * A, *residual2 = a->residual2 + l * R * C, *ln2 = a->ln2 + l * R * C;
     real *fch = a->fch + l * BT * F, *fch_gelu = a->fch_gelu + l * BT * F;
-    real *residual3 = a->residual3 + l * BT * C;
+    real *residual3 = a->residual3 + l * R * C;
 
-    LAYER(m, layernorm_forward, ln1, s->ln1_mean + l * BT, s->ln1_rstd + l * BT, x, p->ln1w + l * C,
-          p->ln1b + l * C, s->scratch, BT, C);
-    linear_forward(m, qkv, ln1, p->qkvw + l * 3 * A * C, p->qkvb + l * 3 * A, C, 3 * A, false);
+    LAYER(m, layernorm_forward, ln1, s->ln1_mean + l * R, s->ln1_rstd + l * R, x, p->ln1w + l * C,
+          p->ln1b + l * C, s->scratch, R, C);
+    linear_forward(m, qkv, all_rows(m, ln1), p->qkvw + l * 3 * A * C, p->qkvb + l * 3 * A, C, 3 * A, false);
     attention_forward(m, l, atty, qkv);
     project(m, residual2, x, atty, p->attprojw + l * C * A, p->attprojb + l * C, A);
-    LAYER(m, layernorm_forward, ln2, s->ln2_mean + l * BT, s->ln2_rstd + l * BT, residual2, p->ln2w + l * C,
-          p->ln2b + l * C, s->scratch, BT, C);
-    linear_gelu_forward(m, fch_gelu, fch, ln2, p->fcw + l * F * C, p->fcb + l * F, C, F);
+    LAYER(m, layernorm_forward, ln2, s->ln2_mean + l * R, s->ln2_rstd + l * R, residual2, p->ln2w + l * C,
+          p->ln2b + l * C, s->scratch, R, C);
+    linear_gelu_forward(m, fch_gelu, fch, all_rows(m, ln2), p->fcw + l * F * C, p->fcb + l * F, C, F);
     project(m, residual3, residual2, fch_gelu, p->fcprojw + l * C * F, p->fcprojb + l * C, F);
 }
 
@@ -401,7 +440,9 @@ void gpt2_head_forward(struct gpt2 *m)
 {
     int64_t C = m->config.channels, T = m->config.context, U = gpt2_part_vocab(&m->config), BT = m->B * T;
     LAYER(m, layernorm_forward, m->acts.lnf, m->stats.lnf_mean, m->stats.lnf_rstd,
-          residual_before(m, m->config.layers), m->params.lnfw, m->params.lnfb, m->stats.scratch, BT, C);
+          residual_before(m, m->config.layers), m->params.lnfw, m->params.lnfb, m->stats.scratch,
+          gpt2_own_rows(m), C);
+    const real *lnf = all_rows(m, m->acts.lnf);
     for (int64_t b = 0; b < m->B; b++) { /* row by row: logits are the largest thing there is */
         multiply(m, &(struct zr_gemm_args){
                         .trans_b = true, /* logits (T, U) = lnf (T, C) * wte (U, C)^T */
@@ -410,7 +451,7 @@ void gpt2_head_forward(struct gpt2 *m)
                         .k = C,
                         .ab_dtype = GPT2_GEMM_DTYPE,
                         .c_dtype = ZR_F32,
-                        .a = m->acts.lnf + b * T * C,
+                        .a = lnf + b * T * C,
                         .b = m->params.wte,
                         .c = m->stats.logits,
                         .lda = C,
@@ -444,50 +485,51 @@ int gpt2_take_loss(struct gpt2 *m, double *loss)
 
 void gpt2_head_backward(struct gpt2 *m)
 {
-    int64_t C = m->config.channels, U = gpt2_part_vocab(&m->config), BT = m->B * m->config.context;
+    int64_t C = m->config.channels, U = gpt2_part_vocab(&m->config), R = gpt2_own_rows(m);
     const struct activations *a = &m->acts;
     linear_backward_input(m, a->dbtc, a->dlogits, m->ld_logits, m->params.wte, NULL, C, U);
-    linear_backward_weight(m, m->grads.wte, NULL, a->dlogits, m->ld_logits, a->lnf, C, U);
-    sum_parts(m, a->dbtc);
-    RUN(m, m->place->dev->ops->zero(m->place->stream, a->dresidual, BT * C * (int64_t)sizeof(real)));
-    LAYER(m, layernorm_backward, a->dresidual, m->grads.lnfw, m->grads.lnfb, a->dbtc,
+    linear_backward_weight(m, m->grads.wte, NULL, a->dlogits, m->ld_logits, all_rows(m, a->lnf), C, U);
+    const real *dlnf = own_sum(m, a->dbtc);
+    RUN(m, m->place->dev->ops->zero(m->place->stream, a->dresidual, R * C * (int64_t)sizeof(real)));
+    LAYER(m, layernorm_backward, a->dresidual, m->grads.lnfw, m->grads.lnfb, dlnf,
           residual_before(m, m->config.layers), m->params.lnfw, m->stats.lnf_mean, m->stats.lnf_rstd,
-          m->stats.scratch, BT, C);
+          m->stats.scratch, R, C);
 }
 
 /* dresidual: on entry the gradient of the layer's output, on return that of its input. dbtc is summed over
  * parts before it passes a norm. */
 void gpt2_layer_backward(struct gpt2 *m, int64_t l)
 {
-    int64_t C = m->config.channels, BT = m->B * m->config.context;
+    int64_t C = m->config.channels, BT = m->B * m->config.context, R = gpt2_own_rows(m);
     int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
     const struct params *p = &m->params, *g = &m->grads;
     const struct activations *a = &m->acts;
     const struct statistics *s = &m->stats;
     const real *x = residual_before(m, l);
-    const real *ln1 = a->ln1 + l * BT * C, *qkv = a->qkv + l * BT * 3 * A;
-    const real *atty = a->atty + l * BT * A, *residual2 = a->residual2 + l * BT * C,
-               *ln2 = a->ln2 + l * BT * C;
+    const real *ln1 = a->ln1 + l * R * C, *qkv = a->qkv + l * BT * 3 * A;
+    const real *atty = a->atty + l * BT * A, *residual2 = a->residual2 + l * R * C, *ln2 = a->ln2 + l * R * C;
     const real *fch = a->fch + l * BT * F, *fch_gelu = a->fch_gelu + l * BT * F;
 
-    linear_backward_input(m, a->dfch, a->dresidual, C, p->fcprojw + l * C * F, fch, F, C);
-    linear_backward_weight(m, g->fcprojw + l * C * F, g->fcprojb + l * C, a->dresidual, C, fch_gelu, F, C);
-    linear_backward(m, a->dbtc, g->fcw + l * F * C, g->fcb + l * F, a->dfch, ln2, p->fcw + l * F * C, C, F);
-    sum_parts(m, a->dbtc);
-    LAYER(m, layernorm_backward, a->dresidual, g->ln2w + l * C, g->ln2b + l * C, a->dbtc, residual2,
-          p->ln2w + l * C, s->ln2_mean + l * BT, s->ln2_rstd + l * BT, s->scratch, BT, C);
-    linear_backward(m, a->dbtc, g->attprojw + l * C * A, g->attprojb + l * C, a->dresidual, atty,
+    const real *dout = all_rows(m, a->dresidual);
+    linear_backward_input(m, a->dfch, dout, C, p->fcprojw + l * C * F, fch, F, C);
+    linear_backward_weight(m, g->fcprojw + l * C * F, g->fcprojb + l * C, dout, C, fch_gelu, F, C);
+    linear_backward(m, a->dbtc, g->fcw + l * F * C, g->fcb + l * F, a->dfch, all_rows(m, ln2),
+                    p->fcw + l * F * C, C, F);
+    const real *dln = own_sum(m, a->dbtc);
+    LAYER(m, layernorm_backward, a->dresidual, g->ln2w + l * C, g->ln2b + l * C, dln, residual2,
+          p->ln2w + l * C, s->ln2_mean + l * R, s->ln2_rstd + l * R, s->scratch, R, C);
+    linear_backward(m, a->dbtc, g->attprojw + l * C * A, g->attprojb + l * C, all_rows(m, a->dresidual), atty,
                     p->attprojw + l * C * A, A, C);
     attention_backward(m, l, a->dqkv, a->dbtc, atty, qkv);
-    linear_backward(m, a->dbtc, g->qkvw + l * 3 * A * C, g->qkvb + l * 3 * A, a->dqkv, ln1,
+    linear_backward(m, a->dbtc, g->qkvw + l * 3 * A * C, g->qkvb + l * 3 * A, a->dqkv, all_rows(m, ln1),
                     p->qkvw + l * 3 * A * C, C, 3 * A);
-    sum_parts(m, a->dbtc);
-    LAYER(m, layernorm_backward, a->dresidual, g->ln1w + l * C, g->ln1b + l * C, a->dbtc, x, p->ln1w + l * C,
-          s->ln1_mean + l * BT, s->ln1_rstd + l * BT, s->scratch, BT, C);
+    dln = own_sum(m, a->dbtc);
+    LAYER(m, layernorm_backward, a->dresidual, g->ln1w + l * C, g->ln1b + l * C, dln, x, p->ln1w + l * C,
+          s->ln1_mean + l * R, s->ln1_rstd + l * R, s->scratch, R, C);
 }
 
 void gpt2_embed_backward(struct gpt2 *m)
 {
-    LAYER(m, embedding_backward, m->grads.wte, m->grads.wpe, m->acts.dresidual, &m->batch, m->stats.scratch,
-          m->B, m->config.context, m->config.channels);
+    LAYER(m, embedding_backward, m->grads.wte, m->grads.wpe, all_rows(m, m->acts.dresidual), &m->batch,
+          m->stats.scratch, m->B, m->config.context, m->config.channels);
 }

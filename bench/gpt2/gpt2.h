@@ -8,10 +8,12 @@
  *
  * B rows, T tokens each, C channels, NH heads, L layers, V token ids.
  *
- * The model may be cut into parts, on a rank each (config.tp): a part has some of the heads, with A of the C
- * channels between qkv and the projection, F of the 4*C of the MLP, and U of the V token ids. Positions,
- * norms and what biases add to sums are whole, and the same on all ranks. What projections and embeddings of
- * parts give is added up by sum(). */
+ * The model may be cut into parts, on a rank each (config.tp): a part has some of the heads, with A of the
+ * C channels between qkv and the projection, F of the 4*C of the MLP, and U of the V token ids. Positions,
+ * norms and what biases add to sums are whole, and the same on all ranks. What projections and embeddings
+ * of parts give is added up by sum(). With config.sequence a part has R = B*T / config.tp rows of
+ * embeddings, sums and norms, else R is B*T: gather() brings the others' rows before a product, scatter()
+ * adds up behind one. */
 #ifndef ZERO_BENCH_GPT2_H
 #define ZERO_BENCH_GPT2_H
 
@@ -41,24 +43,26 @@ struct params {
 
 /* What forward leaves for backward:
  *
- *     embedded             (B, T, C)
- *     ln1                  (L, B, T, C)
+ *     embedded             (R, C)
+ *     ln1                  (L, R, C)
  *     qkv                  (L, B, T, 3*A)
  *     att                  (L, B, NH, T, T), after the softmax; none where attention is one piece
  *     atty                 (L, B, T, A)
- *     residual2, ln2       (L, B, T, C)
+ *     residual2, ln2       (L, R, C)
  *     fch, fch_gelu        (L, B, T, F)
- *     residual3            (L, B, T, C)
- *     lnf                  (B, T, C)
+ *     residual3            (L, R, C)
+ *     lnf                  (R, C)
  *     dlogits              (B, T, U), rows padded: the gradient of the loss, made in forward
  *
  * and scratch of backward:
  *
- *     dresidual, dbtc      (B, T, C)
+ *     dresidual            (R, C)
+ *     dbtc                 (B, T, C)
  *     dqkv                 (B, T, 3*A)
  *     dfch                 (B, T, F)
  *     dscores              (NH, T, T) of one row; none where attention is one piece
  *     dbias                (4*C)
+ *     all                  (B, T, C), where R is not B*T: the rows of all parts, also in forward
  *
  * NH being the part's own heads.
  */
@@ -67,15 +71,15 @@ struct activations {
     real *ln1, *qkv, *att, *atty, *residual2;
     real *ln2, *fch, *fch_gelu, *residual3;
     real *lnf, *dlogits;
-    real *dresidual, *dbtc, *dqkv, *dfch, *dscores, *dbias;
+    real *dresidual, *dbtc, *dqkv, *dfch, *dscores, *dbias, *all;
 };
-#define GPT2_N_ACTIVATIONS 18
+#define GPT2_N_ACTIVATIONS 19
 
 /* fp32 whatever the dtype: statistics, and scratch. */
 struct statistics {
-    /* (L, B, T) each */
+    /* (L, R) each */
     float *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;
-    /* (B, T) each */
+    /* (R) each */
     float *lnf_mean, *lnf_rstd;
     /* (NH, T, T) of one row; none where attention is one piece */
     float *scores;
@@ -117,10 +121,14 @@ struct gpt2 {
     bool stores;
     /* With config.tp above 1, set before forward: which part this is; what adds x (n) up over the parts,
      * in place, on the place's stream; and what takes the sum, or the largest, of each of x (n), on the
-     * host. 0 or a zr_err. */
+     * host. And with config.sequence what makes n elements of dst of every part's src, in their order, and
+     * what gives dst this part's of the sum of src (n); dst or src may lie in the other, where it belongs.
+     * 0 or a zr_err. */
     int32_t part;
     int (*sum)(void *arg, real *x, int64_t n);
     int (*reduce)(void *arg, float *x, int64_t n, bool largest);
+    int (*gather)(void *arg, real *dst, const real *src, int64_t n);
+    int (*scatter)(void *arg, real *dst, const real *src, int64_t n);
     void *sum_arg;
     /* one of kept, which are n_kept; embedded is the caller's where config.no_embedding is set */
     struct activations acts;
@@ -154,6 +162,12 @@ struct gpt2 {
     struct profile *profile;
 };
 
+/* R: of what lies between products. */
+static inline int64_t gpt2_own_rows(const struct gpt2 *m)
+{
+    return m->B * m->config.context / (m->config.sequence ? m->config.tp : 1);
+}
+
 /* Takes memory for tokens, and for the activations of n_kept micro-batches, whose forwards are done before
  * the first one's backward is. Returns 0 or a zr_err; on failure nothing is held. */
 int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, int64_t n_kept,
@@ -163,6 +177,8 @@ int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, int64
 int gpt2_open_params(struct gpt2 *m, uint64_t seed);
 int gpt2_open_grads(struct gpt2 *m);
 void gpt2_close(struct gpt2 *m);
+/* Of all micro-batches that are kept, and their scratch; without statistics. */
+int64_t gpt2_activation_bytes(const struct gpt2 *m);
 
 /* GPT-2's first values of elements [first, first + n) of tensor t, as struct gpt2_params counts, to x of the
  * host: normal 0.02, residual projections by 1/sqrt(2L) smaller, norms 1, biases 0. They follow from seed and

@@ -61,6 +61,7 @@ static error_t finish(struct argp_state *state, void *options)
     c->context = own->context ? own->context : c->context;
     c->vocab = own->vocab ? own->vocab : c->vocab;
     c->tp = own->tp;
+    c->sequence = own->sequence;
     if (c->channels % c->heads) {
         argp_error(state, "--channels: %lld is not a multiple of the %lld heads", (long long)c->channels,
                    (long long)c->heads);

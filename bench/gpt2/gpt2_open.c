@@ -68,27 +68,28 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
             NH = gpt2_part_heads(&m->config);
     int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
     int64_t B = m->B, TT = m->attention ? 0 : T * T;
-    int64_t B_in = m->config.no_embedding ? 0 : B, B_head = m->config.no_head ? 0 : B,
-            B_aside = first ? B : 0;
+    int64_t R = gpt2_own_rows(m), R_in = m->config.no_embedding ? 0 : R, R_head = m->config.no_head ? 0 : R;
+    int64_t BT_head = m->config.no_head ? 0 : B * T, BT_aside = first ? B * T : 0;
     const int64_t sizes[GPT2_N_ACTIVATIONS] = {
-        B_in * T * C,              /* embedded */
-        L * B * T * C,             /* ln1 */
-        L * B * T * 3 * A,         /* qkv */
-        L * B * NH * TT,           /* att */
-        L * B * T * A,             /* atty */
-        L * B * T * C,             /* residual2 */
-        L * B * T * C,             /* ln2 */
-        L * B * T * F,             /* fch */
-        L * B * T * F,             /* fch_gelu */
-        L * B * T * C,             /* residual3 */
-        B_head * T * C,            /* lnf */
-        B_head * T * m->ld_logits, /* dlogits */
-        B_aside * T * C,           /* dresidual */
-        B_aside * T * C,           /* dbtc */
-        B_aside * T * 3 * A,       /* dqkv */
-        B_aside * T * F,           /* dfch */
-        first ? NH * TT : 0,       /* dscores */
-        first ? 4 * C : 0,         /* dbias */
+        R_in * C,                              /* embedded */
+        L * R * C,                             /* ln1 */
+        L * B * T * 3 * A,                     /* qkv */
+        L * B * NH * TT,                       /* att */
+        L * B * T * A,                         /* atty */
+        L * R * C,                             /* residual2 */
+        L * R * C,                             /* ln2 */
+        L * B * T * F,                         /* fch */
+        L * B * T * F,                         /* fch_gelu */
+        L * R * C,                             /* residual3 */
+        R_head * C,                            /* lnf */
+        BT_head * m->ld_logits,                /* dlogits */
+        first ? R * C : 0,                     /* dresidual */
+        BT_aside * C,                          /* dbtc */
+        BT_aside * 3 * A,                      /* dqkv */
+        BT_aside * F,                          /* dfch */
+        first ? NH * TT : 0,                   /* dscores */
+        first ? 4 * C : 0,                     /* dbias */
+        m->config.sequence ? BT_aside * C : 0, /* all */
     };
     int err = lay_out(m, &k->acts_memory, (void **)&k->acts, sizes, GPT2_N_ACTIVATIONS, sizeof(real));
     if (!err && !first) {
@@ -99,6 +100,7 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
         k->acts.dfch = shared->dfch;
         k->acts.dscores = shared->dscores;
         k->acts.dbias = shared->dbias;
+        k->acts.all = shared->all;
     }
     return err;
 }
@@ -108,14 +110,14 @@ static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
     int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
             NH = gpt2_part_heads(&m->config);
     int64_t B = m->B, TT = m->attention || !first ? 0 : T * T, ld = m->config.no_head ? 0 : m->ld_logits;
-    int64_t B_head = m->config.no_head ? 0 : B, T_aside = first ? T : 0;
+    int64_t R = gpt2_own_rows(m), R_head = m->config.no_head ? 0 : R, T_aside = first ? T : 0;
     const int64_t sizes[GPT2_N_STATISTICS] = {
-        L * B * T,
-        L * B * T, /* ln1_mean, ln1_rstd */
-        L * B * T,
-        L * B * T, /* ln2_mean, ln2_rstd */
-        B_head * T,
-        B_head * T,                                           /* lnf_mean, lnf_rstd */
+        L * R,
+        L * R, /* ln1_mean, ln1_rstd */
+        L * R,
+        L * R, /* ln2_mean, ln2_rstd */
+        R_head,
+        R_head,                                               /* lnf_mean, lnf_rstd */
         NH * TT,                                              /* scores */
         m->attention ? L * B * NH * T : 0,                    /* logsum */
         m->attention ? B * NH * T_aside : 0,                  /* dots */
@@ -270,6 +272,14 @@ int gpt2_next_batch(struct gpt2 *m)
     m->tokens = m->staged[m->slot].tokens;
     m->targets = m->staged[m->slot].targets;
     return m->place->dev->ops->event_sync(m->sent[m->slot]);
+}
+
+int64_t gpt2_activation_bytes(const struct gpt2 *m)
+{
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < m->n_kept; i++)
+        bytes += m->kept[i].acts_memory.bytes;
+    return bytes;
 }
 
 void gpt2_close(struct gpt2 *m)

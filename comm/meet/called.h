@@ -34,6 +34,8 @@
     X(LOSS_SCALE, "zero_loss_scale")                                                                         \
     X(TP_ENTER, "zero_tp_enter")                                                                             \
     X(TP_LEAVE, "zero_tp_leave")                                                                             \
+    X(TP_GATHER, "zero_tp_gather")                                                                           \
+    X(TP_SCATTER, "zero_tp_scatter")                                                                         \
     X(TP_SUM, "zero_tp_reduce(sum)")                                                                         \
     X(TP_MAX, "zero_tp_reduce(max)")                                                                         \
     X(EVALUATE, "zero_evaluate")                                                                             \

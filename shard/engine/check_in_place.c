@@ -86,6 +86,19 @@ void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced)
         for_kept_pieces(e, unit, keep);
 }
 
+static int keep_again(struct zr_engine *e, int32_t piece, uint64_t hash)
+{
+    if (e->m.kept_grad[piece])
+        e->m.kept_grad[piece] = hash;
+    return 0;
+}
+
+void zr_in_place_summed(struct zr_engine *e, int32_t unit)
+{
+    if (e->m.kept_grad)
+        for_kept_pieces(e, unit, keep_again);
+}
+
 int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill)
 {
     return e->m.kept_grad ? for_kept_pieces(e, unit, fill ? forget : compare_kept) : 0;

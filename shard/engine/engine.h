@@ -314,6 +314,13 @@ int zr_engine_tied_values(struct zr_engine *e);
  * failure ends the context. */
 int zr_engine_sum_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
                         enum zr_dtype dtype);
+/* Of n elements, a multiple of how many parts there are: scatter: this rank's part of the sum to dst,
+ * each element in the same tree; gather: the parts, in src of each rank, to dst. dst and src lie apart, or
+ * the part lies in the whole, where it belongs. */
+int zr_engine_scatter_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
+                            int64_t n, enum zr_dtype dtype);
+int zr_engine_gather_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
+                           int64_t n, enum zr_dtype dtype);
 int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, float *x, int64_t n);
 /* A call of the program's around parts, whether it moves anything or not, as a hash of all that must be
  * equal: the next that moves compares. */

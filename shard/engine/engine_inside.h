@@ -308,6 +308,13 @@ int zr_tied_fill(struct zr_engine *e, int32_t unit, int32_t slot);
 /* No micro-batch of the next step has begun. */
 void zr_tied_forget(struct zr_engine *e);
 
+/* ---- engine_parts.c ---- */
+
+/* The unit's gradient is complete in that slot, and about to be reduced: of what each part of the model has a
+ * gradient of its own (struct zr_tensor, partial), it becomes their sum, on the model's stream. any: whether
+ * there was something to do. */
+int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
+
 /* ---- engine_roles.c ---- */
 
 /* For zr_engine_open: which communicators there are; and, once the streams are open, where they work. */
@@ -459,6 +466,8 @@ int zr_engine_issue_snapshot(struct zr_engine *e);
  * next begins, whose gradient is zeroed then or not: ZR_ERR_ORDER if the model changed what it had said to
  * keep. */
 void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced);
+/* The library has changed what lies there (zr_partial_sum). */
+void zr_in_place_summed(struct zr_engine *e, int32_t unit);
 int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill);
 /* zero_step is called, and nothing has been done for it; the step was dropped. */
 int zr_in_place_step(struct zr_engine *e);

@@ -237,6 +237,22 @@ static int end_grad(struct zr_engine *e, const struct zr_action *a)
     return e->dev->ops->event_record(e->ev.grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute);
 }
 
+/* Whatever has completed the gradient: a bracket, or, where the model adds micro-batches up or has no
+ * brackets, the end of a micro-batch or of the step. */
+static int reduce_grad(struct zr_engine *e, const struct zr_action *a)
+{
+    bool any;
+    int err = zr_partial_sum(e, a->unit, a->slot, &any);
+    if (!err && any) {
+        zr_in_place_summed(e, a->unit);
+        err =
+            e->dev->ops->event_record(e->ev.grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute);
+    }
+    if (!err)
+        zr_model_push(e, a);
+    return err;
+}
+
 static int set_aside(struct zr_engine *e, const struct zr_action *a)
 {
     int err = zr_aside_make(e, a->unit);
@@ -271,6 +287,8 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         return end_grad(e, a);
     case ZR_ACT_RETURN_GRADS:
         return return_grads(e, a->unit);
+    case ZR_ACT_REDUCE:
+        return reduce_grad(e, a);
     case ZR_ACT_SET_ASIDE:
         return set_aside(e, a);
     case ZR_ACT_DROP_SUMS:

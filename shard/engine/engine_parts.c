@@ -3,7 +3,8 @@
  *
  * Activations are the program's, anywhere in its memory, and of any size, while peers read arenas. So they go
  * through one, in pieces: a piece is copied to `in`, its sum is scattered to one of two `out`, gathered there
- * in place, and copied back. The next piece has the other `out`: peers may still be gathering from this one,
+ * in place, and copied back; or only this rank's part of it is, where the sequence's rows are cut between
+ * products. The next piece has the other `out`: peers may still be gathering from this one,
  * until each has come to the sum after it (comm/comm.h). */
 #include "shard/engine/engine_inside.h"
 #include "shard/engine/engine_issue.h"
@@ -67,6 +68,43 @@ static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, e
     return 0;
 }
 
+/* A slice of `in` for each rank, of which what is behind its elements is added up with them, and not used. */
+static int scatter_pieces(struct zr_engine *e, char *dst, const char *src, int64_t part, enum zr_dtype dtype,
+                          const struct zr_tag *tag)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const int64_t size = zr_dtype_bytes(dtype), most = IN_BYTES / e->parts / CUT_BYTES * CUT_BYTES / size;
+    for (int64_t at = 0, k; at < part; at += k) {
+        k = zr_min(part - at, most);
+        int64_t each = zr_round_up(k * size, CUT_BYTES), sums = out_at(e->m.parts_out ^= 1);
+        for (int32_t p = 0; p < e->parts; p++)
+            ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + p * each, src + (p * part + at) * size,
+                           k * size));
+        const struct zr_reduce_seg reduce = {
+            .src = IN_AT, .dst = sums, .cut = {.each = each, .total = e->parts * each}, .dtype = dtype};
+        ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
+        ZR_TRY(d->cast(e->compute, dst + at * size, dtype, (const float *)(e->model_base + sums), ZR_F32, k));
+    }
+    return 0;
+}
+
+/* By exchanges, behind which no peer reads `in`. */
+static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_t part, enum zr_dtype dtype,
+                         const struct zr_tag *tag)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const int64_t size = zr_dtype_bytes(dtype), most = IN_BYTES / e->parts / size;
+    for (int64_t at = 0, k; at < part; at += k) {
+        k = zr_min(part - at, most);
+        const int64_t slot = k * size;
+        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->part * slot, src + at * size, slot));
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
+        for (int32_t p = 0; p < e->parts; p++)
+            ZR_TRY(d->copy(e->compute, dst + (p * part + at) * size, e->model_base + IN_AT + p * slot, slot));
+    }
+    return 0;
+}
+
 static void keep_most(float *x, const float *from, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
@@ -108,6 +146,22 @@ int zr_engine_sum_parts(struct zr_engine *e, enum zr_called_name call, void *dst
     return zr_engine_status(e);
 }
 
+int zr_engine_scatter_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
+                            int64_t n, enum zr_dtype dtype)
+{
+    const struct zr_tag tag = parts_tag(e, call, n, dtype);
+    int err = scatter_pieces(e, dst, src, n / e->parts, dtype, &tag);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
+}
+
+int zr_engine_gather_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
+                           int64_t n, enum zr_dtype dtype)
+{
+    const struct zr_tag tag = parts_tag(e, call, n, dtype);
+    int err = gather_pieces(e, dst, src, n / e->parts, dtype, &tag);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
+}
+
 int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, float *x, int64_t n)
 {
     const struct zr_tag tag = parts_tag(e, call, n, -1);
@@ -118,6 +172,65 @@ int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, float
 int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes)
 {
     return dst == src || !n_bytes ? 0 : e->dev->ops->copy(e->compute, dst, src, n_bytes);
+}
+
+/* ---- gradients that each part has of its own ---- */
+
+static bool is_partial(const struct zr_engine *e, const struct zr_piece *p)
+{
+    return e->layout->tensors[p->tensor].partial;
+}
+
+static int64_t partial_elems(const struct zr_engine *e, const struct zr_flat *f)
+{
+    int64_t n = 0;
+    for (int32_t k = 0; f->trainable && k < f->n_pieces; k++)
+        if (is_partial(e, &e->layout->pieces[f->first_piece + k]))
+            n += e->layout->pieces[f->first_piece + k].n;
+    return n;
+}
+
+/* Elements [at, at + n) of the flat's partial gradients, one after the other: to `in`, or from their sums. */
+static int move_partial(struct zr_engine *e, const struct zr_flat *f, char *full, int64_t at, int64_t n,
+                        const float *sums)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const int64_t size = zr_dtype_bytes(f->dtype);
+    for (int32_t k = 0; k < f->n_pieces; k++) {
+        const struct zr_piece *p = &e->layout->pieces[f->first_piece + k];
+        if (!is_partial(e, p))
+            continue;
+        /* at is counted from this piece's first element */
+        int64_t from = zr_max(at, 0), end = zr_min(at + n, p->n);
+        char *x = full + (p->first + from) * size;
+        if (from < end && sums)
+            ZR_TRY(d->cast(e->compute, x, f->dtype, sums + (from - at), ZR_F32, end - from));
+        else if (from < end)
+            ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + (from - at) * size, x, (end - from) * size));
+        at -= p->n;
+    }
+    return 0;
+}
+
+int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
+{
+    const struct zr_unit *u = &e->layout->units[unit];
+    *any = false;
+    for (int32_t i = 0; e->parts > 1 && i < u->n_flats; i++) {
+        const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
+        const int64_t n = partial_elems(e, f);
+        char *full = n ? e->reduce_base + zr_plan_grad_full(e->plan, f, slot) : NULL;
+        const struct zr_tag tag = parts_tag(e, ZR_CALLED_END, n, unit);
+        for (int64_t at = 0, k; at < n; at += k) {
+            k = zr_min(n - at, ZR_MODEL_ELEMS);
+            int out = e->m.parts_out ^= 1;
+            ZR_TRY(move_partial(e, f, full, at, k, NULL));
+            ZR_TRY(sum_piece(e, k, f->dtype, out, &tag));
+            ZR_TRY(move_partial(e, f, full, at, k, (const float *)(e->model_base + out_at(out))));
+        }
+        *any |= n > 0;
+    }
+    return *any ? zr_engine_status(e) : 0;
 }
 
 /* ---- what every part has ---- */

@@ -260,6 +260,24 @@ class Parts(unittest.TestCase):
                     self.assertEqual((got, summary['state_sha256']), first)
                     self.assertNotEqual(summary['state_sha256'], whole_summary['state_sha256'])
 
+    def test_sequence(self):
+        """Rows cut over the parts, too: near the whole model's run, the same bits however the data is dealt, and less memory for activations."""
+        for tp, dtype, near in [(2, 'f32', 2e-5), (2, 'bf16', 2e-2)]:
+            whole, _ = self.run_of(1, 1, dtype, '--stage=0')
+            _, in_parts = self.run_of(tp, 1, dtype, '--stage=0')
+            first = None
+            for n_dp, *how in [(1, '--stage=0'), (2, '--stage=2'), (2, '--stage=3', '--prefetch=0'), (4, '--stage=1')]:
+                with self.subTest(tp=tp, dtype=dtype, n_dp=n_dp, how=how):
+                    got, summary = self.run_of(tp, n_dp, dtype, '--sequence-parallel', *how)
+                    for (loss, norm), (want, want_norm) in zip(got, whole):
+                        self.assertLess(abs(loss - want), near * want)
+                        self.assertLess(abs(norm - want_norm), 10 * near * want_norm)
+                    first = first or (got, summary['state_sha256'])
+                    self.assertEqual((got, summary['state_sha256']), first)
+                    # Less: half of 4 (B, T, C) of each of 3 layers, and of 3 others; and one more that is whole.
+                    btc = 2 * 16 * 48 * (4 if dtype == 'f32' else 2)
+                    self.assertEqual(in_parts['activation_bytes'] - summary['activation_bytes'], (3 * 4 + 3) * btc // 2 - btc)
+
     def test_checkpoints(self):
         """What parts saved goes on as if it had not stopped, on as many parts in the same bits, and on others near the whole model's run."""
         whole, _ = self.run_of(1, 1, 'f32', '--stage=0')
@@ -314,6 +332,7 @@ class Parts(unittest.TestCase):
 
     def test_refused(self):
         for world, args, says in [(2, ['--tp=4'], '--tp: 4 parts do not divide the 6 heads'), (2, ['--tp=2', '--plain'], '--tp: not with --plain'),
+                                  (1, ['--sequence-parallel'], '--sequence-parallel: is for --tp of 2 or more'),
                                   (2, ['--tp=3'], 'do not multiply to the world of 2'),
                                   (2, ['--tp=2', '--hybrid=hsdp', '--stage=3', '--shard-group=2'], 'do not multiply to the world of 2')]:
             with self.subTest(args=args):
@@ -344,9 +363,24 @@ class Stages(unittest.TestCase):
             meshes = [(pp, n_dp) for pp in (2, 3, 4, 5) for n_dp in (1, 2, 4) if pp * n_dp * tp <= 8]
             hows = [(pp, n_dp, schedule, f'--stage={stage}') for pp, n_dp in meshes for schedule in ('1f1b', 'gpipe') for stage in range(4)]
             hows += [(2, 4, '1f1b', '--stage=3', f'--hybrid={h}', '--shard-group=2', '--deterministic=on') for h in ('hsdp', 'hfsdp') if tp == 1]
+            hows += [(2, n_dp, '1f1b', '--sequence-parallel', f'--stage={stage}') for n_dp in (1, 2) for stage in range(4) if tp > 1]
             for pp, n_dp, schedule, *how in hows if os.environ.get('N_MESHES') == 'all' else draw.sample(hows, 4):
                 with self.subTest(tp=tp, dtype=dtype, pp=pp, n_dp=n_dp, schedule=schedule, how=how):
                     self.assertEqual(self.run_of(pp, n_dp, tp, f'--dtype={dtype}', f'--schedule={schedule}', *how), one)
+
+    def test_checkpoints(self):
+        """A run goes on in other stages, and in one, as if it had not stopped."""
+        straight = self.run_of(1, 1, 1)
+        with tempfile.TemporaryDirectory() as folder:
+            for pp, n_dp, stage in (3, 1, 1), (1, 2, 3):
+                saved = os.path.join(folder, str(pp))
+                args = [*TINY, *self.SIZES, f'--accum={self.PER_STEP // n_dp}', '--steps=2', f'--stage={stage}', f'--save={saved}']
+                train(pp * n_dp, *args, *([f'--pp={pp}'] if pp > 1 else []))
+                for pp, n_dp, stage in (2, 2, 3), (3, 2, 0), (1, 4, 2):
+                    with self.subTest(saved=saved, pp=pp, n_dp=n_dp, stage=stage):
+                        args = [*TINY, *self.SIZES, f'--accum={self.PER_STEP // n_dp}', f'--steps={STEPS}', f'--stage={stage}', f'--load={saved}']
+                        steps, summary = train(pp * n_dp, *args, *([f'--pp={pp}'] if pp > 1 else []))
+                        self.assertEqual(([(s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']), (straight[0][2:], straight[1]))
 
     def test_fewer_micro_batches_than_stages(self):
         one = self.run_of(1, 4, 1)
@@ -369,7 +403,7 @@ class Stages(unittest.TestCase):
     def test_refused(self):
         for world, args, says in [(2, ['--pp=6'], '--pp: 6 stages are more than the 5 layers'), (2, ['--pp=2', '--plain'], '--pp: not with --plain'),
                                   (2, ['--pp=3'], 'do not multiply to the world of 2'), (1, ['--schedule=gpipe'], '--schedule: is of the stages of --pp'),
-                                  (1, ['--schedule=zb'], '--schedule'), (2, ['--pp=2', '--save=x'], 'is not saved, loaded or imported yet')]:
+                                  (1, ['--schedule=zb'], '--schedule'), (2, ['--pp=2', '--import=x'], '--pp: weights are not imported')]:
             with self.subTest(args=args):
                 done = run([ZERO_RUN, '-n', str(world), '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES, *args])
                 self.assertNotEqual(done.returncode, 0)

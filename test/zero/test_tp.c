@@ -17,6 +17,8 @@ enum { LAYERS = 3, C = 10, H = 12, ROWS = 2, TENSORS = 4 * LAYERS, STEPS = 4, MI
 
 #define REAL        double
 #define NAME(x)     whole_##x
+#define OWN_FIRST   0
+#define OWN_END     (ROWS * C)
 #define ENTER(x, p) (void)(x)
 #define LEAVE(x, p) (void)(x)
 #define BEGIN(l, p) (void)(l)
@@ -31,6 +33,8 @@ enum { LAYERS = 3, C = 10, H = 12, ROWS = 2, TENSORS = 4 * LAYERS, STEPS = 4, MI
     } while (0)
 #define REAL        float
 #define NAME(x)     part_##x
+#define OWN_FIRST   0
+#define OWN_END     (ROWS * C)
 #define ENTER(x, p) OR_RETURN(zero_tp_enter(arg, x, x, ROWS *C, ZERO_F32, p))
 #define LEAVE(x, p) OR_RETURN(zero_tp_leave(arg, x, x, ROWS *C, ZERO_F32, p))
 #define BEGIN(l, p) OR_RETURN(zero_begin(arg, l, p))

@@ -1,0 +1,777 @@
+/* test_sequence.c: sequence parallelism: what lies between the pairs of products of test_tp.c's net is
+ * computed for a rank's own rows alone. With as many parts it has the same bits at every stage and with
+ * data cut in every way, and with any number of parts, with whole rows or its own, the losses, norms and
+ * weights of a reference in double precision that knows of none. */
+#include "test/zero/toy_net.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum {
+    LAYERS = 3,
+    C = 10,
+    H = 12,
+    ROWS = 4,
+    TENSORS = 4 * LAYERS,
+    STEPS = 3,
+
+    MOST_WORLD = 8
+};
+
+#define REAL        double
+#define NAME(x)     whole_##x
+#define OWN_FIRST   0
+#define OWN_END     (ROWS * C)
+#define ENTER(x, p) (void)(x)
+#define LEAVE(x, p) (void)(x)
+#define BEGIN(l, p) (void)(l)
+#define END(l, p)   (void)(l)
+#include "test/zero/tp_net.inc"
+
+#define OR_RETURN(call)                                                                                      \
+    do {                                                                                                     \
+        int err_ = (call);                                                                                   \
+        if (err_)                                                                                            \
+            return err_;                                                                                     \
+    } while (0)
+
+/* One rank's: how it goes through the layers. */
+struct way;
+static int enter(struct way *w, float *x, enum zero_phase phase);
+static int leave(struct way *w, float *x, enum zero_phase phase);
+static int begin_layer(struct way *w, int l, enum zero_phase phase);
+static int end_layer(struct way *w, int l, enum zero_phase phase);
+static int own_first(const struct way *w);
+static int own_end(const struct way *w);
+
+#define REAL        float
+#define NAME(x)     part_##x
+#define OWN_FIRST   own_first(arg)
+#define OWN_END     own_end(arg)
+#define ENTER(x, p) OR_RETURN(enter(arg, x, p))
+#define LEAVE(x, p) OR_RETURN(leave(arg, x, p))
+#define BEGIN(l, p) OR_RETURN(begin_layer(arg, l, p))
+#define END(l, p)   OR_RETURN(end_layer(arg, l, p))
+#include "test/zero/tp_net.inc"
+
+/* In -1..1. */
+static double draw(uint32_t *seed)
+{
+    *seed = *seed * 1664525u + 1013904223u;
+    return (*seed >> 8) / (double)(1 << 23) - 1;
+}
+
+static void draw_batch(int micro, double x[ROWS * C], double target[ROWS * C])
+{
+    uint32_t seed = 4711u + 2654435761u * (uint32_t)micro;
+    for (int i = 0; i < 4; i++)
+        draw(&seed);
+    for (int i = 0; i < ROWS * C; i++) {
+        x[i] = (float)draw(&seed);
+        target[i] = (float)draw(&seed);
+    }
+}
+
+static float of_bf16(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static uint16_t to_bf16(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* Weight i of a tensor of the whole model, s, b, w1 and w2 of each layer: numbers of bf16. */
+static float first_value(int tensor, int64_t i)
+{
+    uint32_t seed = 99u + 40503u * (uint32_t)(tensor * 1009 + i);
+    draw(&seed), draw(&seed);
+    double x = draw(&seed);
+    return of_bf16(to_bf16((float)(tensor % 4 == 0 ? 1 + 0.2 * x : 0.5 * x)));
+}
+
+static int64_t n_elems(int tensor, int tp)
+{
+    return tensor % 4 < 2 ? C : (int64_t)C * H / tp;
+}
+
+/* Where element i of a part is in the whole tensor. */
+static int64_t element_of(int tensor, int tp, int part, int64_t i)
+{
+    int hidden = H / tp;
+    if (tensor % 4 < 2)
+        return i;
+    if (tensor % 4 == 2) /* rows of w1 */
+        return (int64_t)part * hidden * C + i;
+    return i / hidden * H + (int64_t)part * hidden + i % hidden;
+}
+
+/* ---- the reference: SGD on the whole model ---- */
+
+#define LR 0.05
+
+struct reference {
+    struct whole_net net;
+    double w[TENSORS][C * H], dw[TENSORS][C * H];
+    double loss[STEPS], norm[STEPS];
+};
+
+/* Of steps of so many micro-batches. */
+static struct reference *make_reference(int n_micro)
+{
+    struct reference *r = calloc(1, sizeof *r);
+    assert_non_null(r);
+    r->net.hidden = H;
+    for (int l = 0; l < LAYERS; l++)
+        r->net.layer[l] =
+            (struct whole_layer){r->w[4 * l],  r->w[4 * l + 1],  r->w[4 * l + 2],  r->w[4 * l + 3],
+                                 r->dw[4 * l], r->dw[4 * l + 1], r->dw[4 * l + 2], r->dw[4 * l + 3]};
+    for (int t = 0; t < TENSORS; t++)
+        for (int64_t i = 0; i < n_elems(t, 1); i++)
+            r->w[t][i] = (double)first_value(t, i);
+    for (int step = 0; step < STEPS; step++) {
+        double x[ROWS * C], target[ROWS * C];
+        memset(r->dw, 0, sizeof r->dw);
+        for (int k = 0; k < n_micro; k++) {
+            draw_batch(step * n_micro + k, x, target);
+            whole_forward(&r->net, NULL, x, target);
+            whole_backward(&r->net, NULL, target);
+            r->loss[step] += r->net.loss / n_micro;
+        }
+        for (int t = 0; t < TENSORS; t++)
+            for (int64_t i = 0; i < n_elems(t, 1); i++) {
+                double g = r->dw[t][i] / n_micro;
+                r->norm[step] += g * g;
+                r->w[t][i] -= LR * g;
+            }
+        r->norm[step] = sqrt(r->norm[step]);
+    }
+    return r;
+}
+
+/* ---- one rank ---- */
+
+struct setup {
+    int stage, tp, prefetch, n_micro; /* of a step, of all ranks */
+    bool sequence, bf16, check, in_place, unbracketed;
+    int64_t budget;
+    const struct reference *want;
+};
+
+/* The net computes in float, on copies of what the library's pointers show inside a bracket. */
+struct way {
+    const struct setup *s;
+    zero_ctx *z;
+    int part;
+    struct part_net net;
+    float w[TENSORS][C * H], dw[TENSORS][C * H];
+    void *param[TENSORS], *grad[TENSORS];
+    char own[TENSORS][C * H * sizeof(float)];
+    struct zero_tensor table[TENSORS];
+    char name[TENSORS][16];
+};
+
+static int own_first(const struct way *w)
+{
+    return w->s->sequence ? w->part * (ROWS / w->s->tp) * C : 0;
+}
+
+static int own_end(const struct way *w)
+{
+    return w->s->sequence ? (w->part + 1) * (ROWS / w->s->tp) * C : ROWS * C;
+}
+
+/* In the whole lies this rank's part. What is not its own is not to be looked at between products. */
+static int enter(struct way *w, float *x, enum zero_phase phase)
+{
+    float *own = x + own_first(w);
+    if (!w->s->sequence)
+        return zero_tp_enter(w->z, x, x, ROWS * C, ZERO_F32, phase);
+    for (int i = 0; phase == ZERO_FORWARD && i < ROWS * C; i++)
+        if (i < own_first(w) || i >= own_end(w))
+            x[i] = NAN;
+    return phase == ZERO_FORWARD ? zero_tp_gather(w->z, x, own, ROWS * C, ZERO_F32, phase)
+                                 : zero_tp_gather(w->z, own, x, ROWS * C, ZERO_F32, phase);
+}
+
+static int leave(struct way *w, float *x, enum zero_phase phase)
+{
+    float *own = x + own_first(w);
+    if (!w->s->sequence)
+        return zero_tp_leave(w->z, x, x, ROWS * C, ZERO_F32, phase);
+    OR_RETURN(phase == ZERO_FORWARD ? zero_tp_scatter(w->z, own, x, ROWS * C, ZERO_F32, phase)
+                                    : zero_tp_scatter(w->z, x, own, ROWS * C, ZERO_F32, phase));
+    for (int i = 0; phase == ZERO_FORWARD && i < ROWS * C; i++)
+        if (i < own_first(w) || i >= own_end(w))
+            x[i] = NAN;
+    return 0;
+}
+
+static int begin_layer(struct way *w, int l, enum zero_phase phase)
+{
+    if (!w->s->unbracketed)
+        OR_RETURN(zero_begin(w->z, l, phase));
+    for (int t = 4 * l; t < 4 * l + 4; t++)
+        for (int64_t i = 0; i < n_elems(t, w->s->tp); i++) {
+            w->w[t][i] = w->s->bf16 ? of_bf16(((uint16_t *)w->param[t])[i]) : ((float *)w->param[t])[i];
+            w->dw[t][i] = 0;
+        }
+    return 0;
+}
+
+static int end_layer(struct way *w, int l, enum zero_phase phase)
+{
+    for (int t = 4 * l; phase == ZERO_BACKWARD && t < 4 * l + 4; t++)
+        for (int64_t i = 0; i < n_elems(t, w->s->tp); i++)
+            if (w->s->bf16)
+                ((uint16_t *)w->grad[t])[i] = to_bf16(of_bf16(((uint16_t *)w->grad[t])[i]) + w->dw[t][i]);
+            else
+                ((float *)w->grad[t])[i] += w->dw[t][i];
+    return w->s->unbracketed ? 0 : zero_end(w->z, l, phase);
+}
+
+static struct way *make_way(const struct setup *s, int part)
+{
+    static const char *const names[4] = {"s", "b", "w1", "w2"};
+    struct way *w = calloc(1, sizeof *w);
+    w->s = s;
+    w->part = part;
+    w->net.hidden = H / s->tp;
+    for (int t = 0; t < TENSORS; t++) {
+        struct part_layer *l = &w->net.layer[t / 4];
+        float **const param[4] = {&l->s, &l->b, &l->w1, &l->w2};
+        float **const grad[4] = {&l->ds, &l->db, &l->dw1, &l->dw2};
+        *param[t % 4] = w->w[t];
+        *grad[t % 4] = w->dw[t];
+        w->param[t] = w->own[t];
+        for (int64_t i = 0; i < n_elems(t, s->tp); i++) {
+            float x = first_value(t, element_of(t, s->tp, part, i));
+            if (s->bf16)
+                ((uint16_t *)w->param[t])[i] = to_bf16(x);
+            else
+                ((float *)w->param[t])[i] = x;
+        }
+        snprintf(w->name[t], sizeof w->name[t], "%s%d", names[t % 4], t / 4);
+        w->table[t] = (struct zero_tensor){.name = w->name[t],
+                                           .param = &w->param[t],
+                                           .grad = &w->grad[t],
+                                           .shape = {n_elems(t, s->tp)},
+                                           .dtype = s->bf16 ? ZERO_BF16 : ZERO_F32,
+                                           .unit = t / 4,
+                                           .flags = t % 4 < 2 && s->sequence ? ZERO_TP_PARTIAL : 0,
+                                           .tp_cut = t % 4 < 2 ? 0 : ZERO_TP_CUT(0)};
+    }
+    return w;
+}
+
+static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_config *cfg, zero_mesh **mesh,
+                     int32_t *part, int32_t *dp, int32_t *n_dp)
+{
+    const struct zero_axis axes[] = {
+        {"dp_replicate", s->stage > 3 ? r->world / s->tp / 2 : 1}, {"dp_shard", -1}, {"tp", s->tp}};
+    OR_RETURN(zero_mesh_open(mesh, axes, 3, cfg));
+    OR_RETURN(zero_mesh_rank(*mesh, "tp", part, NULL));
+    cfg->mesh = *mesh;
+    cfg->shard_group = ZERO_AUTO;
+    return zero_mesh_rank(*mesh, "dp", dp, n_dp);
+}
+
+static bool near(double a, double b, double of)
+{
+    return fabs(a - b) <= of * (fabs(b) + 1e-2); /* false of NaN */
+}
+
+/* Weights of bf16 are rounded for each use, and gradients when they are written. */
+static double bound(const struct setup *s)
+{
+    return s->bf16 ? 0.03 : 1e-5;
+}
+
+/* A rank's own rows have a part of the loss. */
+static int whole_loss(struct way *w, double *loss)
+{
+    float sum = (float)w->net.loss;
+    if (w->s->sequence)
+        OR_RETURN(zero_tp_reduce(w->z, &sum, 1, ZERO_TP_SUM));
+    *loss = (double)sum;
+    return 0;
+}
+
+static int one_step(struct toy_rank *r, struct way *w, int step, int dp, int n_dp)
+{
+    const struct setup *s = w->s;
+    double x[ROWS * C], target[ROWS * C], loss = 0, one;
+    struct zero_step_info info;
+    const int n_own = s->n_micro / n_dp;
+    for (int k = 0; k < n_own; k++) {
+        draw_batch(step * s->n_micro + k * n_dp + dp, x, target);
+        memset(w->net.x, 0xff, sizeof w->net.x);
+        memset(w->net.u, 0xff, sizeof w->net.u);
+        OR_RETURN(part_forward(&w->net, w, x, target));
+        OR_RETURN(part_backward(&w->net, w, target));
+        OR_RETURN(whole_loss(w, &one));
+        loss += one / n_own;
+        if (s->unbracketed && k + 1 < n_own)
+            OR_RETURN(zero_micro(w->z));
+    }
+    OR_RETURN(zero_carry(w->z, &loss, 1));
+    OR_RETURN(zero_step(w->z, (float)LR, &info));
+    if (!near(info.carried[0], s->want->loss[step], bound(s)))
+        toy_wrong(r, "step %d: loss %.9g instead of %.9g", step, info.carried[0], s->want->loss[step]);
+    if (!near(info.grad_norm, s->want->norm[step], bound(s)))
+        toy_wrong(r, "step %d: norm %.9g instead of %.9g", step, info.grad_norm, s->want->norm[step]);
+    return 0;
+}
+
+static void add_bits(uint64_t *hash, float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    *hash = (*hash ^ bits) * 1099511628211u;
+}
+
+/* hash: of what this rank has of weights; of_whole: of those that all ranks of tp have. */
+static int look_at_weights(struct toy_rank *r, struct way *w, uint64_t *of_whole)
+{
+    const struct setup *s = w->s;
+    r->hash = *of_whole = 1469598103934665603u;
+    for (int t = 0; t < TENSORS; t++) {
+        float x[C * H];
+        memset(x, 0xff, sizeof x);
+        OR_RETURN(zero_read(w->z, t, ZERO_VALUE_MASTER, 0, n_elems(t, s->tp), x));
+        for (int64_t i = 0; i < n_elems(t, s->tp); i++) {
+            double want = s->want->w[t][element_of(t, s->tp, w->part, i)];
+            add_bits(&r->hash, x[i]);
+            if (t % 4 < 2)
+                add_bits(of_whole, x[i]);
+            if (!near((double)x[i], want, bound(s)))
+                toy_wrong(r, "element %d of tensor %d of part %d is %.9g instead of %.9g", (int)i, t, w->part,
+                          (double)x[i], want);
+        }
+    }
+    return 0;
+}
+
+static void forget_line(void *arg, const char *line)
+{
+    (void)arg;
+    (void)line;
+}
+
+static _Atomic uint64_t whole_hash[MOST_WORLD];
+
+static void train(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, s->stage);
+    zero_mesh *mesh = NULL;
+    struct zero_stats stats;
+    int32_t part = 0, dp = 0, n_dp = 1;
+    uint64_t of_whole = 0;
+    int err = 0;
+    cfg.log = forget_line;
+    cfg.optimizer = ZERO_SGD;
+    cfg.weight_decay = 0;
+    cfg.prefetch = s->prefetch;
+    cfg.check = s->check;
+    cfg.grad_in_place = s->in_place;
+    if (s->budget)
+        cfg.param_budget_bytes = s->budget;
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp));
+    if (err)
+        return;
+    cfg.grad_accum_steps = s->n_micro / n_dp;
+    struct way *w = make_way(s, part);
+    TOY_TRY(zero_wrap(&w->z, w->table, TENSORS, &cfg));
+    for (int step = 0; step < STEPS; step++)
+        if (!err)
+            TOY_TRY(one_step(r, w, step, dp, n_dp));
+    TOY_TRY(look_at_weights(r, w, &of_whole));
+    whole_hash[r->rank] = of_whole;
+    TOY_TRY(zero_get_stats(w->z, &stats));
+    if (!err && memcmp(&stats.allocated, &stats.planned, sizeof stats.planned))
+        toy_wrong(r, "allocated is not planned: %lld and %lld bytes", (long long)stats.allocated.total,
+                  (long long)stats.planned.total);
+    zero_unwrap(&w->z);
+    zero_mesh_close(&mesh);
+    free(w);
+}
+
+/* All ranks are near the reference, those that have the same part have the same bits, and so have all of what
+ * no rank has cut. hash: (tp) those of runs before, 0: none. */
+static void run_setup(struct setup *s, int world, uint64_t *hash)
+{
+    struct toy_rank r[MOST_WORLD];
+    char what[160];
+    snprintf(what, sizeof what,
+             "tp %d, world %d, stage %d, %d micro-batches, sequence %d, bf16 %d, check %d, in place %d, "
+             "unbracketed %d, budget %d",
+             s->tp, world, s->stage, s->n_micro, s->sequence, s->bf16, s->check, s->in_place, s->unbracketed,
+             (int)s->budget);
+    toy_ranks(world, train, s, r);
+    toy_assert_well(r, world, what);
+    for (int k = 0; k < world; k++) {
+        uint64_t *of_part = &hash[k % s->tp];
+        *of_part = *of_part ? *of_part : r[k].hash;
+        if (*of_part != r[k].hash)
+            fail_msg("%s: part %d of rank %d has other bits", what, k % s->tp, k);
+        if (whole_hash[k] != whole_hash[0])
+            fail_msg("%s: rank %d has other bits of what is not cut", what, k);
+    }
+}
+
+/* ---- tests ---- */
+
+/* Micro-batches that the layouts share: one of each of 4 ranks, or 4 of one. */
+static void the_same_bits_however_data_is_cut(void **state)
+{
+    (void)state;
+    struct reference *want = make_reference(4);
+    for (int bf16 = 0; bf16 < 2; bf16++)
+        for (int tp = 1; tp <= 4; tp *= 2) {
+            uint64_t hash[4] = {0}, in_place[4] = {0}, pairs[4] = {0};
+            int n = 0;
+            struct setup s = {.tp = tp, .n_micro = 4, .bf16 = bf16, .sequence = true, .want = want};
+            for (int n_dp = 1; n_dp <= 4 && n_dp * tp <= MOST_WORLD; n_dp *= 2)
+                for (s.stage = 0; s.stage < TOY_STAGES; s.stage++, n++) {
+                    if (s.stage > 3 && n_dp != 4)
+                        continue;
+                    s.prefetch = n % 3;
+                    s.check = n % 3 == 2;
+                    s.budget = s.stage == 3 && n_dp == 2 ? 1 << 14 : 0;
+                    run_setup(&s, n_dp * tp, hash);
+                }
+            s.budget = s.prefetch = 0;
+            /* A model without brackets. */
+            s.unbracketed = true;
+            for (s.stage = 0; s.stage < 2; s.stage++)
+                for (int n_dp = 1; n_dp <= 2; n_dp++) {
+                    s.check = n_dp == 1;
+                    run_setup(&s, n_dp * tp, hash);
+                }
+            s.unbracketed = false;
+            /* Micro-batches added up by the model are summed over tp once. */
+            s.in_place = true;
+            for (s.stage = 0; !bf16 && s.stage < 4; s.stage++) {
+                s.check = s.stage & 1;
+                run_setup(&s, 2 * tp, in_place);
+            }
+            s.in_place = s.check = false;
+            /* What tensor parallelism alone gives is as near. */
+            s.sequence = false;
+            s.stage = 2;
+            run_setup(&s, tp, pairs);
+        }
+    free(want);
+}
+
+static void other_numbers_of_micro_batches(void **state)
+{
+    (void)state;
+    for (int n_dp = 1; n_dp <= 2; n_dp++)
+        for (int n_micro = 1; n_micro <= 3; n_micro += 2) {
+            struct reference *want = make_reference(n_micro * n_dp);
+            uint64_t hash[4] = {0};
+            struct setup s = {.tp = 2, .n_micro = n_micro * n_dp, .sequence = true, .want = want};
+            for (s.stage = 0; s.stage < 4; s.stage++) {
+                s.check = s.stage == 1 || s.stage == 3;
+                run_setup(&s, n_dp * s.tp, hash);
+            }
+            free(want);
+        }
+}
+
+/* ---- the calls ---- */
+
+enum { MOST_PART = 300007, BEHIND = 64 };
+
+/* Of a rank of tp; some are large and of both signs, so that the order of additions is seen. */
+static float element(int part, int64_t i)
+{
+    uint32_t seed = 31u * (uint32_t)part + 2246822519u * (uint32_t)i;
+    draw(&seed);
+    return (float)(draw(&seed) * (i % 7 ? 1 : 4096));
+}
+
+static void fill(char *x, int64_t n, int part, bool bf16)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (bf16)
+            ((uint16_t *)x)[i] = to_bf16(element(part, i));
+        else
+            ((float *)x)[i] = element(part, i);
+}
+
+struct buffers {
+    char *src, *sum, *dst, *part;
+};
+
+static bool untouched(const char *x)
+{
+    bool is = true;
+    for (int i = 0; i < BEHIND; i++)
+        is &= x[i] == (char)0xff;
+    return is;
+}
+
+/* The part of the sum has the bits that the sum of the whole has there. */
+static int compare_scatter(struct toy_rank *r, zero_ctx *z, struct buffers *b, int64_t part, bool bf16,
+                           bool in_place, bool as_gather)
+{
+    const int32_t dtype = bf16 ? ZERO_BF16 : ZERO_F32;
+    const int64_t size = bf16 ? 2 : 4, n = part * r->world, own = r->rank * part * size;
+    fill(b->src, n, r->rank, bf16);
+    OR_RETURN(zero_tp_leave(z, b->sum, b->src, n, dtype, ZERO_FORWARD));
+    memset(b->part, 0xff, (size_t)(part * size + BEHIND));
+    char *to = in_place ? b->src + own : b->part;
+    OR_RETURN(as_gather ? zero_tp_gather(z, to, b->src, n, dtype, ZERO_BACKWARD)
+                        : zero_tp_scatter(z, to, b->src, n, dtype, ZERO_FORWARD));
+    if (memcmp(to, b->sum + own, (size_t)(part * size)))
+        toy_wrong(r, "part of %lld elements, bf16 %d, in place %d: not the bits of the sum", (long long)part,
+                  bf16, in_place);
+    if (!untouched(b->part + (in_place ? 0 : part * size)))
+        toy_wrong(r, "scatter of %lld wrote behind its part", (long long)part);
+    fill(b->dst, n, r->rank, bf16); /* in place, nothing but this rank's part is changed */
+    if (memcmp(b->src, b->dst, (size_t)(in_place ? own : n * size)) ||
+        memcmp(b->src + own + part * size, b->dst + own + part * size,
+               (size_t)(n * size - own - part * size)))
+        toy_wrong(r, "scatter of %lld changed its source", (long long)part);
+    return 0;
+}
+
+static int compare_gather(struct toy_rank *r, zero_ctx *z, struct buffers *b, int64_t part, bool bf16,
+                          bool in_place, bool as_scatter)
+{
+    const int32_t dtype = bf16 ? ZERO_BF16 : ZERO_F32;
+    const int64_t size = bf16 ? 2 : 4, n = part * r->world;
+    memset(b->dst, 0xff, (size_t)(n * size + BEHIND));
+    fill(b->part, part, r->rank, bf16);
+    if (in_place)
+        memcpy(b->dst + r->rank * part * size, b->part, (size_t)(part * size));
+    const char *from = in_place ? b->dst + r->rank * part * size : b->part;
+    OR_RETURN(as_scatter ? zero_tp_scatter(z, b->dst, from, n, dtype, ZERO_BACKWARD)
+                         : zero_tp_gather(z, b->dst, from, n, dtype, ZERO_FORWARD));
+    for (int p = 0; p < r->world; p++) {
+        fill(b->src, part, p, bf16);
+        if (memcmp(b->dst + p * part * size, b->src, (size_t)(part * size)))
+            toy_wrong(r, "gather of %lld, bf16 %d, in place %d: not rank %d's part", (long long)part, bf16,
+                      in_place, p);
+    }
+    if (!untouched(b->dst + n * size))
+        toy_wrong(r, "gather of %lld wrote behind the whole", (long long)part);
+    return 0;
+}
+
+static int64_t tp_bytes(zero_ctx *z)
+{
+    struct zero_stats stats = {0};
+    return zero_get_stats(z, &stats) ? -1 : stats.tp_bytes;
+}
+
+/* A gather brings the others' parts; a sum the other ranks' summands of this rank's part, padded to 128 bytes
+ * in each piece. */
+static int count_bytes(struct toy_rank *r, zero_ctx *z, struct buffers *b)
+{
+    int64_t before = tp_bytes(z), part = 4096, others = r->world - 1;
+    OR_RETURN(zero_tp_gather(z, b->dst, b->part, part * r->world, ZERO_BF16, ZERO_FORWARD));
+    int64_t gathered = tp_bytes(z) - before;
+    OR_RETURN(zero_tp_scatter(z, b->part, b->src, part * r->world, ZERO_F32, ZERO_FORWARD));
+    int64_t summed = tp_bytes(z) - before - gathered;
+    if (gathered != part * 2 * others || summed != part * 4 * others)
+        toy_wrong(r, "%lld and %lld bytes received", (long long)gathered, (long long)summed);
+    return 0;
+}
+
+static int open_parts(struct toy_rank *r, struct setup *s, struct way **w)
+{
+    struct zero_config cfg = toy_config(r, s->stage);
+    zero_mesh *mesh = NULL;
+    int32_t part, dp, n_dp;
+    cfg.log = forget_line;
+    cfg.timeout_ms = 20000;
+    cfg.check = s->check;
+    int err = open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp);
+    *w = make_way(s, part);
+    if (!err)
+        err = zero_wrap(&(*w)->z, (*w)->table, TENSORS, &cfg);
+    zero_mesh_close(&mesh);
+    return err;
+}
+
+static void move_parts(struct toy_rank *r)
+{
+    static const int64_t parts[] = {0, 1, 2, 31, 32, 33, 1000, 87360, 87381, 131072, 131073, MOST_PART};
+    struct setup s = {.stage = 2, .tp = r->world, .check = r->world == 3};
+    struct way *w;
+    int err = 0;
+    const size_t bytes = (size_t)MOST_PART * (size_t)r->world * 4 + BEHIND;
+    struct buffers b = {malloc(bytes), malloc(bytes), malloc(bytes), malloc(bytes)};
+    TOY_TRY(open_parts(r, &s, &w));
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        for (int way = 0; way < 8; way++) {
+            if (parts[i] > 1000 && way & 4)
+                continue;
+            if (!err)
+                TOY_TRY(compare_scatter(r, w->z, &b, parts[i], way & 1, way & 2, (way & 4) || i % 2));
+            if (!err)
+                TOY_TRY(compare_gather(r, w->z, &b, parts[i], way & 1, way & 2, (way & 4) || i % 2));
+        }
+    if (!err)
+        TOY_TRY(count_bytes(r, w->z, &b));
+    zero_unwrap(&w->z);
+    free(w);
+    free(b.src), free(b.sum), free(b.dst), free(b.part);
+}
+
+static void parts_and_sums(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 4; world++) {
+        struct toy_rank r[4];
+        toy_ranks(world, move_parts, NULL, r);
+        toy_assert_well(r, world, "parts");
+    }
+}
+
+/* ---- what is refused ---- */
+
+static void refuse(struct toy_rank *r)
+{
+    struct setup s = {.stage = *(int *)r->arg, .tp = 2};
+    struct way *w;
+    float x[16] = {0};
+    int err = 0;
+    TOY_TRY(open_parts(r, &s, &w));
+    zero_ctx *z = w->z;
+    toy_expect(r, zero_tp_gather(NULL, x, x + 8, 8, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG,
+               "zero_tp_gather: z is NULL");
+    toy_expect(r, zero_tp_scatter(z, x, NULL, 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "src is NULL");
+    toy_expect(r, zero_tp_gather(z, NULL, x, 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "dst is NULL");
+    toy_expect(r, zero_tp_scatter(z, x, x, -2, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "n is -2");
+    toy_expect(r, zero_tp_gather(z, x, x + 8, 5, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG,
+               "zero_tp_gather: n is 5; allowed: a multiple of tp, which is 2");
+    toy_expect(r, zero_tp_scatter(z, x, x + 8, 7, ZERO_BF16, ZERO_BACKWARD), ZERO_ERR_ARG,
+               "zero_tp_scatter: n is 7; allowed: a multiple of tp");
+    toy_expect(r, zero_tp_gather(z, x, x + 8, 4, ZERO_I32, ZERO_FORWARD), ZERO_ERR_ARG, "dtype is");
+    toy_expect(r, zero_tp_gather(z, x, x + 8, 4, ZERO_F32, (enum zero_phase)3), ZERO_ERR_ARG, "phase is 3");
+    /* Of the whole a rank's own part may be, and no other. */
+    toy_expect(r, zero_tp_gather(z, x, x + (r->rank ? 0 : 4), 8, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG,
+               "share memory; allowed: apart, or the part where rank");
+    toy_expect(r, zero_tp_gather(z, x + 7, x, 8, ZERO_F32, ZERO_BACKWARD), ZERO_ERR_ARG, "share memory");
+    toy_expect(r, zero_tp_scatter(z, x, x + 3, 8, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "share memory");
+    TOY_TRY(zero_tp_scatter(z, x + 8, x, 8, ZERO_F32, ZERO_FORWARD)); /* side by side */
+    TOY_TRY(zero_tp_scatter(z, x, x + 4, 8, ZERO_F32, ZERO_FORWARD));
+    /* Other numbers of elements end the context, on every rank. */
+    toy_expect(r, zero_tp_gather(z, x, x + 8, r->rank ? 6 : 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_MISMATCH,
+               "zero_tp_gather");
+    toy_expect(r, zero_begin(z, 0, ZERO_FORWARD), ZERO_ERR_MISMATCH, "zero_tp_gather");
+    zero_unwrap(&w->z);
+    free(w);
+}
+
+/* One rank gathers where the other scatters, of as many elements. */
+static void swap_calls(struct toy_rank *r)
+{
+    struct setup s = {.stage = *(int *)r->arg, .tp = 2};
+    struct way *w;
+    float x[8] = {1, 2, 3, 4}, y[8] = {5, 6, 7, 8};
+    int err = 0;
+    TOY_TRY(open_parts(r, &s, &w));
+    toy_expect(r,
+               r->rank ? zero_tp_gather(w->z, x, y, 4, ZERO_F32, ZERO_FORWARD)
+                       : zero_tp_scatter(w->z, x, y, 4, ZERO_F32, ZERO_FORWARD),
+               ZERO_ERR_MISMATCH, "every rank must make the same calls");
+    zero_unwrap(&w->z);
+    free(w);
+}
+
+/* A flag that one rank of tp alone has. */
+static void flag_apart(struct toy_rank *r)
+{
+    struct setup s = {.stage = *(int *)r->arg, .tp = 2, .sequence = r->rank == 0};
+    struct way *w;
+    toy_expect(r, open_parts(r, &s, &w), ZERO_ERR_MISMATCH, "tensors[0] (s0 on this rank)");
+    free(w);
+}
+
+static void what_is_refused(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage += 3) {
+        struct toy_rank r[2];
+        toy_ranks(2, refuse, &stage, r);
+        toy_assert_well(r, 2, "refused");
+        toy_ranks(2, swap_calls, &stage, r);
+        toy_assert_well(r, 2, "other calls");
+        toy_ranks(2, flag_apart, &stage, r);
+        toy_assert_well(r, 2, "flags");
+    }
+    static float x[24], *param = x, *grad;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    struct zero_plan_info plan;
+    struct zero_tensor t = {.name = "w",
+                            .param = (void **)&param,
+                            .grad = (void **)&grad,
+                            .shape = {24},
+                            .dtype = ZERO_F32,
+                            .flags = ZERO_TP_PARTIAL};
+    assert_int_equal(zero_plan(&t, 1, &cfg, &plan), 0); /* without a mesh it says nothing */
+    t.tp_cut = ZERO_TP_CUT(0);
+    assert_int_equal(zero_plan(&t, 1, &cfg, &plan), ZERO_ERR_ARG);
+    assert_non_null(strstr(zero_last_error(), "tensors[0] (w): ZERO_TP_PARTIAL with tp_cut"));
+}
+
+/* Without the flag a rank's own rows let what is not cut drift apart, and cfg.check finds it. */
+static void forget_the_flag(struct toy_rank *r)
+{
+    struct setup s = *(struct setup *)r->arg;
+    struct way *w;
+    int err = 0;
+    s.sequence = false; /* no flags */
+    TOY_TRY(open_parts(r, &s, &w));
+    s.sequence = true;
+    if (!err)
+        err = one_step(r, w, 0, 0, 1);
+    toy_expect(r, err, ZERO_ERR_MISMATCH, "has no tp_cut");
+    r->err = 0;
+    zero_unwrap(&w->z);
+    free(w);
+}
+
+static void a_flag_that_is_forgotten(void **state)
+{
+    (void)state;
+    struct reference *want = make_reference(1);
+    for (int stage = 0; stage <= 3; stage++) {
+        struct setup s = {.stage = stage, .tp = 2, .n_micro = 1, .check = true, .want = want};
+        struct toy_rank r[2];
+        toy_ranks(2, forget_the_flag, &s, r);
+        toy_assert_well(r, 2, "a flag is forgotten");
+    }
+    free(want);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(parts_and_sums),
+        cmocka_unit_test(the_same_bits_however_data_is_cut),
+        cmocka_unit_test(other_numbers_of_micro_batches),
+        cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(a_flag_that_is_forgotten),
+    };
+    return cmocka_run_group_tests_name("sequence", tests, NULL, NULL);
+}
