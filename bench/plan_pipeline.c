@@ -48,13 +48,13 @@ static int plan_kind(struct planning *p, int64_t stage)
         return 0;
     plan->planned = true;
     plan_stage_of(&s, p->tensors, p->n, p->layers, p->o->pp, stage);
-    struct plan_table t = {.tensors = s.tensors, .n = s.n, .n_order = 4 * s.n_units, .stage = stage};
-    t.order = malloc((size_t)t.n_order * sizeof *t.order);
+    struct plan_table t = {.tensors = s.tensors, .n = s.n, .stage = stage};
+    t.order = malloc((size_t)TRAIN_N_CALLS(s.own.layers) * sizeof *t.order);
     if (!t.order) {
-        fprintf(stderr, "zero-bench plan: no memory for %d units\n", s.n_units);
+        fprintf(stderr, "zero-bench plan: no memory for the calls of %lld layers\n", (long long)s.own.layers);
         return EXIT_FAILURE;
     }
-    plan_stage_order(t.order, s.n_units);
+    t.n_order = train_stage_order(t.order, &s.own);
     int status = 0;
     for (int c = 0; !status && c < p->n_columns; c++)
         status = plan_column(p->o, c, &t, &plan->info[c], &plan->ns[c]);

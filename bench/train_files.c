@@ -1,4 +1,4 @@
-/* train_files.c: what zero-bench train reads and writes: text, checkpoints, and files of weights. What libzero
+/* train_files.c: what zero-bench train reads and writes: text, checkpoints, weights. What libzero
  * does not know of a run, the choice of text, follows from what it saves (train_position). */
 #include "bench/failed.h"
 #include "bench/gpt2/gpt2_names.h"

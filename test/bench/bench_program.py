@@ -15,7 +15,7 @@ TEXT = os.path.dirname(os.path.abspath(__file__))  # these files are text to lea
 TINY = ['--layers=2', '--heads=2', '--channels=32', '--context=16', '--batch=2', '--data', TEXT]
 STEP_KEYS = ['event', 'step', 'loss', 'grad_norm', 'ms', 'tokens_per_s']
 SUMMARY_KEYS = ['event', 'world', 'stage', 'device', 'loss', 'state_sha256', 'bytes', 'planned_bytes', 'peak_rss_bytes',
-                'peak_device_bytes', 'ms_median', 'tokens_per_s', 'flop_per_token', 'mfu', 'collectives']
+                'peak_device_bytes', 'ms_median', 'tokens_per_s', 'flop_per_token', 'mfu', 'collectives', 'activation_bytes']
 CATEGORIES = ['param_shards', 'param_slots', 'grad_shards', 'grad_slots', 'grad_sums', 'grad_gathered', 'master', 'moments', 'snapshot', 'comm',
               'exchange', 'total']
 

@@ -363,7 +363,6 @@ class Stages(unittest.TestCase):
             meshes = [(pp, n_dp) for pp in (2, 3, 4, 5) for n_dp in (1, 2, 4) if pp * n_dp * tp <= 8]
             hows = [(pp, n_dp, schedule, f'--stage={stage}') for pp, n_dp in meshes for schedule in ('1f1b', 'gpipe') for stage in range(4)]
             hows += [(2, 4, '1f1b', '--stage=3', f'--hybrid={h}', '--shard-group=2', '--deterministic=on') for h in ('hsdp', 'hfsdp') if tp == 1]
-            hows += [(2, n_dp, '1f1b', '--sequence-parallel', f'--stage={stage}') for n_dp in (1, 2) for stage in range(4) if tp > 1]
             for pp, n_dp, schedule, *how in hows if os.environ.get('N_MESHES') == 'all' else draw.sample(hows, 4):
                 with self.subTest(tp=tp, dtype=dtype, pp=pp, n_dp=n_dp, schedule=schedule, how=how):
                     self.assertEqual(self.run_of(pp, n_dp, tp, f'--dtype={dtype}', f'--schedule={schedule}', *how), one)
@@ -382,9 +381,28 @@ class Stages(unittest.TestCase):
                         steps, summary = train(pp * n_dp, *args, *([f'--pp={pp}'] if pp > 1 else []))
                         self.assertEqual(([(s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']), (straight[0][2:], straight[1]))
 
+    def test_plan(self):
+        """What plan says of a stage is what its ranks allocate: here of the last one, which reports."""
+        sizes = ['--layers=5', '--heads=4', '--channels=32', '--context=32']  # activations are more than the digests of a state
+        for pp, n_dp, tp, schedule, more in [(2, 1, 1, '1f1b', []), (3, 2, 1, 'gpipe', []), (2, 2, 2, '1f1b', []), (2, 4, 1, '1f1b', ['--shard-group=2'])]:
+            args = [*sizes, f'--accum={8 // n_dp}', '--batch=2', '--dtype=f32', '--deterministic=on', f'--pp={pp}', f'--schedule={schedule}', *([f'--tp={tp}'] if tp > 1 else [])]
+            done = bench('plan', '--json', f'--world={pp * n_dp * tp}', *args, *more)
+            self.assertEqual((done.returncode, done.stderr), (0, ''))
+            for row in lines(done.stdout):
+                how = [f"--stage={row['stage']}", *([f"--hybrid={row['hybrid']}", *more] if 'hybrid' in row else [])]
+                with self.subTest(pp=pp, n_dp=n_dp, tp=tp, how=how):
+                    _, summary = train(pp * n_dp * tp, *TINY, *args, '--steps=1', *how)
+                    self.assertEqual(summary['bytes'], row['pp_stages'][-1]['bytes'])
+
     def test_fewer_micro_batches_than_stages(self):
         one = self.run_of(1, 4, 1)
         self.assertEqual(self.run_of(2, 4, 1), one)  # a micro-batch each, of which only one is kept
+
+    def test_sequence_parallel(self):
+        one = self.run_of(1, 1, 2, '--sequence-parallel')
+        for pp, n_dp, stage in (2, 1, 1), (2, 2, 3), (3, 1, 2):
+            with self.subTest(pp=pp, n_dp=n_dp, stage=stage):
+                self.assertEqual(self.run_of(pp, n_dp, 2, '--sequence-parallel', f'--stage={stage}'), one)
 
     def test_the_state_is_all_of_it(self):
         """A seed changes the weights of every stage, and a learning rate all but the first ones."""

@@ -141,6 +141,14 @@ static void wait_for_unit(void)
     where_wait(of_this_rank);
 }
 
+/* The second pipeline stage has tensors of its own, but for layers, which go on there. */
+static void name_apart(struct toy *m)
+{
+    static const char *const names[TOY_TENSORS] = {"embedding 1", "layers", "bias 1", "frozen 1", "head 1"};
+    for (int i = 0; i < TOY_TENSORS; i++)
+        m->table[i].name = names[i];
+}
+
 /* Trains, saves and so on until a call fails: returns its code, and which it was. Without one it ends behind
  * the unwrap in which somebody was to die. */
 static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struct toy *m, enum doing *in)
@@ -163,6 +171,8 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
     cfg->mesh = mesh;
     cfg->activation_bytes = 64;
     cfg->grad_accum_steps = l->pp;
+    if (l->pp > 1 && r->rank >= WORLD / l->pp)
+        name_apart(m);
     DO(WRAP, zero_wrap(z, m->table, TOY_TENSORS, cfg));
     zero_mesh_close(&mesh);
     for (uint32_t round = 0; !err && *z; round++) {
@@ -191,8 +201,7 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
         DO(GATHER, zero_release_all(*z));
         DO(READ, zero_read(*z, 0, 0, 0, 8, x));
         DO(READ, zero_mean(*z, &value, 1));
-        if (l->tp == 1 && l->pp == 1)
-            DO(SAVE, zero_save(*z, l->folder));
+        DO(SAVE, zero_save(*z, l->folder));
         if (l->at == UNWRAP && round == l->nth)
             DO(UNWRAP, zero_unwrap(z));
     }
@@ -467,8 +476,6 @@ static struct loss any_loss(int i, int signal)
     l.pp = kind == 2 ? 2 : 1;
     if ((l.at == PARTS && l.tp == 1) || (l.at == ACTIONS && l.pp == 1))
         l.at = BRACKETS;
-    if (l.at == SAVE && kind) /* which is not done then */
-        l.at = kind == 1 ? PARTS : ACTIONS;
     if (where_has_gpu)
         l.n_hosts += (int)(draw() % 2);
     /* Only a rank that dies before it has met the others, and one that is stopped, is found by time. */
