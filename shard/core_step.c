@@ -307,7 +307,8 @@ int zr_core_drop(struct zr_core *c, struct zr_action *out, int32_t *n)
     int err = zr_core_refuse_open(c, "zero_drop");
     if (err)
         return err;
-    if (!is_begun(c))
+    /* A pipeline stage that is frozen drops what others have begun. */
+    if (c->n_trainable && !is_begun(c))
         return zr_fail(ZR_ERR_ORDER, "zero_drop: no backward bracket has ended since the last step: there is "
                                      "nothing to drop");
     zr_core_note(c, ZR_DROP_WORD);

@@ -280,7 +280,8 @@ ZERO_API int zero_norm(zero_ctx *z, double *norm);
  * step with its gradients, after zero_norm or at any time since its first backward: gradients are zero again,
  * the count of micro-batches starts anew, weights, optimizer states and the number of the step (info.t) stay.
  * Counted in zero_stats.n_dropped. Refused with ZERO_ERR_ORDER, and nothing changed, while a bracket is open,
- * or when there is nothing to drop as far as brackets tell. */
+ * or when there is nothing to drop as far as brackets tell; where every tensor is frozen, as a pipeline stage
+ * may be, it is not. */
 ZERO_API int zero_drop(zero_ctx *z);
 
 /* Changes what the next zero_step and those after it are taken with: key is "clip", "beta1", "beta2", "eps"

@@ -219,7 +219,7 @@ static int expected_of_step(const struct watch *w)
     return ZR_ERR_ORDER;
 }
 
-/* As far as calls tell, there is no gradient. */
+/* As far as calls tell, there is no gradient yet. */
 static bool nothing_to_drop(const struct watch *w)
 {
     bool written = w->complete || w->n_micro, unseen = false, trainable = false;
@@ -229,7 +229,7 @@ static bool nothing_to_drop(const struct watch *w)
         trainable |= w->spec.units[u].trainable;
         unseen |= w->spec.units[u].trainable && !x->ever_backward;
     }
-    return !written && !(w->spec.model_holds && (unseen || !trainable));
+    return trainable && !written && !(w->spec.model_holds && unseen);
 }
 
 static int expected_error(const struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward)

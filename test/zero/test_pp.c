@@ -646,6 +646,60 @@ static void a_stage_reads_and_writes_its_own(void **state)
     toy_assert_well(r, 4, "pp 2, dp 2");
 }
 
+/* The first stage is frozen: it has nothing to drop, which is no error there, and takes part in steps. */
+static void drop_where_all_is_frozen(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, s->stage);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    cfg.log = forget_line;
+    cfg.grad_accum_steps = 2;
+    cfg.activation_bytes = sizeof(float);
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    struct model *m = make_model(s->pp, at.pp, 1, 0);
+    for (int t = 0; t < m->n_layers * OF_LAYER && at.pp == 0; t++)
+        m->table[t].grad = NULL;
+    TOY_TRY(zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg));
+    for (int round = 0; !err && round < 4; round++) {
+        struct zero_action a = {0};
+        TOY_TRY(zero_next(z, &a));
+        while (!err && a.micro_batch >= 0) {
+            int n = a.phase == ZERO_BACKWARD && at.pp == 0 ? 0 : m->n_layers; /* no gradient goes that far */
+            for (int l = 0; l < n; l++) {
+                TOY_TRY(zero_begin(z, l, (enum zero_phase)a.phase));
+                if (!err && a.phase == ZERO_BACKWARD)
+                    m->layer[l].db[0] = 1;
+                TOY_TRY(zero_end(z, l, (enum zero_phase)a.phase));
+            }
+            if (!err && a.out)
+                *(float *)a.out = 1;
+            TOY_TRY(zero_finish(z));
+            TOY_TRY(zero_next(z, &a));
+        }
+        if (round % 2)
+            TOY_TRY(zero_step(z, 0.01f, NULL));
+        else
+            TOY_TRY(zero_drop(z));
+    }
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free(m);
+}
+
+static void a_frozen_stage_drops_with_the_others(void **state)
+{
+    struct setup s = {.pp = 2, .dp = 2, .tp = 1};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (s.stage = 0; s.stage <= 3; s.stage++) {
+        toy_ranks(4, drop_where_all_is_frozen, &s, r);
+        toy_assert_well(r, 4, "a frozen stage");
+    }
+}
+
 static int init_weight(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
     const struct model *m = arg;
@@ -935,6 +989,7 @@ int main(void)
         cmocka_unit_test(tokens_count_where_the_loss_is),
         cmocka_unit_test(all_stages_skip_a_step),
         cmocka_unit_test(a_stage_reads_and_writes_its_own),
+        cmocka_unit_test(a_frozen_stage_drops_with_the_others),
         cmocka_unit_test(first_values_by_a_callback),
         cmocka_unit_test(calls_out_of_turn_are_named),
         cmocka_unit_test(what_cannot_be_is_refused),
