@@ -109,6 +109,7 @@ static int wrap(struct run *r, struct zero_config cfg)
     cfg.grad_accum_steps = (int32_t)o->accum;
     if (r->at.n_stages > 1) {
         cfg.schedule = o->schedule;
+        cfg.schedule_file = o->schedule_file;
         cfg.activation_bytes = train_stage_bytes(&o->model.config, o->batch, sizeof(real));
     }
     cfg.prefetch = (int32_t)o->prefetch;
@@ -498,7 +499,8 @@ static int64_t n_kept(const struct run *r)
     int64_t behind = r->at.n_stages - r->at.stage, all = r->o->accum;
     if (r->at.n_stages == 1)
         return 1;
-    return r->o->schedule == ZERO_SCHEDULE_GPIPE || all < behind ? all : behind;
+    bool any = r->o->schedule == ZERO_SCHEDULE_GPIPE || r->o->schedule_file;
+    return any || all < behind ? all : behind;
 }
 
 static void introduce(const struct run *r)

@@ -32,6 +32,8 @@ struct train_options {
     /* stages of a pipeline, on a rank each; 0 and 1: one. enum zero_schedule */
     int64_t pp;
     int schedule;
+    /* in place of schedule; NULL: none */
+    const char *schedule_file;
     /* enum zero_hybrid */
     int hybrid;
     /* ranks, or ZERO_AUTO */

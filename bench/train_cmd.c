@@ -83,8 +83,9 @@ static error_t finish(struct argp_state *state, void *options)
         argp_error(state, "--pp: weights are not imported into a model in pipeline stages yet");
         return EINVAL;
     }
-    if (o->schedule != ZERO_SCHEDULE_1F1B && o->pp <= 1) {
-        argp_error(state, "--schedule: is of the stages of --pp");
+    if ((o->schedule != ZERO_SCHEDULE_1F1B || o->schedule_file) && o->pp <= 1) {
+        argp_error(state, "%s: is of the stages of --pp",
+                   o->schedule_file ? "--schedule-file" : "--schedule");
         return EINVAL;
     }
     if (o->plain && o->trace) {
@@ -144,6 +145,9 @@ static const struct option_row rows[] = {
      3, OPTION_INT(struct train_options, pp, 1, 10000)},
     {"schedule", "1f1b|gpipe", "With --pp: which micro-batch's turn it is (1f1b)", 3,
      OPTION_WORD(struct train_options, schedule, pipe_schedules)},
+    {"schedule-file", "FILE",
+     "The same as PyTorch's CSV has it, a line for each stage, of --accum micro-batches", 3,
+     OPTION_TEXT(struct train_options, schedule_file)},
     {"sequence-parallel", NULL, "With --tp: rows of embeddings, sums and norms are cut over the N, too", 3,
      OPTION_FLAG(struct train_options, model.own.sequence)},
     {"prefetch", "N", "Units gathered ahead (2)", 3, OPTION_INT(struct train_options, prefetch, 0, 10000)},

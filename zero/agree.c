@@ -16,7 +16,7 @@ struct card {
     double pp, tp, schedule, activation_bytes;
     double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
         n_tensors;
-    uint64_t layout_hash, plan_hash, tied_hash;
+    uint64_t layout_hash, plan_hash, tied_hash, schedule_hash;
     uint64_t groups[ZR_MOST_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
 };
 
@@ -100,6 +100,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->layout_hash = z->layout->hash;
     c->plan_hash = z->plan->hash;
     c->tied_hash = zr_ties_hash(z->layout);
+    c->schedule_hash = zr_schedule_file_hash(z->schedule);
 }
 
 /* The lowest rank of r's pipeline stage, by the cards of ranks that agree on their number. */
@@ -197,6 +198,11 @@ static int compare(struct zero_ctx *z, const struct card *cards)
         first = 0;
 #undef COMPARE
     }
+    for (int r = 1; r < world; r++)
+        if (cards[r].schedule_hash != cards[0].schedule_hash)
+            return zr_fail(ZR_ERR_MISMATCH,
+                           "rank %d and rank 0 have different schedules by schedule_file, or one has none",
+                           r);
     for (int r = 1; r < world; r++)
         if (cards[r].layout_hash != cards[first_of_stage(z, cards, r)].layout_hash)
             return name_tensor(z, cards);

@@ -147,6 +147,7 @@ static const struct field fields[] = {
     FIELD(schedule, KIND_INT32, TEXT_AND_ENV, schedule_names, 0, 1, "1f1b (0), gpipe (1)"),
     FIXED(action_size, HEAD),
     FIELD(activation_bytes, KIND_BYTES, TEXT_ONLY, NULL, 0, 0x1p40, "0 to 1Ti"),
+    FIXED(schedule_file, POINTER),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 

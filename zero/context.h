@@ -215,6 +215,10 @@ int zr_refuse_in_actions(const struct zero_ctx *z, const char *call);
 int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_schedule **out);
 void zr_schedule_free(struct zr_schedule *s);
 const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s);
+uint64_t zr_schedule_file_hash(const struct zr_schedule *s);
+struct zr_pipeline;
+/* schedule_file.c: *out, which the caller closes in any case, is what cfg.schedule_file says. */
+int zr_schedule_read(const struct zr_config *c, struct zr_pipeline **out);
 int zr_schedule_bracket(const struct zero_ctx *z, const char *call, int32_t unit, bool backward);
 int zr_schedule_over(const struct zero_ctx *z, const char *call);
 int zr_schedule_drop(const struct zero_ctx *z);

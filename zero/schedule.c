@@ -11,6 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 /* What this rank does. */
 struct row {
     /* (n); NULL: there is one stage */
@@ -22,6 +25,8 @@ struct zr_schedule {
     int32_t pp, pp_at, n_micro;
     /* in a step, and in an evaluation, which is under way */
     struct row step, evaluation;
+    /* of what all ranks do, by cfg.schedule_file; 0: there is none */
+    uint64_t file_hash;
     bool evaluates;
     struct zr_pipe_room room;
     /* (n_order) the calls of a step */
@@ -70,24 +75,63 @@ static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct
     return 0;
 }
 
-/* Which messages go first is decided on a virtual clock: a backward takes twice as long as a forward. */
+/* On which it is decided which messages go first: a backward takes twice as long as a forward. */
+static const struct zr_pipe_cost cost = {.forward_ns = 1000, .backward_ns = 2000};
+
+/* Sums have the plain program's bits where gradients are added in the order of micro-batches. */
+static int check_row(struct zr_schedule *s, const struct zr_pipeline *all, struct row *row)
+{
+    struct zr_pipe_report report;
+    int err = zr_pipeline_check(all, &cost, &report);
+    if (err)
+        return err;
+    bool in_order = report.in_order;
+    zr_pipe_report_close(&report, all);
+    if (!in_order)
+        return zr_fail(ZR_ERR_NOTSUP, "a stage's backwards are not in the order of micro-batches, in which "
+                                      "gradients are added up");
+    return take_row(s, all, row);
+}
+
 static int make_row(struct zr_schedule *s, enum zr_pipeline_kind kind, bool forward_only, struct row *row)
 {
-    const struct zr_pipe_cost cost = {.forward_ns = 1000, .backward_ns = 2000};
     struct zr_pipeline *computed = NULL, *all = NULL;
-    struct zr_pipe_report report;
     int err = zr_pipeline_build(&computed, kind, s->pp, 1, s->n_micro, forward_only);
     if (!err)
         err = zr_pipeline_lower(&all, computed, &cost, 0);
     if (!err)
-        err = zr_pipeline_check(all, &cost, &report);
-    if (!err) {
-        ZR_ASSERT(report.in_order); /* so that sums have the plain program's bits */
-        zr_pipe_report_close(&report, all);
-        err = take_row(s, all, row);
-    }
+        err = check_row(s, all, row);
     zr_pipeline_close(all);
     zr_pipeline_close(computed);
+    return err;
+}
+
+static uint64_t hash_rows(const struct zr_pipeline *p)
+{
+    uint64_t hash = 1;
+    for (int32_t r = 0; r < p->n_ranks; r++)
+        for (int64_t i = 0; i < p->rows[r].n; i++) {
+            const struct zr_pipe_action *a = &p->rows[r].at[i];
+            const int32_t words[] = {r, (int32_t)a->kind, a->stage, a->micro_batch};
+            hash = XXH64(words, sizeof words, hash);
+        }
+    return hash;
+}
+
+/* Of a step, as the program's own file has it, with messages or without. */
+static int read_row(const struct zr_config *c, struct zr_schedule *s, struct row *row)
+{
+    struct zr_pipeline *given = NULL, *lowered = NULL;
+    int err = zr_schedule_read(c, &given);
+    bool whole = !err && given->has_messages;
+    if (!err) {
+        s->file_hash = hash_rows(given);
+        err = whole ? 0 : zr_pipeline_lower(&lowered, given, &cost, 0);
+        err = err ? err : check_row(s, whole ? given : lowered, row);
+        err = err ? zr_fail_more(err, "schedule_file %s", c->user.schedule_file) : 0;
+    }
+    zr_pipeline_close(lowered);
+    zr_pipeline_close(given);
     return err;
 }
 
@@ -176,10 +220,14 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
     s->n_micro = o->grad_accum_steps;
     s->step.n = 2 * (int64_t)s->n_micro;
     s->evaluation.n = s->n_micro;
+    if (s->pp == 1 && c->user.schedule_file)
+        zr_warn(o->log, "schedule_file is set, but pp is 1: it has no effect");
     if (s->pp == 1)
         return 0;
     int err = check_stages(c, l);
-    if (!err)
+    if (!err && c->user.schedule_file)
+        err = read_row(c, s, &s->step);
+    else if (!err)
         err = make_row(s, kind_of(c), false, &s->step);
     if (!err)
         err = make_row(s, kind_of(c), true, &s->evaluation);
@@ -189,12 +237,17 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
         return err;
     s->room.slot_bytes = zr_round_up(c->user.activation_bytes, 4096);
     /* Twice as many are on their way as there are slots, and the first stage is as many behind as there are
-     * stages. */
+     * stages. By a file it may be more behind: the last one then waits, for nothing that waits for it. */
     s->room.tied_bytes = zr_round_up(zr_ties_bytes(l), 4096);
     s->room.n_tied = (int32_t)zr_min((s->pp + 1) / 2, s->n_micro);
     c->options.pipe_bytes = zr_pipe_room_bytes(&s->room);
     c->options.tied_bytes = zr_tied_room_bytes(&s->room);
     return 0;
+}
+
+uint64_t zr_schedule_file_hash(const struct zr_schedule *s)
+{
+    return s->file_hash;
 }
 
 const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s)

@@ -432,6 +432,13 @@ struct zero_config {
     /* with a mesh's pp above 1: bytes that a stage gives to the next, of one micro-batch, at most; all ranks
      * give the same. Default 0: none, which pp 1 alone takes */
     int64_t activation_bytes;
+    /* with a mesh's pp above 1: a file that says in which order stages take the micro-batches of a step, in
+     * place of schedule: CSV as PyTorch's torch.distributed.pipelining writes it, a line for each stage,
+     * computations alone (F and B) or with messages. It is checked before zero_wrap returns: what waits in a
+     * circle, is left out or done twice is ZERO_ERR_ARG, with the action; each stage's backwards are in the
+     * order of micro-batches. Every rank reads the same. Evaluations are as ever. Read by zero_wrap and
+     * zero_plan, and not kept; default NULL: as schedule says */
+    const char *schedule_file;
 };
 
 /* One tensor of a file of weights. */

@@ -394,6 +394,13 @@ class Stages(unittest.TestCase):
                     _, summary = train(pp * n_dp * tp, *TINY, *args, '--steps=1', *how)
                     self.assertEqual(summary['bytes'], row['pp_stages'][-1]['bytes'])
 
+    def test_schedule_file(self):
+        one = self.run_of(1, 1, 1)
+        with tempfile.NamedTemporaryFile('w', suffix='.csv') as f:
+            f.write('0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3\n1F0,1F1,1B0,1F2,1B1,1F3,1B2,1B3\n')
+            f.flush()
+            self.assertEqual(self.run_of(2, 1, 1, f'--schedule-file={f.name}', '--stage=2'), one)
+
     def test_fewer_micro_batches_than_stages(self):
         one = self.run_of(1, 4, 1)
         self.assertEqual(self.run_of(2, 4, 1), one)  # a micro-batch each, of which only one is kept
@@ -421,7 +428,8 @@ class Stages(unittest.TestCase):
     def test_refused(self):
         for world, args, says in [(2, ['--pp=6'], '--pp: 6 stages are more than the 5 layers'), (2, ['--pp=2', '--plain'], '--pp: not with --plain'),
                                   (2, ['--pp=3'], 'do not multiply to the world of 2'), (1, ['--schedule=gpipe'], '--schedule: is of the stages of --pp'),
-                                  (1, ['--schedule=zb'], '--schedule'), (2, ['--pp=2', '--import=x'], '--pp: weights are not imported')]:
+                                  (1, ['--schedule=zb'], '--schedule'), (1, ['--schedule-file=x'], '--schedule-file: is of the stages of --pp'),
+                                  (2, ['--pp=2', '--schedule-file=/nowhere'], '/nowhere: No such file'), (2, ['--pp=2', '--import=x'], '--pp: weights are not imported')]:
             with self.subTest(args=args):
                 done = run([ZERO_RUN, '-n', str(world), '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES, *args])
                 self.assertNotEqual(done.returncode, 0)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -206,6 +207,9 @@ static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C])
 struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
     bool check, evaluates, nests, lingers, recomputes;
+    /* a line for each stage; NULL: as schedule says. keeps: micro-batches of each stage, at most */
+    const char *file;
+    int keeps[4];
     /* of the model on one rank of pp: norms and losses of every step */
     double norm[STEPS], loss[STEPS];
     bool known;
@@ -232,6 +236,7 @@ static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_conf
     cfg->mesh = *mesh;
     cfg->shard_group = ZERO_AUTO;
     cfg->schedule = s->schedule;
+    cfg->schedule_file = s->file;
     cfg->activation_bytes = ROWS * C * (int64_t)sizeof(float);
     return err;
 }
@@ -297,6 +302,7 @@ static int run_actions(struct toy_rank *r, struct model *m, zero_ctx *z, int ste
         OR_RETURN(zero_finish(z));
     }
     int behind = s->pp - at->pp, want = s->pp > 1 && s->schedule == ZERO_SCHEDULE_GPIPE ? n_micro : behind;
+    want = s->file ? s->keeps[at->pp] : want;
     if (n != 2 * n_micro || n_forward != n_micro || most != (want < n_micro ? want : n_micro))
         toy_wrong(r, "stage %d: %d actions, %d micro-batches at most, instead of %d", at->pp, n, most, want);
     *loss /= n_micro;
@@ -521,6 +527,158 @@ static void the_same_bits_however_layers_are_divided(void **state)
                 }
         assert_true(n >= 20);
     }
+}
+
+/* ---- schedules of the program's own ---- */
+
+/* Writes text to a new file, whose name goes to path. */
+static void write_file(char path[64], const char *text)
+{
+    snprintf(path, 64, "/tmp/zero-schedule-XXXXXX");
+    int fd = mkstemp(path);
+    size_t n = strlen(text);
+    assert_true(fd >= 0);
+    assert_true(write(fd, text, n) == (ssize_t)n);
+    close(fd);
+}
+
+/* Of 8 micro-batches, for dp 1. */
+static const char two_stages[] = "0F0,0F1,0F2,0B0,0F3,0B1,0F4,0B2,0F5,0B3,0F6,0B4,0F7,0B5,0B6,0B7\n"
+                                 "1F0,1F1,1B0,1F2,1B1,1F3,1B2,1F4,1B3,1F5,1B4,1F6,1B5,1F7,1B6,1B7\n";
+/* The second stage waits with its backwards, the first and the last do not. */
+static const char three_stages[] = "0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,0B0,0B1,0B2,0B3,0B4,0B5,0B6,0B7\n"
+                                   "1F0,1F1,1F2,1F3,1F4,1F5,1F6,1F7,1B0,1B1,1B2,1B3,1B4,1B5,1B6,1B7\n"
+                                   "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3,2F4,2B4,2F5,2B5,2F6,2B6,2F7,2B7\n";
+/* As PyTorch lowers it, of 2 micro-batches. */
+static const char with_messages[] =
+    "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD\n"
+    "1UNSHARD,1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1REDUCE_GRAD\n";
+
+static void a_schedule_from_a_file(void **state)
+{
+    static const struct {
+        const char *text;
+        int pp, dp, keeps[4];
+    } given[] = {{two_stages, 2, 1, {3, 2}}, {three_stages, 3, 1, {8, 8, 1}}, {with_messages, 2, 4, {2, 1}}};
+    (void)state;
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
+        struct toy_rank r[MOST_WORLD];
+        char path[64];
+        struct setup one = {.pp = 1, .dp = given[i].dp, .tp = 1, .stage = 1}, s = one;
+        toy_ranks(one.dp, train, &one, r);
+        toy_assert_well(r, one.dp, "one stage");
+        uint64_t want = hash_of(&one, r, 0);
+        write_file(path, given[i].text);
+        s.pp = given[i].pp;
+        s.file = path;
+        memcpy(s.keeps, given[i].keeps, sizeof s.keeps);
+        for (s.stage = 0; s.stage <= 3; s.stage++) {
+            s.check = s.stage == 2;
+            s.evaluates = s.stage == 1;
+            s.lingers = s.stage == 3;
+            toy_ranks(s.pp * s.dp, train, &s, r);
+            toy_assert_well(r, s.pp * s.dp, given[i].text);
+            check_copies(&s, r, given[i].text);
+            assert_true(hash_of(&s, r, 0) == want);
+        }
+        unlink(path);
+    }
+}
+
+struct bad_file {
+    const char *text;
+    int code;
+    const char *says;
+};
+
+/* Refused on every rank, before anything moves. */
+static void wrap_by_file(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    const struct bad_file *bad = (const void *)(s + 1);
+    struct zero_config cfg = toy_config(r, 0);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    cfg.log = forget_line;
+    cfg.grad_accum_steps = 2;
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    struct model *m = make_model(2, at.pp, 1, 0);
+    cfg.schedule_file = bad->text || at.pp ? s->file : NULL; /* else one stage has it */
+    toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), bad->code, bad->says);
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free(m);
+}
+
+static void what_a_file_cannot_say_is_refused(void **state)
+{
+    static const struct bad_file bad[] = {
+        {"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n2F0,2B0,2F1,2B1\n", ZERO_ERR_ARG, "3 ranks; allowed: a line for"},
+        {"0F0,0B0\n1F0,1B0\n", ZERO_ERR_ARG, "1 micro-batches; allowed: grad_accum_steps, which is 2"},
+        {"1F0,1B0,1F1,1B1\n0F0,0F1,0B0,0B1\n", ZERO_ERR_NOTSUP, "rank 0: 1F0; allowed: actions of stage 0"},
+        {"0F0,0F1,0I0,0W0,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_NOTSUP, "rank 0: 0I0; allowed: F and B, one"},
+        {"0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_NOTSUP, "rank 0: 0F1; allowed: F and"},
+        {"0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n", ZERO_ERR_NOTSUP, "backwards are not in the order of micro-"},
+        {"0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "rank 0: 0B1 is left out"},
+        {"0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", ZERO_ERR_ARG, "0B0"}, /* each waits for the other */
+        {"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+         "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
+         ZERO_ERR_ARG, "rank 0 stands at 0SEND_F1, which waits for rank 1; rank 1 stands at 1SEND_B0"},
+        {"0F0,what\n1F0\n", ZERO_ERR_ARG, "line 1"},
+        {"", ZERO_ERR_ARG, "no action is in it"},
+        {NULL, ZERO_ERR_MISMATCH, "have different schedules by schedule_file, or one has none"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct {
+            struct setup s;
+            struct bad_file bad;
+        } b = {{.pp = 2, .dp = 2, .tp = 1}, bad[i]};
+        struct toy_rank r[MOST_WORLD];
+        char path[64];
+        write_file(path, bad[i].text ? bad[i].text : "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
+        b.s.file = path;
+        toy_ranks(4, wrap_by_file, &b, r);
+        unlink(path);
+        toy_assert_well(r, 4, bad[i].says);
+    }
+}
+
+static void no_file(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, 0);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    cfg.grad_accum_steps = 2;
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    struct model *m = make_model(2, at.pp, 1, 0);
+    toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg),
+               s->schedule ? ZERO_ERR_ARG : ZERO_ERR_IO,
+               s->schedule ? "schedule is set, too; allowed: one of them"
+                           : "schedule_file: /nowhere/schedule.csv: No such file");
+    zero_mesh_close(&mesh);
+    free(m);
+}
+
+static void a_file_that_is_not_there(void **state)
+{
+    struct setup s = {.pp = 2, .dp = 1, .tp = 1, .file = "/nowhere/schedule.csv"};
+    struct toy_rank r[MOST_WORLD];
+    char path[64];
+    (void)state;
+    toy_ranks(2, no_file, &s, r);
+    toy_assert_well(r, 2, "no file");
+    write_file(path, "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
+    s.file = path;
+    s.schedule = ZERO_SCHEDULE_GPIPE;
+    toy_ranks(2, no_file, &s, r);
+    unlink(path);
+    toy_assert_well(r, 2, "both");
 }
 
 /* ---- one normaliser ---- */
@@ -988,6 +1146,9 @@ int main(void)
         cmocka_unit_test(the_same_bits_however_layers_are_divided),
         cmocka_unit_test(tokens_count_where_the_loss_is),
         cmocka_unit_test(all_stages_skip_a_step),
+        cmocka_unit_test(a_schedule_from_a_file),
+        cmocka_unit_test(what_a_file_cannot_say_is_refused),
+        cmocka_unit_test(a_file_that_is_not_there),
         cmocka_unit_test(a_stage_reads_and_writes_its_own),
         cmocka_unit_test(a_frozen_stage_drops_with_the_others),
         cmocka_unit_test(first_values_by_a_callback),

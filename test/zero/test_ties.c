@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -254,6 +255,7 @@ static int backward(struct model *m, zero_ctx *z, int batch, int micro, float *d
 struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
     bool bf16, check, evaluates, drops, frozen;
+    const char *file;
     double norm[STEPS];
     bool known;
 };
@@ -280,7 +282,8 @@ static int configure(struct toy_rank *r, struct zero_config *cfg, zero_mesh **me
     OR_RETURN(zero_mesh_rank(*mesh, "tp", &at->tp, NULL));
     cfg->mesh = *mesh;
     cfg->shard_group = ZERO_AUTO;
-    cfg->schedule = s->schedule;
+    cfg->schedule = s->file ? ZERO_SCHEDULE_1F1B : s->schedule;
+    cfg->schedule_file = s->pp > 1 ? s->file : NULL;
     cfg->activation_bytes = ROWS * C * (int64_t)sizeof(float);
     cfg->log = forget_line;
     cfg->prefetch = s->prefetch;
@@ -538,6 +541,26 @@ static void the_same_bits_frozen(void **state)
     every_layout((struct setup){.frozen = true}, false);
 }
 
+/* By a schedule of the program's own it has given all its gradients before the first one takes any. */
+static void the_last_stage_may_be_far_ahead(void **state)
+{
+    static const char rows[] = "0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,0B0,0B1,0B2,0B3,0B4,0B5,0B6,0B7\n"
+                               "1F0,1F1,1F2,1F3,1F4,1F5,1F6,1F7,1B0,1B1,1B2,1B3,1B4,1B5,1B6,1B7\n"
+                               "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3,2F4,2B4,2F5,2B5,2F6,2B6,2F7,2B7\n";
+    char path[] = "/tmp/zero-schedule-XXXXXX";
+    int fd = mkstemp(path), n = 0;
+    struct setup s = {.dp = 1, .tp = 1, .file = path};
+    uint64_t want[2] = {0};
+    (void)state;
+    assert_true(fd >= 0);
+    assert_true(write(fd, rows, sizeof rows - 1) == (ssize_t)(sizeof rows - 1));
+    close(fd);
+    for (s.pp = 1; s.pp <= 3; s.pp += 2)
+        for (s.stage = 0; s.stage <= 3; s.stage++)
+            one_layout(&s, want, n++);
+    unlink(path);
+}
+
 /* ---- a step that is skipped ---- */
 
 static void skip_step(struct toy_rank *r)
@@ -724,8 +747,9 @@ static void what_cannot_be_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_same_bits_in_f32),      cmocka_unit_test(the_same_bits_in_bf16),
-        cmocka_unit_test(the_same_bits_frozen),      cmocka_unit_test(all_stages_skip_a_step),
-        cmocka_unit_test(what_is_left_out_is_named), cmocka_unit_test(what_cannot_be_is_refused)};
+        cmocka_unit_test(the_same_bits_in_f32),     cmocka_unit_test(the_same_bits_in_bf16),
+        cmocka_unit_test(the_same_bits_frozen),     cmocka_unit_test(the_last_stage_may_be_far_ahead),
+        cmocka_unit_test(all_stages_skip_a_step),   cmocka_unit_test(what_is_left_out_is_named),
+        cmocka_unit_test(what_cannot_be_is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
