@@ -128,15 +128,26 @@ class Wrong(unittest.TestCase):
             if ranks.poll() is None:
                 os.killpg(ranks.pid, signal.SIGKILL)
 
+    def arenas_of(self, folder):
+        found = []
+        for fd in os.listdir(folder):
+            try:
+                found += [fd] if "memfd:zero-mpi-arena" in os.readlink(f"{folder}/{fd}") else []
+            except FileNotFoundError:  # closed meanwhile
+                pass
+        return found
+
     def spoil(self, ranks, pid_file, at, n_floats):
         with open(pid_file, encoding="ascii") as f:
             folder = f"/proc/{f.read().strip()}/fd"
-        arenas = [fd for fd in os.listdir(folder) if "memfd:zero-mpi-arena" in os.readlink(f"{folder}/{fd}")]
+        until = time.monotonic() + under_mpi.SECONDS
+        arenas = []
+        while not arenas and ranks.poll() is None and time.monotonic() < until:  # rank 0 may have begun to tell before it is there
+            arenas = self.arenas_of(folder)
         self.assertEqual(len(arenas), 1)
         fd = os.open(f"{folder}/{arenas[0]}", os.O_RDWR)
         with mmap.mmap(fd, 0) as arena:
             os.close(fd)
-            until = time.monotonic() + under_mpi.SECONDS
             while ranks.poll() is None and time.monotonic() < until:
                 arena[at:at + 4 * n_floats] = b"\xff" * (4 * n_floats)
                 time.sleep(0.001)
