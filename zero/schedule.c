@@ -511,6 +511,9 @@ int zr_schedule_drop(const struct zero_ctx *z)
 {
     const struct zr_schedule *s = z->schedule;
     bool messages = s->pp > 1 && s->at > 0 && !is_over(s);
+    if (s->pp > 1 && s->at == 0 && !s->open && !s->evaluates) /* of all stages, the frozen ones too */
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_drop: no action of the step has begun, so there is nothing to drop");
     return messages || s->open || s->evaluates ? zr_schedule_over(z, "zero_drop") : 0;
 }
 

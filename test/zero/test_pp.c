@@ -823,6 +823,7 @@ static void drop_where_all_is_frozen(struct toy_rank *r)
     TOY_TRY(zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg));
     for (int round = 0; !err && round < 4; round++) {
         struct zero_action a = {0};
+        toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: no action of the step has begun");
         TOY_TRY(zero_next(z, &a));
         while (!err && a.micro_batch >= 0) {
             int n = a.phase == ZERO_BACKWARD && at.pp == 0 ? 0 : m->n_layers; /* no gradient goes that far */
@@ -930,6 +931,7 @@ static void misuse_calls(struct toy_rank *r)
         toy_expect(r, zero_begin(z, 0, ZERO_FORWARD), ZERO_ERR_ORDER,
                    "zero_begin: unit 0 outside of an action; with pp 2 zero_next gives one");
         toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "zero_micro: pp is 2, so the schedule says where");
+        toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: no action of the step has begun");
         toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_ORDER,
                    "zero_step: 0 of the step's 16 actions are over; zero_next gives the next");
     }
