@@ -234,11 +234,16 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
 static int check_axes(const struct plan_options *o)
 {
     long long tp = (long long)o->model.config.tp, pp = (long long)o->pp, world = (long long)o->world;
-    long long layers = (long long)plan_sizes(&o->model.config, o->params).layers;
+    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
+    long long layers = (long long)c.layers;
     tp = tp > 1 ? tp : 1;
     if (tp > 1 && !o->params && o->model.config.heads % tp)
         fprintf(stderr, "zero-bench plan: --tp: %lld parts do not divide the %lld heads\n", tp,
                 (long long)o->model.config.heads);
+    else if (pp > 1 && !c.channels)
+        fprintf(stderr,
+                "zero-bench plan: --params: %lld are too few for layers in %lld part%s and in %lld stages\n",
+                (long long)o->params, tp, tp == 1 ? "" : "s", pp);
     else if (pp > layers)
         fprintf(stderr, "zero-bench plan: --pp: %lld stages are more than the %lld layers\n", pp, layers);
     else if (pp > 1 && world % (pp * tp))

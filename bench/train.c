@@ -493,13 +493,15 @@ static int draw(struct run *r)
     return 0;
 }
 
-/* Micro-batches whose forwards come before the backward of the first of them. */
+/* Micro-batches whose forwards come before the backward of the first of them: at most, where the environment
+ * may have changed the schedule. */
 static int64_t n_kept(const struct run *r)
 {
-    int64_t behind = r->at.n_stages - r->at.stage, all = r->o->accum;
+    const char *schedule = getenv("ZERO_SCHEDULE");
+    int64_t behind = r->at.n_stages - r->at.stage, all = r->accum;
     if (r->at.n_stages == 1)
         return 1;
-    bool any = r->o->schedule == ZERO_SCHEDULE_GPIPE || r->o->schedule_file;
+    bool any = r->o->schedule == ZERO_SCHEDULE_GPIPE || r->o->schedule_file || (schedule && *schedule);
     return any || all < behind ? all : behind;
 }
 
@@ -523,7 +525,7 @@ static int train(struct run *r)
     r->bad_input = false;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     TRY(find_place(r, &cfg));
-    TRY(gpt2_open(&r->model, &r->own, o->batch, n_kept(r), &r->place));
+    TRY(gpt2_open(&r->model, &r->own, o->batch, &r->place));
     r->stores_each = train_stores_each(o);
     train_describe(r->tensors, &r->own, &r->model, o->plain || r->stores_each);
     r->n_tensors = train_stage_table(r->tensors, r->number, &r->own);
@@ -533,6 +535,7 @@ static int train(struct run *r)
         TRY(plain_open(&r->plain, &r->place, r->tensors, r->n_tensors));
     } else {
         TRY(wrap(r, cfg));
+        TRY(gpt2_keep(&r->model, n_kept(r)));
     }
     r->report.quiet = !r->reports || o->step_ms || o->profile;
     r->model.profile = o->profile;

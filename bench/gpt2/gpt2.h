@@ -168,10 +168,12 @@ static inline int64_t gpt2_own_rows(const struct gpt2 *m)
     return m->B * m->config.context / (m->config.sequence ? m->config.tp : 1);
 }
 
-/* Takes memory for tokens, and for the activations of n_kept micro-batches, whose forwards are done before
- * the first one's backward is. Returns 0 or a zr_err; on failure nothing is held. */
-int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, int64_t n_kept,
-              const struct place *place);
+/* Takes memory for tokens, and for the activations of a micro-batch. Returns 0 or a zr_err; on failure
+ * nothing is held. */
+int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct place *place);
+/* Takes memory for the activations of n micro-batches in all, whose forwards are done before the first one's
+ * backward is. Returns 0 or a zr_err. */
+int gpt2_keep(struct gpt2 *m, int64_t n);
 /* Takes memory for the parameters too, drawn as below, and for the gradients, zeroed: not needed where
  * libzero hands them out. The first waits. */
 int gpt2_open_params(struct gpt2 *m, uint64_t seed);

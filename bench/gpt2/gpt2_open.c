@@ -137,14 +137,18 @@ static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
     return err;
 }
 
-static int open_kept(struct gpt2 *m, int64_t n)
+int gpt2_keep(struct gpt2 *m, int64_t n)
 {
-    m->kept = calloc((size_t)n, sizeof *m->kept);
-    int err = m->kept ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld micro-batches", (long long)n);
-    m->n_kept = err ? 0 : n;
-    for (int64_t i = 0; i < n && !err; i++) {
-        err = open_activations(m, &m->kept[i], i == 0);
-        err = err ? err : open_statistics(m, &m->kept[i], i == 0);
+    struct gpt2_kept *kept = n > m->n_kept ? realloc(m->kept, (size_t)n * sizeof *kept) : m->kept;
+    int err = kept ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld micro-batches", (long long)n);
+    if (err)
+        return err;
+    m->kept = kept;
+    while (m->n_kept < n && !err) {
+        int64_t i = m->n_kept++;
+        kept[i] = (struct gpt2_kept){0};
+        err = open_activations(m, &kept[i], i == 0);
+        err = err ? err : open_statistics(m, &kept[i], i == 0);
     }
     if (!err)
         gpt2_turn_to(m, 0);
@@ -223,8 +227,7 @@ const struct gpt2_layers *gpt2_layers_for(const struct place *place)
     return &gpt2_layers_host;
 }
 
-int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, int64_t n_kept,
-              const struct place *place)
+int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct place *place)
 {
     const struct gpt2_layers *layers = gpt2_layers_for(place);
     int64_t align = layers->row_align;
@@ -232,7 +235,7 @@ int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, int64
     if (layers->attention && layers->attention->fits(config->channels / config->heads))
         m->attention = layers->attention;
     m->ld_logits = (gpt2_part_vocab(config) + align - 1) / align * align;
-    int err = open_kept(m, n_kept);
+    int err = gpt2_keep(m, 1);
     err = err ? err : open_losses(m);
     err = err ? err : open_batches(m);
     if (!err) {

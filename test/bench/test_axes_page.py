@@ -66,6 +66,17 @@ class Page(unittest.TestCase):
         for _, _, args, cells in rows:
             self.assertEqual(cells, cells_of(args), ' '.join(args))
 
+    def test_what_is_said_of_pipelines(self):
+        """The first stage is the fullest, but at stage 0; and what GPUs receive on slow links."""
+        for _, _, args, _ in rows_of(read()):
+            if args[0] == 'plan' and '--pp' in args:
+                self.assertEqual([r['pp_stage'] for r in lines(bench(args[0], '--json', *args[1:]).stdout)[1:]], [0, 0, 0], ' '.join(args))
+        slow = {row: args for _, row, args, _ in rows_of(read()) if 'a100-80' in args}
+        for row, gb, moved in [('--pp 8 --stage 1 --micro-batches 32', 625, 1), ('--accum 4', 1651, 0)]:
+            args = slow['--model llama-3-70B --worlds 512 ' + row]
+            got, = lines(bench(args[0], '--json', *args[1:]).stdout)
+            self.assertEqual((round(got['received_bytes'] / 1e9), round(got['pp_bytes'] / 1e9)), (gb, moved), row)
+
     def test_sizes(self):
         self.assertEqual([size(n) for n in (1234567, 12.345e9, 99.96e9, 999e9, 2.5e12)], ['1.23 MB', '12.3 GB', '100 GB', '999 GB', '2.50 TB'])
 

@@ -158,6 +158,7 @@ class Refused(unittest.TestCase):
         self.refused(['plan', '--pp=2', '--tp=2', '--world=6'], '--pp', '2 parts', 'world of 6')
         self.refused(['plan', '--pp=2', '--tp=4', '--world=8'], '--tp', '4 parts', '6 heads')
         self.refused(['plan', '--pp=2', '--world=24', '--shard-group=5'], 'dp_shard 5', 'world of 24')
+        self.refused(['plan', '--params=1e6', '--tp=1024', '--pp=2', '--world=2048'], '--params', '1024 parts', '2 stages')
         self.refused(['plan', '--pp=0'], '--pp')
         self.refused(['plan', '--pp=1025'], '--pp', '1024')
         self.refused(['plan', '--pp=2', '--world=2', '--schedule=zb'], '--schedule', '1f1b', 'gpipe')
@@ -484,9 +485,9 @@ class PlanOfStages(unittest.TestCase):
 
 
 class Scale(unittest.TestCase):
-    def of(self, *args):
+    def of(self, *args, err=''):
         done = bench('scale', '--json', *args)
-        self.assertEqual((done.returncode, done.stderr), (0, ''), args)
+        self.assertEqual((done.returncode, done.stderr), (0, err), args)
         return lines(done.stdout)
 
     def test_memory_and_traffic_are_the_plans(self):
@@ -568,6 +569,17 @@ class Scale(unittest.TestCase):
         shown = bench('scale', '--worlds=64', '--pp=4', '--micro-batches=12').stdout
         for words in ['20.0 %, (p-1)/(m+p-1)', 'not counted', 'on CPUs alone yet', 'bubble\n']:
             self.assertIn(words, shown)
+
+    def test_stages_take_what_plan_says(self):
+        """A stage's memory is the plan's, the slots between stages included, whatever times stages take; GPUs add up in any order."""
+        for pp, world, m in (2, 8, 4), (4, 8, 8), (2, 8, 1):
+            told = '' if m >= pp else 'zero-bench plan: warning: fewer micro-batches (1) than pipeline stages (2)\n'
+            done = bench('plan', '--json', '--model=gpt2-1.5B', f'--world={world}', f'--pp={pp}', f'--accum={m}', '--deterministic=off')
+            self.assertEqual((done.returncode, done.stderr), (0, told))
+            for plan in lines(done.stdout)[:3]:  # stage 3 holds a tied embedding whole, which is not counted here
+                row, = self.of('--model=gpt2-1.5B', f'--worlds={world}', f'--pp={pp}', f'--accum={m}', f"--stage={plan['stage']}", err=told.replace('plan', 'scale'))
+                self.assertAlmostEqual(row['memory_bytes'] / plan['bytes']['total'], 1, delta=1e-4)
+                self.assertEqual(row['activation_bytes'], plan['activation_bytes'])
 
     def test_more_micro_batches_fill_the_pipeline(self):
         rows = [self.of('--model=llama-3-70B', '--worlds=512', '--tp=8', '--pp=8', '--stage=1', f'--accum={m}')[0] for m in (8, 32, 128)]

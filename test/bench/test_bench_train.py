@@ -405,6 +405,16 @@ class Stages(unittest.TestCase):
         one = self.run_of(1, 4, 1)
         self.assertEqual(self.run_of(2, 4, 1), one)  # a micro-batch each, of which only one is kept
 
+    def test_environment(self):
+        """A launcher may say how many micro-batches a step has, and in which order: what they keep is kept for each."""
+        one = self.run_of(1, 1, 1)
+        args = [*TINY, *self.SIZES, f'--steps={STEPS}', '--pp=2']
+        for accum, schedule, more in [(1, '1f1b', {}), (2, 'gpipe', {}), (self.PER_STEP, '1f1b', {'ZERO_SCHEDULE': 'gpipe'})]:
+            with self.subTest(accum=accum, schedule=schedule, more=more):
+                env = {'ZERO_GRAD_ACCUM_STEPS': str(self.PER_STEP), **more}
+                steps, summary = train(2, *args, f'--accum={accum}', f'--schedule={schedule}', env=env)
+                self.assertEqual(([(s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']), one)
+
     def test_sequence_parallel(self):
         one = self.run_of(1, 1, 2, '--sequence-parallel')
         for pp, n_dp, stage in (2, 1, 1), (2, 2, 3), (3, 1, 2):

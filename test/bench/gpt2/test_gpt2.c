@@ -88,7 +88,7 @@ static real *gradient(struct fixture *f, int t)
 static void open_fixture(struct fixture *f, const struct gpt2_config *c, int64_t B)
 {
     assert_int_equal(place_open(&f->place, CUDA, 0, 1), 0);
-    assert_int_equal(gpt2_open(&f->m, c, B, 1, &f->place), 0);
+    assert_int_equal(gpt2_open(&f->m, c, B, &f->place), 0);
     assert_int_equal(gpt2_open_params(&f->m, 7), 0);
     assert_int_equal(gpt2_open_grads(&f->m), 0);
     int64_t L = c->layers, C = c->channels, V = c->vocab, T = c->context;
