@@ -17,6 +17,15 @@ int64_t pipe_layers_of(int64_t layers, int64_t pp, int64_t stage)
     return layers / pp + (turn < layers % pp);
 }
 
+enum pipe_kind pipe_kind_of(int64_t layers, int64_t pp, int64_t stage)
+{
+    if (stage == 0)
+        return PIPE_FIRST;
+    if (stage == pp - 1)
+        return PIPE_LAST;
+    return pipe_layers_of(layers, pp, stage) == layers / pp ? PIPE_BETWEEN : PIPE_BETWEEN_MORE;
+}
+
 static void take_report(const struct pipe_times *t, const struct zr_pipe_report *report,
                         struct pipe_result *out)
 {

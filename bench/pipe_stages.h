@@ -17,6 +17,11 @@ extern const struct option_word pipe_schedules[];
  * stages between the first, which has the embedding, and the last, which has the head, then to the first. */
 int64_t pipe_layers_of(int64_t layers, int64_t pp, int64_t stage);
 
+/* Stages of one kind are alike, but for what they keep of activations: the first, the last, and between them
+ * those with as many layers as there are at least, and those with one more. */
+enum pipe_kind { PIPE_FIRST, PIPE_LAST, PIPE_BETWEEN, PIPE_BETWEEN_MORE, PIPE_N_KINDS };
+enum pipe_kind pipe_kind_of(int64_t layers, int64_t pp, int64_t stage);
+
 struct pipe_times {
     /* enum zero_schedule */
     int schedule;

@@ -207,13 +207,13 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
     struct zero_plan_info info[N_COLUMNS];
     int64_t ns[N_COLUMNS];
     int n_columns = o->shard_group ? N_COLUMNS : N_STAGES, status = 0;
-    struct plan_table t = {.tensors = tensors, .n = n, .n_order = TRAIN_N_CALLS(layers)};
-    t.order = malloc((size_t)t.n_order * sizeof *t.order);
+    struct plan_table t = {.tensors = tensors, .n = n};
+    t.order = malloc((size_t)TRAIN_N_CALLS(layers) * sizeof *t.order);
     if (!t.order) {
         fprintf(stderr, "zero-bench plan: no memory for %d units\n", layers);
         return EXIT_FAILURE;
     }
-    train_call_order(t.order, layers);
+    t.n_order = train_call_order(t.order, &(struct gpt2_config){.layers = layers});
     for (int s = 0; !status && s < n_columns; s++)
         status = plan_column(o, s, &t, &info[s], &ns[s]);
     free(t.order);

@@ -8,9 +8,6 @@
 
 #include <string.h>
 
-/* The first, the last, and between them those with as many layers as there are at least, and one more. */
-enum { FIRST, LAST, BETWEEN, BETWEEN_MORE, N_KINDS };
-
 struct stage_plan {
     struct zero_plan_info info[N_COLUMNS];
     int64_t ns[N_COLUMNS];
@@ -23,14 +20,13 @@ struct planning {
     int32_t n;
     int n_columns;
     int64_t layers;
-    struct stage_plan kinds[N_KINDS];
+    struct stage_plan kinds[PIPE_N_KINDS];
     struct pipe_result pipe;
 };
 
-static int kind_of(const struct planning *p, int64_t stage)
+static enum pipe_kind kind_of(const struct planning *p, int64_t stage)
 {
-    int64_t pp = p->o->pp, n = pipe_layers_of(p->layers, pp, stage);
-    return stage == 0 ? FIRST : stage == pp - 1 ? LAST : n == p->layers / pp ? BETWEEN : BETWEEN_MORE;
+    return pipe_kind_of(p->layers, p->o->pp, stage);
 }
 
 static const struct zero_plan_info *info_of(const struct planning *p, int64_t stage, int column)
@@ -54,7 +50,7 @@ static int plan_kind(struct planning *p, int64_t stage)
         fprintf(stderr, "zero-bench plan: no memory for the calls of %lld layers\n", (long long)s.own.layers);
         return EXIT_FAILURE;
     }
-    t.n_order = train_stage_order(t.order, &s.own);
+    t.n_order = train_call_order(t.order, &s.own);
     int status = 0;
     for (int c = 0; !status && c < p->n_columns; c++)
         status = plan_column(p->o, c, &t, &plan->info[c], &plan->ns[c]);
@@ -166,7 +162,7 @@ static void print_table(const struct planning *p)
         wire[c] = info->traffic.wire_bytes;
         outer[c] = hybrid_of_column(c) ? info->traffic.outer_bytes : -1;
         moved[c] = moved_bytes(p, s);
-        for (int k = 0; k < N_KINDS; k++)
+        for (int k = 0; k < PIPE_N_KINDS; k++)
             ns[c] += p->kinds[k].ns[c];
     }
     print_head(p);

@@ -33,11 +33,7 @@ int64_t plan_kept_elems(const struct gpt2_config *c, int64_t layers, int64_t pp,
 int64_t plan_n_params(const struct zero_tensor *tensors, int32_t n)
 {
     int64_t all = 0;
-    for (int32_t i = 0; i < n; i++) {
-        int64_t elems = 1;
-        for (int d = 0; d < 8 && tensors[i].shape[d]; d++)
-            elems *= tensors[i].shape[d];
-        all += elems;
-    }
+    for (int32_t i = 0; i < n; i++)
+        all += tensor_elements(&tensors[i]);
     return all;
 }

@@ -17,9 +17,6 @@
 #include <math.h>
 #include <string.h>
 
-/* Stages with as many layers, but for the first and the last, are alike. */
-enum { STAGE_FIRST, STAGE_LAST, STAGE_BETWEEN, STAGE_BETWEEN_MORE, N_STAGE_KINDS };
-
 struct stage_time {
     bool known;
     /* of a further micro-batch; of a step besides */
@@ -31,7 +28,7 @@ struct stage_time {
 struct mesh_run {
     const struct scale_job *j;
     int64_t tp, pp, dp;
-    struct stage_time kinds[N_STAGE_KINDS];
+    struct stage_time kinds[PIPE_N_KINDS];
     int n_simulated;
 };
 
@@ -106,13 +103,9 @@ static int64_t layers_of(const struct mesh_run *r, int64_t stage)
     return pipe_layers_of(r->j->model->layers, r->pp, stage);
 }
 
-static int stage_kind(const struct mesh_run *r, int64_t stage)
+static enum pipe_kind stage_kind(const struct mesh_run *r, int64_t stage)
 {
-    bool more = layers_of(r, stage) > r->j->model->layers / r->pp;
-    return stage == 0           ? STAGE_FIRST
-           : stage == r->pp - 1 ? STAGE_LAST
-           : more               ? STAGE_BETWEEN_MORE
-                                : STAGE_BETWEEN;
+    return pipe_kind_of(r->j->model->layers, r->pp, stage);
 }
 
 /* The units of a stage: with the embedding on the first, and the head on the last. */
@@ -275,7 +268,7 @@ static void take_bytes(const struct mesh_run *r, const struct pipe_result *pipe,
 static int run_whole(struct mesh_run *r, bool free_links, struct pipe_result *pipe, double *step_s)
 {
     struct scale_part part = part_of(r, 0, r->j->accum, free_links);
-    struct stage_time *t = &r->kinds[STAGE_FIRST];
+    struct stage_time *t = &r->kinds[PIPE_FIRST];
     int err = scale_part_run(r->j, &part, &t->like);
     *pipe = (struct pipe_result){.kept = {1}};
     *step_s = t->like.step_s;

@@ -128,16 +128,11 @@ static int wrap(struct run *r, struct zero_config cfg)
         cfg.log_arg = timed_on_purpose;
     }
     train_parts_join(&r->at, &r->model, &r->z);
-    int32_t layers = (int32_t)r->own.layers, n_calls = TRAIN_N_CALLS(layers);
-    struct zero_call *order = malloc((size_t)n_calls * sizeof *order);
+    struct zero_call *order = malloc((size_t)TRAIN_N_CALLS(r->own.layers) * sizeof *order);
     if (!order)
         return failed(ZERO_ERR_NOMEM, "no memory for the order of calls");
-    if (r->at.n_stages > 1)
-        n_calls = train_stage_order(order, &r->own);
-    else
-        train_call_order(order, layers);
     cfg.order = order;
-    cfg.n_order = n_calls;
+    cfg.n_order = train_call_order(order, &r->own);
     int err = reported(zero_wrap(&r->z, r->tensors, r->n_tensors, &cfg));
     free(order);
     if (err)

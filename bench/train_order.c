@@ -1,31 +1,45 @@
 /* train_order.c: what libzero may know of the training loop in advance, and what a checkpoint says of it; see
  * train.h. */
-#include "bench/train.h"
+#include "bench/train_stages.h"
 #include "kernels/device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-void train_call_order(struct zero_call *out, int32_t layers)
+int32_t train_call_order(struct zero_call *out, const struct gpt2_config *own)
 {
-    int32_t n = 0;
-#define CALL(u, p, e) out[n++] = (struct zero_call){.unit = (u), .phase = (p), .is_end = (e)}
-    CALL(0, ZERO_FORWARD, 0); /* the embedding */
-    CALL(0, ZERO_FORWARD, 1);
+    int32_t n = 0, first = (int32_t)train_first_layer_unit(own), layers = (int32_t)own->layers;
+#define CALL(u, p, e)                                                                                        \
+    out[n++] = (struct zero_call)                                                                            \
+    {                                                                                                        \
+        .unit = (u), .phase = (p), .is_end = (e)                                                             \
+    }
+    if (!own->no_embedding) {
+        CALL(0, ZERO_FORWARD, 0);
+        CALL(0, ZERO_FORWARD, 1);
+    }
     for (int32_t l = 0; l < layers; l++) {
-        CALL(1 + l, ZERO_FORWARD, 0);
-        CALL(1 + l, ZERO_FORWARD, 1);
+        CALL(first + l, ZERO_FORWARD, 0);
+        CALL(first + l, ZERO_FORWARD, 1);
     }
-    CALL(0, ZERO_FORWARD, 0); /* the head */
-    CALL(0, ZERO_FORWARD, 1);
-    CALL(0, ZERO_BACKWARD, 0); /* open around all of backward */
+    if (!own->no_head) {
+        CALL(0, ZERO_FORWARD, 0);
+        CALL(0, ZERO_FORWARD, 1);
+        CALL(0, ZERO_BACKWARD, 0); /* open around all of backward, where the embedding is here, too */
+    }
+    if (!own->no_head && own->no_embedding)
+        CALL(0, ZERO_BACKWARD, 1);
     for (int32_t l = layers; l-- > 0;) {
-        CALL(1 + l, ZERO_BACKWARD, 0);
-        CALL(1 + l, ZERO_BACKWARD, 1);
+        CALL(first + l, ZERO_BACKWARD, 0);
+        CALL(first + l, ZERO_BACKWARD, 1);
     }
-    CALL(0, ZERO_BACKWARD, 1);
+    if (!own->no_embedding && own->no_head)
+        CALL(0, ZERO_BACKWARD, 0);
+    if (!own->no_embedding)
+        CALL(0, ZERO_BACKWARD, 1);
 #undef CALL
+    return n;
 }
 
 bool train_stores_each(const struct train_options *o)

@@ -58,30 +58,6 @@ int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_con
     return t->flags & ZERO_STACKED ? own->first_layer * (tensor_elements(t) / t->shape[0]) : 0;
 }
 
-int32_t train_stage_order(struct zero_call *out, const struct gpt2_config *own)
-{
-    int32_t n = 0, first = (int32_t)train_first_layer_unit(own), layers = (int32_t)own->layers;
-#define BRACKET(u, p)                                                                                        \
-    out[n++] = (struct zero_call){.unit = (u), .phase = (p)}, out[n++] = (struct zero_call)                  \
-    {                                                                                                        \
-        .unit = (u), .phase = (p), .is_end = 1                                                               \
-    }
-    if (!own->no_embedding)
-        BRACKET(0, ZERO_FORWARD);
-    for (int32_t l = 0; l < layers; l++)
-        BRACKET(first + l, ZERO_FORWARD);
-    if (!own->no_head) {
-        BRACKET(0, ZERO_FORWARD);
-        BRACKET(0, ZERO_BACKWARD);
-    }
-    for (int32_t l = layers; l-- > 0;)
-        BRACKET(first + l, ZERO_BACKWARD);
-    if (!own->no_embedding)
-        BRACKET(0, ZERO_BACKWARD);
-#undef BRACKET
-    return n;
-}
-
 /* Pieces (state_hash.h) of the whole model. */
 static int64_t n_pieces(int64_t whole_layers)
 {

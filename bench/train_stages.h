@@ -22,9 +22,6 @@ int64_t train_first_layer_unit(const struct gpt2_config *own);
 /* Elements of a tensor of the whole model that are before a stage's, parts counted as in the table. */
 int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *own);
 
-/* As train_call_order, of a stage; returns how many calls: at most TRAIN_N_CALLS of its layers. */
-int32_t train_stage_order(struct zero_call *out, const struct gpt2_config *own);
-
 /* Bytes of cfg.activation_bytes: a micro-batch's activations, each of element_bytes, or what the hash below
  * sends. */
 int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes);

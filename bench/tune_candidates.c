@@ -270,11 +270,10 @@ int tune_plan(const struct tune_options *o, struct candidates *c)
     int32_t layers;
     p.n_tensors = plan_model(p.tensors, &layers, &o->model.config, o->params, o->dtype);
     c->n_units = layers + 1;
-    p.n_order = TRAIN_N_CALLS(layers);
-    p.order = malloc((size_t)p.n_order * sizeof *p.order);
+    p.order = malloc((size_t)TRAIN_N_CALLS(layers) * sizeof *p.order);
     if (!p.order)
         return failed(ZERO_ERR_NOMEM, "no memory for %d units", layers);
-    train_call_order(p.order, layers);
+    p.n_order = train_call_order(p.order, &(struct gpt2_config){.layers = layers});
     int err = add_all(&p);
     free(p.order);
     if (!err)
