@@ -48,45 +48,7 @@ static const struct mesh meshes[] = {{1, 1, 1, 0}, {2, 2, 1, 3}, {3, 1, 2, 1}, {
                                      {4, 1, 2, 3}, {1, 4, 1, 5}, {2, 1, 1, 1}, {2, 4, 1, 5}};
 enum { N_MESHES = sizeof meshes / sizeof *meshes };
 
-static int64_t rows_of_part(const struct shape *s, int tp)
-{
-    int64_t n = s->shape[s->cut];
-    return s->padded ? (n + tp - 1) / tp : n / tp;
-}
-
-static int64_t n_elems(const struct shape *s, int tp)
-{
-    int64_t n = 1;
-    for (int d = 0; d < 4 && s->shape[d]; d++)
-        n *= d == s->cut ? rows_of_part(s, tp) : s->shape[d];
-    return n;
-}
-
-/* Which element of the whole is element i of a part; -1: none. */
-static int64_t whole_of(const struct shape *s, int tp, int part, int64_t i)
-{
-    int64_t at[4], whole = 0, n_dims = 0;
-    while (n_dims < 4 && s->shape[n_dims])
-        n_dims++;
-    for (int64_t d = n_dims; d-- > 0;) {
-        int64_t size = d == s->cut ? rows_of_part(s, tp) : s->shape[d];
-        at[d] = i % size;
-        i /= size;
-    }
-    for (int64_t d = 0; d < n_dims; d++) {
-        int64_t x = at[d];
-        if (d == s->cut) {
-            int64_t in_block = rows_of_part(s, tp) / s->blocks;
-            x = x / in_block * (s->shape[d] / s->blocks) + part * in_block + x % in_block;
-            if (s->padded)
-                x = part * rows_of_part(s, tp) + at[d];
-            if (x >= s->shape[d])
-                return -1;
-        }
-        whole = whole * s->shape[d] + x;
-    }
-    return whole;
-}
+#include "test/zero/tp_shape.inc"
 
 /* A small number that bf16 has. draw: 0 the first weight, then one for each gradient. */
 static float value_of(int tensor, int draw, int64_t whole)

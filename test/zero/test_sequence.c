@@ -62,22 +62,7 @@ static int own_end(const struct way *w);
 #include "test/zero/tp_net.inc"
 
 /* In -1..1. */
-static double draw(uint32_t *seed)
-{
-    *seed = *seed * 1664525u + 1013904223u;
-    return (*seed >> 8) / (double)(1 << 23) - 1;
-}
-
-static void draw_batch(int micro, double x[ROWS * C], double target[ROWS * C])
-{
-    uint32_t seed = 4711u + 2654435761u * (uint32_t)micro;
-    for (int i = 0; i < 4; i++)
-        draw(&seed);
-    for (int i = 0; i < ROWS * C; i++) {
-        x[i] = (float)draw(&seed);
-        target[i] = (float)draw(&seed);
-    }
-}
+#include "test/zero/tp_reference.inc"
 
 static float of_bf16(uint16_t x)
 {
@@ -95,71 +80,12 @@ static uint16_t to_bf16(float f)
 }
 
 /* Weight i of a tensor of the whole model, s, b, w1 and w2 of each layer: numbers of bf16. */
-static float first_value(int tensor, int64_t i)
+static double first_value(int tensor, int64_t i)
 {
     uint32_t seed = 99u + 40503u * (uint32_t)(tensor * 1009 + i);
     draw(&seed), draw(&seed);
     double x = draw(&seed);
     return of_bf16(to_bf16((float)(tensor % 4 == 0 ? 1 + 0.2 * x : 0.5 * x)));
-}
-
-static int64_t n_elems(int tensor, int tp)
-{
-    return tensor % 4 < 2 ? C : (int64_t)C * H / tp;
-}
-
-/* Where element i of a part is in the whole tensor. */
-static int64_t element_of(int tensor, int tp, int part, int64_t i)
-{
-    int hidden = H / tp;
-    if (tensor % 4 < 2)
-        return i;
-    if (tensor % 4 == 2) /* rows of w1 */
-        return (int64_t)part * hidden * C + i;
-    return i / hidden * H + (int64_t)part * hidden + i % hidden;
-}
-
-/* ---- the reference: SGD on the whole model ---- */
-
-#define LR 0.05
-
-struct reference {
-    struct whole_net net;
-    double w[TENSORS][C * H], dw[TENSORS][C * H];
-    double loss[STEPS], norm[STEPS];
-};
-
-/* Of steps of so many micro-batches. */
-static struct reference *make_reference(int n_micro)
-{
-    struct reference *r = calloc(1, sizeof *r);
-    assert_non_null(r);
-    r->net.hidden = H;
-    for (int l = 0; l < LAYERS; l++)
-        r->net.layer[l] =
-            (struct whole_layer){r->w[4 * l],  r->w[4 * l + 1],  r->w[4 * l + 2],  r->w[4 * l + 3],
-                                 r->dw[4 * l], r->dw[4 * l + 1], r->dw[4 * l + 2], r->dw[4 * l + 3]};
-    for (int t = 0; t < TENSORS; t++)
-        for (int64_t i = 0; i < n_elems(t, 1); i++)
-            r->w[t][i] = (double)first_value(t, i);
-    for (int step = 0; step < STEPS; step++) {
-        double x[ROWS * C], target[ROWS * C];
-        memset(r->dw, 0, sizeof r->dw);
-        for (int k = 0; k < n_micro; k++) {
-            draw_batch(step * n_micro + k, x, target);
-            whole_forward(&r->net, NULL, x, target);
-            whole_backward(&r->net, NULL, target);
-            r->loss[step] += r->net.loss / n_micro;
-        }
-        for (int t = 0; t < TENSORS; t++)
-            for (int64_t i = 0; i < n_elems(t, 1); i++) {
-                double g = r->dw[t][i] / n_micro;
-                r->norm[step] += g * g;
-                r->w[t][i] -= LR * g;
-            }
-        r->norm[step] = sqrt(r->norm[step]);
-    }
-    return r;
 }
 
 /* ---- one rank ---- */
@@ -258,7 +184,7 @@ static struct way *make_way(const struct setup *s, int part)
         *grad[t % 4] = w->dw[t];
         w->param[t] = w->own[t];
         for (int64_t i = 0; i < n_elems(t, s->tp); i++) {
-            float x = first_value(t, element_of(t, s->tp, part, i));
+            float x = (float)first_value(t, element_of(t, s->tp, part, i));
             if (s->bf16)
                 ((uint16_t *)w->param[t])[i] = to_bf16(x);
             else
@@ -287,11 +213,6 @@ static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_conf
     cfg->mesh = *mesh;
     cfg->shard_group = ZERO_AUTO;
     return zero_mesh_rank(*mesh, "dp", dp, n_dp);
-}
-
-static bool near(double a, double b, double of)
-{
-    return fabs(a - b) <= of * (fabs(b) + 1e-2); /* false of NaN */
 }
 
 /* Weights of bf16 are rounded for each use, and gradients when they are written. */
