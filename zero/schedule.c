@@ -5,6 +5,7 @@
  * program, and the messages between, which go by themselves as the row comes to them. With one stage a row is
  * forward and backward of each micro-batch in turn, and nothing moves. */
 #include "kernels/asserts.h"
+#include "shard/engine/engine_walk.h"
 #include "shard/pipeline/pipeline.h"
 #include "zero/context.h"
 
@@ -14,28 +15,15 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-/* What this rank does. */
-struct row {
-    /* (n); NULL: there is one stage */
-    struct zr_pipe_action *actions;
-    int64_t n;
-};
-
 struct zr_schedule {
-    int32_t pp, pp_at, n_micro;
-    /* in a step, and in an evaluation, which is under way */
-    struct row step, evaluation;
+    /* this rank's rows of a step and of an evaluation, and where it is in them */
+    struct zr_walk walk;
     /* of what all ranks do, by cfg.schedule_file; 0: there is none */
     uint64_t file_hash;
-    bool evaluates;
     struct zr_pipe_room room;
     /* (n_order) the calls of a step */
     struct zr_call *order;
     int32_t n_order;
-
-    /* the next action of the row; it is under way: zero_next has given it */
-    int64_t at;
-    bool open;
 };
 
 /* Of a step, of which the order is known from the first on. */
@@ -47,8 +35,8 @@ void zr_schedule_free(struct zr_schedule *s)
 {
     if (!s)
         return;
-    free(s->step.actions);
-    free(s->evaluation.actions);
+    free(s->walk.step.actions);
+    free(s->walk.evaluation.actions);
     free(s->order);
     free(s);
 }
@@ -59,7 +47,7 @@ static enum zr_pipeline_kind kind_of(const struct zr_config *c)
 }
 
 /* This rank's row of what is checked and lowered, and the slots that it takes. */
-static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct row *row)
+static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
 {
     int32_t n_onward, n_back;
     int err = zr_pipeline_slots(all, &n_onward, &n_back);
@@ -67,11 +55,11 @@ static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct
         return err;
     s->room.n_onward = (int32_t)zr_max(s->room.n_onward, n_onward);
     s->room.n_back = (int32_t)zr_max(s->room.n_back, n_back);
-    row->n = all->rows[s->pp_at].n;
+    row->n = all->rows[s->walk.pp_at].n;
     row->actions = malloc((size_t)row->n * sizeof *row->actions);
     if (!row->actions)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule of %d micro-batches", s->n_micro);
-    memcpy(row->actions, all->rows[s->pp_at].at, (size_t)row->n * sizeof *row->actions);
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule of %d micro-batches", s->walk.n_micro);
+    memcpy(row->actions, all->rows[s->walk.pp_at].at, (size_t)row->n * sizeof *row->actions);
     return 0;
 }
 
@@ -79,7 +67,7 @@ static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct
 static const struct zr_pipe_cost cost = {.forward_ns = 1000, .backward_ns = 2000};
 
 /* Sums have the plain program's bits where gradients are added in the order of micro-batches. */
-static int check_row(struct zr_schedule *s, const struct zr_pipeline *all, struct row *row)
+static int check_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
 {
     struct zr_pipe_report report;
     int err = zr_pipeline_check(all, &cost, &report);
@@ -93,10 +81,11 @@ static int check_row(struct zr_schedule *s, const struct zr_pipeline *all, struc
     return take_row(s, all, row);
 }
 
-static int make_row(struct zr_schedule *s, enum zr_pipeline_kind kind, bool forward_only, struct row *row)
+static int make_row(struct zr_schedule *s, enum zr_pipeline_kind kind, bool forward_only,
+                    struct zr_walk_row *row)
 {
     struct zr_pipeline *computed = NULL, *all = NULL;
-    int err = zr_pipeline_build(&computed, kind, s->pp, 1, s->n_micro, forward_only);
+    int err = zr_pipeline_build(&computed, kind, s->walk.pp, 1, s->walk.n_micro, forward_only);
     if (!err)
         err = zr_pipeline_lower(&all, computed, &cost, 0);
     if (!err)
@@ -119,7 +108,7 @@ static uint64_t hash_rows(const struct zr_pipeline *p)
 }
 
 /* Of a step, as the program's own file has it, with messages or without. */
-static int read_row(const struct zr_config *c, struct zr_schedule *s, struct row *row)
+static int read_row(const struct zr_config *c, struct zr_schedule *s, struct zr_walk_row *row)
 {
     struct zr_pipeline *given = NULL, *lowered = NULL;
     int err = zr_schedule_read(c, &given);
@@ -156,20 +145,20 @@ static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *
     bool assumed = o->n_order == 0;
     struct zr_call *own = assumed ? default_order(n_units) : NULL;
     const struct zr_call *micro = assumed ? own : o->order;
-    int64_t n = o->n_order ? o->n_order : 4 * (int64_t)n_units, forward = 0, all = n * s->n_micro;
+    int64_t n = o->n_order ? o->n_order : 4 * (int64_t)n_units, forward = 0, all = n * s->walk.n_micro;
     if (all > MOST_CALLS)
         all = 0; /* units are then gathered as they are asked for, until calls are seen to repeat */
     s->order = micro ? malloc((size_t)(all + 1) * sizeof *s->order) : NULL;
     if (!s->order) {
         free(own);
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the calls of %d micro-batches", s->n_micro);
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the calls of %d micro-batches", s->walk.n_micro);
     }
     for (int64_t i = 0, n_open = 0; i < n && !micro[i].backward; i++) {
         n_open += micro[i].is_end ? -1 : 1;
         forward = n_open ? forward : i + 1;
     }
-    for (int64_t i = 0; all && i < s->step.n; i++) {
-        enum zr_pipe_kind kind = s->step.actions[i].kind;
+    for (int64_t i = 0; all && i < s->walk.step.n; i++) {
+        enum zr_pipe_kind kind = s->walk.step.actions[i].kind;
         bool first = kind == ZR_PIPE_FORWARD;
         int64_t k = first ? forward : n - forward;
         if (!zr_pipe_computes(kind))
@@ -215,22 +204,22 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
     *out = s;
     if (!s)
         return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule");
-    s->pp = o->pp > 1 ? o->pp : 1;
-    s->pp_at = c->pp_at;
-    s->n_micro = o->grad_accum_steps;
-    s->step.n = 2 * (int64_t)s->n_micro;
-    s->evaluation.n = s->n_micro;
-    if (s->pp == 1 && c->user.schedule_file)
+    s->walk.pp = o->pp > 1 ? o->pp : 1;
+    s->walk.pp_at = c->pp_at;
+    s->walk.n_micro = o->grad_accum_steps;
+    s->walk.step.n = 2 * (int64_t)s->walk.n_micro;
+    s->walk.evaluation.n = s->walk.n_micro;
+    if (s->walk.pp == 1 && c->user.schedule_file)
         zr_warn(o->log, "schedule_file is set, but pp is 1: it has no effect");
-    if (s->pp == 1)
+    if (s->walk.pp == 1)
         return 0;
     int err = check_stages(c, l);
     if (!err && c->user.schedule_file)
-        err = read_row(c, s, &s->step);
+        err = read_row(c, s, &s->walk.step);
     else if (!err)
-        err = make_row(s, kind_of(c), false, &s->step);
+        err = make_row(s, kind_of(c), false, &s->walk.step);
     if (!err)
-        err = make_row(s, kind_of(c), true, &s->evaluation);
+        err = make_row(s, kind_of(c), true, &s->walk.evaluation);
     if (!err)
         err = make_order(c, l->n_units, s);
     if (err)
@@ -239,7 +228,7 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
     /* Twice as many are on their way as there are slots, and the first stage is as many behind as there are
      * stages. By a file it may be more behind: the last one then waits, for nothing that waits for it. */
     s->room.tied_bytes = zr_round_up(zr_ties_bytes(l), 4096);
-    s->room.n_tied = (int32_t)zr_min((s->pp + 1) / 2, s->n_micro);
+    s->room.n_tied = (int32_t)zr_min((s->walk.pp + 1) / 2, s->walk.n_micro);
     c->options.pipe_bytes = zr_pipe_room_bytes(&s->room);
     c->options.tied_bytes = zr_tied_room_bytes(&s->room);
     return 0;
@@ -257,90 +246,9 @@ const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s)
 
 /* ---- one action after the other ---- */
 
-static const struct row *row_of(const struct zr_schedule *s)
-{
-    return s->evaluates ? &s->evaluation : &s->step;
-}
-
-static struct zr_pipe_action action_at(const struct zr_schedule *s, int64_t i)
-{
-    if (row_of(s)->actions)
-        return row_of(s)->actions[i];
-    bool backward = !s->evaluates && i % 2;
-    return (struct zr_pipe_action){.kind = backward ? ZR_PIPE_BACKWARD : ZR_PIPE_FORWARD,
-                                   .micro_batch = (int32_t)(s->evaluates ? i : i / 2)};
-}
-
-/* All actions of the step, or of the evaluation, are over. */
-static bool is_over(const struct zr_schedule *s)
-{
-    return s->at == row_of(s)->n;
-}
-
 static const char *phase_of(const struct zr_pipe_action *a)
 {
     return a->kind == ZR_PIPE_BACKWARD ? "backward" : "forward";
-}
-
-/* What goes to the next stage and back from it, and from the one before and back. */
-static struct zr_pipe_message to_next(const struct zr_schedule *s, enum zr_pipe_way way, int32_t micro)
-{
-    return (struct zr_pipe_message){.way = way, .edge = s->pp_at, .micro_batch = micro};
-}
-
-static struct zr_pipe_message to_last(const struct zr_schedule *s, enum zr_pipe_way way, int32_t micro)
-{
-    return (struct zr_pipe_message){.way = way, .edge = s->pp_at - 1, .micro_batch = micro};
-}
-
-static struct zr_pipe_message message_of(const struct zr_schedule *s, const struct zr_pipe_action *a)
-{
-    bool onward = a->kind == ZR_PIPE_SEND_F || a->kind == ZR_PIPE_RECV_F;
-    bool next = a->kind == ZR_PIPE_SEND_F || a->kind == ZR_PIPE_RECV_B;
-    enum zr_pipe_way way = onward ? ZR_PIPE_ONWARD : ZR_PIPE_BACK;
-    return next ? to_next(s, way, a->micro_batch) : to_last(s, way, a->micro_batch);
-}
-
-/* Up to the next computation, or the end of the step. */
-static int move_messages(struct zero_ctx *z)
-{
-    struct zr_schedule *s = z->schedule;
-    int err = 0;
-    for (; !err && !is_over(s); s->at++) {
-        struct zr_pipe_action a = action_at(s, s->at);
-        if (zr_pipe_computes(a.kind))
-            break;
-        if (!zr_pipe_sends(a.kind) && !zr_pipe_receives(a.kind))
-            continue; /* units are gathered and reduced as brackets say */
-        struct zr_pipe_message m = message_of(s, &a);
-        err = zr_engine_pipe_move(z->engine, &m, zr_pipe_sends(a.kind));
-    }
-    return err;
-}
-
-/* What the action reads is there, and what it writes may be written. */
-static int give(struct zero_ctx *z, const struct zr_pipe_action *a, struct zero_action *out)
-{
-    const struct zr_schedule *s = z->schedule;
-    bool backward = a->kind == ZR_PIPE_BACKWARD, has_next = s->pp_at + 1 < s->pp, has_last = s->pp_at > 0;
-    struct zr_pipe_message next = to_next(s, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD, a->micro_batch),
-                           last = to_last(s, next.way, a->micro_batch),
-                           kept = to_last(s, ZR_PIPE_ONWARD, a->micro_batch);
-    int err = has_next ? zr_engine_pipe_await(z->engine, &next) : 0;
-    if (!err && has_last)
-        err = zr_engine_pipe_await(z->engine, &last);
-    if (!err && backward)
-        err = zr_engine_tied_begin(z->engine, a->micro_batch);
-    if (err)
-        return err;
-    void *at_next = has_next ? zr_engine_pipe_at(z->engine, &next) : NULL,
-         *at_last = has_last ? zr_engine_pipe_at(z->engine, &last) : NULL;
-    *out = (struct zero_action){.phase = backward ? ZERO_BACKWARD : ZERO_FORWARD,
-                                .micro_batch = a->micro_batch,
-                                .in = backward ? at_next : at_last,
-                                .out = backward ? at_last : at_next,
-                                .kept = backward && has_last ? zr_engine_pipe_at(z->engine, &kept) : NULL};
-    return 0;
 }
 
 static int need_healthy(struct zero_ctx *z, const char *call)
@@ -353,9 +261,9 @@ static int end_evaluation(struct zero_ctx *z)
 {
     struct zr_schedule *s = z->schedule;
     struct zr_core_event ev = {.kind = ZR_EV_EVALUATED, .unit = -1};
-    s->evaluates = false;
-    s->at = 0;
-    return s->pp > 1 ? zr_engine_call(z->engine, &ev) : 0;
+    s->walk.evaluates = false;
+    s->walk.at = 0;
+    return s->walk.pp > 1 ? zr_engine_call(z->engine, &ev) : 0;
 }
 
 int zero_evaluate(zero_ctx *z)
@@ -365,9 +273,9 @@ int zero_evaluate(zero_ctx *z)
     if (err)
         return err;
     struct zr_schedule *s = z->schedule;
-    if (s->evaluates || s->at > 0 || s->open)
+    if (s->walk.evaluates || s->walk.at > 0 || s->walk.open)
         return zr_fail(ZR_ERR_ORDER, "zero_evaluate: actions of %s have begun; zero_next gives the others",
-                       s->evaluates ? "an evaluation" : "a step");
+                       s->walk.evaluates ? "an evaluation" : "a step");
     err = zr_need_no_step(z, "zero_evaluate");
     if (!err)
         err = zr_refuse_in_all(z, "zero_evaluate");
@@ -376,8 +284,17 @@ int zero_evaluate(zero_ctx *z)
     if (err)
         return err;
     zr_engine_called(z->engine, ZR_CALLED_EVALUATE, -1, 0);
-    s->evaluates = true;
+    s->walk.evaluates = true;
     return 0;
+}
+
+static struct zero_action action_of(const struct zr_walk_given *g)
+{
+    return (struct zero_action){.phase = g->action.kind == ZR_PIPE_BACKWARD ? ZERO_BACKWARD : ZERO_FORWARD,
+                                .micro_batch = g->action.micro_batch,
+                                .in = g->in,
+                                .out = g->out,
+                                .kept = g->kept};
 }
 
 int zero_next(zero_ctx *z, struct zero_action *action)
@@ -399,44 +316,23 @@ int zero_next(zero_ctx *z, struct zero_action *action)
         return err;
     struct zr_schedule *s = z->schedule;
     struct zero_action out = {.micro_batch = -1};
-    if (s->open) {
-        struct zr_pipe_action a = action_at(s, s->at);
+    struct zr_walk_given given;
+    bool more;
+    if (s->walk.open) {
+        struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
         return zr_fail(ZR_ERR_ORDER, "zero_next: %s of micro-batch %d is not over; zero_finish ends it",
                        phase_of(&a), a.micro_batch);
     }
-    if (!s->evaluates)
-        err = zr_engine_tied_expect(z->engine, s->n_micro);
-    if (!err)
-        err = move_messages(z);
-    if (!err && !is_over(s)) {
-        struct zr_pipe_action a = action_at(s, s->at);
-        err = give(z, &a, &out);
-        s->open = !err;
-    } else if (!err && s->evaluates) {
+    err = zr_walk_next(z->engine, &s->walk, &given, &more);
+    if (!err && more)
+        out = action_of(&given);
+    else if (!err && s->walk.evaluates)
         err = end_evaluation(z);
-    }
     if (err)
         return err;
     zr_engine_called(z->engine, ZR_CALLED_NEXT, -1, (uint64_t)(out.micro_batch + 1));
     zr_copy_out(action, z->config.user.action_size, &out, sizeof out);
     return 0;
-}
-
-/* What the action has written goes on its way, and what it has read may be written again: what a forward was
- * given only where no backward follows. */
-static int take_back(struct zero_ctx *z, const struct zr_pipe_action *a)
-{
-    const struct zr_schedule *s = z->schedule;
-    bool backward = a->kind == ZR_PIPE_BACKWARD, has_last = s->pp_at > 0;
-    const struct zr_pipe_message next = to_next(s, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD, a->micro_batch),
-                                 given = to_last(s, ZR_PIPE_ONWARD, a->micro_batch),
-                                 back = to_last(s, ZR_PIPE_BACK, a->micro_batch);
-    int err = backward ? zr_engine_tied_end(z->engine) : 0;
-    if (!err && s->pp_at + 1 < s->pp)
-        err = zr_engine_pipe_done(z->engine, &next);
-    if (!err && has_last && (backward || s->evaluates))
-        err = zr_engine_pipe_done(z->engine, &given);
-    return !err && has_last && backward ? zr_engine_pipe_done(z->engine, &back) : err;
 }
 
 int zero_finish(zero_ctx *z)
@@ -448,16 +344,14 @@ int zero_finish(zero_ctx *z)
     if (err)
         return err;
     struct zr_schedule *s = z->schedule;
-    if (!s->open)
+    if (!s->walk.open)
         return zr_fail(ZR_ERR_ORDER, "zero_finish: no action is under way; zero_next gives one");
-    struct zr_pipe_action a = action_at(s, s->at);
-    err = take_back(z, &a);
+    struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
+    err = zr_walk_finish(z->engine, &s->walk);
     if (err)
         return err;
     zr_engine_called(z->engine, ZR_CALLED_FINISH, -1, (uint64_t)(a.micro_batch + 1));
-    s->open = false;
-    s->at++;
-    return move_messages(z);
+    return 0;
 }
 
 /* ---- what other calls have to do with it ---- */
@@ -465,12 +359,12 @@ int zero_finish(zero_ctx *z)
 int zr_schedule_bracket(const struct zero_ctx *z, const char *call, int32_t unit, bool backward)
 {
     const struct zr_schedule *s = z->schedule;
-    if (s->pp == 1 && !s->open)
+    if (s->walk.pp == 1 && !s->walk.open)
         return 0;
-    if (!s->open)
+    if (!s->walk.open)
         return zr_fail(ZR_ERR_ORDER, "%s: unit %d outside of an action; with pp %d zero_next gives one", call,
-                       unit, s->pp);
-    struct zr_pipe_action a = action_at(s, s->at);
+                       unit, s->walk.pp);
+    struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
     if (!backward || a.kind == ZR_PIPE_BACKWARD)
         return 0;
     return zr_fail(ZR_ERR_ORDER, "%s: unit %d in backward, but the action is forward of micro-batch %d", call,
@@ -482,43 +376,46 @@ int zr_schedule_bracket(const struct zero_ctx *z, const char *call, int32_t unit
 int zr_refuse_in_actions(const struct zero_ctx *z, const char *call)
 {
     const struct zr_schedule *s = z->schedule;
-    if (s->pp == 1 || (!s->open && !s->evaluates && (s->at == 0 || is_over(s))))
+    if (s->walk.pp == 1 ||
+        (!s->walk.open && !s->walk.evaluates && (s->walk.at == 0 || zr_walk_is_over(&s->walk))))
         return 0;
     return zr_fail(ZR_ERR_ORDER,
                    "%s: actions of %s have begun; with pp %d, call it before the first or after the last",
-                   call, s->evaluates ? "an evaluation" : "the step", s->pp);
+                   call, s->walk.evaluates ? "an evaluation" : "the step", s->walk.pp);
 }
 
 static int64_t count_computations(const struct zr_schedule *s, int64_t until)
 {
     int64_t n = 0;
     for (int64_t i = 0; i < until; i++)
-        n += zr_pipe_computes(action_at(s, i).kind);
+        n += zr_pipe_computes(zr_walk_action(&s->walk, i).kind);
     return n;
 }
 
 int zr_schedule_over(const struct zero_ctx *z, const char *call)
 {
     const struct zr_schedule *s = z->schedule;
-    if (!s->evaluates && (is_over(s) || (s->pp == 1 && !s->open && s->at == 0)))
+    if (!s->walk.evaluates &&
+        (zr_walk_is_over(&s->walk) || (s->walk.pp == 1 && !s->walk.open && s->walk.at == 0)))
         return 0;
     return zr_fail(ZR_ERR_ORDER, "%s: %lld of the %s's %lld actions are over; zero_next gives the next", call,
-                   (long long)count_computations(s, s->at), s->evaluates ? "evaluation" : "step",
-                   (long long)count_computations(s, row_of(s)->n));
+                   (long long)count_computations(s, s->walk.at), s->walk.evaluates ? "evaluation" : "step",
+                   (long long)count_computations(s, zr_walk_row(&s->walk)->n));
 }
 
 int zr_schedule_drop(const struct zero_ctx *z)
 {
     const struct zr_schedule *s = z->schedule;
-    bool messages = s->pp > 1 && s->at > 0 && !is_over(s);
-    if (s->pp > 1 && s->at == 0 && !s->open && !s->evaluates) /* of all stages, the frozen ones too */
+    bool messages = s->walk.pp > 1 && s->walk.at > 0 && !zr_walk_is_over(&s->walk);
+    if (s->walk.pp > 1 && s->walk.at == 0 && !s->walk.open &&
+        !s->walk.evaluates) /* of all stages, the frozen ones too */
         return zr_fail(ZR_ERR_ORDER,
                        "zero_drop: no action of the step has begun, so there is nothing to drop");
-    return messages || s->open || s->evaluates ? zr_schedule_over(z, "zero_drop") : 0;
+    return messages || s->walk.open || s->walk.evaluates ? zr_schedule_over(z, "zero_drop") : 0;
 }
 
 void zr_schedule_step(struct zero_ctx *z)
 {
-    z->schedule->at = 0;
-    z->schedule->open = false;
+    z->schedule->walk.at = 0;
+    z->schedule->walk.open = false;
 }

@@ -33,6 +33,7 @@ SISTERS = {
     "kernels/sim": {"kernels/check/"},
     "comm": {"comm/meet/"},
     "comm/*": {"comm/meet/"},
+    "shard/engine": {"shard/pipeline/"},
     "shard/verify": {"shard/engine/"},
     "zero": {"zero/checkpoint/"},
     "bench": {"bench/gpt2/"},

@@ -1,0 +1,126 @@
+/* engine_walk.c: a rank's row of a pipeline schedule, one action after the other. */
+#include "shard/engine/engine_walk.h"
+
+#include "shard/engine/engine.h"
+
+/* ---- what the row says ---- */
+
+const struct zr_walk_row *zr_walk_row(const struct zr_walk *w)
+{
+    return w->evaluates ? &w->evaluation : &w->step;
+}
+
+struct zr_pipe_action zr_walk_action(const struct zr_walk *w, int64_t i)
+{
+    if (zr_walk_row(w)->actions)
+        return zr_walk_row(w)->actions[i];
+    bool backward = !w->evaluates && i % 2;
+    return (struct zr_pipe_action){.kind = backward ? ZR_PIPE_BACKWARD : ZR_PIPE_FORWARD,
+                                   .micro_batch = (int32_t)(w->evaluates ? i : i / 2)};
+}
+
+bool zr_walk_is_over(const struct zr_walk *w)
+{
+    return w->at == zr_walk_row(w)->n;
+}
+
+/* What goes to the next stage and back from it, and from the one before and back. */
+static struct zr_pipe_message to_next(const struct zr_walk *w, enum zr_pipe_way way, int32_t micro)
+{
+    return (struct zr_pipe_message){.way = way, .edge = w->pp_at, .micro_batch = micro};
+}
+
+static struct zr_pipe_message to_last(const struct zr_walk *w, enum zr_pipe_way way, int32_t micro)
+{
+    return (struct zr_pipe_message){.way = way, .edge = w->pp_at - 1, .micro_batch = micro};
+}
+
+static struct zr_pipe_message message_of(const struct zr_walk *w, const struct zr_pipe_action *a)
+{
+    bool onward = a->kind == ZR_PIPE_SEND_F || a->kind == ZR_PIPE_RECV_F;
+    bool next = a->kind == ZR_PIPE_SEND_F || a->kind == ZR_PIPE_RECV_B;
+    enum zr_pipe_way way = onward ? ZR_PIPE_ONWARD : ZR_PIPE_BACK;
+    return next ? to_next(w, way, a->micro_batch) : to_last(w, way, a->micro_batch);
+}
+
+/* ---- one action after the other ---- */
+
+/* Up to the next computation, or the end of the step. */
+static int move_messages(struct zr_engine *e, struct zr_walk *w)
+{
+    int err = 0;
+    for (; !err && !zr_walk_is_over(w); w->at++) {
+        struct zr_pipe_action a = zr_walk_action(w, w->at);
+        if (zr_pipe_computes(a.kind))
+            break;
+        if (!zr_pipe_sends(a.kind) && !zr_pipe_receives(a.kind))
+            continue; /* units are gathered and reduced as brackets say */
+        struct zr_pipe_message m = message_of(w, &a);
+        err = zr_engine_pipe_move(e, &m, zr_pipe_sends(a.kind));
+    }
+    return err;
+}
+
+/* What the action reads is there, and what it writes may be written. */
+static int give_slots(struct zr_engine *e, const struct zr_walk *w, struct zr_walk_given *out)
+{
+    const struct zr_pipe_action *a = &out->action;
+    bool backward = a->kind == ZR_PIPE_BACKWARD, has_next = w->pp_at + 1 < w->pp, has_last = w->pp_at > 0;
+    struct zr_pipe_message next = to_next(w, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD, a->micro_batch),
+                           last = to_last(w, next.way, a->micro_batch),
+                           kept = to_last(w, ZR_PIPE_ONWARD, a->micro_batch);
+    int err = has_next ? zr_engine_pipe_await(e, &next) : 0;
+    if (!err && has_last)
+        err = zr_engine_pipe_await(e, &last);
+    if (!err && backward)
+        err = zr_engine_tied_begin(e, a->micro_batch);
+    if (err)
+        return err;
+    void *at_next = has_next ? zr_engine_pipe_at(e, &next) : NULL,
+         *at_last = has_last ? zr_engine_pipe_at(e, &last) : NULL;
+    out->in = backward ? at_next : at_last;
+    out->out = backward ? at_last : at_next;
+    out->kept = backward && has_last ? zr_engine_pipe_at(e, &kept) : NULL;
+    return 0;
+}
+
+int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_given *out, bool *more)
+{
+    int err = w->evaluates ? 0 : zr_engine_tied_expect(e, w->n_micro);
+    *more = false;
+    if (!err)
+        err = move_messages(e, w);
+    if (err || zr_walk_is_over(w))
+        return err;
+    *out = (struct zr_walk_given){.action = zr_walk_action(w, w->at)};
+    err = give_slots(e, w, out);
+    *more = w->open = !err;
+    return err;
+}
+
+/* What the action has written goes on its way, and what it has read may be written again: what a forward was
+ * given only where no backward follows. */
+static int take_slots(struct zr_engine *e, const struct zr_walk *w, const struct zr_pipe_action *a)
+{
+    bool backward = a->kind == ZR_PIPE_BACKWARD, has_last = w->pp_at > 0;
+    const struct zr_pipe_message next = to_next(w, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD, a->micro_batch),
+                                 given = to_last(w, ZR_PIPE_ONWARD, a->micro_batch),
+                                 back = to_last(w, ZR_PIPE_BACK, a->micro_batch);
+    int err = backward ? zr_engine_tied_end(e) : 0;
+    if (!err && w->pp_at + 1 < w->pp)
+        err = zr_engine_pipe_done(e, &next);
+    if (!err && has_last && (backward || w->evaluates))
+        err = zr_engine_pipe_done(e, &given);
+    return !err && has_last && backward ? zr_engine_pipe_done(e, &back) : err;
+}
+
+int zr_walk_finish(struct zr_engine *e, struct zr_walk *w)
+{
+    struct zr_pipe_action a = zr_walk_action(w, w->at);
+    int err = take_slots(e, w, &a);
+    if (err)
+        return err;
+    w->open = false;
+    w->at++;
+    return move_messages(e, w);
+}
