@@ -41,7 +41,7 @@ static void take_report(const struct pipe_times *t, const struct zr_pipe_report 
 int pipe_simulate(const struct pipe_times *t, struct pipe_result *out)
 {
     const struct zr_pipe_cost cost = {
-        .forward_ns = 1, .backward_ns = t->backward, .move_ns = t->move_ns, .units = t->forward_ns};
+        .forward_ns = 1, .backward_ns = t->backward, .moves_ns = t->moves_ns, .units = t->forward_ns};
     /* by which the library decides which messages go first, whatever stages really take (zero/schedule.c) */
     const struct zr_pipe_cost as_run = {.forward_ns = 1000, .backward_ns = 2000};
     struct zr_pipeline *computed = NULL, *all = NULL;

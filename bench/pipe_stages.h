@@ -31,8 +31,9 @@ struct pipe_times {
     const int32_t *forward_ns;
     /* a backward takes so many times as long as the forward */
     int32_t backward;
-    /* from the end of a computation to when the next stage has what it gave */
-    int64_t move_ns;
+    /* (pp - 1) from the end of a stage's forward to when the next stage has what it gave, and back; NULL: no
+     * time */
+    const int64_t *moves_ns;
 };
 
 struct pipe_result {

@@ -131,6 +131,8 @@ struct scale_part {
     bool free_links;
     /* the last one has the head's products, and of a tied embedding's parameters none */
     bool tied_head;
+    /* the first one's parameters are an embedding of which the last stage has a copy */
+    bool tied_embedding;
 };
 struct scale_part_time {
     double step_s;

@@ -149,6 +149,12 @@ static const char *what_is_ignored(const struct scale_options *o)
     return NULL;
 }
 
+/* A hybrid's groups are of a host's ranks, unless told otherwise: of those with the same part. */
+static int64_t default_group(const struct scale_options *o)
+{
+    return o->tp < o->machine->per_host ? o->machine->per_host / o->tp : 1;
+}
+
 static error_t finish(struct argp_state *state, void *options)
 {
     static const int64_t worlds[] = {8, 64, 512, 4096, 16384};
@@ -156,6 +162,13 @@ static error_t finish(struct argp_state *state, void *options)
     const char *ignored = what_is_ignored(o);
     if (ignored) {
         argp_error(state, "%s", ignored);
+        return EINVAL;
+    }
+    if (o->hybrid && !o->shard_group && default_group(o) == 1) {
+        argp_error(state,
+                   "--hybrid: a host's %d GPUs have %lld different parts, so a group of a host's ranks with "
+                   "the same part is of one rank; --shard-group says how large groups are",
+                   o->machine->per_host, (long long)o->tp);
         return EINVAL;
     }
     o->accum = o->accum ? o->accum : o->micro_batches ? o->micro_batches : o->pp > 1 ? 2 * o->pp : 1;
@@ -178,12 +191,6 @@ static const struct option_table table = {
     .read_word = option_refuse_word,
     .finish = finish,
 };
-
-/* A hybrid's groups are of a host's ranks, unless told otherwise: of those with the same part. */
-static int64_t default_group(const struct scale_options *o)
-{
-    return o->tp < o->machine->per_host ? o->machine->per_host / o->tp : 1;
-}
 
 static struct scale_job job_of(const struct scale_options *o, int64_t world)
 {

@@ -124,7 +124,8 @@ static struct scale_part part_of(const struct mesh_run *r, int64_t stage, int64_
                                .dp = r->dp,
                                .accum = accum,
                                .free_links = free_links,
-                               .tied_head = tied && last};
+                               .tied_head = tied && last,
+                               .tied_embedding = tied && stage == 0};
 }
 
 /* From runs of two and of four micro-batches. */
@@ -152,11 +153,13 @@ static int time_stage(struct mesh_run *r, int64_t stage, bool free_links)
     return 0;
 }
 
-/* To the next stage, which is in another host where a host has no more than one. */
-static int64_t move_ns(const struct mesh_run *r)
+/* To the next stage: as long as the pair of ranks takes that is furthest apart, which is in another host
+ * unless the ranks of both stages are in one. */
+static int64_t move_ns(const struct mesh_run *r, int64_t stage)
 {
     const struct scale_machine *m = r->j->machine;
-    bool near = r->tp * r->dp < m->per_host;
+    int64_t ranks = r->tp * r->dp, first = stage * ranks, last = (stage + 2) * ranks - 1;
+    bool near = first / m->per_host == last / m->per_host;
     double rate = (near ? m->near_bytes_per_s : m->far_bytes_per_s) * r->j->link_fraction;
     return (near ? m->near_ns : m->far_ns) + (int64_t)((double)scale_move_bytes(r->j) / rate * 1e9);
 }
@@ -164,6 +167,7 @@ static int64_t move_ns(const struct mesh_run *r)
 static int run_stages(struct mesh_run *r, bool free_links, struct pipe_result *pipe, double *step_s)
 {
     static int32_t forward_ns[PIPE_MOST_STAGES];
+    static int64_t moves_ns[PIPE_MOST_STAGES];
     double once_s = 0;
     int back = r->j->recompute ? 3 : 2;
     memset(r->kinds, 0, sizeof r->kinds);
@@ -179,6 +183,7 @@ static int run_stages(struct mesh_run *r, bool free_links, struct pipe_result *p
                            "large, or --compute too small",
                            ns * 1e-9);
         forward_ns[s] = (int32_t)fmax(ns, 1);
+        moves_ns[s] = move_ns(r, s);
         once_s = fmax(once_s, t->once_s);
     }
     const struct pipe_times times = {.schedule = r->j->schedule,
@@ -186,7 +191,7 @@ static int run_stages(struct mesh_run *r, bool free_links, struct pipe_result *p
                                      .micro_batches = (int32_t)r->j->accum,
                                      .forward_ns = forward_ns,
                                      .backward = back,
-                                     .move_ns = free_links ? 0 : move_ns(r)};
+                                     .moves_ns = free_links ? NULL : moves_ns};
     int err = pipe_simulate(&times, pipe);
     *step_s = (double)pipe->span_ns * 1e-9 + once_s;
     return err;

@@ -55,7 +55,9 @@ static struct zr_verify_unit *units_of(const struct scale_job *j, const struct s
             .forward_flop = unit.flop_per_token * tokens,
             .backward_flop = unit.flop_per_token * tokens * (u <= j->model->layers ? back : 2),
             .again_forward_flop = twice ? unit.again_flop_per_token * tokens : 0,
-            .again_backward_flop = twice ? unit.again_flop_per_token * tokens * 2 : 0};
+            .again_backward_flop = twice ? unit.again_flop_per_token * tokens * 2 : 0,
+            /* as the units of tied tensors are, of the owner and of its copy */
+            .resident = u == 0 ? p->tied_embedding : p->tied_head && i == p->n - 1};
         add_waits(j, p, u, &units[i]);
     }
     return units;

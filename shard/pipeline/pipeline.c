@@ -30,11 +30,23 @@ int64_t zr_pipe_ns(const struct zr_pipe_cost *cost, struct zr_pipe_action a)
     return zr_pipe_computes(a.kind) ? ns[a.kind] * (cost->units ? cost->units[a.stage] : 1) : 0;
 }
 
+int64_t zr_pipe_move_ns(const struct zr_pipe_cost *cost, int32_t edge)
+{
+    return cost->moves_ns ? cost->moves_ns[edge] : cost->move_ns;
+}
+
 int zr_pipe_check_costs(const struct zr_pipeline *p, const struct zr_pipe_cost *cost)
 {
     __int128 ns = 0, bytes = 0;
+    int64_t longest_move = cost->move_ns;
+    bool negative = cost->move_ns < 0;
+    for (int32_t edge = 0; cost->moves_ns && edge < p->n_stages - 1; edge++) {
+        if (longest_move < cost->moves_ns[edge])
+            longest_move = cost->moves_ns[edge];
+        negative |= cost->moves_ns[edge] < 0;
+    }
     const __int128 most = INT64_MAX;
-    if (cost->forward_ns < 0 || cost->move_ns < 0 || cost->activation_bytes < 0 || cost->weight_ns < 0 ||
+    if (cost->forward_ns < 0 || negative || cost->activation_bytes < 0 || cost->weight_ns < 0 ||
         cost->weight_ns > cost->backward_ns)
         return zr_fail(ZR_ERR_ARG, "a cost is negative, or that of weights more than the backward's");
     const __int128 all_ns = (__int128)cost->forward_ns + cost->backward_ns; /* of a stage, however parted */
@@ -42,7 +54,7 @@ int zr_pipe_check_costs(const struct zr_pipeline *p, const struct zr_pipe_cost *
         for (int64_t i = 0; i < p->rows[r].n; i++) {
             const struct zr_pipe_action a = p->rows[r].at[i];
             int32_t units = cost->units ? cost->units[a.stage] : 1;
-            ns += zr_pipe_computes(a.kind) ? all_ns * units + cost->move_ns : 0;
+            ns += zr_pipe_computes(a.kind) ? all_ns * units + longest_move : 0;
             bytes += a.kind == ZR_PIPE_FORWARD ? (__int128)cost->activation_bytes * units : 0;
         }
     }

@@ -108,6 +108,8 @@ struct zr_pipe_cost {
     int64_t weight_ns;
     /* from the end of a computation to when another rank has what it gave */
     int64_t move_ns;
+    /* (n_stages - 1) the same between a stage and the next, either way; NULL: move_ns */
+    const int64_t *moves_ns;
     /* kept from a stage's forward to its backward, for one micro-batch */
     int64_t activation_bytes;
     /* (n_stages) units of each, 1 or more; NULL: one each */
@@ -177,6 +179,8 @@ int zr_pipeline_add(struct zr_pipeline *p, int32_t rank, struct zr_pipe_action a
 const char *zr_pipe_text(struct zr_pipe_action action, char text[ZR_PIPE_TEXT]);
 /* What a computation of the stage takes. */
 int64_t zr_pipe_ns(const struct zr_pipe_cost *cost, struct zr_pipe_action action);
+/* Between stage edge and the next, on different ranks. */
+int64_t zr_pipe_move_ns(const struct zr_pipe_cost *cost, int32_t edge);
 
 /* That the costs of all actions together can be added up. ZR_ERR_ARG. */
 int zr_pipe_check_costs(const struct zr_pipeline *p, const struct zr_pipe_cost *cost);

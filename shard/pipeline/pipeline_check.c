@@ -364,7 +364,8 @@ static int64_t ready_ns(const struct checking *c, struct zr_pipe_action a)
     int64_t end = *end_of(c, forward ? c->f_end : c->b_end, other, a.micro_batch);
     if (end < 0)
         return -1;
-    return end + (c->stages[other].rank == c->stages[a.stage].rank ? 0 : c->cost->move_ns);
+    bool apart = c->stages[other].rank != c->stages[a.stage].rank;
+    return end + (apart ? zr_pipe_move_ns(c->cost, a.stage < other ? a.stage : other) : 0);
 }
 
 /* Ranks stand still: who waits for whom, from the first one on until one comes again. */

@@ -156,6 +156,8 @@ struct zr_verify_unit {
     int64_t elems;
     double forward_flop, backward_flop;
     double again_forward_flop, again_backward_flop;
+    /* gathered for the whole step at stage 3 */
+    bool resident;
 };
 /* Of rank 0: the last step; what it received in all steps; the plan's of one. */
 struct zr_verify_time {

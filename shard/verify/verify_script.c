@@ -67,7 +67,8 @@ int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_spe
             bool often =
                 c->pattern == ZR_USE_TIED || (c->unbracketed && (c->pattern == ZR_USE_TWICE || c->skipped));
             x->overwrite = c->overwrite && !often && zr_verify_chance(&s, 50);
-            x->resident = c->resident && zr_verify_chance(&s, 30);
+            x->resident = (c->resident && zr_verify_chance(&s, 30)) ||
+                          (speed && speed->units && speed->units[zr_max(u, 0)].resident);
             x->granule = zr_min(c->granule, x->n_elems / x->n_slices);
         }
     }

@@ -250,6 +250,19 @@ static void test_uneven(void **state)
     assert_int_equal(report.ranks[1].peak_bytes, 30);
     assert_int_equal(report.times[3][0].start_ns, 5000 + 3 * 500);
     zr_pipe_report_close(&report, p);
+    /* each way of its own length, both ways: in backward the last stage's comes first */
+    static const int64_t moves_ns[] = {100, 0, 7000};
+    cost.moves_ns = moves_ns;
+    expect_ok(zr_pipeline_check(p, &cost, &report));
+    assert_int_equal(report.span_ns, (1 + 3 + 1 + 1) * 3000 + 2 * (100 + 7000));
+    assert_int_equal(report.times[2][0].start_ns, 4000 + 100);
+    assert_int_equal(report.times[2][1].start_ns, 5000 + 100 + 7000 + 3000 + 7000);
+    zr_pipe_report_close(&report, p);
+    static const int64_t wrong_ns[] = {100, -1, 7000}, too_long_ns[] = {0, 0, INT64_MAX / 3};
+    cost.moves_ns = wrong_ns;
+    assert_int_equal(zr_pipeline_check(p, &cost, &report), ZR_ERR_ARG);
+    cost.moves_ns = too_long_ns;
+    assert_int_equal(zr_pipeline_check(p, &cost, &report), ZR_ERR_ARG);
     zr_pipeline_close(p);
 }
 
