@@ -124,6 +124,8 @@ static const struct option_row rows[] = {
      OPTION_DOUBLE(struct train_options, beta2, 0, 0.999999)},
     {"weight-decay", "X", "Of matrices, not of biases and norms (0.1)", 2,
      OPTION_DOUBLE(struct train_options, weight_decay, 0, 1e6)},
+    {"label-smoothing", "X", "The part of each target that all tokens share (0)", 2,
+     OPTION_DOUBLE(struct train_options, model.own.label_smoothing, 0, 0.999999)},
     {"clip", "X", "Largest gradient norm, 0 for none (1)", 2,
      OPTION_DOUBLE(struct train_options, clip, 0, 1e30)},
     {"seed", "N", "Of the weights and of the choice of text (1)", 2,

@@ -422,18 +422,25 @@ void gpt2_layer_forward(struct gpt2 *m, int64_t l)
 }
 
 /* The loss of one row, over logits of which each part has its own ids'. */
+static struct gpt2_label label_of(const struct gpt2_config *c)
+{
+    return (struct gpt2_label){.each = (float)(c->label_smoothing / (double)c->vocab),
+                               .target = (float)(1 - c->label_smoothing)};
+}
+
 static void loss_of_parts(struct gpt2 *m, int64_t b)
 {
     int64_t T = m->config.context, U = gpt2_part_vocab(&m->config), ld = m->ld_logits;
-    float *top = m->stats.rows, *total = top + T, *at_target = total + T;
+    float *top = m->stats.rows, *total = top + T, *wanted = total + T;
     const int32_t *targets = m->batch.targets + b * T;
+    const struct gpt2_label label = label_of(&m->config);
     RUN(m, gpt2_vocab_top(m->place, top, m->stats.logits, T, n_ids(m), ld));
     RUN(m, m->reduce(m->sum_arg, top, T, true));
-    RUN(m,
-        gpt2_vocab_exponentials(m->place, m->stats.logits, total, at_target, top, targets, T, n_ids(m), ld));
+    RUN(m, gpt2_vocab_exponentials(m->place, m->stats.logits, total, wanted, top, targets, T, n_ids(m), ld,
+                                   label));
     RUN(m, m->reduce(m->sum_arg, total, 2 * T, false));
     RUN(m, gpt2_vocab_loss(m->place, m->acts.dlogits + b * T * ld, m->losses + b * T, m->stats.logits, total,
-                           at_target, targets, T, n_ids(m), U, ld, 1.0f / (float)(m->B * T)));
+                           wanted, targets, T, n_ids(m), U, ld, label, 1.0f / (float)(m->B * T)));
 }
 
 void gpt2_head_forward(struct gpt2 *m)
@@ -463,7 +470,8 @@ void gpt2_head_forward(struct gpt2 *m)
             loss_of_parts(m, b);
         else
             LAYER(m, cross_entropy, m->acts.dlogits + b * T * m->ld_logits, m->losses + b * T,
-                  m->stats.logits, m->batch.targets + b * T, T, U, m->ld_logits, 1.0f / (float)BT);
+                  m->stats.logits, m->batch.targets + b * T, T, U, m->ld_logits, label_of(&m->config),
+                  1.0f / (float)BT);
     }
     LAYER(m, add_loss, m->loss, m->losses, BT);
 }

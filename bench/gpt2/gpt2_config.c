@@ -60,6 +60,7 @@ static error_t finish(struct argp_state *state, void *options)
     c->channels = own->channels ? own->channels : c->channels;
     c->context = own->context ? own->context : c->context;
     c->vocab = own->vocab ? own->vocab : c->vocab;
+    c->label_smoothing = own->label_smoothing;
     c->tp = own->tp;
     c->sequence = own->sequence;
     if (c->channels % c->heads) {

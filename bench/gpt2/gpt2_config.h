@@ -19,6 +19,8 @@ struct gpt2_config {
     int64_t vocab;
     /* parts of each layer, on a rank each; 0 and 1: layers are whole. Divides the heads */
     int64_t tp;
+    /* the part of a target's probability that all V tokens share, 0 to 1 */
+    double label_smoothing;
     /* with tp above 1: what lies between products is cut by rows, B*T of which tp divides */
     bool sequence;
     /* of a model whose other layers are elsewhere (pipeline stages): the number of its first one, and whether

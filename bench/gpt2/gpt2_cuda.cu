@@ -303,14 +303,15 @@ __global__ void __launch_bounds__(32 * ROWS)
 
 /* --- the loss: a block per row --- */
 
-/* sum of e^(x - top) over what was seen, top the largest of it (Milakov and Gimelshein, arXiv:1805.02867) */
+/* sum of e^(x - top) over what was seen, top the largest of it (Milakov and Gimelshein, arXiv:1805.02867);
+ * plain: the sum of x itself */
 struct exponentials {
-    float top, sum;
+    float top, sum, plain;
 };
 
 __device__ __forceinline__ exponentials together(exponentials a, exponentials b)
 {
-    exponentials both = {fmaxf(a.top, b.top), 0};
+    exponentials both = {fmaxf(a.top, b.top), 0, a.plain + b.plain};
     if (both.top > -INFINITY) /* else nothing was seen */
         both.sum = a.sum * expf(a.top - both.top) + b.sum * expf(b.top - both.top);
     return both;
@@ -319,41 +320,45 @@ __device__ __forceinline__ exponentials together(exponentials a, exponentials b)
 /* The same on all threads of the block. */
 __device__ __forceinline__ exponentials block_exponentials(exponentials e)
 {
-    __shared__ float tops[32], sums[32];
+    __shared__ float tops[32], sums[32], plains[32];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, n_warps = (int)blockDim.x / 32;
     for (int step = 16; step > 0; step /= 2) {
         exponentials other = {__shfl_xor_sync(0xffffffffu, e.top, step),
-                              __shfl_xor_sync(0xffffffffu, e.sum, step)};
+                              __shfl_xor_sync(0xffffffffu, e.sum, step),
+                              __shfl_xor_sync(0xffffffffu, e.plain, step)};
         e = (lane & step) ? together(other, e) : together(e, other);
     }
     if (lane == 0) {
         tops[warp] = e.top;
         sums[warp] = e.sum;
+        plains[warp] = e.plain;
     }
     __syncthreads();
-    exponentials all = {tops[0], sums[0]};
+    exponentials all = {tops[0], sums[0], plains[0]};
     for (int w = 1; w < n_warps; w++)
-        all = together(all, exponentials{tops[w], sums[w]});
+        all = together(all, exponentials{tops[w], sums[w], plains[w]});
     return all;
 }
 
 template <int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     cross_entropy_kernel(real *dlogits, double *loss, const float *logits, const int32_t *targets, int V,
-                         int64_t ld, float scale)
+                         int64_t ld, gpt2_label label, float scale)
 {
     int target = targets[blockIdx.x], step = (int)blockDim.x * W;
     logits += (int64_t)blockIdx.x * ld;
     dlogits += (int64_t)blockIdx.x * ld;
-    exponentials e = {-INFINITY, 0};
+    exponentials e = {-INFINITY, 0, 0};
     float x[W];
     for (int i = (int)threadIdx.x * W; i < V; i += step) {
         load_floats<W>(x, logits + i);
-        exponentials here = {-INFINITY, 0};
+        exponentials here = {-INFINITY, 0, 0};
         for (int j = 0; j < W; j++)
             here.top = i + j < V ? fmaxf(here.top, x[j]) : here.top;
-        for (int j = 0; j < W; j++)
+        for (int j = 0; j < W; j++) {
             here.sum += i + j < V ? expf(x[j] - here.top) : 0.0f;
+            here.plain += i + j < V ? x[j] : 0.0f;
+        }
         e = together(e, here);
     }
     e = block_exponentials(e);
@@ -361,13 +366,17 @@ __global__ void __launch_bounds__(ROW_THREADS)
     for (int i = (int)threadIdx.x * W; i < V; i += step) {
         load_floats<W>(x, logits + i);
         for (int j = 0; j < W; j++) {
-            x[j] = i + j < V ? expf(x[j] - e.top) * factor : 0.0f;
-            x[j] -= i + j == target ? scale : 0.0f;
+            x[j] = i + j < V ? expf(x[j] - e.top) * factor - scale * label.each : 0.0f;
+            x[j] -= i + j == target ? scale * label.target : 0.0f;
         }
         store<W>(dlogits + i, x);
     }
-    if (threadIdx.x == 0)
-        loss[blockIdx.x] = log((double)e.sum) - (double)(logits[target] - e.top);
+    if (threadIdx.x)
+        return;
+    double wanted = (double)label.target * (double)(logits[target] - e.top);
+    if (label.each > 0)
+        wanted += (double)label.each * ((double)e.plain - (double)V * (double)e.top);
+    loss[blockIdx.x] = log((double)e.sum) - wanted;
 }
 
 __global__ void add_loss_kernel(double *total, const double *loss, int64_t N)
@@ -520,14 +529,14 @@ int causal_softmax_backward(const struct place *on, real *dscores, float *datt, 
 }
 
 int cross_entropy(const struct place *on, real *dlogits, double *loss, float *logits, const int32_t *targets,
-                  int64_t N, int64_t V, int64_t ld, float scale)
+                  int64_t N, int64_t V, int64_t ld, gpt2_label label, float scale)
 {
     bool w = wide(ld, dlogits, logits);
     /* No more threads than a row has work for, in whole warps. */
     int64_t threads = ceil_div(V, 32 * (w ? WIDE : 1)) * (int64_t)32;
     threads = threads < ROW_THREADS ? threads : ROW_THREADS;
     return launch(on, "cross-entropy", BY_WIDTH(w, cross_entropy_kernel), (unsigned)N, (unsigned)threads,
-                  dlogits, loss, logits, targets, (int)V, ld, scale);
+                  dlogits, loss, logits, targets, (int)V, ld, label, scale);
 }
 
 int add_loss(const struct place *on, double *total, const double *loss, int64_t N)

@@ -285,29 +285,34 @@ static int causal_softmax_backward(const struct place *on, real *dscores, float 
 
 GPT2_CLONES static void cross_entropy_rows(real *restrict dlogits, double *restrict loss,
                                            float *restrict logits, const int32_t *restrict targets, int64_t N,
-                                           int64_t V, int64_t ld, float scale)
+                                           int64_t V, int64_t ld, struct gpt2_label label, float scale)
 {
+    const float each = scale * label.each, more = scale * label.target;
     for (int64_t row = 0; row < N; row++, logits += ld, dlogits += ld) {
         int32_t target = targets[row];
-        float top = largest(logits, V), at_target = logits[target] - top;
+        float top = largest(logits, V);
+        double wanted = (double)label.target * (double)(logits[target] - top);
+        if (label.each > 0)
+            wanted += (double)label.each * ((double)sum(logits, V) - (double)V * (double)top);
         for (int64_t i = 0; i < V; i++)
             logits[i] = fast_exp(logits[i] - top);
         float total = sum(logits, V), factor = scale / total;
         for (int64_t i = 0; i < V; i++)
-            dlogits[i] = from_float(logits[i] * factor);
-        dlogits[target] = from_float(logits[target] * factor - scale);
-        loss[row] = log((double)total) - (double)at_target;
+            dlogits[i] = from_float(logits[i] * factor - each);
+        dlogits[target] = from_float(logits[target] * factor - each - more);
+        loss[row] = log((double)total) - wanted;
     }
 }
 
 static int cross_entropy(const struct place *on, real *dlogits, double *loss, float *logits,
-                         const int32_t *targets, int64_t N, int64_t V, int64_t ld, float scale)
+                         const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct gpt2_label label,
+                         float scale)
 {
     IN_PARTS(on)
     {
         int64_t from = part_at(on, N, part);
         cross_entropy_rows(dlogits + from * ld, loss + from, logits + from * ld, targets + from,
-                           part_at(on, N, part + 1) - from, V, ld, scale);
+                           part_at(on, N, part + 1) - from, V, ld, label, scale);
     }
     return 0;
 }

@@ -27,6 +27,12 @@ struct gpt2_batch {
     int32_t n_distinct;
 };
 
+/* What a row's distribution over V tokens should be: so much on each, and so much more on its target. Without
+ * label smoothing (Szegedy et al., arXiv:1512.00567) 0 and 1. */
+struct gpt2_label {
+    float each, target;
+};
+
 /* Causal attention in one piece, of heads with as many channels as fits() takes. Deterministic too. */
 struct gpt2_attention {
     bool (*fits)(int64_t HS);
@@ -69,10 +75,11 @@ struct gpt2_layers {
     int (*causal_softmax_backward)(const struct place *on, real *dscores, float *datt, const real *att,
                                    int64_t NH, int64_t T, float scale);
 
-    /* loss (N) = -log softmax(logits)[target] for each row; dlogits = scale * its gradient. logits is used
-     * up. Both (N, V), with ld elements between rows. */
+    /* loss (N) = -log softmax(logits) of all tokens, as label weighs them, for each row; dlogits = scale *
+     * its gradient. logits is used up. Both (N, V), with ld elements between rows. */
     int (*cross_entropy)(const struct place *on, real *dlogits, double *loss, float *logits,
-                         const int32_t *targets, int64_t N, int64_t V, int64_t ld, float scale);
+                         const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct gpt2_label label,
+                         float scale);
     /* *total += the mean of loss (N), rounded to a multiple of 2^-36, so that adding up to 2^17 of them is
      * exact: the mean over ranks and micro-batches is then the same number however the micro-batches are
      * dealt to ranks (for powers of two). */

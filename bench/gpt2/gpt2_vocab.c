@@ -42,35 +42,40 @@ int gpt2_vocab_top(const struct place *on, float *top, const float *logits, int6
     return 0;
 }
 
-int gpt2_vocab_exponentials(const struct place *on, float *logits, float *total, float *at_target,
-                            const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld)
+int gpt2_vocab_exponentials(const struct place *on, float *logits, float *total, float *wanted,
+                            const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld,
+                            struct gpt2_label label)
 {
     IN_PARTS(on)
     for (int64_t row = part_at(on, N, part); row < part_at(on, N, part + 1); row++) {
         float *x = logits + row * ld;
-        double sum = 0;
-        at_target[row] = targets[row] < 0 ? 0.0f : x[targets[row]] - top[row];
+        double sum = 0, below = 0;
+        float at_target = targets[row] < 0 ? 0.0f : label.target * (x[targets[row]] - top[row]);
         for (int64_t i = 0; i < V; i++) {
+            below += (double)(x[i] - top[row]);
             x[i] = expf(x[i] - top[row]);
             sum += (double)x[i];
         }
         total[row] = (float)sum;
+        wanted[row] = label.each > 0 ? (float)((double)at_target + (double)label.each * below) : at_target;
     }
     return 0;
 }
 
 int gpt2_vocab_loss(const struct place *on, real *dlogits, double *loss, const float *logits,
-                    const float *total, const float *at_target, const int32_t *targets, int64_t N, int64_t V,
-                    int64_t width, int64_t ld, float scale)
+                    const float *total, const float *wanted, const int32_t *targets, int64_t N, int64_t V,
+                    int64_t width, int64_t ld, struct gpt2_label label, float scale)
 {
     IN_PARTS(on)
     for (int64_t row = part_at(on, N, part); row < part_at(on, N, part + 1); row++) {
         const float *x = logits + row * ld;
         real *dx = dlogits + row * ld;
-        float factor = scale / total[row];
-        for (int64_t i = 0; i < width; i++)
-            dx[i] = from_float(i >= V ? 0.0f : i == targets[row] ? x[i] * factor - scale : x[i] * factor);
-        loss[row] = log((double)total[row]) - (double)at_target[row];
+        float factor = scale / total[row], each = scale * label.each, more = scale * label.target;
+        for (int64_t i = 0; i < width; i++) {
+            float gradient = i < V ? x[i] * factor - each : 0.0f;
+            dx[i] = from_float(i < V && i == targets[row] ? gradient - more : gradient);
+        }
+        loss[row] = log((double)total[row]) - (double)wanted[row];
     }
     return 0;
 }

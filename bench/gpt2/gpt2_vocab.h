@@ -4,8 +4,7 @@
 #ifndef ZERO_BENCH_GPT2_VOCAB_H
 #define ZERO_BENCH_GPT2_VOCAB_H
 
-#include "bench/gpt2/gpt2_real.h"
-#include "bench/place.h"
+#include "bench/gpt2/gpt2_layers.h"
 
 /* ids (n), of all parts, become those of the part that begins at id first and has V; others' become -1. */
 void gpt2_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V);
@@ -16,14 +15,16 @@ int gpt2_vocab_embed(const struct place *on, real *out, const int32_t *tokens, c
                      const real *wpe, int64_t B, int64_t T, int64_t C);
 
 /* Cross entropy in three steps, between which the parts take the largest, and then the sum, of what each row
- * has: top (N) is its largest logit, total (N) the sum of exp(logit - top), at_target (N) the target's
- * logit - top, or 0. logits (N, V), with ld elements between rows, become those exponentials. */
+ * has: top (N) is its largest logit, total (N) the sum of exp(logit - top), wanted (N) the sum
+ * of logit - top as label weighs it, of this part's tokens. logits (N, V), with ld elements between rows,
+ * become those exponentials. */
 int gpt2_vocab_top(const struct place *on, float *top, const float *logits, int64_t N, int64_t V, int64_t ld);
-int gpt2_vocab_exponentials(const struct place *on, float *logits, float *total, float *at_target,
-                            const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld);
-/* loss (N) = log(total) - at_target; dlogits = scale * its gradient, 0 in columns V to width. */
+int gpt2_vocab_exponentials(const struct place *on, float *logits, float *total, float *wanted,
+                            const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld,
+                            struct gpt2_label label);
+/* loss (N) = log(total) - wanted; dlogits = scale * its gradient, 0 in columns V to width. */
 int gpt2_vocab_loss(const struct place *on, real *dlogits, double *loss, const float *logits,
-                    const float *total, const float *at_target, const int32_t *targets, int64_t N, int64_t V,
-                    int64_t width, int64_t ld, float scale);
+                    const float *total, const float *wanted, const int32_t *targets, int64_t N, int64_t V,
+                    int64_t width, int64_t ld, struct gpt2_label label, float scale);
 
 #endif

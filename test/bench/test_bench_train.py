@@ -260,6 +260,22 @@ class Parts(unittest.TestCase):
                     self.assertEqual((got, summary['state_sha256']), first)
                     self.assertNotEqual(summary['state_sha256'], whole_summary['state_sha256'])
 
+    def test_label_smoothing(self):
+        """Over all tokens, whatever part of them a rank has: near the whole model's run, and the same bits in each layout of as many parts."""
+        whole, _ = self.run_of(1, 1, 'f32', '--stage=0', '--label-smoothing=0.2')
+        sharp, _ = self.run_of(1, 1, 'f32', '--stage=0', '--label-smoothing=0')
+        self.assertEqual(sharp, self.run_of(1, 1, 'f32', '--stage=0')[0])
+        self.assertNotEqual(whole, sharp)
+        self.assertEqual(whole[0][0], self.run_of(1, 1, 'f32', '--plain', '--label-smoothing=0.2')[0][0][0])  # it adds micro-batches in another order
+        for tp in (2, 3):  # 3: some ids are nobody's
+            first = self.run_of(tp, 1, 'f32', '--stage=0', '--label-smoothing=0.2')[0]
+            self.assertEqual(first, self.run_of(tp, 2, 'f32', '--stage=3', '--label-smoothing=0.2')[0])
+            for (loss, norm), (want, want_norm) in zip(first, whole):
+                self.assertLess(abs(loss - want), 2e-5 * want)
+                self.assertLess(abs(norm - want_norm), 2e-4 * want_norm)
+        axes = [*TINY, *self.SIZES, '--accum=4', '--dtype=f32', f'--steps={STEPS}', '--label-smoothing=0.2', '--pp=3']
+        self.assertEqual([(s['loss'], s['grad_norm']) for s in train(3, *axes)[0]], whole)
+
     def test_sequence(self):
         """Rows cut over the parts, too: near the whole model's run, the same bits however the data is dealt, and less memory for activations."""
         for tp, dtype, near in [(2, 'f32', 2e-5), (2, 'bf16', 2e-2)]:

@@ -102,16 +102,17 @@ static double token_loss(const double *x, const struct gpt2_config *c, double *c
                          double *normed)
 {
     int64_t C = c->channels;
-    double total = 0, at_target = 0;
+    double total = 0, at_target = 0, of_all = 0, s = c->label_smoothing;
     norm(normed, x, p[LNFW], p[LNFB], C);
     for (int64_t v = 0; v < c->vocab; v++) {
         double logit = 0;
         for (int64_t i = 0; i < C; i++)
             logit += p[WTE][v * C + i] * normed[i];
         total += exp(logit);
+        of_all += logit / (double)c->vocab;
         at_target = v == target ? logit : at_target;
     }
-    return log(total) - at_target;
+    return log(total) - (1 - s) * at_target - s * of_all;
 }
 
 double reference_loss(const struct gpt2_config *c, double *const params[16], const int32_t *tokens,

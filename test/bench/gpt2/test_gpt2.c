@@ -1,6 +1,7 @@
 /* test_gpt2.c: the model's forward and backward against a reference in double precision, whose gradients are
  * taken by finite differences. Compiled once per dtype, as the model is. */
 #include "bench/gpt2/gpt2.h"
+#include "bench/gpt2/gpt2_vocab.h"
 #include "bench/random_bits.h"
 #include "test/bench/gpt2/gpt2_reference.h"
 
@@ -39,8 +40,8 @@ static uint64_t seed;
 /* Sizes that are no multiple of a vector, and of which no two are alike. */
 static const struct gpt2_config shapes[] = {
     {.layers = 2, .heads = 2, .channels = 22, .context = 9, .vocab = 37},
-    {.layers = 1, .heads = 1, .channels = 16, .context = 1, .vocab = 5},
-    {.layers = 3, .heads = 4, .channels = 32, .context = 19, .vocab = 50},
+    {.layers = 1, .heads = 1, .channels = 16, .context = 1, .vocab = 5, .label_smoothing = 0.3},
+    {.layers = 3, .heads = 4, .channels = 32, .context = 19, .vocab = 50, .label_smoothing = 0.1},
     {.layers = 2,
      .heads = 2,
      .channels = 32,
@@ -186,6 +187,79 @@ static void check_loss(void **state)
         close_fixture(&f);
     }
 }
+
+#ifndef GPT2_TEST_CUDA
+/* The loss of tokens divided among three parts, of which the last has fewer, against the definition: smoothed
+ * labels share their part among all V tokens, not among a rank's
+ * (https://github.com/NVIDIA/Megatron-LM/issues/737), and logits may be so far apart that a probability is 0
+ * (https://github.com/NVIDIA/Megatron-LM/issues/7464). */
+static void check_loss_of_parts(void **state)
+{
+    (void)state;
+    enum { N = 6, V = 37, U = 13, LD = 16, PARTS = 3 };
+    static const double smoothings[] = {0, 0.1, 0.9, 0.1}, ranges[] = {4, 4, 4, 1000};
+    struct place host;
+    assert_int_equal(place_open(&host, false, 0, 1), 0);
+    for (size_t s = 0; s < sizeof smoothings / sizeof *smoothings; s++) {
+        const struct gpt2_label label = {(float)(smoothings[s] / V), (float)(1 - smoothings[s])};
+        const float scale = 0.25f;
+        float logits[PARTS][N * LD], top[N], total[PARTS][N], wanted[PARTS][N];
+        double exact[N][V], loss[PARTS][N];
+        real dlogits[PARTS][N * LD];
+        int32_t target[N], targets[PARTS][N];
+        memset(logits, 0xFF, sizeof logits);
+        memset(dlogits, 0xFF, sizeof dlogits);
+        memset(loss, 0xFF, sizeof loss);
+        for (int64_t row = 0; row < N; row++) {
+            target[row] = (int32_t)(uniform() * V);
+            for (int64_t v = 0; v < V; v++) {
+                float x = (float)(ranges[s] * (2 * uniform() - 1));
+                logits[v / U][row * LD + v % U] = x;
+                exact[row][v] = (double)x;
+            }
+        }
+        for (int64_t row = 0; row < N; row++)
+            top[row] = -INFINITY;
+        for (int p = 0; p < PARTS; p++) {
+            float here[N];
+            assert_int_equal(gpt2_vocab_top(&host, here, logits[p], N, p < 2 ? U : V - 2 * U, LD), 0);
+            for (int64_t row = 0; row < N; row++)
+                top[row] = fmaxf(top[row], here[row]);
+        }
+        for (int p = 0; p < PARTS; p++) {
+            int64_t n = p < 2 ? U : V - 2 * U;
+            memcpy(targets[p], target, sizeof target);
+            gpt2_vocab_localize(targets[p], N, p * U, n);
+            gpt2_vocab_exponentials(&host, logits[p], total[p], wanted[p], top, targets[p], N, n, LD, label);
+        }
+        for (int64_t row = 0; row < N; row++) {
+            total[0][row] += total[1][row] + total[2][row];
+            wanted[0][row] += wanted[1][row] + wanted[2][row];
+        }
+        for (int p = 0; p < PARTS; p++)
+            gpt2_vocab_loss(&host, dlogits[p], loss[p], logits[p], total[0], wanted[0], targets[p], N,
+                            p < 2 ? U : V - 2 * U, U, LD, label, scale);
+        for (int64_t row = 0; row < N; row++) {
+            double sum = 0, want = 0;
+            for (int64_t v = 0; v < V; v++)
+                sum += exp(exact[row][v] - (double)top[row]);
+            for (int64_t v = 0; v < V; v++) {
+                double q = smoothings[s] / V + (v == target[row] ? 1 - smoothings[s] : 0);
+                double log_p = exact[row][v] - (double)top[row] - log(sum), p = exp(log_p);
+                want -= q * log_p;
+                assert_true(
+                    fabs((double)to_float(dlogits[v / U][row * LD + v % U]) - (double)scale * (p - q)) <=
+                    (sizeof(real) == 2 ? 0.004 : 1e-6) * fabs(p - q) + 1e-7);
+            }
+            for (int p = 0; p < PARTS; p++)
+                assert_true(fabs(loss[p][row] - want) <= 2e-6 * want + 2e-6);
+            for (int64_t v = V; v < (int64_t)PARTS * U; v++) /* nobody's */
+                assert_true(to_float(dlogits[v / U][row * LD + v % U]) == 0);
+        }
+    }
+    place_close(&host);
+}
+#endif
 
 static double exact_gradient(struct fixture *f, int t, int64_t i)
 {
@@ -430,8 +504,12 @@ int main(void)
     seed = (uint64_t)time(NULL) * 2654435761u;
     printf("seed %llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(check_loss),      cmocka_unit_test(check_gradients), cmocka_unit_test(check_adds),
-        cmocka_unit_test(check_stores),    cmocka_unit_test(check_repeats),   cmocka_unit_test(check_nan),
+#ifndef GPT2_TEST_CUDA
+        cmocka_unit_test(check_loss_of_parts),
+#endif
+        cmocka_unit_test(check_loss),          cmocka_unit_test(check_gradients),
+        cmocka_unit_test(check_adds),          cmocka_unit_test(check_stores),
+        cmocka_unit_test(check_repeats),       cmocka_unit_test(check_nan),
         cmocka_unit_test(check_draw),
 #ifdef GPT2_TEST_STAND_IN
         cmocka_unit_test(check_epilogues),

@@ -94,7 +94,8 @@ static void tokens(const struct place *on, struct block *b, struct random_source
     l->embedding_backward(on, wte, wpe, out, &batch, scratch, B, s->T, C);
     real *dlogits = reals(b, r, N * V);
     double *loss = piece(b, N * 8);
-    l->cross_entropy(on, dlogits, loss, floats(b, r, N * V), token, N, V, V, 0.1f);
+    l->cross_entropy(on, dlogits, loss, floats(b, r, N * V), token, N, V, V, (struct gpt2_label){0.01f, 0.9f},
+                     0.1f);
 }
 
 static void optimizer(const struct place *on, struct block *b, struct random_source *r, const struct shape *s)
