@@ -92,7 +92,7 @@ static int report_difference(struct digest *d, uint64_t *all, int32_t differ[2])
                                  : ", and one of them was changed by something else");
 }
 
-static bool is_due(const struct zr_engine *e)
+bool zr_compare_is_due(const struct zr_engine *e)
 {
     uint32_t step = e->m.step;
     return e->opt.check && ((step & (step - 1)) == 0 || step % EVERY == 0);
@@ -117,7 +117,7 @@ static int compare_groups(struct zr_engine *e)
 
 int zr_engine_check_replicas(struct zr_engine *e)
 {
-    if (!is_due(e))
+    if (!zr_compare_is_due(e))
         return 0;
     int err = e->plan->hop[ZR_OUTER].sums_whole ? compare_groups(e) : 0;
     return err ? err : zr_engine_compare_parts(e);

@@ -104,6 +104,8 @@ struct zr_model_side {
     /* ---- activations between the model's parts (engine_parts.c) */
     /* which `out` the last sum went through */
     int parts_out;
+    /* that a gradient which each part should have of its own was the same on all */
+    bool said_partial;
     /* a hash of all zero_tp_ calls so far, those that move nothing included */
     uint64_t parts_calls;
     /* and of the calls that ranks of all pipeline stages make: none of brackets */
@@ -434,6 +436,8 @@ void zr_lend_again(struct zr_engine *e, int32_t unit);
  * ZR_DIGEST_BYTES of the host. */
 enum { ZR_DIGEST_BYTES = 1 << 20 };
 int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t *hash);
+/* With cfg.check, what ranks have is compared around this step: 1, 2, 4, 8 and so on, and every 64th. */
+bool zr_compare_is_due(const struct zr_engine *e);
 
 /* For zr_engine_open (engine_tune.c). */
 void zr_tuned_open(struct zr_engine *e);

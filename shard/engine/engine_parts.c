@@ -20,6 +20,7 @@ enum {
     IN_AT = 0,
     IN_BYTES = ZR_MODEL_ELEMS * (int)sizeof(float),
     OUT_BYTES = IN_BYTES + MOST_PARTS * CUT_BYTES * 2, /* a bf16's slice of 128 bytes has 256 of sums */
+    FEW_ELEMS = 8,                                     /* of a gradient: equal ones tell nothing */
 };
 _Static_assert(ZR_MODEL_BYTES >= IN_BYTES + 2 * OUT_BYTES && ZR_MODEL_BYTES % 4096 == 0, "in, and out twice");
 
@@ -174,6 +175,14 @@ int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_by
     return dst == src || !n_bytes ? 0 : e->dev->ops->copy(e->compute, dst, src, n_bytes);
 }
 
+/* What comparing has moved is no traffic of the program's. */
+static void leave_out(struct zr_engine *e, int64_t wire, int64_t outer, int64_t model)
+{
+    e->m.wire_at_open += zr_roles_wire_bytes(e) - wire;
+    e->m.outer_at_open += zr_roles_outer_bytes(e) - outer;
+    e->m.model_at_open += zr_roles_model_bytes(e) - model;
+}
+
 /* ---- gradients that each part has of its own ---- */
 
 static bool is_partial(const struct zr_engine *e, const struct zr_piece *p)
@@ -212,8 +221,56 @@ static int move_partial(struct zr_engine *e, const struct zr_flat *f, char *full
     return 0;
 }
 
+/* With cfg.check, before they are summed: 0 where all elements are 0, or too few to tell anything. On a host,
+ * as all that is done with parts. */
+static uint64_t digest_of_partial(const struct zr_engine *e, const struct zr_flat *f, const char *full,
+                                  const struct zr_piece *p)
+{
+    const int64_t size = zr_dtype_bytes(f->dtype);
+    const char *x = full + p->first * size;
+    bool any = false;
+    if (!is_partial(e, p) || p->n < FEW_ELEMS)
+        return 0;
+    for (int64_t i = 0; i < p->n * size && !any; i++)
+        any = x[i] != 0;
+    return any ? XXH3_64bits(x, (size_t)(p->n * size)) : 0;
+}
+
+/* Rows of one's own give other gradients than those of another rank. Equal ones are most likely of all rows,
+ * and about to be counted once for each part; but a loss that is linear in a bias gives them, too: so it is
+ * said, and no error. */
+static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const char *full)
+{
+    const struct zr_piece *pieces = &e->layout->pieces[f->first_piece];
+    const int32_t most = IN_BYTES / e->parts / (int)sizeof(uint64_t);
+    const struct zr_tag tag = parts_tag(e, ZR_CALLED_END, f->n_pieces, f->unit);
+    uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
+    for (int32_t at = 0, n; at < f->n_pieces; at += n) {
+        n = (int32_t)zr_min(f->n_pieces - at, most);
+        for (int32_t k = 0; k < n; k++)
+            all[e->part * n + k] = digest_of_partial(e, f, full, &pieces[at + k]);
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, n * (int64_t)sizeof *all, &tag));
+        ZR_TRY(zr_engine_status(e));
+        for (int32_t k = 0; k < n && !e->m.said_partial; k++) {
+            bool same = all[k] != 0;
+            for (int32_t p = 1; p < e->parts; p++)
+                same &= all[p * n + k] == all[k];
+            e->m.said_partial = same;
+            if (same)
+                zr_warn(
+                    e->opt.log,
+                    "check: the gradient of tensor %s is the same on all %d ranks of tp, though "
+                    "ZERO_TP_PARTIAL says that each has that of its own rows: if it is of all rows, it now "
+                    "counts %d times",
+                    e->layout->tensors[pieces[at + k].tensor].name, e->parts, e->parts);
+        }
+    }
+    return 0;
+}
+
 int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
 {
+    const bool compares = e->parts > 1 && zr_compare_is_due(e) && !e->m.said_partial;
     const struct zr_unit *u = &e->layout->units[unit];
     *any = false;
     for (int32_t i = 0; e->parts > 1 && i < u->n_flats; i++) {
@@ -221,6 +278,12 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
         const int64_t n = partial_elems(e, f);
         char *full = n ? e->reduce_base + zr_plan_grad_full(e->plan, f, slot) : NULL;
         const struct zr_tag tag = parts_tag(e, ZR_CALLED_END, n, unit);
+        if (n && compares) {
+            int64_t wire = zr_roles_wire_bytes(e), outer = zr_roles_outer_bytes(e),
+                    model = zr_roles_model_bytes(e);
+            ZR_TRY(compare_partial(e, f, full));
+            leave_out(e, wire, outer, model);
+        }
         for (int64_t at = 0, k; at < n; at += k) {
             k = zr_min(n - at, ZR_MODEL_ELEMS);
             int out = e->m.parts_out ^= 1;
@@ -295,14 +358,6 @@ static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair)
                    "tensor %s has no tp_cut, so that all ranks of tp have the same of it, but rank %d "
                    "and rank %d differ",
                    name, (int)(pair >> 32) - 1, (int)(uint32_t)pair);
-}
-
-/* What comparing has moved is no traffic of the program's. */
-static void leave_out(struct zr_engine *e, int64_t wire, int64_t outer, int64_t model)
-{
-    e->m.wire_at_open += zr_roles_wire_bytes(e) - wire;
-    e->m.outer_at_open += zr_roles_outer_bytes(e) - outer;
-    e->m.model_at_open += zr_roles_model_bytes(e) - model;
 }
 
 int zr_engine_compare_parts(struct zr_engine *e)

@@ -93,6 +93,7 @@ static double first_value(int tensor, int64_t i)
 struct setup {
     int stage, tp, prefetch, n_micro; /* of a step, of all ranks */
     bool sequence, bf16, check, in_place, unbracketed;
+    int wrongly_partial; /* this tensor has the flag, though rows are whole; 0: none */
     int64_t budget;
     const struct reference *want;
 };
@@ -191,14 +192,15 @@ static struct way *make_way(const struct setup *s, int part)
                 ((float *)w->param[t])[i] = x;
         }
         snprintf(w->name[t], sizeof w->name[t], "%s%d", names[t % 4], t / 4);
-        w->table[t] = (struct zero_tensor){.name = w->name[t],
-                                           .param = &w->param[t],
-                                           .grad = &w->grad[t],
-                                           .shape = {n_elems(t, s->tp)},
-                                           .dtype = s->bf16 ? ZERO_BF16 : ZERO_F32,
-                                           .unit = t / 4,
-                                           .flags = t % 4 < 2 && s->sequence ? ZERO_TP_PARTIAL : 0,
-                                           .tp_cut = t % 4 < 2 ? 0 : ZERO_TP_CUT(0)};
+        w->table[t] = (struct zero_tensor){
+            .name = w->name[t],
+            .param = &w->param[t],
+            .grad = &w->grad[t],
+            .shape = {n_elems(t, s->tp)},
+            .dtype = s->bf16 ? ZERO_BF16 : ZERO_F32,
+            .unit = t / 4,
+            .flags = (t % 4 < 2 && s->sequence) || (t && t == s->wrongly_partial) ? ZERO_TP_PARTIAL : 0,
+            .tp_cut = t % 4 < 2 ? 0 : ZERO_TP_CUT(0)};
     }
     return w;
 }
@@ -286,10 +288,15 @@ static int look_at_weights(struct toy_rank *r, struct way *w, uint64_t *of_whole
     return 0;
 }
 
-static void forget_line(void *arg, const char *line)
+/* Of a gradient that all ranks of tp have the same of: ranks are threads. */
+static _Atomic int n_said_partial;
+static char said_partial[256];
+
+static void count_line(void *arg, const char *line)
 {
     (void)arg;
-    (void)line;
+    if (strstr(line, "ZERO_TP_PARTIAL") && !n_said_partial++)
+        snprintf(said_partial, sizeof said_partial, "%s", line);
 }
 
 static _Atomic uint64_t whole_hash[MOST_WORLD];
@@ -303,7 +310,7 @@ static void train(struct toy_rank *r)
     int32_t part = 0, dp = 0, n_dp = 1;
     uint64_t of_whole = 0;
     int err = 0;
-    cfg.log = forget_line;
+    cfg.log = count_line;
     cfg.optimizer = ZERO_SGD;
     cfg.weight_decay = 0;
     cfg.prefetch = s->prefetch;
@@ -344,6 +351,7 @@ static void run_setup(struct setup *s, int world, uint64_t *hash)
              (int)s->budget);
     toy_ranks(world, train, s, r);
     toy_assert_well(r, world, what);
+    assert_int_equal(n_said_partial, 0);
     for (int k = 0; k < world; k++) {
         uint64_t *of_part = &hash[k % s->tp];
         *of_part = *of_part ? *of_part : r[k].hash;
@@ -516,12 +524,12 @@ static int count_bytes(struct toy_rank *r, zero_ctx *z, struct buffers *b)
     return 0;
 }
 
-static int open_parts(struct toy_rank *r, struct setup *s, struct way **w)
+static int open_parts(struct toy_rank *r, const struct setup *s, struct way **w)
 {
     struct zero_config cfg = toy_config(r, s->stage);
     zero_mesh *mesh = NULL;
     int32_t part, dp, n_dp;
-    cfg.log = forget_line;
+    cfg.log = count_line;
     cfg.timeout_ms = 20000;
     cfg.check = s->check;
     int err = open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp);
@@ -672,6 +680,54 @@ static void forget_the_flag(struct toy_rank *r)
     free(w);
 }
 
+/* With the flag, a gradient of all rows counts for each part, and cfg.check says so once, by its name. */
+static void flag_of_all_rows(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    double x[ROWS * C], target[ROWS * C];
+    struct zero_step_info info;
+    struct way *w;
+    int err = 0;
+    TOY_TRY(open_parts(r, s, &w));
+    for (int step = 0; step < 2; step++) {
+        draw_batch(step, x, target);
+        if (!err)
+            TOY_TRY(part_forward(&w->net, w, x, target));
+        if (!err)
+            TOY_TRY(part_backward(&w->net, w, target));
+        if (!err)
+            TOY_TRY(zero_step(w->z, (float)LR, &info));
+    }
+    zero_unwrap(&w->z);
+    free(w);
+}
+
+static void a_flag_that_is_too_much(void **state)
+{
+    (void)state;
+    for (int check = 0; check < 2; check++)
+        for (int stage = 0; stage <= 3; stage++)
+            for (int bf16 = 0; bf16 < 2; bf16++) {
+                struct toy_rank r[4];
+                struct setup s = {.stage = stage,
+                                  .tp = 4,
+                                  .n_micro = 1,
+                                  .check = check,
+                                  .bf16 = bf16,
+                                  .wrongly_partial = 5};
+                n_said_partial = 0;
+                toy_ranks(4, flag_of_all_rows, &s, r);
+                toy_assert_well(r, 4, "a flag that is too much");
+                assert_int_equal(n_said_partial, check ? 4 : 0);
+                if (check)
+                    assert_non_null(
+                        strstr(said_partial, "tensor b1 is the same on all 4 ranks of tp, though"));
+                if (check)
+                    assert_non_null(strstr(said_partial, "counts 4 times"));
+            }
+    n_said_partial = 0;
+}
+
 static void a_flag_that_is_forgotten(void **state)
 {
     (void)state;
@@ -693,6 +749,7 @@ int main(void)
         cmocka_unit_test(other_numbers_of_micro_batches),
         cmocka_unit_test(what_is_refused),
         cmocka_unit_test(a_flag_that_is_forgotten),
+        cmocka_unit_test(a_flag_that_is_too_much),
     };
     return cmocka_run_group_tests_name("sequence", tests, NULL, NULL);
 }
