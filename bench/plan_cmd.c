@@ -24,6 +24,9 @@ static const struct option_row rows[] = {
      "Layers in so many stages of a pipeline, on ranks of their own: tells what the fullest of them takes "
      "(1)",
      2, OPTION_INT(struct plan_options, pp, 1, PIPE_MOST_STAGES)},
+    {"sequence-parallel", NULL,
+     "With --tp and --batch: activations between products are cut by rows, a part on each of the N", 2,
+     OPTION_FLAG(struct plan_options, model.own.sequence)},
     {"schedule", "1f1b|gpipe", "With --pp: the order in which stages take micro-batches (1f1b)", 2,
      OPTION_WORD(struct plan_options, schedule, pipe_schedules)},
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 2,
@@ -145,7 +148,7 @@ static int64_t dtype_bytes(const struct plan_options *o)
 int64_t plan_move_bytes(const struct plan_options *o)
 {
     struct gpt2_config c = plan_sizes(&o->model.config, o->params);
-    return tokens_of(o, &c) * c.channels * dtype_bytes(o);
+    return tokens_of(o, &c) * c.channels * dtype_bytes(o) / (c.sequence ? c.tp : 1);
 }
 
 int64_t plan_kept_bytes(const struct plan_options *o, int64_t layers, int64_t stage)
@@ -240,6 +243,12 @@ static int check_axes(const struct plan_options *o)
     if (tp > 1 && !o->params && o->model.config.heads % tp)
         fprintf(stderr, "zero-bench plan: --tp: %lld parts do not divide the %lld heads\n", tp,
                 (long long)o->model.config.heads);
+    else if (c.sequence && (tp == 1 || !o->batch || o->batch * c.context % tp))
+        fprintf(stderr,
+                "zero-bench plan: --sequence-parallel: is of activations, which --batch asks for, and for "
+                "--tp of 2 or "
+                "more, which divides the %lld tokens of a micro-batch\n",
+                (long long)(o->batch * c.context));
     else if (pp > 1 && !c.channels)
         fprintf(stderr,
                 "zero-bench plan: --params: %lld are too few for layers in %lld part%s and in %lld stages\n",

@@ -25,7 +25,9 @@ static struct gpt2_config sizes_for(int64_t n, int64_t tp)
 
 struct gpt2_config plan_sizes(const struct gpt2_config *model, int64_t params)
 {
-    return params ? sizes_for(params, model->tp) : *model;
+    struct gpt2_config c = params ? sizes_for(params, model->tp) : *model;
+    c.sequence = model->sequence;
+    return c;
 }
 
 /* What a GPT's sizes cannot reach of params is one more unit, so that the number is met exactly; of parts,

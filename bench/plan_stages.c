@@ -22,7 +22,8 @@ void plan_stage_of(struct plan_stage *out, const struct zero_tensor *tensors, in
 
 int64_t plan_kept_elems(const struct gpt2_config *c, int64_t layers, int64_t pp, int64_t stage)
 {
-    int64_t C = c->channels, A = gpt2_part_channels(c), F = gpt2_part_hidden(c);
+    /* of rows that are cut over tp, this rank's part of each */
+    int64_t A = gpt2_part_channels(c), F = gpt2_part_hidden(c), C = c->sequence ? A : c->channels;
     /* two norms, two sums on the way; q, k, v and what attention gives; the MLP before and after GELU */
     int64_t n = layers * (4 * C + 4 * A + 2 * F) - C;
     n += stage == 0 ? C : 0;                               /* the embedded tokens */

@@ -484,6 +484,21 @@ class PlanOfStages(unittest.TestCase):
             self.assertEqual(b.pop('activation_bytes'), 4 * 2 * t * (5 * 16 * c + 2 * c + v))
             self.assertEqual({**a, 'plan_ns': 0}, {**b, 'plan_ns': 0})
 
+    def test_activations_of_own_rows(self):
+        """With sequence parallelism a rank keeps a tp-th of norms and sums, embedded tokens and the final norm with its input; of heads, the MLP and
+        logits as much as without; and with stages a tp-th goes from one to the next."""
+        c, t, v = self.C, self.T, self.V
+        sizes = [*[a for a in self.SIZES if not a.startswith(('--pp', '--world'))], '--world=2', '--tp=2', '--batch=2']
+        whole, own = self.of(*sizes), self.of(*sizes, '--sequence-parallel')
+        for a, b in zip(whole, own):
+            self.assertEqual(a.pop('activation_bytes'), 4 * 2 * t * (5 * (4 * c + 12 * c // 2) + 2 * c + (v + 1) // 2))
+            self.assertEqual(b.pop('activation_bytes'), 4 * 2 * t * (5 * 16 * c // 2 + c + (v + 1) // 2))
+            self.assertEqual({**a, 'plan_ns': 0}, {**b, 'plan_ns': 0})
+        for args in (['--tp=2'], ['--batch=2'], ['--tp=2', '--batch=1', '--context=15']):
+            done = bench('plan', '--model=gpt2-124M', '--world=2', '--sequence-parallel', *args)
+            self.assertEqual((done.returncode, done.stdout), (2, ''))
+            self.assertIn('--sequence-parallel: is of activations, which --batch asks for', done.stderr)
+
 
 class Scale(unittest.TestCase):
     def of(self, *args, err=''):
