@@ -234,7 +234,7 @@ static void print_mesh_head(const struct scale_options *o, const struct scale_jo
     if (j->tp > 1 || j->pp > 1)
         printf(
             "tp: all-reduces that compute waits for, on links inside a host up to %d parts; not counted: the "
-            "loss's reductions over tp, what a tied embedding moves, that sums of bf16 are gathered as fp32; "
+            "loss's reductions over tp, what a tied embedding moves; "
             "the library runs tp and pp on CPUs alone yet; micro-batches are of the GPUs that share them\n",
             o->machine->per_host);
 }

@@ -19,8 +19,9 @@ enum {
     CUT_BYTES = 128,
     IN_AT = 0,
     IN_BYTES = ZR_MODEL_ELEMS * (int)sizeof(float),
-    OUT_BYTES = IN_BYTES + MOST_PARTS * CUT_BYTES * 2, /* a bf16's slice of 128 bytes has 256 of sums */
-    FEW_ELEMS = 8,                                     /* of a gradient: equal ones tell nothing */
+    /* slices are cut at 128 bytes; one of bf16 is there once more, as fp32 */
+    OUT_BYTES = IN_BYTES + MOST_PARTS * CUT_BYTES * 2,
+    FEW_ELEMS = 8, /* of a gradient: equal ones tell nothing */
 };
 _Static_assert(ZR_MODEL_BYTES >= IN_BYTES + 2 * OUT_BYTES && ZR_MODEL_BYTES % 4096 == 0, "in, and out twice");
 
@@ -38,18 +39,22 @@ static struct zr_tag parts_tag(const struct zr_engine *e, enum zr_called_name ca
                            .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))};
 }
 
-/* A piece's elements lie in `in`; their sum comes to `out` of that number, in fp32. */
+/* A piece's elements lie in `in`; their sum comes to `out` of that number, of the same dtype: a rank adds up
+ * its slice in fp32, behind the piece where that is another dtype, and rounds it before it moves. */
 static int sum_piece(struct zr_engine *e, int64_t n, enum zr_dtype dtype, int out, const struct zr_tag *tag)
 {
+    const bool rounds = dtype != ZR_F32;
     const int64_t size = zr_dtype_bytes(dtype),
                   each = zr_round_up((n + e->parts - 1) / e->parts * size, CUT_BYTES);
-    const struct zr_cut in = {.each = each, .total = n * size};
-    const struct zr_cut sums = {.each = each / size * (int64_t)sizeof(float),
-                                .total = n * (int64_t)sizeof(float)};
-    const int64_t at = out_at(out), own = at + zr_cut_at(&sums, e->part);
-    const struct zr_reduce_seg reduce = {.src = IN_AT, .dst = own, .cut = in, .dtype = dtype};
-    const struct zr_gather_seg gather = {.src = at, .dst = at, .in_place = true, .cut = sums};
+    const struct zr_cut cut = {.each = each, .total = n * size};
+    const int64_t at = out_at(out), own = at + zr_cut_at(&cut, e->part),
+                  sums = rounds ? at + e->parts * each : own;
+    const struct zr_reduce_seg reduce = {.src = IN_AT, .dst = sums, .cut = cut, .dtype = dtype};
+    const struct zr_gather_seg gather = {.src = at, .dst = at, .in_place = true, .cut = cut};
     ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
+    if (rounds)
+        ZR_TRY(e->dev->ops->cast(e->compute, e->model_base + own, dtype, e->model_base + sums, ZR_F32,
+                                 zr_cut_bytes(&cut, e->part) / size));
     return zr_role_gather(e, ZR_ROLE_MODEL, &gather, 1, tag);
 }
 
@@ -61,10 +66,9 @@ static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, e
     for (int64_t at = 0, k; at < n; at += k) {
         k = zr_min(n - at, ZR_MODEL_ELEMS);
         int out = e->m.parts_out ^= 1;
-        const float *sums = (const float *)(e->model_base + out_at(out));
         ZR_TRY(d->copy(e->compute, e->model_base + IN_AT, src + at * size, k * size));
         ZR_TRY(sum_piece(e, k, dtype, out, tag));
-        ZR_TRY(d->cast(e->compute, dst + at * size, dtype, sums, ZR_F32, k));
+        ZR_TRY(d->copy(e->compute, dst + at * size, e->model_base + out_at(out), k * size));
     }
     return 0;
 }
@@ -201,7 +205,7 @@ static int64_t partial_elems(const struct zr_engine *e, const struct zr_flat *f)
 
 /* Elements [at, at + n) of the flat's partial gradients, one after the other: to `in`, or from their sums. */
 static int move_partial(struct zr_engine *e, const struct zr_flat *f, char *full, int64_t at, int64_t n,
-                        const float *sums)
+                        const char *sums)
 {
     const struct zr_device_ops *d = e->dev->ops;
     const int64_t size = zr_dtype_bytes(f->dtype);
@@ -213,7 +217,7 @@ static int move_partial(struct zr_engine *e, const struct zr_flat *f, char *full
         int64_t from = zr_max(at, 0), end = zr_min(at + n, p->n);
         char *x = full + (p->first + from) * size;
         if (from < end && sums)
-            ZR_TRY(d->cast(e->compute, x, f->dtype, sums + (from - at), ZR_F32, end - from));
+            ZR_TRY(d->copy(e->compute, x, sums + (from - at) * size, (end - from) * size));
         else if (from < end)
             ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + (from - at) * size, x, (end - from) * size));
         at -= p->n;
@@ -289,7 +293,7 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
             int out = e->m.parts_out ^= 1;
             ZR_TRY(move_partial(e, f, full, at, k, NULL));
             ZR_TRY(sum_piece(e, k, f->dtype, out, &tag));
-            ZR_TRY(move_partial(e, f, full, at, k, (const float *)(e->model_base + out_at(out))));
+            ZR_TRY(move_partial(e, f, full, at, k, e->model_base + out_at(out)));
         }
         *any |= n > 0;
     }

@@ -521,6 +521,15 @@ static int count_bytes(struct toy_rank *r, zero_ctx *z, struct buffers *b)
     int64_t summed = tp_bytes(z) - before - gathered;
     if (gathered != part * 2 * others || summed != part * 4 * others)
         toy_wrong(r, "%lld and %lld bytes received", (long long)gathered, (long long)summed);
+    /* a sum of all: each rank's part of it, and then the others' sums, in the dtype of the call */
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        int64_t size = bf16 ? 2 : 4;
+        before = tp_bytes(z);
+        OR_RETURN(
+            zero_tp_leave(z, b->dst, b->src, part * r->world, bf16 ? ZERO_BF16 : ZERO_F32, ZERO_FORWARD));
+        if (tp_bytes(z) - before != 2 * part * size * others)
+            toy_wrong(r, "%lld bytes received for a sum, bf16 %d", (long long)(tp_bytes(z) - before), bf16);
+    }
     return 0;
 }
 
