@@ -13,7 +13,9 @@
 
 #include <cmocka.h>
 
-/* A row is a token: x = e[id]; in each layer y = x + w x^2; logits y e^T, which are to be the target. */
+/* A row is a token: x = e[id]; in each layer y = x + w x^2; logits y e^T, which are to be the target. With a
+ * gain g for each channel x = g e[id] and logits (g y) e^T; then e and g are tied, and where a rank has a
+ * part of e's rows, g's gradient there is of them alone. */
 enum { V = 36, C = 10, ROWS = 3, LAYERS = 5, MICRO = 8, STEPS = 3, MOST_WORLD = 8 };
 
 /* Of f32 or bf16. */
@@ -26,14 +28,14 @@ struct model {
     int n_layers, first;
     /* rows of e that this rank has, from which on */
     int n_rows, row;
-    bool has_embedding, has_head, forgets, nan;
-    struct array e, w[LAYERS];
+    bool has_embedding, has_head, forgets, nan, gains;
+    struct array e, g, w[LAYERS];
     float x[MICRO][LAYERS + 1][ROWS * C], d_logits[MICRO][ROWS * V];
     /* where values begin */
-    float own[LAYERS + 1][V * C];
-    struct zero_tensor table[LAYERS + 1];
+    float own[LAYERS + 2][V * C];
+    struct zero_tensor table[LAYERS + 2];
     int n_tensors;
-    char name[LAYERS + 1][16];
+    char name[LAYERS + 2][16];
 };
 
 static double draw(uint32_t *seed)
@@ -101,6 +103,29 @@ static void add_tensor(struct model *m, struct array *a, int tensor, int64_t n)
                                        .flags = tensor ? 0 : ZERO_TIED};
 }
 
+/* In e's unit, which is there already. */
+static void add_gain(struct model *m, int32_t unit, uint32_t flags)
+{
+    int i = m->n_tensors++;
+    m->gains = true;
+    m->g.at = m->own[i];
+    for (int64_t k = 0; k < C; k++)
+        put(m, m->own[i], k, 1 + first_value(77, k));
+    snprintf(m->name[i], sizeof m->name[i], "g");
+    m->table[i] = (struct zero_tensor){.name = m->name[i],
+                                       .param = &m->g.at,
+                                       .grad = &m->g.grad,
+                                       .shape = {C},
+                                       .dtype = m->bf16 ? ZERO_BF16 : ZERO_F32,
+                                       .unit = unit,
+                                       .flags = ZERO_TIED | flags};
+}
+
+static float gain(const struct model *m, int i)
+{
+    return m->gains ? get(m, m->g.at, i) : 1;
+}
+
 static struct model *make_model(int pp, int stage, int tp, int part, bool bf16)
 {
     struct model *m = calloc(1, sizeof *m);
@@ -150,7 +175,7 @@ static int embed(struct model *m, zero_ctx *z, int batch, float *x)
     OR_RETURN(zero_begin(z, unit_of_e(m), ZERO_FORWARD));
     for (int r = 0; r < ROWS; r++)
         for (int i = 0, id = id_of(batch, r) - m->row; i < C; i++)
-            x[r * C + i] = id >= 0 && id < m->n_rows ? get(m, m->e.at, id * C + i) : 0;
+            x[r * C + i] = id >= 0 && id < m->n_rows ? gain(m, i) * get(m, m->e.at, id * C + i) : 0;
     OR_RETURN(zero_end(z, unit_of_e(m), ZERO_FORWARD));
     return zero_tp_leave(z, x, x, ROWS * C, ZERO_F32, ZERO_FORWARD);
 }
@@ -165,7 +190,7 @@ static int head(struct model *m, zero_ctx *z, int batch, const float *x, float *
         for (int v = 0; v < m->n_rows; v++) {
             float sum = v + m->row == id_of(batch + 1, r) ? -1 : 0;
             for (int i = 0; i < C; i++)
-                sum += in[r * C + i] * get(m, m->e.at, v * C + i);
+                sum += gain(m, i) * in[r * C + i] * get(m, m->e.at, v * C + i);
             d_logits[r * V + v] = sum / ROWS;
         }
     return zero_end(z, unit_of_e(m), ZERO_FORWARD);
@@ -199,8 +224,10 @@ static int head_backward(struct model *m, zero_ctx *z, int micro, float *dx)
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < m->n_rows; v++)
             for (int i = 0; i < C; i++) {
-                add(m, m->e.grad, v * C + i, d[r * V + v] * x[r * C + i]);
-                dx[r * C + i] += d[r * V + v] * get(m, m->e.at, v * C + i);
+                float of_e = get(m, m->e.at, v * C + i);
+                add(m, m->e.grad, v * C + i, d[r * V + v] * (gain(m, i) * x[r * C + i]));
+                add(m, m->g.grad, i, d[r * V + v] * of_e * x[r * C + i]);
+                dx[r * C + i] += d[r * V + v] * of_e * gain(m, i);
             }
     if (m->nan)
         put(m, m->e.grad, 3, NAN);
@@ -226,8 +253,10 @@ static int embed_backward(struct model *m, zero_ctx *z, int batch, float *dx)
     OR_RETURN(zero_tp_leave(z, dx, dx, ROWS * C, ZERO_F32, ZERO_BACKWARD));
     for (int r = 0; r < ROWS; r++)
         for (int i = 0, id = id_of(batch, r) - m->row; i < C; i++)
-            if (id >= 0 && id < m->n_rows)
-                add(m, m->e.grad, id * C + i, dx[r * C + i]);
+            if (id >= 0 && id < m->n_rows) {
+                add(m, m->g.grad, i, dx[r * C + i] * get(m, m->e.at, id * C + i));
+                add(m, m->e.grad, id * C + i, dx[r * C + i] * gain(m, i));
+            }
     return 0;
 }
 
@@ -254,7 +283,7 @@ static int backward(struct model *m, zero_ctx *z, int batch, int micro, float *d
 
 struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
-    bool bf16, check, evaluates, drops, frozen;
+    bool bf16, check, evaluates, drops, frozen, gains;
     const char *file;
     double norm[STEPS];
     bool known;
@@ -329,11 +358,15 @@ static int open_model(struct toy_rank *r, struct model **m, struct place *at, ze
         cfg.n_order = declare(order);
     }
     *m = make_model(s->pp, at->pp, s->tp, at->tp, s->bf16);
+    if (s->gains && ((*m)->has_embedding || (*m)->has_head))
+        add_gain(*m, unit_of_e(*m), ZERO_TP_PARTIAL);
     for (int t = 0; s->frozen && t < (*m)->n_tensors; t++)
         if ((*m)->table[t].flags & ZERO_TIED)
             (*m)->table[t].grad = NULL;
     if (s->pp > 1 && (*m)->has_head) /* the first stage's count */
         memset((*m)->e.at, 0x3f, sizeof(*m)->own[0]);
+    if (s->pp > 1 && (*m)->has_head && s->gains)
+        memset((*m)->g.at, 0x3f, sizeof(*m)->own[0]);
     int err = zero_plan((*m)->table, (*m)->n_tensors, &cfg, plan);
     if (!err)
         err = zero_wrap(z, (*m)->table, (*m)->n_tensors, &cfg);
@@ -374,24 +407,27 @@ static uint64_t hash_values(uint64_t hash, const void *at, int64_t n_bytes)
 static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_MASTER, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
+    r->ms = 0;
     for (int t = 0; t < m->n_tensors; t++) {
-        bool tied = m->table[t].flags & ZERO_TIED, copy = tied && !m->has_embedding;
+        bool tied = m->table[t].flags & ZERO_TIED, is_gain = m->name[t][0] == 'g',
+             copy = tied && !m->has_embedding;
         for (int v = 0; v < (copy || !m->table[t].grad ? 1 : 4); v++) {
             float w[V * C];
-            int64_t n = tied ? (int64_t)m->n_rows * C : C;
+            int64_t n = tied && !is_gain ? (int64_t)m->n_rows * C : C;
             uint64_t seed = 1469598103934665603u + (uint64_t)((tied ? 0 : 1 + m->first + t) * 4 + v);
             seed -= !tied && m->has_embedding ? 4 : 0;
+            seed += is_gain ? 1000 : 0;
             memset(w, 0xff, sizeof w);
             OR_RETURN(zero_read(z, t, values[v], 0, n, w));
             uint64_t hash = hash_values(seed, w, n * (m->bf16 && v == 0 ? 2 : 4));
             r->hash += copy ? 0 : hash;
             if (tied && v == 0)
-                r->ms = (int64_t)hash;
+                r->ms = r->ms * 31 + (int64_t)(hash >> 8);
         }
-        if (copy)
+        if (copy && !is_gain)
             toy_expect(r, zero_read(z, t, ZERO_VALUE_STATE, 0, 1, &(float){0}), ZERO_ERR_ARG,
                        "zero_read: tensor e is ZERO_TIED: the first pipeline stage has its master weights");
-        if (tied && ((struct setup *)r->arg)->pp > 1)
+        if (tied && !is_gain && ((struct setup *)r->arg)->pp > 1)
             toy_expect(r, zero_write(z, t, ZERO_VALUE_PARAM, 0, 1, &(float){0}), ZERO_ERR_NOTSUP,
                        "zero_write: tensor e is ZERO_TIED: two pipeline stages have it");
     }
@@ -507,6 +543,7 @@ static void one_layout(struct setup *s, uint64_t want[2], int n)
 
 static void every_layout(struct setup s, bool all_stages)
 {
+    double norm[STEPS] = {0};
     for (s.tp = 1; s.tp <= 2; s.tp++) {
         uint64_t want[2] = {0};
         int n = 0;
@@ -520,6 +557,11 @@ static void every_layout(struct setup s, bool all_stages)
                         one_layout(&s, want, n++);
                 }
         assert_true(n >= 10);
+        for (int step = 0; step < STEPS; step++) { /* and near what whole layers come to */
+            if (s.tp == 2 && !(fabs(s.norm[step] - norm[step]) <= (s.bf16 ? 0.03 : 1e-5) * norm[step]))
+                fail_msg("step %d: norm %.9g in 2 parts instead of %.9g", step, s.norm[step], norm[step]);
+            norm[step] = s.norm[step];
+        }
     }
 }
 
@@ -533,6 +575,15 @@ static void the_same_bits_in_bf16(void **state)
 {
     (void)state;
     every_layout((struct setup){.bf16 = true}, false);
+}
+
+/* A gain beside e, of whose gradient each part of e's rows has a share: summed over tp once, behind what the
+ * last stage gave, which is of one's own rows, too. */
+static void the_same_bits_of_shares(void **state)
+{
+    (void)state;
+    every_layout((struct setup){.gains = true}, false);
+    every_layout((struct setup){.gains = true, .bf16 = true}, false);
 }
 
 static void the_same_bits_frozen(void **state)
@@ -692,6 +743,15 @@ static void of_another_shape(struct zero_config *cfg, struct model *m, const str
         m->table[m->n_tensors - 1].shape[0]--;
 }
 
+static void share_on_one(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)cfg, (void)at;
+    for (int t = 0; t < m->n_tensors; t++)
+        m->table[t].tp_cut = 0;
+    if (m->has_head)
+        m->table[m->n_tensors - 1].flags |= ZERO_TP_PARTIAL;
+}
+
 static void stacked(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)cfg, (void)at;
@@ -733,6 +793,7 @@ static void what_cannot_be_is_refused(void **state)
          "(w2): ZERO_TIED on pipeline stage 1; allowed: on the first (0) and"},
         {on_one_alone, ZERO_ERR_MISMATCH, "a tensor of rank 0 has ZERO_TIED, and none of rank 2"},
         {of_another_shape, ZERO_ERR_MISMATCH, "rank 2 and rank 0 differ in their tensors with ZERO_TIED"},
+        {share_on_one, ZERO_ERR_MISMATCH, "rank 2 and rank 0 differ in their tensors with ZERO_TIED"},
         {stacked, ZERO_ERR_ARG, "(e): ZERO_TIED with ZERO_STACKED"},
     };
     (void)state;
@@ -746,10 +807,13 @@ static void what_cannot_be_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_same_bits_in_f32),     cmocka_unit_test(the_same_bits_in_bf16),
-        cmocka_unit_test(the_same_bits_frozen),     cmocka_unit_test(the_last_stage_may_be_far_ahead),
-        cmocka_unit_test(all_stages_skip_a_step),   cmocka_unit_test(what_is_left_out_is_named),
-        cmocka_unit_test(what_cannot_be_is_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(the_same_bits_in_f32),
+                                       cmocka_unit_test(the_same_bits_in_bf16),
+                                       cmocka_unit_test(the_same_bits_of_shares),
+                                       cmocka_unit_test(the_same_bits_frozen),
+                                       cmocka_unit_test(the_last_stage_may_be_far_ahead),
+                                       cmocka_unit_test(all_stages_skip_a_step),
+                                       cmocka_unit_test(what_is_left_out_is_named),
+                                       cmocka_unit_test(what_cannot_be_is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
