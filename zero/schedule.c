@@ -351,7 +351,7 @@ int zero_finish(zero_ctx *z)
     if (err)
         return err;
     zr_engine_called(z->engine, ZR_CALLED_FINISH, -1, (uint64_t)(a.micro_batch + 1));
-    return 0;
+    return zr_walk_move(z->engine, &s->walk);
 }
 
 /* ---- what other calls have to do with it ---- */

@@ -45,8 +45,7 @@ static struct zr_pipe_message message_of(const struct zr_walk *w, const struct z
 
 /* ---- one action after the other ---- */
 
-/* Up to the next computation, or the end of the step. */
-static int move_messages(struct zr_engine *e, struct zr_walk *w)
+int zr_walk_move(struct zr_engine *e, struct zr_walk *w)
 {
     int err = 0;
     for (; !err && !zr_walk_is_over(w); w->at++) {
@@ -89,7 +88,7 @@ int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_given *o
     int err = w->evaluates ? 0 : zr_engine_tied_expect(e, w->n_micro);
     *more = false;
     if (!err)
-        err = move_messages(e, w);
+        err = zr_walk_move(e, w);
     if (err || zr_walk_is_over(w))
         return err;
     *out = (struct zr_walk_given){.action = zr_walk_action(w, w->at)};
@@ -122,5 +121,5 @@ int zr_walk_finish(struct zr_engine *e, struct zr_walk *w)
         return err;
     w->open = false;
     w->at++;
-    return move_messages(e, w);
+    return 0;
 }

@@ -2,8 +2,8 @@
  * the row comes to them; a computation is given the slots that it reads and writes once they may be read and
  * written, and gives them back at its end.
  *
- * With one stage there are no actions: a row is forward and backward of each micro-batch in turn, and nothing
- * moves. Thread-safety: of the model's thread. */
+ * With one stage a row has no list of actions: it is forward and backward of each micro-batch in turn, and
+ * nothing moves. Of the model's thread alone. Functions return 0 or a zr_err, with zr_error_text(). */
 #ifndef ZR_SHARD_ENGINE_WALK_H
 #define ZR_SHARD_ENGINE_WALK_H
 
@@ -46,7 +46,9 @@ bool zr_walk_is_over(const struct zr_walk *w);
 
 /* No action is under way. *more: there is one, which is now under way; else all are over. */
 int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_given *out, bool *more);
-/* Ends the action that is under way: what it has written goes on its way. */
+/* Ends the action that is under way: what it has written may move, what it has read may be written again. */
 int zr_walk_finish(struct zr_engine *e, struct zr_walk *w);
+/* The row's messages up to its next computation, or its end. zr_walk_next begins with it. */
+int zr_walk_move(struct zr_engine *e, struct zr_walk *w);
 
 #endif
