@@ -421,13 +421,13 @@ void gpt2_layer_forward(struct gpt2 *m, int64_t l)
     project(m, residual3, residual2, fch_gelu, p->fcprojw + l * C * F, p->fcprojb + l * C, F);
 }
 
-/* The loss of one row, over logits of which each part has its own ids'. */
 static struct gpt2_label label_of(const struct gpt2_config *c)
 {
     return (struct gpt2_label){.each = (float)(c->label_smoothing / (double)c->vocab),
                                .target = (float)(1 - c->label_smoothing)};
 }
 
+/* The loss of one row, over logits of which each part has its own ids'. */
 static void loss_of_parts(struct gpt2 *m, int64_t b)
 {
     int64_t T = m->config.context, U = gpt2_part_vocab(&m->config), ld = m->ld_logits;

@@ -179,12 +179,23 @@ int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_by
     return dst == src || !n_bytes ? 0 : e->dev->ops->copy(e->compute, dst, src, n_bytes);
 }
 
-/* What comparing has moved is no traffic of the program's. */
-static void leave_out(struct zr_engine *e, int64_t wire, int64_t outer, int64_t model)
+/* Bytes received so far: of all, from other groups, over tp. */
+struct received {
+    int64_t wire, outer, model;
+};
+
+static struct received received_so_far(const struct zr_engine *e)
 {
-    e->m.wire_at_open += zr_roles_wire_bytes(e) - wire;
-    e->m.outer_at_open += zr_roles_outer_bytes(e) - outer;
-    e->m.model_at_open += zr_roles_model_bytes(e) - model;
+    return (struct received){zr_roles_wire_bytes(e), zr_roles_outer_bytes(e), zr_roles_model_bytes(e)};
+}
+
+/* What comparing has moved is no traffic of the program's. */
+static void leave_out_since(struct zr_engine *e, struct received before)
+{
+    struct received now = received_so_far(e);
+    e->m.wire_at_open += now.wire - before.wire;
+    e->m.outer_at_open += now.outer - before.outer;
+    e->m.model_at_open += now.model - before.model;
 }
 
 /* ---- gradients that each part has of its own ---- */
@@ -283,10 +294,9 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
         char *full = n ? e->reduce_base + zr_plan_grad_full(e->plan, f, slot) : NULL;
         const struct zr_tag tag = parts_tag(e, ZR_CALLED_END, n, unit);
         if (n && compares) {
-            int64_t wire = zr_roles_wire_bytes(e), outer = zr_roles_outer_bytes(e),
-                    model = zr_roles_model_bytes(e);
+            struct received before = received_so_far(e);
             ZR_TRY(compare_partial(e, f, full));
-            leave_out(e, wire, outer, model);
+            leave_out_since(e, before);
         }
         for (int64_t at = 0, k; at < n; at += k) {
             k = zr_min(n - at, ZR_MODEL_ELEMS);
@@ -369,7 +379,7 @@ int zr_engine_compare_parts(struct zr_engine *e)
     uint64_t pair = 0;
     if (e->parts == 1)
         return 0;
-    int64_t wire = zr_roles_wire_bytes(e), outer = zr_roles_outer_bytes(e), model = zr_roles_model_bytes(e);
+    struct received before = received_so_far(e);
     char *buffer = malloc(ZR_DIGEST_BYTES);
     int err = buffer ? zr_engine_drain(e) : zr_fail(ZR_ERR_NOMEM, "no memory to compare the model's parts");
     if (!err)
@@ -377,6 +387,6 @@ int zr_engine_compare_parts(struct zr_engine *e)
     if (!err && pair)
         err = name_difference(e, buffer, pair);
     free(buffer);
-    leave_out(e, wire, outer, model);
+    leave_out_since(e, before);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }

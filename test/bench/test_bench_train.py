@@ -400,14 +400,13 @@ class Stages(unittest.TestCase):
     def test_plan(self):
         """What plan says of a stage is what its ranks allocate: here of the last one, which reports."""
         sizes = ['--layers=5', '--heads=4', '--channels=32', '--context=32']  # activations are more than the digests of a state
-        for pp, n_dp, tp, schedule, more in [(2, 1, 1, '1f1b', []), (3, 2, 1, 'gpipe', []), (2, 2, 2, '1f1b', []), (2, 4, 1, '1f1b', ['--shard-group=2']), (2, 1, 2, '1f1b', ['--sequence-parallel'])]:
-            args = [*sizes, f'--accum={8 // n_dp}', '--batch=2', '--dtype=f32', '--deterministic=on', f'--pp={pp}', f'--schedule={schedule}', *([f'--tp={tp}'] if tp > 1 else [])]
-            if '--sequence-parallel' in more:
-                args, more = [*args, *more], []
-            done = bench('plan', '--json', f'--world={pp * n_dp * tp}', *args, *more)
+        for pp, n_dp, tp, schedule, more, hybrids in [(2, 1, 1, '1f1b', [], []), (3, 2, 1, 'gpipe', [], []), (2, 2, 2, '1f1b', ['--tp=2'], []), (2, 4, 1, '1f1b', [], ['--shard-group=2']),
+                                                      (2, 1, 2, '1f1b', ['--tp=2', '--sequence-parallel'], [])]:
+            args = [*sizes, f'--accum={8 // n_dp}', '--batch=2', '--dtype=f32', '--deterministic=on', f'--pp={pp}', f'--schedule={schedule}', *more]
+            done = bench('plan', '--json', f'--world={pp * n_dp * tp}', *args, *hybrids)
             self.assertEqual((done.returncode, done.stderr), (0, ''))
             for row in lines(done.stdout):
-                how = [f"--stage={row['stage']}", *([f"--hybrid={row['hybrid']}", *more] if 'hybrid' in row else [])]
+                how = [f"--stage={row['stage']}", *([f"--hybrid={row['hybrid']}", *hybrids] if 'hybrid' in row else [])]
                 with self.subTest(pp=pp, n_dp=n_dp, tp=tp, how=how):
                     _, summary = train(pp * n_dp * tp, *TINY, *args, '--steps=1', *how)
                     self.assertEqual(summary['bytes'], row['pp_stages'][-1]['bytes'])
