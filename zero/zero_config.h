@@ -103,8 +103,9 @@ enum {
      * gradient is of the rank's own rows of the sequence alone, as of norms and of biases behind
      * zero_tp_scatter. Each contribution is summed over tp, in fp32 in a fixed order, and rounded once to
      * dtype, before the ranks of dp reduce it: so all ranks of tp keep the same bits. For that the model's
-     * thread waits for the other ranks of tp, in zero_end of backward as a rule. Without a mesh, with tp 1
-     * and for what is frozen it says nothing */
+     * thread waits for the other ranks of tp, in zero_end of backward as a rule. With cfg.check, one line of
+     * the log where all of them hand in the same. With ZERO_TIED, on both stages or on neither. Without a
+     * mesh, with tp 1 and for what is frozen it says nothing */
     ZERO_TP_PARTIAL = 1 << 7
 };
 
