@@ -243,17 +243,25 @@ struct elsewhere {
     bool for_me;
 };
 
+/* Is it in an operation there that this rank has not come to? */
+static bool waits_for_me_in(struct zr_shm *k, int32_t rank)
+{
+    struct zr_post there;
+    int at = zr_shm_place_of(k, rank);
+    return at >= 0 && zr_shm_last(k, at, &there) &&
+           !reached(atomic_load(&k->peer[k->base.group.rank].head->entered), there.seq);
+}
+
 static struct elsewhere find_elsewhere(const struct zr_shm *m, int place)
 {
     struct elsewhere found = {.in = NULL};
     for (int r = 0; r < ZR_ROLES && !found.for_me; r++) {
         struct zr_shm *k = m->sibling[r];
         struct zr_post there;
-        int at = k == m ? -1 : zr_shm_place_of(k, zr_comm_rank(&m->base, place));
-        if (at < 0 || !zr_shm_last(k, at, &there))
-            continue;
-        uint32_t entered = atomic_load(&k->peer[k->base.group.rank].head->entered);
-        found = (struct elsewhere){k, there, !reached(entered, there.seq)};
+        int32_t rank = zr_comm_rank(&m->base, place);
+        int at = k == m ? -1 : zr_shm_place_of(k, rank);
+        if (at >= 0 && zr_shm_last(k, at, &there))
+            found = (struct elsewhere){k, there, waits_for_me_in(k, rank)};
     }
     return found;
 }
@@ -288,6 +296,20 @@ static int32_t whom_it_awaits(const struct zr_shm *w, int32_t rank)
     return -1;
 }
 
+/* Does it wait for another rank than this one, in a communicator in which it does not wait for this one? Then
+ * it may come once the other does: its communicators need not wait for each other. */
+static bool awaits_another(struct zr_shm *m, int32_t rank)
+{
+    const struct zr_shm *w = widest_of(m);
+    int at = zr_shm_place_of(w, rank);
+    for (int r = 0; at >= 0 && r < ZR_ROLES; r++) {
+        int32_t other = atomic_load(&w->peer[at].head->waits_for[r]) - 1;
+        if (other >= 0 && other != zr_shm_self(m) && !waits_for_me_in(m->sibling[r], rank))
+            return true;
+    }
+    return false;
+}
+
 /* A rank that is late may be held up by one of another group, which this one does not meet. Where ranks wait
  * for each other around, each is said once. */
 static void describe_waits(struct zr_shm *m, int32_t rank, char *text, size_t n_text)
@@ -309,8 +331,8 @@ static void describe_waits(struct zr_shm *m, int32_t rank, char *text, size_t n_
     }
 }
 
-/* The deadline has passed. A rank that waits for this one in another communicator makes other calls; any
- * other rank is late, and the message says where it is and what its program called last. */
+/* The deadline has passed. A rank that waits in another communicator, for this one alone, makes other calls;
+ * any other rank is late, and the message says where it is and what its program called last. */
 static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t missing)
 {
     int place = __builtin_ctzll(missing), n_more = __builtin_popcountll(missing) - 1;
@@ -343,12 +365,13 @@ static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t miss
     zr_rendezvous_last_call(m->rdv, zr_comm_rank(&m->base, place), last);
     if (n_more)
         snprintf(more, sizeof more, ", and for %d more", n_more);
-    if (!there.for_me)
+    bool other_calls = there.for_me && !awaits_another(m, zr_comm_rank(&m->base, place));
+    if (!other_calls)
         describe_waits(m, zr_comm_rank(&m->base, place), waits, sizeof waits);
     snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s%s%s%s", zr_shm_self(m),
              (long long)(m->timeout_ns / 1000000), zr_comm_rank(&m->base, place), where, besides, more, last,
              waits);
-    return fail_op(m, there.for_me ? ZR_ERR_MISMATCH : ZR_ERR_TIMEOUT, mine, what);
+    return fail_op(m, other_calls ? ZR_ERR_MISMATCH : ZR_ERR_TIMEOUT, mine, what);
 }
 
 /* --- waiting --- */

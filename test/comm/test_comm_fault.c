@@ -232,8 +232,9 @@ static void test_waits_elsewhere(void **state)
     }
 }
 
-/* Opens one of each of these, all of which have an arena then: rank 0 with 2, twice rank 0 with 1, all. */
-static int open_linked(struct rank *me, struct fixture *o, struct zr_comm *comm[4])
+/* Opens one of each of these, all of which have an arena then: rank 0 with 2, twice rank 0 with 1, all. The
+ * deadline of rank `first` is the shortest. */
+static int open_linked(struct rank *me, struct fixture *o, int first, struct zr_comm *comm[4])
 {
     static const struct {
         enum zr_role role;
@@ -248,7 +249,8 @@ static int open_linked(struct rank *me, struct fixture *o, struct zr_comm *comm[
             g = zr_group_of_all(rank, 3);
         else if (rank == 0 || rank == roles[i].other)
             g = (struct zr_group){.size = 2, .rank = rank != 0, .members = pairs[roles[i].other - 1]};
-        err = zr_shm_open(o->rdv, o->dev, NULL, &g, roles[i].role, rank == 2 ? SHORT_MS : LONG_MS, &comm[i]);
+        err = zr_shm_open(o->rdv, o->dev, NULL, &g, roles[i].role, rank == first ? SHORT_MS : LONG_MS,
+                          &comm[i]);
         if (!err)
             err = fixture_arena(comm[i], 4096, &base);
     }
@@ -265,7 +267,7 @@ static void wait_around(struct rank *me)
     struct zr_stream *s;
     struct zr_tag tag = {.unit = -1};
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, open_linked(me, &o, comm) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, open_linked(me, &o, 2, comm) == 0, "%s", zr_error_text());
     RANK_CHECK(me, o.dev->ops->stream_open(o.dev, ZR_STREAM_QUEUE, "waits", NULL, &s) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = comm[me->w.rank == 2 ? 0 : 1 + me->w.rank];
@@ -294,6 +296,48 @@ static void test_waits_around(void **state)
             expect_rank(&r[i], ZR_ERR_TIMEOUT, expected);
         assert_string_equal(strstr(r[2].note, expected), expected);
         assert_string_equal(strstr(r[0].note, expected) + sizeof expected - 1, " (found by rank 2)");
+    }
+}
+
+/* Rank 0 waits in one communicator for rank 1, which waits for all in another, and in a third for rank 2, which
+ * never comes: rank 0 makes no other calls than rank 1, it is held up. */
+static void wait_behind(struct rank *me)
+{
+    struct fixture o;
+    struct zr_comm *comm[4] = {NULL};
+    struct zr_stream *s[2];
+    struct zr_tag tag = {.unit = -1};
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, open_linked(me, &o, 1, comm) == 0, "%s", zr_error_text());
+    for (int i = 0; i < 2; i++)
+        RANK_CHECK(me, o.dev->ops->stream_open(o.dev, ZR_STREAM_QUEUE, "waits", NULL, &s[i]) == 0, "%s",
+                   zr_error_text());
+    for (int i = 0; me->w.rank == 0 && i < 2; i++)
+        RANK_CHECK(me, comm[i]->ops->exchange(comm[i], s[i], 0, 64, &tag) == 0, "%s", zr_error_text());
+    const _Atomic int32_t *of_0 = &((const struct zr_shm *)comm[3])->peer[0].head->waits_for[ZR_ROLE_GATHER];
+    for (int i = 0; me->w.rank == 1 && i < 30000 && atomic_load(of_0) != 2 + 1; i++)
+        sleep_ms(1);
+    if (me->w.rank == 1)
+        RANK_CHECK(me, comm[3]->ops->exchange(comm[3], s[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+    for (int i = 0; i < 2; i++)
+        o.dev->ops->stream_sync(s[i]);
+    RANK_CHECK(me, me->w.rank != 2 || wait_stage(&me->all[1], 1), "rank 1 waits for ever");
+    note_status(me, comm[3]);
+    RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
+    for (int i = 0; i < 2; i++)
+        o.dev->ops->stream_close(s[i]);
+    for (int i = 0; i < 4; i++)
+        comm[i]->ops->close(comm[i]);
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_waits_behind(void **state)
+{
+    (void)state;
+    for (int forked = 1; forked >= 0; forked--) {
+        const struct rank *r = run_ranks(forked, 3, wait_behind, NULL, NULL);
+        for (int i = 0; i < 3; i++)
+            expect_rank(&r[i], ZR_ERR_TIMEOUT, "; rank 0 waits for rank 2");
     }
 }
 
@@ -716,6 +760,7 @@ int main(void)
         cmocka_unit_test(test_stays_away),
         cmocka_unit_test(test_waits_elsewhere),
         cmocka_unit_test(test_waits_around),
+        cmocka_unit_test(test_waits_behind),
         cmocka_unit_test(test_close_early),
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_operations_differ_threads),
