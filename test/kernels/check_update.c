@@ -114,7 +114,11 @@ static void check_update(void **state)
 /* Bias corrections of every size, on moments of every size: AVX-512 does not divide by them as others do. */
 static void check_bias_corrections(void **state)
 {
+#ifdef CHECK_GPU
+    enum { N = 256, N_CORRECTIONS = 300 }; /* each is ten copies to the GPU and back */
+#else
     enum { N = 256, N_CORRECTIONS = 3000 };
+#endif
     const struct zr_host_kernels *k = *state, *portable = zr_host_kernels(ZR_ISA_PORTABLE);
     const float fixed[] = {1, 0x1p-24f, 0x1.fffffep-1f, 0x1.fffffep-25f, 0x1p-30f, 2, 0.1f, 0.05f};
     const struct zr_step_scalars scalars = {.grad_scale = 1};
