@@ -127,7 +127,7 @@ static int sim_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, in
 static bool lacks_barrier(struct zr_comm *c)
 {
     const struct zr_sim_comm_world *d = zr_sim_comm_of(c)->world;
-    bool of_job = zr_sim_speaker(d->w)->id % ZR_SIM_LINES == ZR_SIM_LOOP;
+    bool of_job = zr_sim_line_number(d->w, zr_sim_speaker(d->w)->id) == ZR_SIM_LOOP;
     return zr_sim_comm_flawed(d, of_job ? ZR_SIM_NO_BARRIER_IN_STEP : ZR_SIM_NO_BARRIER);
 }
 

@@ -9,11 +9,13 @@
 #include "kernels/sim/sim_device.h"
 
 /* The order in which ranks issue collectives over all communicators together: it must be the same on all
- * ranks, as NCCL wants it, and each rank must issue one after the other, from one thread or from threads that
- * are ordered. On one communicator they also run one after the other: on one stream, or on streams that wait.
- * One for a world; NULL where no memory is left. */
+ * ranks of a class, as NCCL wants it, and each rank must issue one after the other, from one thread or from
+ * threads that are ordered. What moves activations, or tensors of two stages, is apart: the model's thread
+ * issues it beside the loop's. On one communicator they also run one after the other: on one stream, or on
+ * streams that wait. class_of: (world) from 0 on, of ranks that have the same part of the same stage, or
+ * NULL: all are of one. One for a world; NULL where no memory is left. */
 struct zr_sim_order;
-struct zr_sim_order *zr_sim_order_open(struct zr_sim *w);
+struct zr_sim_order *zr_sim_order_open(struct zr_sim *w, const int32_t *class_of);
 /* NULL is allowed; after the world was closed. */
 void zr_sim_order_close(struct zr_sim_order *o);
 

@@ -12,17 +12,25 @@ struct issue {
     int rank; /* the first that did */
 };
 
-struct zr_sim_order {
+struct issues {
     struct issue *issue;
     int64_t n, cap;
+};
+
+struct zr_sim_order {
+    /* of each class of ranks, as many as ranks are room enough */
+    struct issues all[ZR_SIM_MOST_RANKS];
+    int32_t class_of[ZR_SIM_MOST_RANKS];
     int64_t at[ZR_SIM_MOST_RANKS]; /* how many each rank has issued */
     /* Of each rank a byte that issuing writes, and for each role one that its collectives write. */
     char turn[ZR_SIM_MOST_RANKS][ZR_ROLES + 1];
 };
 
-struct zr_sim_order *zr_sim_order_open(struct zr_sim *w)
+struct zr_sim_order *zr_sim_order_open(struct zr_sim *w, const int32_t *class_of)
 {
     struct zr_sim_order *o = calloc(1, sizeof *o);
+    for (int r = 0; o && class_of && r < zr_sim_config(w)->world; r++)
+        o->class_of[r] = class_of[r];
     for (int r = 0; o && r < zr_sim_config(w)->world; r++)
         if (zr_sim_register(w, r, "order of collectives", o->turn[r], ZR_ROLES + 1)) {
             free(o);
@@ -33,29 +41,38 @@ struct zr_sim_order *zr_sim_order_open(struct zr_sim *w)
 
 void zr_sim_order_close(struct zr_sim_order *o)
 {
-    if (o)
-        free(o->issue);
+    for (int k = 0; o && k < ZR_SIM_MOST_RANKS; k++)
+        free(o->all[k].issue);
     free(o);
+}
+
+static bool is_apart(enum zr_role role)
+{
+    return role == ZR_ROLE_MODEL || role == ZR_ROLE_EVEN_PAIR || role == ZR_ROLE_ODD_PAIR ||
+           role == ZR_ROLE_TIED;
 }
 
 void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_sim_part *p)
 {
     struct zr_sim_order *o = d->order;
+    struct issues *all = &o->all[o->class_of[rank]];
     struct zr_line *host = zr_sim_speaker(d->w);
+    if (is_apart(d->role))
+        return;
     zr_sim_begin(d->w, host, "issue", p->tag.unit, p->tag.step);
     zr_shadow_write(d->rec, host, &o->turn[rank][ZR_ROLES], 1);
     int64_t k = o->at[rank]++;
-    if (k == o->cap) {
-        o->cap = o->cap ? o->cap * 2 : 256;
-        o->issue = realloc(o->issue, (size_t)o->cap * sizeof *o->issue);
-        if (!o->issue)
+    if (k == all->cap) {
+        all->cap = all->cap ? all->cap * 2 : 256;
+        all->issue = realloc(all->issue, (size_t)all->cap * sizeof *all->issue);
+        if (!all->issue)
             abort();
     }
-    if (k == o->n) {
-        o->issue[o->n++] = (struct issue){d->role, p->op, p->tag, rank};
+    if (k == all->n) {
+        all->issue[all->n++] = (struct issue){d->role, p->op, p->tag, rank};
         return;
     }
-    const struct issue *i = &o->issue[k];
+    const struct issue *i = &all->issue[k];
     if (i->role != d->role || i->op != p->op || i->tag.unit != p->tag.unit || i->tag.step != p->tag.step)
         zr_report(
             d->rec,

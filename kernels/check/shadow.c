@@ -433,9 +433,13 @@ void zr_shadow_sum(struct zr_recorder *rec, const void *dst, const void *src, in
 
 static const char *kind_name(int kind)
 {
-    static const char *const name[] = {
-        "nothing known", "zeros",           "parameters",
-        "gradients",     "optimizer state", "a mixture of elements that do not belong together"};
+    static const char *const name[] = {"nothing known",
+                                       "zeros",
+                                       "parameters",
+                                       "gradients",
+                                       "optimizer state",
+                                       "activations",
+                                       "a mixture of elements that do not belong together"};
     return name[kind];
 }
 

@@ -34,9 +34,24 @@ int64_t zr_sim_activity(const struct zr_sim *w)
 
 /* ---- who speaks ---- */
 
+static int lines_of_rank(const struct zr_sim *w)
+{
+    return ZR_SIM_FIRST_STREAM + w->opt.n_streams;
+}
+
+struct zr_line *zr_sim_line_at(struct zr_sim *w, int rank, int number)
+{
+    return &w->rec.lines[rank * lines_of_rank(w) + number];
+}
+
+int zr_sim_line_number(const struct zr_sim *w, int32_t line)
+{
+    return line % lines_of_rank(w);
+}
+
 struct zr_line *zr_sim_host(struct zr_sim *w, int rank, int thread)
 {
-    return w->host = &w->rec.lines[rank * ZR_SIM_LINES + thread];
+    return w->host = zr_sim_line_at(w, rank, thread);
 }
 
 struct zr_line *zr_sim_speaker(const struct zr_sim *w)
@@ -126,7 +141,8 @@ int zr_sim_open(const struct zr_sim_options *opt, struct zr_sim **out)
     if (!w)
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a world");
     w->opt = *opt;
-    int32_t n_lines = opt->world * ZR_SIM_LINES;
+    w->opt.n_streams = opt->n_streams ? opt->n_streams : 5;
+    int32_t n_lines = opt->world * lines_of_rank(w);
     w->devices = calloc((size_t)opt->world, sizeof *w->devices);
     w->line_used = calloc((size_t)n_lines, sizeof *w->line_used);
     if (!w->devices || !w->line_used || zr_recorder_open(&w->rec, n_lines)) {
@@ -142,8 +158,8 @@ int zr_sim_open(const struct zr_sim_options *opt, struct zr_sim **out)
     for (int r = 0; r < opt->world; r++)
         w->devices[r] = (struct zr_sim_device){.base.ops = &w->ops, .w = w, .rank = r};
     for (int32_t i = 0; i < n_lines; i++) {
-        int kind = i % ZR_SIM_LINES;
-        w->rec.lines[i].rank = i / ZR_SIM_LINES;
+        int kind = zr_sim_line_number(w, i);
+        w->rec.lines[i].rank = i / lines_of_rank(w);
         w->rec.lines[i].name = kind < ZR_SIM_FIRST_STREAM ? thread[kind] : "stream";
     }
     w->host = &w->rec.lines[0];

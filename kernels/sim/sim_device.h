@@ -15,8 +15,8 @@
 
 #include "kernels/check/recorder.h"
 
-/* Of one rank: three host threads, and five streams. */
-enum { ZR_SIM_MODEL, ZR_SIM_LOOP, ZR_SIM_READER, ZR_SIM_FIRST_STREAM, ZR_SIM_LINES = 8 };
+/* Lines of one rank: three host threads, and behind them its streams. */
+enum { ZR_SIM_MODEL, ZR_SIM_LOOP, ZR_SIM_READER, ZR_SIM_FIRST_STREAM };
 
 /* One rank's contribution to a gradient, as a number that may be added up: a lost or a doubled one changes
  * the sum. */
@@ -80,6 +80,8 @@ enum zr_sim_links {
 struct zr_sim_options {
     /* simulated ranks: all of them, or representatives (comm/sim/symmetry.h) */
     int world;
+    /* that a rank may have open at a time; 0: 5 */
+    int n_streams;
     /* as the host device: the model's stream is the calling thread */
     bool compute_on_caller;
     /* what a query answers: 0 the truth, 1 yes (after waiting until it is true), 2 no */
@@ -119,6 +121,10 @@ void zr_sim_close(struct zr_sim *w);
 
 /* The device of a rank; closed with the world. */
 struct zr_device *zr_sim_device(struct zr_sim *w, int rank);
+
+/* A rank's line by its number: a host thread, or ZR_SIM_FIRST_STREAM and on; and that number of a line. */
+struct zr_line *zr_sim_line_at(struct zr_sim *w, int rank, int number);
+int zr_sim_line_number(const struct zr_sim *w, int32_t line);
 
 /* From here on, calls come from this host thread (ZR_SIM_MODEL or ZR_SIM_LOOP) of rank, which is doing
  * `during`. Returns its line. */

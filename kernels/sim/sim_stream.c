@@ -208,17 +208,16 @@ int zr_sim_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const ch
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a stream");
     s->dev = d;
     s->caller = kind == ZR_STREAM_CALLER && w->opt.compute_on_caller;
-    int32_t first = d->rank * ZR_SIM_LINES, i = first + (s->caller ? ZR_SIM_MODEL : ZR_SIM_FIRST_STREAM);
-    while (!s->caller && i < first + ZR_SIM_LINES && w->line_used[i])
+    int i = s->caller ? ZR_SIM_MODEL : ZR_SIM_FIRST_STREAM, end = ZR_SIM_FIRST_STREAM + w->opt.n_streams;
+    while (!s->caller && i < end && w->line_used[zr_sim_line_at(w, d->rank, i)->id])
         i++;
-    if (i == first + ZR_SIM_LINES) {
+    if (i == end) {
         free(s);
-        return zr_fail(ZR_ERR_NOMEM, "sim: a rank has at most %d streams",
-                       ZR_SIM_LINES - ZR_SIM_FIRST_STREAM);
+        return zr_fail(ZR_ERR_NOMEM, "sim: a rank has at most %d streams", w->opt.n_streams);
     }
-    s->line = &w->rec.lines[i];
+    s->line = zr_sim_line_at(w, d->rank, i);
     if (!s->caller) {
-        w->line_used[i] = true;
+        w->line_used[s->line->id] = true;
         s->line->name = strncmp(name, "zero-", 5) ? name : name + 5;
     }
     *out = s;

@@ -164,7 +164,7 @@ static int open_world(struct zr_verify_world *v)
     if (!v->ranks)
         abort();
     if (!err) {
-        v->order = zr_sim_order_open(v->sim);
+        v->order = zr_sim_order_open(v->sim, NULL);
         err = v->order ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the order of collectives");
     }
     if (!err)

@@ -4,7 +4,7 @@
 
 static struct zr_line *reader_of(const struct zr_verify_rank *r)
 {
-    return &zr_sim_recorder(r->v->sim)->lines[r->id * ZR_SIM_LINES + ZR_SIM_READER];
+    return zr_sim_line_at(r->v->sim, r->id, ZR_SIM_READER);
 }
 
 void zr_snapshot_complete(void *arg)

@@ -14,17 +14,18 @@ void zr_trace_ran(void *arg, const struct zr_info *info, const char *line, int r
                 "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d,"
                 "\"args\":{\"unit\":%d,"
                 "\"step\":%u,\"during\":\"%s\"}},\n",
-                info->name, rank, info->line % ZR_SIM_LINES, (long long)(from_ns / 1000),
+                info->name, rank, zr_sim_line_number(v->sim, info->line), (long long)(from_ns / 1000),
                 (int)(from_ns % 1000), (long long)((to_ns - from_ns) / 1000), (int)((to_ns - from_ns) % 1000),
                 info->unit, info->step, info->during);
 }
 
 void zr_trace_name_lines(struct zr_verify_world *v)
 {
-    for (int32_t i = 0; v->trace && i < v->n_ranks * ZR_SIM_LINES && i < 16 * ZR_SIM_LINES; i++)
+    const struct zr_recorder *rec = zr_sim_recorder(v->sim);
+    for (int32_t i = 0; v->trace && i < rec->n_lines && rec->lines[i].rank < 16; i++)
         fprintf(v->trace,
                 "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",
-                i / ZR_SIM_LINES, i % ZR_SIM_LINES, zr_sim_recorder(v->sim)->lines[i].name);
+                rec->lines[i].rank, zr_sim_line_number(v->sim, i), rec->lines[i].name);
 }
 
 int zr_verify_scale(const struct zr_verify_case *c, const struct zr_verify_speed *speed,

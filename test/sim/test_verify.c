@@ -280,7 +280,7 @@ static void order_over_communicators(void **state)
         struct zr_comm *comm[2][2];
         struct zr_stream *stream[2][2];
         assert_int_equal(zr_sim_open(&o, &w), 0);
-        struct zr_sim_order *order = zr_sim_order_open(w);
+        struct zr_sim_order *order = zr_sim_order_open(w, NULL);
         assert_int_equal(zr_sim_comm_open(w, ZR_ROLE_GATHER, 0, NULL, order, comm[0]), 0);
         assert_int_equal(zr_sim_comm_open(w, ZR_ROLE_REDUCE, 0, NULL, order, comm[1]), 0);
         for (int r = 0; r < 2; r++)
@@ -317,7 +317,7 @@ static void order_on_one_communicator(void **state)
         struct zr_stream *stream[2][2];
         struct zr_event *event[2];
         assert_int_equal(zr_sim_open(&o, &w), 0);
-        struct zr_sim_order *order = zr_sim_order_open(w);
+        struct zr_sim_order *order = zr_sim_order_open(w, NULL);
         assert_int_equal(zr_sim_comm_open(w, ZR_ROLE_REDUCE_OUTER, 0, NULL, order, comm), 0);
         for (int r = 0; r < 2; r++) {
             const struct zr_device_ops *d = zr_sim_device(w, r)->ops;
@@ -362,7 +362,7 @@ static void groups(void **state)
     struct zr_stream *stream[5];
     char text[512];
     assert_int_equal(zr_sim_open(&o, &w), 0);
-    struct zr_sim_order *order = zr_sim_order_open(w);
+    struct zr_sim_order *order = zr_sim_order_open(w, NULL);
     assert_int_equal(zr_sim_comm_open(w, ZR_ROLE_REDUCE_OUTER, 2, group, order, comm), 0);
     for (int i = 0; i < 5; i++) {
         int r = members[i], k = i < 3 ? 0 : 1;
@@ -482,7 +482,7 @@ static void shared_arena(void **state)
     const struct zr_sim_options o = {.world = 5, .yield = share_next, .arg = &w};
     struct zr_stream *stream[5];
     assert_int_equal(zr_sim_open(&o, &w), 0);
-    struct zr_sim_order *order = zr_sim_order_open(w);
+    struct zr_sim_order *order = zr_sim_order_open(w, NULL);
     assert_int_equal(zr_sim_comm_open(w, ZR_ROLE_CONTROL, 0, NULL, order, shared_comm[0]), 0);
     assert_int_equal(zr_sim_comm_open(w, ZR_ROLE_REDUCE, 2, group, order, shared_comm[1]), 0);
     n_shared = 0;
