@@ -46,7 +46,7 @@ void zr_sim_order_close(struct zr_sim_order *o)
     free(o);
 }
 
-static bool is_apart(enum zr_role role)
+static bool issues_apart(enum zr_role role)
 {
     return role == ZR_ROLE_MODEL || role == ZR_ROLE_EVEN_PAIR || role == ZR_ROLE_ODD_PAIR ||
            role == ZR_ROLE_TIED;
@@ -57,7 +57,7 @@ void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_si
     struct zr_sim_order *o = d->order;
     struct issues *all = &o->all[o->class_of[rank]];
     struct zr_line *host = zr_sim_speaker(d->w);
-    if (is_apart(d->role))
+    if (issues_apart(d->role))
         return;
     zr_sim_begin(d->w, host, "issue", p->tag.unit, p->tag.step);
     zr_shadow_write(d->rec, host, &o->turn[rank][ZR_ROLES], 1);

@@ -118,7 +118,7 @@ struct zr_content {
     int32_t flat;
     /* element of the flat that the range begins with */
     int64_t first;
-    /* PARAM, STATE: the version. ACTIVATION: whose, as who uses it counts. GRAD: a sum over what was added up */
+    /* PARAM, STATE: the version. ACTIVATION: which one. GRAD: a sum over what was added up */
     uint64_t value;
     /* GRAD: how many were added up */
     int32_t n;
