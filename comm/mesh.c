@@ -25,18 +25,23 @@ static int32_t stage_size(const struct zr_topology *t, const struct zr_mesh *m)
     return t->world / m->stages;
 }
 
-/* The ranks that have a part of a stage, by places. Returns the place of rank among them, or -1. */
+/* The ranks that have a part of a stage, by places of their own: host by host, as the topology puts all, but
+ * hosts by the lowest of these ranks. Returns the place of rank among them, or -1. */
 static int32_t list_part(const struct zr_topology *t, const struct zr_mesh *m, int32_t stage, int32_t part,
                          int32_t rank, int32_t *members)
 {
-    int32_t n = 0, found = -1;
-    for (int32_t p = 0; p < t->world; p++) {
-        int32_t r = t->rank_at[p];
-        if (r / stage_size(t, m) != stage || r % m->parts != part)
-            continue;
-        if (r == rank)
-            found = n;
-        members[n++] = r;
+    int32_t n = 0, found = -1, first = stage * stage_size(t, m) + part, end = (stage + 1) * stage_size(t, m);
+    for (int32_t lowest = first; lowest < end; lowest += m->parts) {
+        bool is_listed = false;
+        for (int32_t k = 0; k < n && !is_listed; k++)
+            is_listed = t->host_of[members[k]] == t->host_of[lowest];
+        for (int32_t r = lowest; r < end && !is_listed; r += m->parts) {
+            if (t->host_of[r] != t->host_of[lowest])
+                continue;
+            if (r == rank)
+                found = n;
+            members[n++] = r;
+        }
     }
     return found;
 }

@@ -135,8 +135,17 @@ static void check_ends(const struct zr_mesh *m, int32_t rank, int32_t n_stage)
                          at_end ? rank % n_stage + k * (m->stages - 1) * n_stage : rank);
 }
 
-/* The ranks of each part of each stage are a world of their own, by the places that they have in the whole
- * one. */
+/* Of the ranks that have this one's part of its stage the lowest that is on r's host. */
+static int32_t lowest_of_host(const struct zr_topology *t, int32_t r, int32_t parts, int32_t n_stage)
+{
+    int32_t s = r / n_stage * n_stage + r % parts;
+    while (t->host_of[s] != t->host_of[r])
+        s += parts;
+    return s;
+}
+
+/* The ranks of each part of each stage are a world of their own: host by host, hosts by the lowest of these
+ * ranks, so that the first of all is the lowest, whatever the hosts of others. */
 static void check_division(int32_t world, const int *host, int32_t stages, int32_t parts, int32_t inner)
 {
     bool spans_hosts = false;
@@ -150,14 +159,19 @@ static void check_division(int32_t world, const int *host, int32_t stages, int32
         assert_true(m.stages == stages && m.stage == rank / n_stage);
         assert_true(m.parts == parts && m.part == rank % parts && m.outer == n_stage / parts / inner);
         check_group(&t, &m.world, inner, everybody);
-        for (int32_t p = 0; p < world; p++) {
-            int32_t r = t.rank_at[p];
-            if (r % parts != rank % parts || r / n_stage != rank / n_stage)
-                continue;
-            place = r == rank ? n : place;
-            assert_int_equal(zr_group_member(&m.all, n++), r);
+        for (int32_t k = 0; k < m.all.size; k++) {
+            int32_t r = zr_group_member(&m.all, k), before = k ? zr_group_member(&m.all, k - 1) : -1;
+            int32_t host_first = lowest_of_host(&t, r, parts, n_stage);
+            assert_true(r % parts == rank % parts && r / n_stage == rank / n_stage);
+            assert_true(k > 0 || r == rank / n_stage * n_stage + rank % parts);
+            if (k > 0) {
+                int32_t host_before = lowest_of_host(&t, before, parts, n_stage);
+                assert_true(host_before < host_first || (host_before == host_first && before < r));
+            }
+            place = r == rank ? k : place;
+            n++;
         }
-        assert_true(n == m.all.size && place == m.all.rank);
+        assert_true(n == n_stage / parts && place == m.all.rank);
         assert_true(m.in.size == inner && m.out.size == m.outer && m.model.size == parts);
         assert_true(m.in.rank == place % inner && m.out.rank == place / inner);
         for (int32_t k = 0; k < inner; k++)
