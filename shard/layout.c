@@ -106,11 +106,11 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
 }
 
 /* Of different optimizers apart: a kind's states are kept for its own flats only. So is what the parts of the
- * model share, whose gradients the norm has once. */
+ * model share, whose gradients the norm has once; and what another stage owns, which snapshots leave out. */
 static bool same_key(const struct zr_tensor *a, const struct zr_tensor *b)
 {
     return a->dtype == b->dtype && !a->grad == !b->grad && (!a->grad || a->optimizer == b->optimizer) &&
-           a->cut == b->cut;
+           a->cut == b->cut && (a->tie == ZR_TIE_COPY) == (b->tie == ZR_TIE_COPY);
 }
 
 static bool goes_in_place(const struct zr_layout *l, const struct zr_tensor *t)
@@ -145,6 +145,7 @@ static struct zr_flat *open_flat(struct zr_layout *l, int32_t unit, const struct
                           .trainable = t->grad != NULL,
                           .in_place = goes_in_place(l, t),
                           .cut = t->cut,
+                          .copy = t->tie == ZR_TIE_COPY,
                           .first_piece = l->n_pieces};
     return f;
 }

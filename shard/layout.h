@@ -89,6 +89,8 @@ struct zr_flat {
     enum zr_optimizer optimizer;
 
     bool trainable, in_place, cut;
+    /* of tensors that another pipeline stage owns: their values come from there, and are saved there */
+    bool copy;
     int32_t first_piece, n_pieces;
     /* The same bytes, cut once for each rank of the job and once for each of a group. Fine slices are ordered
      * by group index inside, then by group: those of one inner slice lie side by side in it. Without groups

@@ -289,10 +289,12 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
     }
     for (int32_t i = 0; opt->save_async && i < l->n_flats; i++)
         for (int kind = -2; kind < p->n_states; kind++)
-            if (zr_plan_saves(p, &l->flats[i], kind))
+            if (zr_plan_saves(p, &l->flats[i], kind) && !l->flats[i].copy)
                 p->snapshot_bytes += zr_plan_snapshot_bytes(&l->flats[i], kind);
     p->snapshot_buffers_at = p->snapshot_bytes;
     p->snapshot_bytes += opt->save_async ? l->buffer_bytes : 0;
+    if (opt->save_async && !p->snapshot_bytes) /* a stage that owns nothing: it is a call of all stages */
+        p->snapshot_bytes = ZR_PIECE_ALIGN;
     p->words_bytes = ZR_OUTCOME_BYTES + (int64_t)p->world * p->model_ranks * ZR_EXCHANGE_BYTES;
     p->words_bytes += l->n_buffers ? p->values_bytes : 0;
     p->host_bytes = p->snapshot_bytes + p->words_bytes;

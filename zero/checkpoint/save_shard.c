@@ -81,9 +81,7 @@ static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *
     const struct zr_tp_cut cut = zr_cut_of_tensor(c->z, t);
     const struct zr_place place = zr_place_of(c->z, p->tensor);
     int64_t from = p->slice * p->n + (first - p->first);
-    bool copy = t->tie == ZR_TIE_COPY;
-    (void)f;
-    if (c->saves && (copy || (!t->cut && c->z->mesh.part > 0)))
+    if (c->saves && !t->cut && c->z->mesh.part > 0)
         return 0;
     if (c->saves)
         n = zr_min(n, zr_tp_elems(&cut, c->z->mesh.part) - from);
@@ -92,7 +90,7 @@ static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *
     if (c->out->list)
         c->out->list[c->out->n] = (struct zr_extent){.tensor = place.tensor,
                                                      .kind = run->kind,
-                                                     .given = copy,
+                                                     .given = f->copy,
                                                      .first = place.first + from,
                                                      .n = n,
                                                      .size = run->size,
