@@ -74,7 +74,7 @@ static void report_fault(const struct verify_options *o, struct zr_verify_case *
 static int run_seeds(const char *name, const struct verify_options *o)
 {
     int64_t n_faults = 0, n_ops = 0, n_accesses = 0, n_ranks = 0, n_refused = 0, start = zr_now_ns();
-    int64_t n_died = 0, n_starved = 0, n_reordered = 0, n_snapshots = 0;
+    int64_t n_died = 0, n_starved = 0, n_reordered = 0, n_snapshots = 0, n_meshes = 0, n_tied = 0;
     for (int64_t i = 0; i < o->seeds; i++) {
         struct zr_verify_case c;
         struct zr_verify_result r;
@@ -95,27 +95,32 @@ static int run_seeds(const char *name, const struct verify_options *o)
         n_starved += r.starved;
         n_reordered += r.reordered;
         n_snapshots += r.n_snapshots;
+        n_meshes += c.pp > 1 || c.tp > 1;
+        n_tied += c.tied;
         if (r.n_reports && n_faults++ < 10)
             report_fault(o, &c, &r);
     }
     double s = (double)(zr_now_ns() - start) / 1e9;
     if (o->json)
-        report_line(json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "seed",
-                              (json_int_t)o->seed, "schedules", (json_int_t)o->seeds, "reports",
-                              (json_int_t)n_faults, "ranks", (json_int_t)n_ranks, "operations",
-                              (json_int_t)n_ops, "accesses", (json_int_t)n_accesses, "refused",
-                              (json_int_t)n_refused, "dead_rank", (json_int_t)n_died, "allocation_refused",
-                              (json_int_t)n_starved, "order_changed", (json_int_t)n_reordered, "snapshots",
-                              (json_int_t)n_snapshots, "seconds", report_number(s), "schedules_per_s",
-                              report_number((double)o->seeds / s)));
+        report_line(json_pack(
+            "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "seed",
+            (json_int_t)o->seed, "schedules", (json_int_t)o->seeds, "reports", (json_int_t)n_faults, "ranks",
+            (json_int_t)n_ranks, "operations", (json_int_t)n_ops, "accesses", (json_int_t)n_accesses,
+            "refused", (json_int_t)n_refused, "dead_rank", (json_int_t)n_died, "allocation_refused",
+            (json_int_t)n_starved, "in_stages_or_parts", (json_int_t)n_meshes, "tied", (json_int_t)n_tied,
+            "order_changed", (json_int_t)n_reordered, "snapshots", (json_int_t)n_snapshots, "seconds",
+            report_number(s), "schedules_per_s", report_number((double)o->seeds / s)));
     else
-        printf("%lld schedules from seed %lld: %lld reports; %lld ranks, %lld operations, %lld accesses "
-               "checked, %lld snapshots read; %lld schedules with a rank that dies, %lld with an allocation "
+        printf("%lld schedules from seed %lld: %lld reports; %lld of models in stages or parts, %lld of them "
+               "with "
+               "a tied tensor; %lld ranks, %lld operations, %lld accesses checked, %lld snapshots read; %lld "
+               "schedules with a rank that dies, %lld with an allocation "
                "refused, %lld in which the model changes its order, %lld refused as too small; %.1f s, %.0f "
                "schedules/s\n",
-               (long long)o->seeds, (long long)o->seed, (long long)n_faults, (long long)n_ranks,
-               (long long)n_ops, (long long)n_accesses, (long long)n_snapshots, (long long)n_died,
-               (long long)n_starved, (long long)n_reordered, (long long)n_refused, s, (double)o->seeds / s);
+               (long long)o->seeds, (long long)o->seed, (long long)n_faults, (long long)n_meshes,
+               (long long)n_tied, (long long)n_ranks, (long long)n_ops, (long long)n_accesses,
+               (long long)n_snapshots, (long long)n_died, (long long)n_starved, (long long)n_reordered,
+               (long long)n_refused, s, (double)o->seeds / s);
     return n_faults ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 

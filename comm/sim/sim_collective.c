@@ -98,8 +98,7 @@ void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m,
         char *to = zr_sim_comm_at(d, me)->arena + mine->off + p * mine->bytes;
         if (p == me)
             continue;
-        zr_shadow_read(d->rec, l, from, mine->bytes);
-        zr_shadow_write(d->rec, l, to, mine->bytes);
+        zr_shadow_move(d->rec, l, to, from, mine->bytes);
         memcpy(to, from, (size_t)mine->bytes);
         zr_sim_comm_at(d, me)->stats.wire_bytes += mine->bytes;
     }

@@ -109,6 +109,7 @@ int zr_sim_alloc(struct zr_device *dev, int64_t bytes, void **out)
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for %lld bytes", (long long)bytes);
     d->held += bytes;
     d->peak = d->held > d->peak ? d->held : d->peak;
+    d->w->activity++;
     *out = p;
     return zr_shadow_add(&d->w->rec, d->rank, "device memory", p, bytes);
 }

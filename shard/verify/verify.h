@@ -2,7 +2,12 @@
  * was wrong.
  *
  *   verify_case.c     a configuration from a seed; its text; shrinking one that fails
- *   verify_script.c   what the model does: begins, ends, steps, and the compute between them
+ *   verify_script.c   what the model does: begins, ends, steps
+ *   verify_actions.c  the same of a pipeline stage, action by action
+ *   verify_tensors.c  the tensors of a stage
+ *   verify_compute.c  which bytes the model's compute touches
+ *   verify_parts.c    what it adds up and gathers over the ranks that have its parts
+ *   verify_stages.c   pipeline stages: the plan, the script and the schedule's row of each
  *   verify_rank.c     one rank of a case: engine, plan, loop and model thread
  *   verify_snapshot.c its snapshots, and what they must hold
  *   verify_turns.c    who goes on next: model threads, loops, ranks that die
@@ -32,6 +37,9 @@ enum zr_verify_pattern {
     ZR_USE_OVERLAP,   /* the next is begun before the one before ends */
     ZR_USE_PATTERNS
 };
+
+/* In which order a stage's actions come. */
+enum zr_verify_schedule { ZR_RUN_GPIPE, ZR_RUN_1F1B, ZR_RUN_ANY, ZR_RUN_SCHEDULES };
 
 /* When the loop carries out what it was given: the host's freedom. */
 enum zr_verify_pace { ZR_PACE_AT_ONCE, ZR_PACE_LATE, ZR_PACE_RANDOM, ZR_PACE_MIXED, ZR_PACES };
@@ -96,6 +104,21 @@ struct zr_verify_case {
     bool dealt;
     /* elements of every tensor that stay on one rank, or all of a smaller tensor's; 0: any */
     int granule;
+    /* Pipeline stages, and parts of each of them: their product divides the world. 0 and 1: it is whole.
+     *
+     * With stages no unit is left out, used twice or without brackets, as one stage would be refused a step
+     * that others take: skipped, repeats, unbracketed and late_evals are 0, and the pattern is not
+     * ZR_USE_TWICE. Where several units are open at once (patterns but PLAIN and RECOMPUTE), or a budget is
+     * given, the order is declared, and neither changes nor comes behind an evaluation. */
+    int pp, tp;
+    /* with stages: enum zr_verify_schedule, of accum micro-batches */
+    int schedule;
+    /* with stages: the first one's first unit is one tensor, which the last one's last unit is, too;
+     * nothing is stacked then, nor are several micro-batches summed in place */
+    bool tied;
+    /* with parts: percent of units of which all parts have all, each with a gradient of its own; and of
+     * uses of units around which activations are added up, cut or gathered over the parts */
+    int partial, sums;
     /* 0: no; else, where the order is declared and units are used one after the other, each has two backward
      * brackets in it, and in later steps the second of them in so many percent */
     int repeats;

@@ -19,19 +19,44 @@ bool zr_verify_model_holds(const struct zr_verify_case *c)
     return zr_placement_asked(&o).model_holds;
 }
 
-int zr_verify_layout(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
+int zr_verify_layout(const struct zr_verify_case *c, int32_t stage, const struct zr_verify_speed *speed,
                      struct zr_layout **out)
 {
     const struct zr_options o = options_of(c);
     struct zr_placement place;
     struct zr_tensor *tensors;
     int32_t n;
-    int err = zr_placement_in(&o, c->world, &place);
+    int err = zr_placement_in(&o, zr_verify_dp(c), &place);
     if (!err)
-        err = zr_script_tensors(c, speed, &tensors, &n);
+        err = zr_script_tensors(c, stage, speed, &tensors, &n);
     return err ? err
                : zr_layout_make(tensors, n, place.size[ZR_INNER], place.size[ZR_OUTER], place.model_holds,
                                 false, out);
+}
+
+/* A plan by an order that is not the model's may have no room for it, and zero_begin then refuses. */
+static bool may_lack_room(const struct zr_verify_case *c)
+{
+    return c->budget || (c->pattern != ZR_USE_PLAIN && c->pattern != ZR_USE_RECOMPUTE);
+}
+
+/* What a stage of several may have: no call of a model's that stages refuse, and nothing by which one stage
+ * would stop where others go on. */
+static bool stages_possible(const struct zr_verify_case *c)
+{
+    bool calls =
+        !c->skipped && !c->repeats && !c->late_evals && !c->unbracketed && c->pattern != ZR_USE_TWICE;
+    bool room = !may_lack_room(c) || (c->declared && !c->changes && !c->n_evals);
+    bool ties = !c->tied || (!c->stacked && (!c->grad_in_place || c->accum == 1));
+    return c->pp < 2 || (calls && room && ties);
+}
+
+static bool mesh_possible(const struct zr_verify_case *c)
+{
+    int pp = c->pp > 1 ? c->pp : 1, tp = c->tp > 1 ? c->tp : 1;
+    return c->pp >= 0 && c->tp >= 0 && pp <= 64 && tp <= 64 && c->world % (pp * tp) == 0 &&
+           c->schedule >= 0 && c->schedule < ZR_RUN_SCHEDULES && (pp > 1 || (!c->schedule && !c->tied)) &&
+           (tp > 1 || (!c->partial && !c->sums)) && stages_possible(c);
 }
 
 bool zr_verify_possible(const struct zr_verify_case *c)
@@ -40,9 +65,9 @@ bool zr_verify_possible(const struct zr_verify_case *c)
                  c->accum <= 64 && c->n_steps >= 1 && c->n_steps <= 100;
     bool groups = c->hybrid == ZR_HYBRID_NONE ? c->group == 0 && !c->dealt
                                               : c->hybrid > 0 && c->hybrid <= ZR_HFSDP && c->stage == 3 &&
-                                                    c->group >= 1 && c->world % c->group == 0;
-    return sizes && groups && c->granule >= 0 && c->stage >= 0 && c->stage <= 3 && c->prefetch >= 0 &&
-           c->dead < c->world;
+                                                    c->group >= 1 && zr_verify_dp(c) % c->group == 0;
+    return sizes && mesh_possible(c) && groups && c->granule >= 0 && c->stage >= 0 && c->stage <= 3 &&
+           c->prefetch >= 0 && c->dead < c->world;
 }
 
 /* Groups of any size that divides the world; one rank, and all of them, less often. */
@@ -149,6 +174,54 @@ static void draw_calls(uint64_t *s, struct zr_verify_case *c)
         c->alls = 50;
 }
 
+/* Fewest first. */
+static int draw_axis(uint64_t *s, int most)
+{
+    return zr_verify_chance(s, 70) ? 1 + (int)zr_verify_below(s, most < 4 ? most : 4)
+                                   : 1 + (int)zr_verify_below(s, most < 8 ? most : 8);
+}
+
+static void draw_stages(uint64_t *s, struct zr_verify_case *c)
+{
+    c->schedule = (int)zr_verify_below(s, ZR_RUN_SCHEDULES);
+    c->tied = zr_verify_chance(s, 40);
+    if (zr_verify_chance(s, 70)) /* one micro-batch tells little */
+        c->accum = 1 + (int)zr_verify_below(s, 8);
+    c->skipped = c->repeats = c->unbracketed = 0;
+    c->late_evals = false;
+    if (c->pattern == ZR_USE_TWICE)
+        c->pattern = ZR_USE_PLAIN;
+    if (may_lack_room(c)) {
+        c->declared = true;
+        c->changes = c->n_evals = 0;
+    }
+    if (c->tied) {
+        c->stacked = false;
+        c->grad_in_place &= c->accum == 1;
+    }
+}
+
+/* The world so far is that of one part of one stage. */
+static void draw_mesh(uint64_t *s, struct zr_verify_case *c)
+{
+    int most = 64 / c->world;
+    if (most < 2 || !zr_verify_chance(s, 45))
+        return;
+    c->pp = draw_axis(s, most);
+    c->tp = draw_axis(s, most / c->pp);
+    c->world *= c->pp * c->tp;
+    if (c->pp > 1)
+        draw_stages(s, c);
+    if (c->tp > 1) {
+        c->partial = zr_verify_chance(s, 60) ? 40 : 0;
+        c->sums = zr_verify_chance(s, 70) ? 40 : 0;
+    }
+    if (c->dead >= 0)
+        c->dead = (int)zr_verify_below(s, c->world);
+    if (c->fail_alloc)
+        c->fail_alloc = 1 + (int)zr_verify_below(s, (25 + 8 * c->n_units) * c->world);
+}
+
 void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
 {
     uint64_t s = seed * UINT64_C(0xd1342543de82ef95) + 1;
@@ -165,6 +238,7 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
         c.granule = 1 + (int)zr_verify_below(&s, zr_verify_chance(&s, 50) ? 100 : 3000);
     if (c.hybrid && c.declared && c.pattern == ZR_USE_PLAIN && zr_verify_chance(&s, 60))
         c.repeats = 50;
+    draw_mesh(&s, &c);
     *out = c;
 }
 
@@ -177,7 +251,8 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     X(reversed, bool) X(sgd, bool) X(caller, bool) X(values, bool) X(wait_result, bool) X(event_done, int)             \
     X(poison, int) X(dead, int) X(dead_at, int) X(fail_alloc, int) X(snapshots, int)                      \
     X(zeroes, int) X(grad_in_place, bool) X(norms, int) X(drops, int) X(alls, int) X(mixed, bool)          \
-    X(group, int) X(hybrid, int) X(dealt, bool) X(granule, int) X(repeats, int)
+    X(group, int) X(hybrid, int) X(dealt, bool) X(granule, int) X(repeats, int)                            \
+    X(pp, int) X(tp, int) X(schedule, int) X(tied, bool) X(partial, int) X(sums, int)
 /* clang-format on */
 
 void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n)
@@ -222,8 +297,9 @@ int zr_verify_parse(const char *text, struct zr_verify_case *out)
         return zr_fail(ZR_ERR_ARG,
                        "stage is %d (0..3), world %d (1..64), n_units %d (1..1000), accum %d (1..64), "
                        "n_steps %d (1..100), hybrid %d (0; 1, 2 at stage 3), group %d (0; of a hybrid a "
-                       "number that divides the world)",
-                       c.stage, c.world, c.n_units, c.accum, c.n_steps, c.hybrid, c.group);
+                       "number that divides the ranks of a part of a stage), pp %d, tp %d (their product "
+                       "divides the world; what goes with them is said in shard/verify/verify.h)",
+                       c.stage, c.world, c.n_units, c.accum, c.n_steps, c.hybrid, c.group, c.pp, c.tp);
     *out = c;
     return 0;
 }
@@ -255,16 +331,23 @@ static int step_of(const struct zr_verify_case *c, const char *field, int now)
 {
     if (!strcmp(field, "granule"))
         return now / 8 + 1;
-    return !strcmp(field, "world") && c->group ? c->group : 1;
+    int of_all = (c->group ? c->group : 1) * (c->pp > 1 ? c->pp : 1) * (c->tp > 1 ? c->tp : 1);
+    return !strcmp(field, "world") ? of_all : 1;
 }
 
-/* Without a hybrid there are no groups. */
+/* Without a hybrid there are no groups, without stages no schedule, without parts nothing that they share. */
 static void settle_groups(struct zr_verify_case *c)
 {
-    if (c->hybrid)
-        return;
-    c->group = 0;
-    c->dealt = false;
+    if (!c->hybrid) {
+        c->group = 0;
+        c->dealt = false;
+    }
+    if (c->pp < 2) {
+        c->schedule = 0;
+        c->tied = false;
+    }
+    if (c->tp < 2)
+        c->partial = c->sums = 0;
 }
 
 void zr_verify_shrink(struct zr_verify_case *c, const struct zr_mutant *mutant, struct zr_verify_result *out)

@@ -1,6 +1,5 @@
 /* verify_groups.c: the communicators of a case: one for each role, and of it one for each group of ranks that
  * has the role together. The groups are those of comm/mesh.h. */
-#include "comm/mesh.h"
 #include "shard/verify/verify_world.h"
 
 #include <stdlib.h>
@@ -15,10 +14,10 @@ static void *room_for(int64_t n, size_t size)
     return p;
 }
 
-/* Hosts of `inner` ranks each. Ranks go around the hosts, or fill one after the other. */
-static void place_ranks(const struct zr_verify_case *c, int32_t inner, struct zr_topology *t)
+/* As many hosts as groups. Ranks go around the hosts, or fill one after the other. */
+static void place_ranks(const struct zr_verify_case *c, int32_t outer, struct zr_topology *t)
 {
-    int32_t outer = c->world / inner;
+    int32_t inner = c->world / outer;
     t->world = c->world;
     t->n_hosts = outer;
     t->local_size = inner;
@@ -36,14 +35,15 @@ static void place_ranks(const struct zr_verify_case *c, int32_t inner, struct zr
 /* (n_ranks) what each rank finds its groups to be. */
 static int make_meshes(const struct zr_verify_world *v, int32_t inner, struct zr_mesh *mesh)
 {
+    const struct zr_verify_case *c = v->c;
     struct zr_topology t = {.world = 0};
     int err = 0;
-    place_ranks(v->c, inner, &t);
+    place_ranks(c, zr_verify_dp(c) / inner, &t);
     for (int id = 0; !err && id < v->n_ranks; id++) {
         t.rank = v->by_symmetry ? v->symmetry.rank[id] : id;
         t.host = t.host_of[t.rank];
-        t.local_rank = t.place_of[t.rank] % inner;
-        err = zr_mesh_make(&t, 1, 1, inner, &mesh[id]);
+        t.local_rank = t.place_of[t.rank] % t.local_size;
+        err = zr_mesh_make(&t, c->pp > 1 ? c->pp : 1, c->tp > 1 ? c->tp : 1, inner, &mesh[id]);
     }
     free(t.host_of);
     free(t.place_of);
@@ -60,9 +60,20 @@ static const struct zr_group *group_of(const struct zr_mesh *mesh, enum zr_role 
     case ZR_ROLE_GATHER_OUTER:
     case ZR_ROLE_REDUCE_OUTER:
         return &mesh->out;
-    default:
-        return &mesh->all;
+    case ZR_ROLE_MODEL:
+        return &mesh->model;
+    case ZR_ROLE_WORLD:
+        return &mesh->world;
+    case ZR_ROLE_EVEN_PAIR:
+    case ZR_ROLE_ODD_PAIR:
+        return &mesh->pair[role - ZR_ROLE_EVEN_PAIR];
+    case ZR_ROLE_TIED:
+        return &mesh->ends;
+    case ZR_ROLE_CONTROL:
+    case ZR_ROLES:
+        break;
     }
+    return &mesh->all;
 }
 
 /* ---- opening and closing ---- */
@@ -86,33 +97,50 @@ static int open_role(struct zr_verify_world *v, enum zr_role role, const struct 
     return err;
 }
 
-/* Where all ranks are one group, the one that reduces is also that of control, and nobody has a role between
- * groups. */
+/* As zero_wrap opens them: without groups nobody has a role between them, and without stages either the one
+ * that reduces is also that of control. */
+static bool is_opened(const struct zr_verify_world *v, enum zr_role role)
+{
+    bool groups = v->stages[0].plan->spec.outer, stages = v->c->pp > 1, parts = v->c->tp > 1;
+    switch (role) {
+    case ZR_ROLE_GATHER_OUTER:
+    case ZR_ROLE_REDUCE_OUTER:
+        return groups;
+    case ZR_ROLE_CONTROL:
+        return groups || stages;
+    case ZR_ROLE_MODEL:
+        return parts;
+    case ZR_ROLE_WORLD:
+        return parts || stages;
+    case ZR_ROLE_ODD_PAIR:
+        return v->c->pp > 2;
+    case ZR_ROLE_EVEN_PAIR:
+    case ZR_ROLE_TIED:
+        return stages;
+    case ZR_ROLE_GATHER:
+    case ZR_ROLE_REDUCE:
+    case ZR_ROLES:
+        break;
+    }
+    return true;
+}
+
 static int open_roles(struct zr_verify_world *v, const struct zr_mesh *mesh)
 {
-    static const enum zr_role inside[] = {ZR_ROLE_GATHER, ZR_ROLE_REDUCE},
-                              between[] = {ZR_ROLE_GATHER_OUTER, ZR_ROLE_REDUCE_OUTER, ZR_ROLE_CONTROL};
-    bool groups = v->plan->spec.outer;
     int err = 0;
-    for (int i = 0; !err && i < 2; i++)
-        err = open_role(v, inside[i], mesh);
-    for (int i = 0; !err && groups && i < 3; i++)
-        err = open_role(v, between[i], mesh);
-    if (!groups)
+    for (int role = 0; !err && role < ZR_ROLES; role++)
+        if (is_opened(v, (enum zr_role)role))
+            err = open_role(v, (enum zr_role)role, mesh);
+    if (!v->comm[ZR_ROLE_CONTROL])
         v->comm[ZR_ROLE_CONTROL] = v->comm[ZR_ROLE_REDUCE];
     return err;
 }
 
 int zr_groups_open(struct zr_verify_world *v)
 {
-    struct zr_mesh *mesh = room_for(v->n_ranks, sizeof *mesh);
-    int err = make_meshes(v, v->plan->hop[ZR_INNER].size, mesh);
-    if (!err)
-        err = open_roles(v, mesh);
-    for (int r = 0; r < v->n_ranks; r++)
-        zr_mesh_free(&mesh[r]);
-    free(mesh);
-    return err;
+    v->mesh = room_for(v->n_ranks, sizeof *v->mesh);
+    int err = make_meshes(v, v->stages[0].plan->hop[ZR_INNER].size, v->mesh);
+    return err ? err : open_roles(v, v->mesh);
 }
 
 void zr_groups_close(struct zr_verify_world *v)
@@ -123,6 +151,10 @@ void zr_groups_close(struct zr_verify_world *v)
         free(v->opened[k]);
     }
     v->n_opened = 0;
+    for (int r = 0; v->mesh && r < v->n_ranks; r++)
+        zr_mesh_free(&v->mesh[r]);
+    free(v->mesh);
+    v->mesh = NULL;
 }
 
 void zr_groups_each(const struct zr_verify_world *v, bool (*fn)(void *arg, struct zr_comm *any), void *arg)

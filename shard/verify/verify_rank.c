@@ -17,9 +17,17 @@ static void touch_values(struct zr_verify_rank *r, int32_t tensor, enum zr_sim_h
     for (int64_t s = 0; s < t->n_slices; s++) {
         int32_t id = l->piece_of[l->slice_base[tensor] + s];
         int64_t bytes = l->pieces[id].n * zr_dtype_bytes(t->dtype);
-        struct zr_sim_touch touch = {r->scratch + s * bytes, bytes, how, zr_script_values(l, id, r->n_done)};
+        struct zr_sim_touch touch = {r->scratch + s * bytes, bytes, how, zr_script_values(r, id, r->n_done)};
         zr_sim_host_touch(r->v->sim, how == ZR_SIM_READ ? "use of read values" : "new values", &touch, 1);
     }
+}
+
+static double mean_rank(const struct zr_group *g)
+{
+    int64_t sum = 0;
+    for (int32_t i = 0; i < g->size; i++)
+        sum += zr_group_member(g, i);
+    return (double)sum / g->size;
 }
 
 static int do_values(struct zr_verify_rank *r, const struct zr_script_op *op)
@@ -32,6 +40,8 @@ static int do_values(struct zr_verify_rank *r, const struct zr_script_op *op)
             touch_values(r, tensor, ZR_SIM_READ);
         return err;
     }
+    if (op->kind == ZR_DO_WRITE && r->layout.tensors[tensor].tie != ZR_TIE_NONE)
+        return 0; /* refused by zero_write */
     if (op->kind == ZR_DO_WRITE) {
         touch_values(r, tensor, ZR_SIM_SET);
         return zr_engine_write(&r->engine, tensor, ZR_VALUE_PARAM, 0, n, r->scratch);
@@ -41,18 +51,34 @@ static int do_values(struct zr_verify_rank *r, const struct zr_script_op *op)
     r->mean[0] = r->id;
     r->mean[1] = 1;
     int err = zr_engine_mean(&r->engine, r->mean, 2);
-    if (!err && (r->mean[0] != (r->engine.world - 1) / 2.0 || r->mean[1] != 1))
-        zr_report(zr_sim_recorder(r->v->sim), "rank %d: the mean of 0..%d came out as %g", r->id,
-                  r->engine.world - 1, r->mean[0]);
+    double mean = mean_rank(&r->v->mesh[r->id].all);
+    if (!err && (r->mean[0] != mean || r->mean[1] != 1))
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d: the mean of ranks came out as %g, not %g", r->id,
+                  r->mean[0], mean);
     return err;
 }
 
 /* ---- the model's thread ---- */
 
+/* Of the ranks of the last stage, which have the loss. */
+static double mean_carried(const struct zr_verify_case *c)
+{
+    int of_stage = c->world / (c->pp > 1 ? c->pp : 1);
+    return c->world - of_stage + (of_stage - 1) / 2.0;
+}
+
+/* As zero_step and zero_drop: the next action is the first of a step. */
+static void start_rows(struct zr_verify_rank *r)
+{
+    r->walk.at = 0;
+    r->walk.open = false;
+    memset(r->n_used, 0, (size_t)r->layout.n_units * sizeof *r->n_used);
+}
+
 static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
     struct zr_step_result result;
-    bool poisoned = r->v->c->poison == op->step, any = r->layout.state_elems > 0;
+    bool poisoned = r->v->c->poison == op->step, any = r->v->any_trained;
     const double values[] = {r->id, 1};
     if (r->v->c->values)
         zr_engine_give(&r->engine, values, 2);
@@ -60,27 +86,27 @@ static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
     if (err)
         return err;
     if (r->v->c->wait_result && r->v->c->values &&
-        (result.n_carried != 2 || result.carried[0] != (r->engine.world - 1) / 2.0 || result.carried[1] != 1))
+        (result.n_carried != 2 || result.carried[0] != mean_carried(r->v->c) || result.carried[1] != 1))
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d carried %g and %g", r->id, op->step,
                   result.carried[0], result.carried[1]);
     if (r->v->c->wait_result && any && result.skipped != poisoned)
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d was %s", r->id, op->step,
                   poisoned ? "not skipped" : "skipped");
     r->n_done += !poisoned;
-    memset(r->n_used, 0, (size_t)r->layout.n_units * sizeof *r->n_used);
+    start_rows(r);
     if (r->id == 0) {
         r->v->step_compute_ns = r->v->compute_ns;
         r->v->compute_ns = 0;
     }
     r->step_from_ns = r->step_to_ns;
     r->step_to_ns = zr_sim_now(zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL));
-    return 0;
+    return zr_engine_tied_values(&r->engine);
 }
 
 static int do_norm(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
     double norm;
-    bool poisoned = r->v->c->poison == op->step, any = r->layout.state_elems > 0;
+    bool poisoned = r->v->c->poison == op->step, any = r->v->any_trained;
     int err = zr_engine_norm(&r->engine, &norm);
     if (!err && any && isnan(norm) != poisoned)
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: the norm of step %d is %g", r->id, op->step, norm);
@@ -98,10 +124,11 @@ static int gather_all(struct zr_verify_rank *r)
 
 static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
-    static const char *const during[] = {"zero_begin",      "zero_end",        "compute",    "zero_micro",
-                                         "zero_step",       "zero_read",       "zero_write", "zero_mean",
-                                         "zero_save",       "compute",         "zero_norm",  "zero_drop",
-                                         "zero_gather_all", "zero_release_all"};
+    static const char *const during[] = {"zero_begin",      "zero_end",         "compute",       "zero_micro",
+                                         "zero_step",       "zero_read",        "zero_write",    "zero_mean",
+                                         "zero_save",       "compute",          "zero_norm",     "zero_drop",
+                                         "zero_gather_all", "zero_release_all", "zero_evaluate", "zero_next",
+                                         "activations",     "activations",      "zero_finish",   "zero_tp"};
     struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
     struct zr_core_event ev = {.kind = op->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
                                        : op->kind == ZR_DO_END ? ZR_EV_END
@@ -138,8 +165,21 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
     case ZR_DO_RELEASE_ALL:
         return zr_engine_all_release(&r->engine);
     case ZR_DO_DROP:
-        memset(r->n_used, 0, (size_t)r->layout.n_units * sizeof *r->n_used);
+        start_rows(r);
         return zr_engine_drop(&r->engine);
+    case ZR_DO_EVALUATE:
+        r->walk.evaluates = true;
+        r->walk.at = 0;
+        return 0;
+    case ZR_DO_NEXT:
+        return zr_actions_next(r, op);
+    case ZR_DO_TAKE:
+    case ZR_DO_GIVE:
+        return zr_actions_move(r, op);
+    case ZR_DO_FINISH:
+        return zr_actions_finish(r);
+    case ZR_DO_PARTS:
+        return zr_parts_do(r, op);
     default:
         return do_values(r, op);
     }
@@ -168,10 +208,13 @@ static void look_at_opened(struct zr_verify_rank *r)
 static int wrap(struct zr_verify_rank *r)
 {
     struct zr_verify_world *v = r->v;
-    struct zr_options opt = v->opt;
+    struct zr_options opt = r->of_stage->opt;
     opt.update_arg = r;
-    struct zr_engine_parts parts = {
-        .dev = zr_sim_device(v->sim, r->id), .plan = &r->plan, .opt = &opt, .loop = r->loop};
+    struct zr_engine_parts parts = {.dev = zr_sim_device(v->sim, r->id),
+                                    .plan = &r->plan,
+                                    .opt = &opt,
+                                    .loop = r->loop,
+                                    .pipe_room = r->of_stage->room};
     for (int k = 0; k < ZR_ROLES; k++)
         parts.comm[k] = v->comm[k] ? v->comm[k][r->id] : NULL;
     zr_sim_host(v->sim, r->id, ZR_SIM_MODEL)->during = "zero_wrap";
@@ -184,11 +227,13 @@ static int wrap(struct zr_verify_rank *r)
         return err;
     look_at_opened(r);
     int64_t peak, held = zr_sim_held(v->sim, r->id, &peak);
-    if (!v->lost && (peak != v->plan->total_bytes || held != peak))
+    if (!v->lost && (peak != r->plan.total_bytes || held != peak))
         zr_report(zr_sim_recorder(v->sim), "rank %d holds %lld bytes, at most %lld; the plan says %lld",
-                  r->id, (long long)held, (long long)peak, (long long)v->plan->total_bytes);
+                  r->id, (long long)held, (long long)peak, (long long)r->plan.total_bytes);
     zr_sim_speaker(v->sim)->during = "zero_wrap values";
     err = zr_engine_adopt(&r->engine, !v->by_symmetry);
+    if (!err)
+        err = zr_engine_tied_values(&r->engine);
     if (!err)
         zr_engine_point(&r->engine, true);
     return err;
@@ -198,7 +243,7 @@ static int wrap(struct zr_verify_rank *r)
 static int expect_kept(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
     struct zr_verify_rank *r = arg;
-    struct zr_content content = zr_script_values(&r->layout, (int32_t)(p - r->layout.pieces), r->n_done);
+    struct zr_content content = zr_script_values(r, (int32_t)(p - r->layout.pieces), r->n_done);
     content.first = first;
     struct zr_sim_touch touch = {zr_engine_param_at(&r->engine, f, first), n * content.size, ZR_SIM_READ,
                                  content};
@@ -222,13 +267,16 @@ static void live(struct zr_verify_rank *r)
 {
     struct zr_verify_world *v = r->v;
     int err = wrap(r);
-    for (int32_t i = 0; !err && i < v->script.n; i++) {
+    for (int32_t i = 0; !err && i < r->of_stage->script.n; i++) {
         zr_turn_dies(r);
-        const struct zr_script_op *op = &v->script.ops[i];
+        const struct zr_script_op *op = &r->of_stage->script.ops[i];
         err = do_op(r, op);
         r->n_calls = i + 1;
         if (err && is_refusal(r, op, err)) {
             r->refused = true;
+            if (v->c->pp > 1) /* other stages go on */
+                zr_report(zr_sim_recorder(v->sim), "rank %d, stage %d is refused a call: %s", r->id,
+                          r->of_stage->at, zr_error_text());
             err = 0;
             break;
         }
@@ -259,65 +307,86 @@ static void enter(unsigned high, unsigned low)
 
 /* ---- opening and closing ---- */
 
-/* The model's values before zero_wrap: all of rank 0's memory, since its count. */
-static void own_values(struct zr_verify_world *v)
+/* The model's values before zero_wrap: all of the memory of the first rank that has its part, since its
+ * count. */
+static void own_values(struct zr_verify_rank *r)
 {
-    const struct zr_layout *l = v->layout;
-    struct zr_verify_rank *r = &v->ranks[0];
+    struct zr_verify_world *v = r->v;
+    const struct zr_layout *l = &r->layout;
     for (int32_t t = 0; !v->by_symmetry && t < l->n_tensors; t++) {
         const struct zr_tensor *x = &l->tensors[t];
         int64_t size = zr_dtype_bytes(x->dtype);
         r->own[t] = calloc((size_t)x->n_elems, (size_t)size);
         if (!r->own[t])
             abort();
-        zr_sim_register(v->sim, 0, x->name, r->own[t], x->n_elems * size);
+        zr_sim_register(v->sim, r->id, x->name, r->own[t], x->n_elems * size);
         for (int64_t s = 0; s < x->n_slices; s++) {
             int32_t id = l->piece_of[l->slice_base[t] + s];
             int64_t bytes = l->pieces[id].n * size;
-            zr_sim_mark(v->sim, r->own[t] + s * bytes, bytes, zr_script_values(l, id, 0));
+            zr_sim_mark(v->sim, r->own[t] + s * bytes, bytes, zr_script_values(r, id, 0));
         }
     }
 }
 
+int zr_rank_user_update(void *arg, const struct zr_user_update *u)
+{
+    struct zr_verify_rank *r = arg;
+    struct zr_update k = {.n = u->n,
+                          .master = u->master,
+                          .grad = u->grad,
+                          .state = {u->state[0], u->state[1]},
+                          .param_dtype = ZR_F32,
+                          .scalars = zr_engine_scalars(&r->engine)};
+    zr_sim_user_update(r->v->sim, &k);
+    return 0;
+}
+
 int zr_rank_open(struct zr_verify_world *v, int id)
 {
-    struct zr_verify_rank *r = &v->ranks[id];
-    size_t n = (size_t)v->layout->n_tensors;
+    struct zr_verify_rank *r = &v->ranks[id],
+                          *first = &v->ranks[v->by_symmetry ? 0 : zr_group_member(&v->mesh[id].all, 0)];
     r->v = v;
     r->id = id;
+    zr_stage_enter(v, r);
+    const struct zr_layout *l = r->of_stage->layout;
+    size_t n = (size_t)l->n_tensors;
     r->stuck_at = -1;
     r->pace = v->c->pace == ZR_PACE_MIXED ? (enum zr_verify_pace)zr_verify_below(&v->random, ZR_PACE_MIXED)
                                           : v->c->pace;
-    r->layout = *v->layout;
-    r->plan = *v->plan;
+    r->layout = *l;
+    r->plan = *r->of_stage->plan;
     r->plan.layout = &r->layout;
     r->tensors = malloc(n * sizeof *r->tensors);
     r->param = calloc(n, sizeof *r->param);
     r->grad = calloc(n, sizeof *r->grad);
     r->own = calloc(n, sizeof *r->own);
-    r->n_used = calloc((size_t)v->layout->n_units, sizeof *r->n_used);
+    r->n_used = calloc((size_t)l->n_units, sizeof *r->n_used);
     r->stack = malloc(STACK_BYTES);
     r->pushed = calloc(ZR_VERIFY_QUEUE, sizeof(struct zr_vclock *));
     int64_t largest = 1;
-    for (int32_t t = 0; t < v->layout->n_tensors; t++)
-        largest =
-            zr_max(largest, v->layout->tensors[t].n_elems * zr_dtype_bytes(v->layout->tensors[t].dtype));
+    for (size_t t = 0; t < n; t++)
+        largest = zr_max(largest, l->tensors[t].n_elems * zr_dtype_bytes(l->tensors[t].dtype));
     r->scratch = v->c->values ? malloc((size_t)largest) : NULL;
+    r->activations = v->c->tp > 1 ? malloc((size_t)zr_parts_bytes()) : NULL;
     if (!r->tensors || !r->param || !r->grad || !r->own || !r->n_used || !r->stack || !r->pushed ||
-        (v->c->values && !r->scratch))
+        (v->c->values && !r->scratch) || (v->c->tp > 1 && !r->activations))
         abort();
     zr_sim_register(v->sim, id, "means", r->mean, sizeof r->mean);
     if (r->scratch)
         zr_sim_register(v->sim, id, "values", r->scratch, largest);
-    memcpy(r->tensors, v->layout->tensors, n * sizeof *r->tensors);
+    if (r->activations)
+        zr_sim_register(v->sim, id, "activations", r->activations, zr_parts_bytes());
+    memcpy(r->tensors, l->tensors, n * sizeof *r->tensors);
     r->layout.tensors = r->tensors;
-    if (id == 0)
-        own_values(v);
+    if (r == first)
+        own_values(r);
     for (size_t t = 0; t < n; t++) {
         r->tensors[t].param = &r->param[t];
-        r->param[t] = v->ranks[0].own[t];
+        r->param[t] = first->own[t];
         if (r->tensors[t].grad)
             r->tensors[t].grad = &r->grad[t];
+        if (r->tensors[t].tied_grad)
+            r->tensors[t].tied_grad = &r->grad[t];
     }
     /* A rank alone on the host has no loop. */
     if (v->c->world > 1 || !v->c->caller) {
@@ -355,7 +424,7 @@ void zr_ranks_close(struct zr_verify_world *v)
         for (int i = 0; r->pushed && i < ZR_VERIFY_QUEUE; i++)
             zr_vclock_drop(r->pushed[i]);
         zr_vclock_drop(r->complete);
-        for (int32_t t = 0; r->own && t < v->layout->n_tensors; t++)
+        for (int32_t t = 0; r->own && t < r->layout.n_tensors; t++)
             free(r->own[t]);
         free(r->tensors);
         free(r->param);
@@ -365,6 +434,7 @@ void zr_ranks_close(struct zr_verify_world *v)
         free(r->stack);
         free(r->pushed);
         free(r->scratch);
+        free(r->activations);
     }
     free(v->ranks);
 }

@@ -6,20 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct zr_content whole_grad(void *arg, int32_t flat, uint32_t step)
-{
-    const struct zr_verify_world *v = arg;
-    struct zr_content content = {.kind = ZR_CONTENT_GRAD, .size = sizeof(float), .flat = flat};
-    if (v->by_symmetry || flat < 0 || flat >= v->layout->n_flats || step < 1 || (int)step > v->c->n_steps)
-        return content;
-    int32_t n = v->script.n_contrib[((int)step - 1) * v->c->n_units + v->layout->flats[flat].unit];
-    for (int r = 0; r < v->c->world; r++)
-        for (int32_t k = 0; k < n; k++)
-            content.value += zr_sim_share(r, step - 1, flat, k);
-    content.n = n * v->c->world;
-    return content;
-}
-
 /* The place that owns the first trained elements: without granules place 0, as no first slice is empty. */
 static int32_t first_owner(const struct zr_layout *l)
 {
@@ -31,70 +17,28 @@ static int32_t first_owner(const struct zr_layout *l)
     return 0;
 }
 
-/* In what one rank owns alone, so that the others have it from the agreement. */
+/* In what one rank owns alone, so that the others have it from the agreement; of the first stage that trains
+ * anything. */
 static bool poisoned(void *arg, int rank, uint32_t step)
 {
     const struct zr_verify_world *v = arg;
-    return v->c->poison >= 0 && v->c->poison + 1 == (int)step &&
-           v->ranks[rank].engine.place == first_owner(v->layout);
-}
-
-static int user_update(void *arg, const struct zr_user_update *u)
-{
-    struct zr_verify_rank *r = arg;
-    struct zr_update k = {.n = u->n,
-                          .master = u->master,
-                          .grad = u->grad,
-                          .state = {u->state[0], u->state[1]},
-                          .param_dtype = ZR_F32,
-                          .scalars = zr_engine_scalars(&r->engine)};
-    zr_sim_user_update(r->v->sim, &k);
-    return 0;
-}
-
-static void set_options(struct zr_verify_world *v)
-{
-    const struct zr_verify_case *c = v->c;
-    v->opt = (struct zr_options){.stage = c->stage,
-                                 .hybrid = (enum zr_hybrid)c->hybrid,
-                                 .shard_group = c->group,
-                                 .optimizer = c->sgd ? ZR_SGD : ZR_ADAMW,
-                                 .clip = 1,
-                                 .grad_scale = 1,
-                                 .grad_accum_steps = c->accum,
-                                 .prefetch = c->prefetch,
-                                 .deterministic = c->deterministic,
-                                 .grad_in_place = c->grad_in_place,
-                                 .wire_dtype = c->wire_bf16 ? ZR_BF16 : 0,
-                                 .order = v->script.order,
-                                 .n_order = v->script.n_order,
-                                 .timeout_ms = 1000,
-                                 .save_async = c->snapshots > 0};
-    for (int kind = 1; kind < ZR_OPTIMIZER_COUNT; kind++) {
-        const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)kind);
-        v->opt.hyper[kind] = (struct zr_hyper){.beta1 = row->beta1, .beta2 = row->beta2, .eps = row->eps};
-    }
-    if (c->user_update) {
-        v->opt.optimizer = 0;
-        v->opt.update = user_update;
-        v->opt.n_states = 2;
-    }
-    int64_t all = 0;
-    for (int32_t u = 0; u < v->layout->n_units; u++)
-        all += v->layout->units[u].param_bytes;
-    v->opt.param_budget_bytes = c->budget ? all * c->budget / 100 : -1;
-    if (v->speed && v->speed->budget_bytes)
-        v->opt.param_budget_bytes = v->speed->budget_bytes;
+    const struct zr_verify_rank *r = &v->ranks[rank];
+    const struct zr_verify_stage *first = v->stages;
+    while (v->any_trained && !first->layout->state_elems)
+        first++;
+    return v->c->poison >= 0 && v->c->poison + 1 == (int)step && r->of_stage == first && r->part == 0 &&
+           r->engine.place == first_owner(first->layout);
 }
 
 /* Did everyone end as it should? */
 static void check_ends(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
-    const struct zr_verify_rank *first = &v->ranks[0];
     bool died = c->dead >= 0 && v->ranks[c->dead].dead;
     for (int id = 0; id < v->n_ranks; id++) {
-        const struct zr_verify_rank *r = &v->ranks[id];
+        const struct zr_verify_rank *r = &v->ranks[id], *first = &v->ranks[id];
+        while (first > v->ranks && first[-1].of_stage == r->of_stage)
+            first--;
         if (!r->done)
             zr_report(zr_sim_recorder(v->sim), "rank %d never ended", id);
         else if (died                               ? !r->dead && !r->error
@@ -103,21 +47,9 @@ static void check_ends(struct zr_verify_world *v)
             zr_report(zr_sim_recorder(v->sim), "rank %d ended with %d%s", id, r->error,
                       died ? " though a rank died" : "");
         else if (!died && (r->refused != first->refused || r->n_calls != first->n_calls))
-            zr_report(zr_sim_recorder(v->sim), "rank %d stopped at call %lld, rank 0 at call %lld", id,
-                      (long long)r->n_calls, (long long)first->n_calls);
+            zr_report(zr_sim_recorder(v->sim), "rank %d stopped at call %lld, rank %d at call %lld", id,
+                      (long long)r->n_calls, first->id, (long long)first->n_calls);
     }
-}
-
-/* The model's script, and the plan for it. */
-static int plan_model(struct zr_verify_world *v)
-{
-    int err = zr_script_make(v->c, &v->script);
-    if (!err)
-        err = zr_verify_layout(v->c, v->speed, &v->layout);
-    if (err)
-        return err;
-    set_options(v);
-    return zr_plan_make(v->layout, &v->opt, &v->plan);
 }
 
 static void set_speed(const struct zr_verify_world *v, struct zr_sim_options *o)
@@ -137,13 +69,15 @@ static void set_speed(const struct zr_verify_world *v, struct zr_sim_options *o)
 static int open_sim(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
+    /* beside the five of every rank: two neighbours, and tensors of two stages */
     struct zr_sim_options o = {.world = v->n_ranks,
+                               .n_streams = c->pp > 1 ? 5 + 3 : 5,
                                .compute_on_caller = c->caller,
                                .event_done = c->event_done,
                                .fail_alloc = c->fail_alloc,
                                .yield = zr_turn_yield,
                                .drop = v->mutant ? zr_mutant_drops : NULL,
-                               .whole_grad = whole_grad,
+                               .whole_grad = zr_stage_whole_grad,
                                .poisoned = poisoned,
                                .contents_unknown = v->by_symmetry,
                                .arg = v};
@@ -164,7 +98,10 @@ static int open_world(struct zr_verify_world *v)
     if (!v->ranks)
         abort();
     if (!err) {
-        v->order = zr_sim_order_open(v->sim, NULL);
+        int32_t class_of[64];
+        for (int id = 0; id < v->n_ranks && !v->by_symmetry; id++)
+            class_of[id] = zr_stage_class(v->c, id);
+        v->order = zr_sim_order_open(v->sim, v->by_symmetry ? NULL : class_of);
         err = v->order ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the order of collectives");
     }
     if (!err)
@@ -184,7 +121,8 @@ static void add_up(const struct zr_verify_world *v, struct zr_verify_result *out
         out->died |= r->dead;
     }
     out->starved = v->agreed_error == ZR_ERR_NOMEM;
-    out->reordered = v->script.reordered;
+    for (int32_t s = 0; s < (v->c->pp > 1 ? v->c->pp : 1); s++)
+        out->reordered |= v->stages[s].script.reordered;
     out->n_snapshots = v->n_snapshots;
 }
 
@@ -197,10 +135,10 @@ static struct zr_verify_time time_of(const struct zr_verify_world *v)
                                    .exposed_ns = step_ns - v->step_compute_ns,
                                    .peak_bytes = peak,
                                    .received_bytes = v->ranks[0].received_bytes,
-                                   .step_wire_bytes = v->plan->traffic.wire_bytes,
-                                   .step_outer_bytes = v->plan->traffic.outer_bytes,
+                                   .step_wire_bytes = v->stages[0].plan->traffic.wire_bytes,
+                                   .step_outer_bytes = v->stages[0].plan->traffic.outer_bytes,
                                    .n_simulated = v->n_ranks,
-                                   .plan_bytes = v->plan->total_bytes};
+                                   .plan_bytes = v->stages[0].plan->total_bytes};
 }
 
 /* Who is simulated. */
@@ -209,15 +147,15 @@ static int count_ranks(struct zr_verify_world *v)
     v->n_ranks = v->c->world;
     if (!v->by_symmetry)
         return 0;
-    int err =
-        zr_symmetry_make(v->c->world, v->plan->hop[ZR_INNER].size, v->speed->ranks_per_node, &v->symmetry);
+    int err = zr_symmetry_make(v->c->world, v->stages[0].plan->hop[ZR_INNER].size, v->speed->ranks_per_node,
+                               &v->symmetry);
     v->n_ranks = v->symmetry.n;
     return err;
 }
 
 static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct zr_verify_time *time)
 {
-    int err = plan_model(v);
+    int err = zr_stages_make(v);
     if (err == ZR_ERR_BUDGET) { /* as zero_wrap refuses it */
         out->refused = err;
         return 0;
@@ -255,9 +193,7 @@ int zr_verify_world_run(struct zr_verify_world *v, struct zr_verify_result *out,
     }
     zr_sim_close(v->sim);
     zr_sim_order_close(v->order);
-    zr_plan_free(v->plan);
-    zr_layout_free(v->layout);
-    zr_script_free(&v->script);
+    zr_stages_free(v);
     zr_symmetry_free(&v->symmetry);
     return err;
 }

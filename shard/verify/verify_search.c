@@ -491,33 +491,14 @@ static int search_case(const struct zr_verify_case *c, int n_ranks, enum zr_sear
                        struct zr_search_result *out)
 {
     struct program *p = calloc(1, sizeof *p);
-    struct zr_script script;
-    struct zr_layout *layout = NULL;
-    struct zr_plan *plan = NULL;
+    struct zr_verify_world v = {.c = c};
     struct zr_verify_result run;
     struct states s = {0};
     if (!p)
         return zr_fail(ZR_ERR_NOMEM, "no memory to search");
-    zr_script_make(c, &script);
-    int err = zr_verify_layout(c, NULL, &layout);
-    struct zr_options opt = {.stage = c->stage,
-                             .hybrid = (enum zr_hybrid)c->hybrid,
-                             .shard_group = c->group,
-                             .optimizer = ZR_ADAMW,
-                             .grad_scale = 1,
-                             .grad_accum_steps = c->accum,
-                             .hyper = {[ZR_ADAMW] = {.beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f}},
-                             .prefetch = c->prefetch,
-                             .param_budget_bytes = -1,
-                             .deterministic = c->deterministic,
-                             .order = script.order,
-                             .n_order = script.n_order,
-                             .timeout_ms = 1000,
-                             .save_async = c->snapshots > 0};
+    int err = zr_stages_make(&v);
     if (!err)
-        err = zr_plan_make(layout, &opt, &plan);
-    if (!err)
-        err = trace(p, plan, &script, flaw);
+        err = trace(p, v.stages[0].plan, &v.stages[0].script, flaw);
     if (!err) {
         bool good = !p->fault[0] && search(p, n_ranks, &s, out);
         out->n_configs++;
@@ -535,9 +516,7 @@ static int search_case(const struct zr_verify_case *c, int n_ranks, enum zr_sear
     }
     free(s.seen);
     free(s.queue);
-    zr_plan_free(plan);
-    zr_layout_free(layout);
-    zr_script_free(&script);
+    zr_stages_free(&v);
     free(p);
     return err;
 }

@@ -27,12 +27,11 @@ static int expect_saved(void *arg, const struct zr_flat *f, const struct zr_piec
 {
     const struct reading *g = arg;
     const struct zr_run *run = g->run;
-    struct zr_content content = {.kind = run->kind >= 0 ? ZR_CONTENT_STATE : ZR_CONTENT_PARAM,
-                                 .size = (uint8_t)run->size,
-                                 .flat = (int32_t)(f - g->r->layout.flats),
-                                 .first = first,
-                                 .value = f->trainable ? (uint64_t)g->r->n_saved : 0};
-    (void)p;
+    struct zr_content content = zr_script_values(g->r, (int32_t)(p - g->r->layout.pieces), g->r->n_saved);
+    content.kind = run->kind >= 0 ? ZR_CONTENT_STATE : ZR_CONTENT_PARAM;
+    content.size = (uint8_t)run->size;
+    content.first = first;
+    (void)f;
     zr_shadow_expect(zr_sim_recorder(g->r->v->sim), g->line,
                      g->r->engine.snapshot + run->snapshot_at + (first - run->first) * run->size,
                      n * run->size, content);

@@ -2,9 +2,11 @@
 #ifndef ZR_SHARD_VERIFY_WORLD_H
 #define ZR_SHARD_VERIFY_WORLD_H
 
+#include "comm/mesh.h"
 #include "comm/sim/sim.h"
 #include "comm/sim/symmetry.h"
 #include "shard/engine/engine_inside.h"
+#include "shard/engine/engine_walk.h"
 #include "shard/verify/verify.h"
 
 #include <ucontext.h>
@@ -42,12 +44,29 @@ enum zr_script_op_kind {
     ZR_DO_WRITE,
     ZR_DO_MEAN,
     ZR_DO_SNAPSHOT,
-    ZR_DO_ZERO, /* the model zeroes all gradients that it has a pointer to */
+    /* the model zeroes all gradients that it has a pointer to */
+    ZR_DO_ZERO,
     ZR_DO_NORM,
     ZR_DO_DROP,
     ZR_DO_GATHER_ALL,
-    ZR_DO_RELEASE_ALL
+    ZR_DO_RELEASE_ALL,
+    /* of a pipeline stage: an evaluation begins, an action is asked for, what it is given is read, what it
+     * gives is written, and it is over */
+    ZR_DO_EVALUATE,
+    ZR_DO_NEXT,
+    ZR_DO_TAKE,
+    ZR_DO_GIVE,
+    ZR_DO_FINISH,
+    /* of the model's parts, an enum zr_parts_move */
+    ZR_DO_PARTS
 };
+
+/* What the parts of a model do with an activation. The last is of a host's numbers. */
+enum zr_parts_move { ZR_PARTS_SUM, ZR_PARTS_SCATTER, ZR_PARTS_GATHER, ZR_PARTS_MOST, ZR_PARTS_MOVES };
+
+/* Its most elements: more than go between parts at a time; and of numbers, all of which are compared. */
+enum { ZR_VERIFY_PARTS_ELEMS = ZR_MODEL_ELEMS + 5000, ZR_VERIFY_MOST_ELEMS = 200 };
+
 struct zr_script_op {
     uint8_t kind, backward;
     /* of READ and WRITE: a tensor */
@@ -55,6 +74,13 @@ struct zr_script_op {
     int32_t step;
     /* of USE: the one behind the others, at the end of forward and the beginning of backward */
     bool again;
+    /* of PARTS: how they move n elements, and whether what comes lies in what goes */
+    uint8_t how;
+    bool bf16, in_place;
+    int32_t n;
+    /* of an action: the micro-batch, -1: none is left; and of which evaluation or step, all counted
+     * together */
+    int32_t micro, pass;
 };
 
 struct zr_script {
@@ -69,14 +95,28 @@ struct zr_script {
     bool reordered;
 };
 
-/* verify_case.c: where a case's tensors are, on its world's groups. */
-int zr_verify_layout(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
+/* What the ranks of a pipeline stage have alike. */
+struct zr_verify_stage {
+    int32_t at;
+    struct zr_layout *layout;
+    /* its rows; each rank goes through them on its own */
+    struct zr_walk walk;
+    struct zr_pipe_room room;
+    struct zr_script script;
+    struct zr_options opt;
+    struct zr_plan *plan;
+};
+
+/* verify_case.c: where a stage's tensors are, on its groups. */
+int zr_verify_layout(const struct zr_verify_case *c, int32_t stage, const struct zr_verify_speed *speed,
                      struct zr_layout **out);
 
-/* tensors: freed by the layout they go into. */
-int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
+/* verify_tensors.c: freed by the layout they go into. */
+int zr_script_tensors(const struct zr_verify_case *c, int32_t stage, const struct zr_verify_speed *speed,
                       struct zr_tensor **out, int32_t *n);
-int zr_script_make(const struct zr_verify_case *c, struct zr_script *out);
+/* verify_script.c: the stage's layout and rows are there. */
+int zr_script_make(const struct zr_verify_case *c, const struct zr_verify_stage *stage,
+                   struct zr_script *out);
 void zr_script_free(struct zr_script *s);
 
 /* What a mutant does. LESS: something is left out. */
@@ -150,6 +190,13 @@ struct zr_verify_rank {
     bool finished;
     bool refused;
 
+    const struct zr_verify_stage *of_stage;
+    int32_t part;
+    struct zr_walk walk;
+    struct zr_walk_given given;
+    /* for what moves between parts (zr_parts_bytes); NULL: there are none */
+    char *activations;
+
     struct zr_layout layout;
     struct zr_plan plan;
     struct zr_tensor *tensors;
@@ -188,16 +235,17 @@ struct zr_verify_world {
     const struct zr_mutant *mutant;
     const struct zr_verify_speed *speed;
     uint64_t random;
-    struct zr_options opt;
-    struct zr_script script;
-    struct zr_layout *layout;
-    struct zr_plan *plan;
+    struct zr_verify_stage *stages;
+    /* some stage trains something */
+    bool any_trained;
     struct zr_sim *sim;
     struct zr_sim_order *order;
     /* Simulated ranks: all of the case's, or by symmetry one of each kind. */
     int n_ranks;
     bool by_symmetry;
     struct zr_symmetry symmetry;
+    /* (n_ranks) what each finds its groups to be */
+    struct zr_mesh *mesh;
     /* By role, (n_ranks) of each, by rank; NULL: nobody has it. Those that were opened, once each. */
     struct zr_comm **comm[ZR_ROLES], **opened[ZR_ROLES];
     int n_opened;
@@ -221,11 +269,38 @@ bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr
 /* Carries out the job, or what the mutant makes of it. */
 void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job);
 
-/* verify_script.c: the compute of one use of a unit, on the rank's compute stream. */
+/* verify_stages.c */
+int zr_stages_make(struct zr_verify_world *v);
+void zr_stages_free(struct zr_verify_world *v);
+/* Of all ranks: data-parallel ones of each part of each stage; units of a stage; ranks that have the same
+ * part of the same stage. */
+int32_t zr_verify_dp(const struct zr_verify_case *c);
+int32_t zr_stage_units(const struct zr_verify_case *c, int32_t stage);
+int zr_stage_class(const struct zr_verify_case *c, int32_t rank);
+/* Its stage and part, at the beginning of its rows. */
+void zr_stage_enter(struct zr_verify_world *v, struct zr_verify_rank *r);
+/* Of the tensor's flat, the number in contents: the same on all that have the same elements. */
+int32_t zr_stage_flat(const struct zr_verify_rank *r, const struct zr_tensor *t, int32_t flat);
+/* Whose contribution to a tensor's gradient this rank's is: all parts have that of the first, where they
+ * have all of it and the same. */
+int zr_stage_contributor(const struct zr_verify_world *v, int rank, const struct zr_tensor *t);
+/* zr_sim_options.whole_grad. */
+struct zr_content zr_stage_whole_grad(void *arg, int32_t flat, uint32_t step);
+
+/* verify_actions.c */
+int zr_actions_next(struct zr_verify_rank *r, const struct zr_script_op *op);
+int zr_actions_move(struct zr_verify_rank *r, const struct zr_script_op *op);
+int zr_actions_finish(struct zr_verify_rank *r);
+
+/* verify_parts.c */
+int64_t zr_parts_bytes(void);
+int zr_parts_do(struct zr_verify_rank *r, const struct zr_script_op *op);
+
+/* verify_compute.c: the compute of one use of a unit, on the rank's compute stream. */
 int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op);
 int zr_script_zero(struct zr_verify_rank *r);
 /* What a piece's parameters are after so many updates. */
-struct zr_content zr_script_values(const struct zr_layout *l, int32_t piece, int32_t n_updates);
+struct zr_content zr_script_values(const struct zr_verify_rank *r, int32_t piece, int32_t n_updates);
 
 /* verify_groups.c: the communicators of all roles, each of as many groups as the role has. */
 int zr_groups_open(struct zr_verify_world *v);
@@ -236,6 +311,8 @@ void zr_groups_each(const struct zr_verify_world *v, bool (*fn)(void *arg, struc
 /* verify_rank.c: opening leaves a rank that waits for its first turn. Closing NULL or half opened ones is
  * allowed; the communicators go with them. */
 int zr_rank_open(struct zr_verify_world *v, int id);
+/* cfg.update; arg is the rank. */
+int zr_rank_user_update(void *arg, const struct zr_user_update *u);
 void zr_ranks_close(struct zr_verify_world *v);
 
 /* verify_snapshot.c: what the engine tells a complete snapshot to; arg is the rank. */

@@ -40,6 +40,11 @@ static void once_failed(void **state)
            one layer had no bracket yet and others were being summed in place. */
         "seed=48114 stage=0 world=2 n_units=3 accum=1 n_steps=1 skipped=20 stacked=1 zeroes=8 poison=-1 "
         "dead=-1",
+        /* A snapshot of the last stage read what its tied tensor's owner was giving; and the other way round. */
+        "seed=208 stage=3 world=2 n_units=1 accum=1 n_steps=1 snapshots=84 poison=-1 dead=-1 pp=2 tied=1",
+        "seed=226 stage=3 world=2 n_units=1 accum=1 n_steps=1 snapshots=21 poison=-1 dead=-1 pp=2 tied=1",
+        /* Ranks go around the hosts: the first of a later stage was not its lowest, whose values count. */
+        "seed=1 stage=3 world=12 n_units=1 accum=1 n_steps=1 poison=-1 dead=-1 pp=2 hybrid=1 group=2 dealt=1",
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -58,7 +63,7 @@ static void seeds(void **state)
     const char *given = getenv("SEED"), *n = getenv("N_SEEDS");
     uint64_t first = given ? strtoull(given, NULL, 0) : 1, n_seeds = n ? strtoull(n, NULL, 0) : 1000;
     int64_t n_ops = 0, n_died = 0, n_starved = 0, n_reordered = 0, n_snapshots = 0, n_refused = 0;
-    int n_hybrid[3] = {0};
+    int n_hybrid[3] = {0}, n_pp = 0, n_tp = 0, n_tied = 0;
     for (uint64_t s = first; s < first + n_seeds; s++) {
         struct zr_verify_case c;
         struct zr_verify_result r;
@@ -71,16 +76,19 @@ static void seeds(void **state)
         n_snapshots += r.n_snapshots;
         n_refused += r.refused != 0;
         n_hybrid[c.group > 1 && c.group < c.world ? c.hybrid : 0]++;
+        n_pp += c.pp > 1;
+        n_tp += c.tp > 1;
+        n_tied += c.tied;
     }
     print_message(
         "%lld with a rank that dies, %lld starved, %lld reordered, %lld snapshots, %lld refused, %d "
-        "HSDP, %d HFSDP\n",
+        "HSDP, %d HFSDP, %d in stages, %d tied, %d in parts\n",
         (long long)n_died, (long long)n_starved, (long long)n_reordered, (long long)n_snapshots,
-        (long long)n_refused, n_hybrid[1], n_hybrid[2]);
+        (long long)n_refused, n_hybrid[1], n_hybrid[2], n_pp, n_tied, n_tp);
     assert_true(n_ops > 100 * (int64_t)n_seeds);
     if (n_seeds < 1000) /* too few for some of everything */
         return;
-    assert_true(n_hybrid[1] > 15 && n_hybrid[2] > 15);
+    assert_true(n_hybrid[1] > 15 && n_hybrid[2] > 15 && n_pp > 150 && n_tied > 50 && n_tp > 150);
     assert_true(n_died > 25 && n_starved > 10 && n_reordered > 50 && n_snapshots > 500 && n_refused > 10);
 }
 

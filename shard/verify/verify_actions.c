@@ -1,0 +1,147 @@
+/* verify_actions.c: a pipeline stage's calls, action by action, and its activations on their way: each says
+ * of which pass, micro-batch and rank it is, so that one that is stale, early or another's is noticed. */
+#include "shard/verify/verify_writing.h"
+
+/* ---- writing ---- */
+
+static void write_action_op(struct zr_writing *w, enum zr_script_op_kind kind, bool backward, int32_t micro)
+{
+    zr_write(w->s, (struct zr_script_op){.kind = (uint8_t)kind,
+                                         .backward = backward,
+                                         .unit = -1,
+                                         .step = w->step,
+                                         .micro = micro,
+                                         .pass = w->n_passes});
+}
+
+void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool evaluates)
+{
+    if (evaluates)
+        zr_write_call(w, ZR_DO_EVALUATE);
+    for (int64_t i = 0; i < row->n; i++) {
+        const struct zr_pipe_action *a = &row->actions[i];
+        bool backward = a->kind == ZR_PIPE_BACKWARD;
+        if (!zr_pipe_computes(a->kind))
+            continue;
+        write_action_op(w, ZR_DO_NEXT, backward, a->micro_batch);
+        write_action_op(w, ZR_DO_TAKE, backward, a->micro_batch);
+        if (!evaluates)
+            zr_write_zero(w, backward ? 2 : 1, a->micro_batch);
+        (backward ? zr_write_backward : zr_write_forward)(w, w->all, w->n_units);
+        write_action_op(w, ZR_DO_GIVE, backward, a->micro_batch);
+        write_action_op(w, ZR_DO_FINISH, backward, a->micro_batch);
+    }
+    if (evaluates || zr_verify_chance(w->random, 50)) /* a step may follow its last action at once */
+        write_action_op(w, ZR_DO_NEXT, false, -1);
+    w->n_passes++;
+}
+
+enum { FEW = 3000 };
+
+void zr_write_parts(struct zr_writing *w, bool backward)
+{
+    const struct zr_verify_case *c = w->c;
+    if (c->tp < 2 || !zr_verify_chance(w->random, c->sums))
+        return;
+    int64_t most = zr_verify_chance(w->random, 90) ? FEW : ZR_VERIFY_PARTS_ELEMS;
+    enum zr_parts_move how =
+        (enum zr_parts_move)zr_verify_below(w->random, c->caller ? ZR_PARTS_MOVES : ZR_PARTS_MOST);
+    if (how == ZR_PARTS_MOST)
+        most = ZR_VERIFY_MOST_ELEMS;
+    int64_t n = (1 + zr_verify_below(w->random, most)) / c->tp * c->tp;
+    zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_PARTS,
+                                         .backward = backward,
+                                         .unit = -1,
+                                         .step = w->step,
+                                         .how = (uint8_t)how,
+                                         .bf16 = how != ZR_PARTS_MOST && zr_verify_chance(w->random, 50),
+                                         .in_place = zr_verify_chance(w->random, 50),
+                                         .n = (int32_t)n});
+}
+
+/* ---- doing ---- */
+
+static bool is_given(struct zr_verify_rank *r, const struct zr_script_op *op, const struct zr_walk_given *g,
+                     bool more)
+{
+    bool same =
+        more ? g->action.micro_batch == op->micro && (g->action.kind == ZR_PIPE_BACKWARD) == op->backward
+             : op->micro < 0;
+    if (!same)
+        zr_report(zr_sim_recorder(r->v->sim),
+                  "rank %d: zero_next gave micro-batch %d, and not %s of micro-batch %d", r->id,
+                  more ? g->action.micro_batch : -1, op->backward ? "backward" : "forward", op->micro);
+    return same;
+}
+
+static int end_evaluation(struct zr_verify_rank *r)
+{
+    const struct zr_core_event ev = {.kind = ZR_EV_EVALUATED, .unit = -1};
+    r->walk.evaluates = false;
+    r->walk.at = 0;
+    return zr_engine_call(&r->engine, &ev);
+}
+
+int zr_actions_next(struct zr_verify_rank *r, const struct zr_script_op *op)
+{
+    bool more;
+    int err = zr_walk_next(&r->engine, &r->walk, &r->given, &more);
+    if (err)
+        return err;
+    is_given(r, op, &r->given, more);
+    return !more && r->walk.evaluates ? end_evaluation(r) : 0;
+}
+
+int zr_actions_finish(struct zr_verify_rank *r)
+{
+    int err = zr_walk_finish(&r->engine, &r->walk);
+    return err ? err : zr_walk_move(&r->engine, &r->walk);
+}
+
+/* A stage's pair of ranks have the same place in it, which the last digits say. */
+static struct zr_content activation(const struct zr_verify_rank *r, const struct zr_script_op *op,
+                                    enum zr_pipe_way way, int32_t edge)
+{
+    int64_t which = ((int64_t)op->pass * 100 + op->micro) * 100 + r->id % (r->v->c->world / r->v->c->pp);
+    return (struct zr_content){
+        .kind = ZR_CONTENT_ACTIVATION, .size = 1, .flat = 2 * edge + (int32_t)way, .value = (uint64_t)which};
+}
+
+/* Less than a slot, as most activations are. */
+static struct zr_sim_touch touch_slot(const struct zr_verify_rank *r, void *at, enum zr_sim_how how,
+                                      struct zr_content content)
+{
+    return (struct zr_sim_touch){at, r->of_stage->room.slot_bytes - 96, how, content};
+}
+
+static void expect_slot(struct zr_verify_rank *r, const void *at, bool there, const char *what)
+{
+    if ((at != NULL) != there)
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d, stage %d: zero_next gave %s for %s", r->id,
+                  r->of_stage->at, at ? "a slot" : "none", what);
+}
+
+int zr_actions_move(struct zr_verify_rank *r, const struct zr_script_op *op)
+{
+    const struct zr_walk_given *g = &r->given;
+    int32_t at = r->of_stage->at, before = at - 1;
+    bool has_next = at + 1 < r->v->c->pp, has_last = at > 0, gives = op->kind == ZR_DO_GIVE;
+    struct zr_sim_touch touch[3];
+    int n = 0;
+    expect_slot(r, g->in, op->backward ? has_next : has_last, "what it reads");
+    expect_slot(r, g->out, op->backward ? has_last : has_next, "what it writes");
+    expect_slot(r, g->kept, op->backward && has_last, "what its forward was given");
+    /* It may read to its end what it was given. */
+    if (g->in && op->backward)
+        touch[n++] = touch_slot(r, g->in, ZR_SIM_READ, activation(r, op, ZR_PIPE_BACK, at));
+    else if (g->in)
+        touch[n++] = touch_slot(r, g->in, ZR_SIM_READ, activation(r, op, ZR_PIPE_ONWARD, before));
+    if (g->kept)
+        touch[n++] = touch_slot(r, g->kept, ZR_SIM_READ, activation(r, op, ZR_PIPE_ONWARD, before));
+    if (gives && g->out && op->backward)
+        touch[n++] = touch_slot(r, g->out, ZR_SIM_SET, activation(r, op, ZR_PIPE_BACK, before));
+    else if (gives && g->out)
+        touch[n++] = touch_slot(r, g->out, ZR_SIM_SET, activation(r, op, ZR_PIPE_ONWARD, at));
+    return zr_sim_compute(r->engine.compute,
+                          gives ? "activations that it gives" : "activations that it takes", touch, n, 0);
+}

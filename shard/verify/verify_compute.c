@@ -1,0 +1,117 @@
+/* verify_compute.c: which bytes the compute of a case's model touches, and what it expects to be in them. */
+#include "shard/verify/verify_world.h"
+
+#include <stdlib.h>
+
+/* At stages 2 and 3 the model has no pointer to a unit that is not open. */
+static int outside(struct zr_verify_rank *r, const struct zr_script_op *op, const char *tensor,
+                   const char *what)
+{
+    zr_report(zr_sim_recorder(r->v->sim),
+              "the model's fault: rank %d uses %s%s of unit %d in %s, step %d, outside its bracket; "
+              "zero_begin must come first",
+              r->id, what, tensor, op->unit, op->backward ? "backward" : "forward", op->step);
+    return 0;
+}
+
+struct zr_content zr_script_values(const struct zr_verify_rank *r, int32_t piece, int32_t n_updates)
+{
+    const struct zr_layout *l = &r->layout;
+    const struct zr_piece *p = &l->pieces[piece];
+    const struct zr_tensor *t = &l->tensors[p->tensor];
+    const struct zr_flat *f = zr_piece_flat(l, piece);
+    bool trained = t->tie == ZR_TIE_COPY ? t->tied_grad != NULL : f->trainable;
+    return (struct zr_content){.kind = ZR_CONTENT_PARAM,
+                               .size = (uint8_t)zr_dtype_bytes(t->dtype),
+                               .flat = zr_stage_flat(r, t, (int32_t)(f - l->flats)),
+                               .first = p->first,
+                               .value = trained ? (uint64_t)n_updates : 0};
+}
+
+/* Of a backward use of it, which is its k-th in the step: what the rank adds to the gradient. Of what all
+ * parts have alike, they have the same gradient. */
+static struct zr_content contribution(const struct zr_verify_rank *r, const struct zr_tensor *t,
+                                      struct zr_content of, uint32_t step, int32_t k)
+{
+    of.kind = ZR_CONTENT_GRAD;
+    of.value = zr_sim_share(zr_stage_contributor(r->v, r->id, t), step, of.flat, k);
+    of.n = 1;
+    return of;
+}
+
+/* Of one use of a unit. */
+static int64_t compute_ns(const struct zr_verify_speed *s, const struct zr_script_op *op, int64_t elems)
+{
+    const struct zr_verify_unit *u = s->units ? &s->units[op->unit] : NULL;
+    double flop = (op->backward ? 4.0 : 2.0) * (double)elems * s->tokens;
+    if (u && op->again)
+        flop = op->backward ? u->again_backward_flop : u->again_forward_flop;
+    else if (u)
+        flop = op->backward ? u->backward_flop : u->forward_flop;
+    return (int64_t)(flop / s->flops_per_s * 1e9);
+}
+
+int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op)
+{
+    struct zr_verify_world *v = r->v;
+    const struct zr_layout *l = &r->layout;
+    const struct zr_unit *u = &l->units[op->unit];
+    struct zr_sim_touch touch[2 * 64];
+    int n = 0;
+    int64_t elems = 0;
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[u->first_flat + i];
+        for (int32_t k = 0; k < f->n_pieces && n + 2 <= 2 * 64; k++) {
+            const struct zr_piece *p = &l->pieces[f->first_piece + k];
+            const struct zr_tensor *t = &l->tensors[p->tensor];
+            int64_t size = zr_dtype_bytes(t->dtype), bytes = p->n * size;
+            uintptr_t slice = (uintptr_t)(p->slice * (t->n_elems / t->n_slices) * size);
+            struct zr_content content = zr_script_values(r, f->first_piece + k, r->n_done);
+            void **grad = t->tie == ZR_TIE_COPY ? t->tied_grad : f->trainable ? t->grad : NULL;
+            elems += p->n;
+            if (!*t->param)
+                return outside(r, op, t->name, "");
+            touch[n++] =
+                (struct zr_sim_touch){(char *)((uintptr_t)*t->param + slice), bytes, ZR_SIM_READ, content};
+            if (!op->backward || !grad)
+                continue;
+            if (!*grad)
+                return outside(r, op, t->name, "the gradient of ");
+            touch[n++] = (struct zr_sim_touch){
+                (char *)((uintptr_t)*grad + slice), bytes, t->overwrite ? ZR_SIM_SET : ZR_SIM_ADD,
+                contribution(r, t, content, (uint32_t)op->step, r->n_used[op->unit])};
+        }
+    }
+    r->n_used[op->unit] += op->backward;
+    int64_t ns = v->speed ? compute_ns(v->speed, op, elems) : 0;
+    if (r->id == 0)
+        v->compute_ns += ns;
+    return zr_sim_compute(r->engine.compute, op->backward ? "backward" : "forward", touch, n, ns);
+}
+
+/* A tensor of which a layer had no bracket yet: its pointer stays, as the layer may be one that never has,
+ * but what is summed in place of other layers is not the model's. */
+static bool is_partly_lent(const struct zr_verify_rank *r, int32_t tensor)
+{
+    const struct zr_lending *l = &r->engine.m.lending[tensor];
+    return l->n_in_flight && l->n_unbracketed;
+}
+
+int zr_script_zero(struct zr_verify_rank *r)
+{
+    const struct zr_layout *l = &r->layout;
+    struct zr_sim_touch *touch = malloc(((size_t)l->n_pieces + 1) * sizeof *touch);
+    int n = 0;
+    if (!touch)
+        abort();
+    for (int32_t i = 0; i < l->n_pieces; i++) {
+        const struct zr_tensor *t = &l->tensors[l->pieces[i].tensor];
+        int64_t bytes = l->pieces[i].n * zr_dtype_bytes(t->dtype);
+        if (t->grad && *t->grad && !is_partly_lent(r, l->pieces[i].tensor))
+            touch[n++] = (struct zr_sim_touch){
+                (char *)*t->grad + l->pieces[i].slice * bytes, bytes, ZR_SIM_SET, {.kind = ZR_CONTENT_ZERO}};
+    }
+    int err = zr_sim_compute(r->engine.compute, "the model's zeroing", touch, n, 0);
+    free(touch);
+    return err;
+}

@@ -1,0 +1,149 @@
+/* verify_parts.c: what a model does around its products where it is cut over ranks: partial sums are added
+ * up, cut or whole activations are gathered and scattered. A partial activation is the contribution of one
+ * part, a whole one the sum of all of them; of one that is cut each part has elements of its own. */
+#include "shard/verify/verify_world.h"
+
+/* What is moved: n elements, known by the op's number in the script. */
+struct moving_parts {
+    struct zr_verify_rank *r;
+    const struct zr_script_op *op;
+    int32_t flat, tp, part;
+    int64_t size, n, each;
+    char *whole, *own;
+};
+
+static struct zr_content contribution_of(const struct moving_parts *m, int32_t part,
+                                         enum zr_content_kind kind)
+{
+    int32_t rank = m->r->id - m->part + part;
+    return (struct zr_content){.kind = (uint8_t)kind,
+                               .size = (uint8_t)m->size,
+                               .flat = m->flat,
+                               .value = zr_sim_share(rank, (uint32_t)m->op->step, m->flat, 0),
+                               .n = kind == ZR_CONTENT_GRAD};
+}
+
+static struct zr_content whole_sum(const struct moving_parts *m)
+{
+    struct zr_content sum = contribution_of(m, 0, ZR_CONTENT_GRAD);
+    for (int32_t p = 1; p < m->tp; p++) {
+        sum.value += contribution_of(m, p, ZR_CONTENT_GRAD).value;
+        sum.n++;
+    }
+    return sum;
+}
+
+static int touch(const struct moving_parts *m, const char *name, char *at, int64_t first, int64_t n,
+                 enum zr_sim_how how, struct zr_content content)
+{
+    content.first = first;
+    const struct zr_sim_touch t = {at, n * m->size, how, content};
+    return zr_sim_compute(m->r->engine.compute, name, &t, 1, 0);
+}
+
+static enum zr_dtype dtype_of(const struct moving_parts *m)
+{
+    return m->op->bf16 ? ZR_BF16 : ZR_F32;
+}
+
+static int add_up(const struct moving_parts *m)
+{
+    char *to = m->op->in_place ? m->whole : m->own;
+    int err = touch(m, "a partial activation", m->whole, 0, m->n, ZR_SIM_SET,
+                    contribution_of(m, m->part, ZR_CONTENT_GRAD));
+    if (!err)
+        err = zr_engine_sum_parts(&m->r->engine, ZR_CALLED_TP_LEAVE, to, m->whole, m->n, dtype_of(m));
+    return err ? err : touch(m, "an activation added up", to, 0, m->n, ZR_SIM_READ, whole_sum(m));
+}
+
+static char *own_of(const struct moving_parts *m)
+{
+    return m->op->in_place ? m->whole + m->part * m->each * m->size : m->own;
+}
+
+static int scatter(const struct moving_parts *m)
+{
+    int err = touch(m, "a partial activation", m->whole, 0, m->n, ZR_SIM_SET,
+                    contribution_of(m, m->part, ZR_CONTENT_GRAD));
+    if (!err)
+        err = zr_engine_scatter_parts(&m->r->engine, ZR_CALLED_TP_SCATTER, own_of(m), m->whole, m->n,
+                                      dtype_of(m));
+    return err ? err
+               : touch(m, "a part of an activation added up", own_of(m), m->part * m->each, m->each,
+                       ZR_SIM_READ, whole_sum(m));
+}
+
+static int gather(const struct moving_parts *m)
+{
+    int err = touch(m, "a part of an activation", own_of(m), m->part * m->each, m->each, ZR_SIM_SET,
+                    contribution_of(m, m->part, ZR_CONTENT_ACTIVATION));
+    if (!err)
+        err = zr_engine_gather_parts(&m->r->engine, ZR_CALLED_TP_GATHER, m->whole, own_of(m), m->n,
+                                     dtype_of(m));
+    for (int32_t p = 0; !err && p < m->tp; p++)
+        err = touch(m, "an activation gathered", m->whole + p * m->each * m->size, p * m->each, m->each,
+                    ZR_SIM_READ, contribution_of(m, p, ZR_CONTENT_ACTIVATION));
+    return err;
+}
+
+/* Of numbers that are there, as the host compares them. */
+static float number_of(int32_t part, int64_t i)
+{
+    return (float)((part * 7 + i * 3) % 11);
+}
+
+static int take_most(const struct moving_parts *m)
+{
+    float *x = (float *)m->whole;
+    const struct zr_sim_touch t = {x, m->n * m->size, ZR_SIM_PLAIN_WRITE, {0}};
+    zr_sim_host_touch(m->r->v->sim, "numbers of each part", &t, 1);
+    for (int64_t i = 0; i < m->n; i++)
+        x[i] = number_of(m->part, i);
+    int err = zr_engine_most_of_parts(&m->r->engine, ZR_CALLED_TP_MAX, x, m->n);
+    for (int64_t i = 0; !err && i < m->n; i++) {
+        float most = 0;
+        for (int32_t p = 0; p < m->tp; p++)
+            most = number_of(p, i) > most ? number_of(p, i) : most;
+        if (x[i] != most) {
+            zr_report(zr_sim_recorder(m->r->v->sim),
+                      "rank %d: the most of element %lld came out as %g, not %g", m->r->id, (long long)i,
+                      (double)x[i], (double)most);
+            return 0;
+        }
+    }
+    return err;
+}
+
+int64_t zr_parts_bytes(void)
+{
+    return 2 * ZR_VERIFY_PARTS_ELEMS * (int64_t)sizeof(float);
+}
+
+int zr_parts_do(struct zr_verify_rank *r, const struct zr_script_op *op)
+{
+    int64_t number = op - r->of_stage->script.ops;
+    const struct moving_parts m = {.r = r,
+                                   .op = op,
+                                   .flat = -(int32_t)(2 + number),
+                                   .tp = r->v->c->tp,
+                                   .part = r->part,
+                                   .size = op->bf16 ? 2 : 4,
+                                   .n = op->n,
+                                   .each = op->n / r->v->c->tp,
+                                   .whole = r->activations,
+                                   .own = r->activations + zr_parts_bytes() / 2};
+    zr_engine_parts_called(&r->engine, (uint64_t)number);
+    switch ((enum zr_parts_move)op->how) {
+    case ZR_PARTS_SUM:
+        return add_up(&m);
+    case ZR_PARTS_SCATTER:
+        return scatter(&m);
+    case ZR_PARTS_GATHER:
+        return gather(&m);
+    case ZR_PARTS_MOST:
+        return take_most(&m);
+    case ZR_PARTS_MOVES:
+        break;
+    }
+    return 0;
+}

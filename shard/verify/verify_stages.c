@@ -1,0 +1,298 @@
+/* verify_stages.c: the pipeline stages of a case: of each its tensors, its row of the schedule, its script
+ * and its plan; and which of the world's ranks have which. A model that is whole is one stage. */
+#include "shard/verify/verify_world.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Numbers of flats, in contents, that each part of each stage has; what all parts have is of part 0. */
+enum { FLATS = 1 << 16 };
+
+/* ---- who is where ---- */
+
+static int32_t n_stages(const struct zr_verify_case *c)
+{
+    return c->pp > 1 ? c->pp : 1;
+}
+
+static int32_t n_parts(const struct zr_verify_case *c)
+{
+    return c->tp > 1 ? c->tp : 1;
+}
+
+int32_t zr_verify_dp(const struct zr_verify_case *c)
+{
+    return c->world / n_stages(c) / n_parts(c);
+}
+
+int32_t zr_stage_units(const struct zr_verify_case *c, int32_t stage)
+{
+    uint64_t s = c->seed ^ 0x0417 ^ (uint64_t)stage << 40;
+    return c->pp > 1 ? 1 + (int32_t)zr_verify_below(&s, c->n_units) : c->n_units;
+}
+
+static int32_t stage_of(const struct zr_verify_case *c, int32_t rank)
+{
+    return rank / (c->world / n_stages(c));
+}
+
+void zr_stage_enter(struct zr_verify_world *v, struct zr_verify_rank *r)
+{
+    int32_t rank = v->by_symmetry ? 0 : r->id;
+    r->of_stage = &v->stages[stage_of(v->c, rank)];
+    r->part = rank % n_parts(v->c);
+    r->walk = r->of_stage->walk;
+}
+
+int zr_stage_class(const struct zr_verify_case *c, int32_t rank)
+{
+    return stage_of(c, rank) * n_parts(c) + rank % n_parts(c);
+}
+
+int32_t zr_stage_flat(const struct zr_verify_rank *r, const struct zr_tensor *t, int32_t flat)
+{
+    bool copy = t->tie == ZR_TIE_COPY;
+    int32_t group = (copy ? 0 : r->of_stage->at * n_parts(r->v->c)) + (t->cut ? r->part : 0);
+    return group * FLATS + (copy ? r->v->stages[0].layout->units[0].first_flat : flat);
+}
+
+int zr_stage_contributor(const struct zr_verify_world *v, int rank, const struct zr_tensor *t)
+{
+    return t->cut || t->partial ? rank : rank - rank % n_parts(v->c);
+}
+
+/* ---- what gradients must add up to ---- */
+
+/* Adds what the ranks of a stage give to a tensor's gradient, n of each: those of one part, as others have
+ * other elements, or the same gradient; or all, where each part has a gradient of its own. */
+static void add_shares(const struct zr_verify_world *v, const struct zr_verify_stage *stage,
+                       const struct zr_tensor *t, int32_t part, int32_t n, uint32_t step,
+                       struct zr_content *sum)
+{
+    for (int32_t rank = 0; rank < v->c->world; rank++) {
+        if (&v->stages[stage_of(v->c, rank)] != stage || (!t->partial && rank % n_parts(v->c) != part))
+            continue;
+        for (int32_t k = 0; k < n; k++)
+            sum->value += zr_sim_share(zr_stage_contributor(v, rank, t), step, sum->flat, k);
+        sum->n += n;
+    }
+}
+
+struct zr_content zr_stage_whole_grad(void *arg, int32_t flat, uint32_t step)
+{
+    const struct zr_verify_world *v = arg;
+    bool whole = v->c->pp < 2 && v->c->tp < 2;
+    int32_t parts = n_parts(v->c), group = whole ? 0 : flat / FLATS, at = whole ? flat : flat % FLATS;
+    struct zr_content sum = {.kind = ZR_CONTENT_GRAD, .size = sizeof(float), .flat = flat};
+    if (v->by_symmetry || flat < 0 || group >= n_stages(v->c) * parts || step < 1 ||
+        (int)step > v->c->n_steps)
+        return sum;
+    const struct zr_verify_stage *stage = &v->stages[group / parts];
+    const struct zr_layout *l = stage->layout;
+    if (at >= l->n_flats)
+        return sum;
+    const struct zr_flat *f = &l->flats[at];
+    const struct zr_tensor *t = &l->tensors[l->pieces[f->first_piece].tensor];
+    int32_t n = stage->script.n_contrib[((int)step - 1) * l->n_units + f->unit];
+    add_shares(v, stage, t, group % parts, n, step - 1, &sum);
+    if (t->tie == ZR_TIE_OWNER) {
+        const struct zr_verify_stage *last = &v->stages[v->c->pp - 1];
+        int32_t unit = last->layout->n_units - 1;
+        n = last->script.n_contrib[((int)step - 1) * last->layout->n_units + unit];
+        add_shares(v, last, t, group % parts, n, step - 1, &sum);
+    }
+    return sum;
+}
+
+/* ---- the schedule's rows ---- */
+
+/* As zero_wrap: on which it is decided which messages go first. */
+static const struct zr_pipe_cost cost = {.forward_ns = 1000, .backward_ns = 2000};
+
+/* Any order in which each stage could come: of all computations that are ready the next is drawn. */
+static int draw_schedule(const struct zr_verify_case *c, struct zr_pipeline **out)
+{
+    uint64_t s = c->seed ^ 0x5ced;
+    int percent = 10 + (int)zr_verify_below(&s, 80);
+    int32_t n_forward[64] = {0}, n_backward[64] = {0};
+    struct zr_pipeline *p = *out = zr_pipeline_new(c->pp);
+    int err = p ? 0 : ZR_ERR_NOMEM;
+    for (int64_t left = 2 * (int64_t)c->pp * c->accum; !err && left;) {
+        int32_t at = (int32_t)zr_verify_below(&s, c->pp);
+        bool backward = zr_verify_chance(&s, percent);
+        bool forth = n_forward[at] < c->accum && (at == 0 || n_forward[at - 1] > n_forward[at]);
+        bool back =
+            n_backward[at] < n_forward[at] && (at == c->pp - 1 || n_backward[at + 1] > n_backward[at]);
+        if (backward ? !back : !forth)
+            continue;
+        int32_t micro = backward ? n_backward[at]++ : n_forward[at]++;
+        enum zr_pipe_kind kind = backward ? ZR_PIPE_BACKWARD : ZR_PIPE_FORWARD;
+        err =
+            zr_pipeline_add(p, at, (struct zr_pipe_action){.kind = kind, .stage = at, .micro_batch = micro});
+        left--;
+    }
+    return err;
+}
+
+static int take_rows(struct zr_verify_world *v, const struct zr_pipeline *all, bool evaluation)
+{
+    int32_t n_onward, n_back;
+    int err = zr_pipeline_slots(all, &n_onward, &n_back);
+    for (int32_t s = 0; !err && s < v->c->pp; s++) {
+        struct zr_verify_stage *stage = &v->stages[s];
+        struct zr_walk_row *row = evaluation ? &stage->walk.evaluation : &stage->walk.step;
+        size_t bytes = (size_t)all->rows[s].n * sizeof *row->actions;
+        stage->room.n_onward = (int32_t)zr_max(stage->room.n_onward, n_onward);
+        stage->room.n_back = (int32_t)zr_max(stage->room.n_back, n_back);
+        row->n = all->rows[s].n;
+        row->actions = malloc(bytes);
+        if (!row->actions)
+            return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule");
+        memcpy(row->actions, all->rows[s].at, bytes);
+    }
+    return err;
+}
+
+static int make_rows(struct zr_verify_world *v, bool evaluation)
+{
+    const struct zr_verify_case *c = v->c;
+    struct zr_pipeline *computed = NULL, *all = NULL;
+    struct zr_pipe_report report;
+    int err = !evaluation && c->schedule == ZR_RUN_ANY
+                  ? draw_schedule(c, &computed)
+                  : zr_pipeline_build(&computed, c->schedule == ZR_RUN_GPIPE ? ZR_GPIPE : ZR_1F1B, c->pp, 1,
+                                      c->accum, evaluation);
+    if (!err)
+        err = zr_pipeline_lower(&all, computed, &cost, 0);
+    if (!err)
+        err = zr_pipeline_check(all, &cost, &report);
+    if (!err) {
+        zr_pipe_report_close(&report, all);
+        err = take_rows(v, all, evaluation);
+    }
+    zr_pipeline_close(all);
+    zr_pipeline_close(computed);
+    return err;
+}
+
+/* Of all stages alike, but for the tensors that two of them have. */
+static void set_room(struct zr_verify_stage *s, const struct zr_verify_case *c)
+{
+    int64_t tied_bytes = 0;
+    for (int32_t t = 0; t < s->layout->n_tensors; t++)
+        if (s->layout->tensors[t].tie != ZR_TIE_NONE)
+            tied_bytes += zr_tied_bytes(&s->layout->tensors[t]);
+    s->room.slot_bytes = 4096;
+    s->room.tied_bytes = zr_round_up(tied_bytes, 4096);
+    s->room.n_tied = (int32_t)zr_min((c->pp + 1) / 2, c->accum);
+}
+
+/* ---- options ---- */
+
+/* Where none are declared: each unit forward, then each backward, in the order of the row. */
+static void assume_order(struct zr_verify_stage *s)
+{
+    int32_t n_units = s->layout->n_units, n = 0;
+    struct zr_call *order = calloc((size_t)(2 * n_units * s->walk.step.n) + 1, sizeof *order);
+    if (!order)
+        abort();
+    for (int64_t i = 0; i < s->walk.step.n; i++) {
+        bool backward = s->walk.step.actions[i].kind == ZR_PIPE_BACKWARD;
+        for (int32_t k = 0; k < 2 * n_units && zr_pipe_computes(s->walk.step.actions[i].kind); k++)
+            order[n++] = (struct zr_call){
+                .unit = (backward ? 2 * n_units - 1 - k : k) / 2, .backward = backward, .is_end = k & 1};
+    }
+    s->script.order = order;
+    s->script.n_order = n;
+}
+
+static void set_options(const struct zr_verify_world *v, struct zr_verify_stage *s)
+{
+    const struct zr_verify_case *c = v->c;
+    bool assumed = c->pp > 1 && !s->script.n_order;
+    if (assumed)
+        assume_order(s);
+    s->opt = (struct zr_options){.stage = c->stage,
+                                 .hybrid = (enum zr_hybrid)c->hybrid,
+                                 .shard_group = c->group,
+                                 .pp = c->pp,
+                                 .parts = c->tp,
+                                 .optimizer = c->sgd ? ZR_SGD : ZR_ADAMW,
+                                 .clip = 1,
+                                 .grad_scale = 1,
+                                 .grad_accum_steps = c->accum,
+                                 .prefetch = c->prefetch,
+                                 .deterministic = c->deterministic,
+                                 .grad_in_place = c->grad_in_place,
+                                 .wire_dtype = c->wire_bf16 ? ZR_BF16 : 0,
+                                 .order = s->script.order,
+                                 .n_order = s->script.n_order,
+                                 .order_of_step = c->pp > 1,
+                                 .order_assumed = assumed,
+                                 .timeout_ms = 1000,
+                                 .save_async = c->snapshots > 0};
+    for (int kind = 1; kind < ZR_OPTIMIZER_COUNT; kind++) {
+        const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)kind);
+        s->opt.hyper[kind] = (struct zr_hyper){.beta1 = row->beta1, .beta2 = row->beta2, .eps = row->eps};
+    }
+    if (c->user_update) {
+        s->opt.optimizer = 0;
+        s->opt.update = zr_rank_user_update;
+        s->opt.n_states = 2;
+    }
+    if (c->pp > 1) {
+        s->opt.pipe_bytes = zr_pipe_room_bytes(&s->room);
+        s->opt.tied_bytes = zr_tied_room_bytes(&s->room);
+    }
+    int64_t all = 0;
+    for (int32_t u = 0; u < s->layout->n_units; u++)
+        all += s->layout->units[u].param_bytes;
+    s->opt.param_budget_bytes = c->budget ? all * c->budget / 100 : -1;
+    if (v->speed && v->speed->budget_bytes)
+        s->opt.param_budget_bytes = v->speed->budget_bytes;
+}
+
+/* ---- making them ---- */
+
+int zr_stages_make(struct zr_verify_world *v)
+{
+    const struct zr_verify_case *c = v->c;
+    int32_t n = n_stages(c);
+    int err = 0;
+    v->stages = calloc((size_t)n, sizeof *v->stages);
+    if (!v->stages)
+        abort();
+    for (int32_t s = 0; !err && s < n; s++) {
+        v->stages[s].at = s;
+        v->stages[s].walk = (struct zr_walk){.pp = n, .pp_at = s, .n_micro = c->accum};
+        err = zr_verify_layout(c, s, v->speed, &v->stages[s].layout);
+    }
+    if (!err && n > 1)
+        err = make_rows(v, false);
+    if (!err && n > 1)
+        err = make_rows(v, true);
+    for (int32_t s = 0; !err && s < n; s++) {
+        struct zr_verify_stage *stage = &v->stages[s];
+        set_room(stage, c);
+        err = zr_script_make(c, stage, &stage->script);
+        if (err)
+            break;
+        set_options(v, stage);
+        v->any_trained |= stage->layout->state_elems > 0;
+        err = zr_plan_make(stage->layout, &stage->opt, &stage->plan);
+    }
+    return err;
+}
+
+void zr_stages_free(struct zr_verify_world *v)
+{
+    for (int32_t s = 0; v->stages && s < n_stages(v->c); s++) {
+        struct zr_verify_stage *stage = &v->stages[s];
+        zr_plan_free(stage->plan);
+        zr_layout_free(stage->layout);
+        zr_script_free(&stage->script);
+        free(stage->walk.step.actions);
+        free(stage->walk.evaluation.actions);
+    }
+    free(v->stages);
+}

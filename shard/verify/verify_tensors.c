@@ -1,0 +1,125 @@
+/* verify_tensors.c: the tensors of a case's model, of one pipeline stage. */
+#include "shard/verify/verify_world.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t any_size(uint64_t *s)
+{
+    static const int64_t sizes[] = {1, 15, 17, 31, 32, 33, 63, 64, 100, 127, 128, 129, 17 * 257, 8100};
+    return zr_verify_chance(s, 30) ? 1 + zr_verify_below(s, 3000)
+                                   : sizes[zr_verify_below(s, sizeof sizes / sizeof *sizes)];
+}
+
+static void name_tensor(struct zr_tensor *t, int32_t i)
+{
+    char name[16];
+    snprintf(name, sizeof name, "t%d", i);
+    t->name = strdup(name);
+}
+
+static void *nowhere;
+
+/* All that both stages say of it alike. */
+static int tied_tensor(const struct zr_verify_case *c, bool owner, int32_t unit, struct zr_tensor *out)
+{
+    uint64_t s = c->seed ^ 0x71ed;
+    struct zr_tensor t = {.name = strdup("tied"),
+                          .param = &nowhere,
+                          .n_slices = 1,
+                          .unit = unit,
+                          .lr_scale = 1,
+                          .decay_scale = 1,
+                          .resident = true,
+                          .tie = owner ? ZR_TIE_OWNER : ZR_TIE_COPY};
+    t.n_elems = any_size(&s);
+    t.dtype = c->bf16 && zr_verify_chance(&s, 50) ? ZR_BF16 : ZR_F32;
+    bool frozen = zr_verify_chance(&s, c->frozen);
+    *(owner ? &t.grad : &t.tied_grad) = frozen ? NULL : &nowhere;
+    t.partial = c->tp > 1 && zr_verify_chance(&s, c->partial);
+    t.cut = c->tp > 1 && !t.partial && zr_verify_chance(&s, 60);
+    t.granule = zr_min(c->granule, t.n_elems);
+    *out = t;
+    return t.name ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a name");
+}
+
+/* The unit that is one tensor of two stages; -1: none of this one. */
+static int32_t tied_unit(const struct zr_verify_case *c, int32_t stage, int32_t n_units)
+{
+    bool first = stage == 0, last = stage == c->pp - 1;
+    return !c->tied || (!first && !last) ? -1 : first ? 0 : n_units - 1;
+}
+
+/* Of a unit that is not one tensor of two stages: cut, or, of all of its uncut ones or of none, partial. */
+static void place_on_parts(const struct zr_verify_case *c, uint64_t *s, bool partial, struct zr_tensor *t)
+{
+    if (c->tp < 2)
+        return;
+    t->cut = t->stacked || (!partial && zr_verify_chance(s, 60));
+    t->partial = !t->cut && partial;
+}
+
+int zr_script_tensors(const struct zr_verify_case *c, int32_t stage, const struct zr_verify_speed *speed,
+                      struct zr_tensor **out, int32_t *n)
+{
+    uint64_t s = c->seed ^ 0x7e45 ^ (uint64_t)stage << 40, parts = s + 1;
+    int32_t n_units = zr_stage_units(c, stage), tied = tied_unit(c, stage, n_units);
+    struct zr_tensor *t = calloc((size_t)n_units * 3 + 1, sizeof *t);
+    if (!t)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the tensors of %d units", n_units);
+    *n = 0;
+    /* One tensor over several units, and one to three of each unit's own. */
+    int32_t first = c->stacked ? (int32_t)zr_verify_below(&s, n_units) : 0;
+    for (int32_t u = c->stacked ? -1 : 0; u < n_units; u++) {
+        int32_t k = u < 0 || speed ? 1 : 1 + (int32_t)zr_verify_below(&s, 3);
+        bool partial = c->tp > 1 && zr_verify_chance(&parts, c->partial);
+        if (u >= 0 && u == tied) {
+            int err = tied_tensor(c, stage == 0, u, &t[(*n)++]);
+            if (!err)
+                continue;
+            zr_tensors_free(t, *n);
+            return err;
+        }
+        for (; k > 0; k--, ++*n) {
+            struct zr_tensor *x = &t[*n];
+            *x = (struct zr_tensor){.param = &nowhere,
+                                    .grad = &nowhere,
+                                    .dtype = ZR_F32,
+                                    .n_slices = 1,
+                                    .unit = u < 0 ? first : u};
+            x->n_elems = !speed         ? any_size(&s)
+                         : speed->units ? speed->units[zr_max(u, 0)].elems
+                                        : speed->unit_elems;
+            name_tensor(x, *n);
+            if (!x->name) {
+                zr_tensors_free(t, *n);
+                return zr_fail(ZR_ERR_NOMEM, "no memory for a name");
+            }
+            if (u < 0) {
+                x->stacked = x->pointer_per_begin = true;
+                x->n_slices = n_units - first;
+                x->n_elems *= x->n_slices;
+            }
+            if (c->bf16 && (speed || zr_verify_chance(&s, 50)))
+                x->dtype = ZR_BF16;
+            if (zr_verify_chance(&s, c->frozen))
+                x->grad = NULL;
+            x->lr_scale = 1;
+            x->decay_scale = zr_verify_chance(&s, 30) ? 0 : 1;
+            if (c->mixed) /* of several kinds, some without state */
+                x->optimizer = (enum zr_optimizer)((c->seed + (uint64_t)*n * 7) % ZR_OPTIMIZER_COUNT);
+            /* Stored instead of added: only where the model writes each gradient just once before it is
+             * handed in. */
+            bool often =
+                c->pattern == ZR_USE_TIED || (c->unbracketed && (c->pattern == ZR_USE_TWICE || c->skipped));
+            x->overwrite = c->overwrite && !often && zr_verify_chance(&s, 50);
+            x->resident = (c->resident && zr_verify_chance(&s, 30)) ||
+                          (speed && speed->units && speed->units[zr_max(u, 0)].resident);
+            x->granule = zr_min(c->granule, x->n_elems / x->n_slices);
+            place_on_parts(c, &parts, partial, x);
+        }
+    }
+    *out = t;
+    return 0;
+}
