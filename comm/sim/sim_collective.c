@@ -181,7 +181,7 @@ void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m
     struct zr_line *l = zr_sim_line_of(m->part[me].stream);
     const struct zr_sim_part *mine = &m->part[me];
     zr_sim_begin(d->w, l, "broadcast", mine->tag.unit, mine->tag.step);
-    if (me != mine->root) {
+    if (me != mine->root && !zr_sim_comm_flawed(d, ZR_SIM_BROADCAST_MOVES_NOTHING)) {
         const char *from = zr_sim_comm_at(d, mine->root)->arena + mine->off;
         char *to = zr_sim_comm_at(d, me)->arena + mine->off;
         zr_shadow_move(d->rec, l, to, from, mine->bytes);

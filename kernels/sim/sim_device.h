@@ -64,7 +64,8 @@ enum zr_sim_comm_flaw {
     /* ranks meet in an agreement, and each keeps its own record */
     ZR_SIM_AGREE_MOVES_NOTHING = 8192,
     /* each puts its part of all records together, and does not take the others' parts */
-    ZR_SIM_AGREE_MOVES_A_PART = 16384
+    ZR_SIM_AGREE_MOVES_A_PART = 16384,
+    ZR_SIM_BROADCAST_MOVES_NOTHING = 32768
 };
 
 /* How a collective uses the links. */
@@ -99,6 +100,8 @@ struct zr_sim_options {
     struct zr_content (*whole_grad)(void *arg, int32_t flat, uint32_t step);
     /* A gradient of this rank is not a number in this step. */
     bool (*poisoned)(void *arg, int rank, uint32_t step);
+    /* n elements of a rank's are squared and added up, for a norm. NULL: nobody asks. */
+    void (*squared)(void *arg, int rank, int64_t n);
     /* An operation ran: for a trace. NULL: none. */
     void (*ran)(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
                 int64_t to_ns);

@@ -149,6 +149,8 @@ static int64_t run_squares(struct zr_sim *w, struct zr_line *l, const struct zr_
     zr_shadow_write(&w->rec, l, op->dst, sizeof(struct zr_exact_sum));
     if (w->opt.poisoned && w->opt.poisoned(w->opt.arg, rank, op->step))
         ((struct zr_exact_sum *)op->dst)->nonfinite = 1;
+    if (w->opt.squared)
+        w->opt.squared(w->opt.arg, rank, op->count);
     return op->count * 4;
 }
 

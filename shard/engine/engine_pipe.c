@@ -108,6 +108,14 @@ void zr_pipe_close(struct zr_engine *e)
     e->pipe = NULL;
 }
 
+enum zr_event_class zr_pipe_event_class(const struct zr_engine *e, const struct zr_event *event)
+{
+    for (int32_t i = 0; e->pipe && i < e->pipe->n_events; i++)
+        if (e->pipe->all[i] == event)
+            return i % 2 ? ZR_EVENT_PIPE_MOVED : ZR_EVENT_PIPE_DONE;
+    return ZR_EVENT_ANY;
+}
+
 /* ---- messages ---- */
 
 /* Both sides give the same: a message that is another one there is found before it moves. */

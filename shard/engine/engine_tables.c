@@ -53,12 +53,15 @@ int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_eve
     return 0;
 }
 
-enum zr_event_class zr_event_class_of(const struct zr_events *ev, const struct zr_event *event)
+enum zr_event_class zr_event_class_of(const struct zr_engine *e, const struct zr_event *event)
 {
     int32_t i = 0;
-    while (i < ev->n && ev->all[i] != event)
+    while (i < e->ev.n && e->ev.all[i] != event)
         i++;
-    return i < ev->n ? (enum zr_event_class)ev->class_of[i] : ZR_EVENT_ANY;
+    if (i < e->ev.n)
+        return (enum zr_event_class)e->ev.class_of[i];
+    enum zr_event_class of_pipe = zr_pipe_event_class(e, event);
+    return of_pipe ? of_pipe : zr_tied_event_class(e, event);
 }
 
 /* ---- tables ---- */

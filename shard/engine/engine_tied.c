@@ -12,7 +12,9 @@
  *   done[slot]    compute -> tied   copy: the model has written its gradients; owner: they were read
  *   moved[slot]   tied -> compute   copy: the slot may be written again; owner: they are there
  *
- * Between steps the first slot takes the values the other way. */
+ * Between steps the first slot takes the values the other way: behind the owner's update, which waits for the
+ * step's agreement, and so for what every model did before it. Those that nobody trains move at first
+ * alone. */
 #include "shard/engine/engine_inside.h"
 #include "shard/engine/engine_issue.h"
 
@@ -40,9 +42,9 @@ struct zr_tied {
     /* (n) in the table's order, which is the same on both */
     struct tied_tensor *list;
     int32_t n;
-    /* (2 * n_slots) done and moved of each slot; used: what the model did with the values; given: they are
-     * there, or gone */
-    struct zr_event **slot, *used, *given;
+    /* (2 * n_slots) done and moved of each slot; given: the values are there, or
+     * gone */
+    struct zr_event **slot, *given;
     /* micro-batches of the step that the owner has asked for; of the action under way, -1: none */
     int32_t n_expected, micro_batch;
 };
@@ -108,7 +110,6 @@ static int open_tied_events(struct zr_engine *e, struct zr_tied *ties)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the slots of tied tensors");
     for (int32_t i = 0; i < 2 * ties->n_slots; i++)
         ZR_TRY(e->dev->ops->event_open(e->dev, &ties->slot[i]));
-    ZR_TRY(e->dev->ops->event_open(e->dev, &ties->used));
     return e->dev->ops->event_open(e->dev, &ties->given);
 }
 
@@ -137,12 +138,20 @@ void zr_tied_close(struct zr_engine *e)
     e->dev->ops->stream_close(e->tied_stream);
     for (int32_t i = 0; ties->slot && i < 2 * ties->n_slots; i++)
         e->dev->ops->event_close(ties->slot[i]);
-    e->dev->ops->event_close(ties->used);
     e->dev->ops->event_close(ties->given);
     free(ties->slot);
     free(ties->list);
     free(ties);
     e->tied = NULL;
+}
+
+enum zr_event_class zr_tied_event_class(const struct zr_engine *e, const struct zr_event *event)
+{
+    const struct zr_tied *ties = e->tied;
+    for (int32_t i = 0; ties && ties->slot && i < 2 * ties->n_slots; i++)
+        if (ties->slot[i] == event)
+            return i % 2 ? ZR_EVENT_TIED_MOVED : ZR_EVENT_TIED_DONE;
+    return ties && event == ties->given ? ZR_EVENT_TIED_GIVEN : ZR_EVENT_ANY;
 }
 
 /* ---- messages ---- */
@@ -332,14 +341,6 @@ static int take_values(struct zr_engine *e)
     return zr_model_wait_for(e, ties->given);
 }
 
-static int exchange_values(struct zr_engine *e)
-{
-    const struct zr_device_ops *d = e->dev->ops;
-    ZR_TRY(d->event_record(e->tied->used, e->compute));
-    ZR_TRY(d->stream_wait(e->tied_stream, e->tied->used));
-    return e->tied->owner ? give_values(e) : take_values(e);
-}
-
 void zr_tied_forget(struct zr_engine *e)
 {
     if (!e->tied)
@@ -353,6 +354,8 @@ int zr_engine_tied_values(struct zr_engine *e)
     if (!e->tied)
         return 0;
     zr_tied_forget(e);
-    int err = zr_engine_note(e, exchange_values(e));
+    if (e->m.step > 0 && !any_grads(e->tied))
+        return zr_engine_status(e);
+    int err = zr_engine_note(e, e->tied->owner ? give_values(e) : take_values(e));
     return err ? err : zr_engine_status(e);
 }

@@ -109,7 +109,7 @@ struct zr_verify_case {
      * With stages no unit is left out, used twice or without brackets, as one stage would be refused a step
      * that others take: skipped, repeats, unbracketed and late_evals are 0, and the pattern is not
      * ZR_USE_TWICE. Where several units are open at once (patterns but PLAIN and RECOMPUTE), or a budget is
-     * given, the order is declared, and neither changes nor comes behind an evaluation. */
+     * given, the order is declared, does not change, and no evaluation or gathering of all comes between. */
     int pp, tp;
     /* with stages: enum zr_verify_schedule, of accum micro-batches */
     int schedule;

@@ -76,6 +76,18 @@ static const struct zr_group *group_of(const struct zr_mesh *mesh, enum zr_role 
     return &mesh->all;
 }
 
+/* What a mutant takes for the group: of the rank's stage those side by side, where they should have the
+ * same part, or those that have the same part, where they should have all. members: room for them. */
+static struct zr_group other_group(const struct zr_verify_case *c, int id, const struct zr_group *g,
+                                   enum zr_role role, int32_t *members)
+{
+    int32_t of_stage = c->world / (c->pp > 1 ? c->pp : 1), n = g->size, at = id % of_stage;
+    bool strided = role == ZR_ROLE_MODEL;
+    for (int32_t k = 0; k < n; k++)
+        members[k] = id - at + (strided ? at % (of_stage / n) + k * (of_stage / n) : at / n * n + k);
+    return (struct zr_group){.size = n, .rank = strided ? at / (of_stage / n) : at % n, .members = members};
+}
+
 /* ---- opening and closing ---- */
 
 /* Each group as its first rank has it; by symmetry as each representative has its own. */
@@ -84,12 +96,20 @@ static int open_role(struct zr_verify_world *v, enum zr_role role, const struct 
     int n = 0;
     struct zr_comm **of = room_for(v->n_ranks, sizeof(struct zr_comm *));
     struct zr_group *groups = room_for(v->n_ranks, sizeof *groups);
-    for (int r = 0; r < v->n_ranks; r++)
-        if (v->by_symmetry || group_of(&mesh[r], role)->rank == 0)
-            groups[n++] = *group_of(&mesh[r], role);
+    int32_t *others = room_for((int64_t)v->n_ranks * v->n_ranks, sizeof *others);
+    bool other = v->mutant && v->mutant->what == ZR_OTHER_GROUP && v->mutant->roles >> role & 1;
+    for (int r = 0; r < v->n_ranks; r++) {
+        struct zr_group g = *group_of(&mesh[r], role);
+        if (other)
+            g = other_group(v->c, r, &g, role, &others[r * v->n_ranks]);
+        if (v->by_symmetry || g.rank == 0)
+            groups[n++] = g;
+    }
+    v->n_acted += other;
     int err = v->by_symmetry ? zr_sim_comm_open_symmetric(v->sim, role, &v->symmetry, groups, v->order, of)
                              : zr_sim_comm_open(v->sim, role, n, groups, v->order, of);
     free(groups);
+    free(others);
     if (err)
         free(of);
     else

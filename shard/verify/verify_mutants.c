@@ -19,6 +19,10 @@ static const struct zr_stream *stream_of(const struct zr_engine *e, enum zr_stre
         return e->role[ZR_ROLE_GATHER_OUTER].stream;
     case ZR_ON_REDUCE_OUTER:
         return e->role[ZR_ROLE_REDUCE_OUTER].stream;
+    case ZR_ON_EVEN_PAIR:
+        return e->pair_stream[0];
+    case ZR_ON_TIED:
+        return e->tied_stream;
     default:
         return e->reduce_stream;
     }
@@ -38,7 +42,7 @@ bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr
     const struct zr_engine *e = &r->engine;
     if (m->what != of[edge] || !applies(r, m))
         return false;
-    if (m->event && (!event || zr_event_class_of(&e->ev, event) != m->event))
+    if (m->event && (!event || zr_event_class_of(e, event) != m->event))
         return false;
     if (m->stream && stream != stream_of(e, m->stream))
         return false;
@@ -177,6 +181,55 @@ void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job)
     r->v->n_acted += acted;
 }
 
+void zr_mutant_change_layout(struct zr_verify_world *v, struct zr_layout *l)
+{
+    enum zr_mutation what = v->mutant ? v->mutant->what : 0;
+    for (int32_t t = 0; t < l->n_tensors; t++) {
+        struct zr_tensor *x = &l->tensors[t];
+        bool changes = what == ZR_NO_PARTIAL ? x->partial : what == ZR_ALL_PARTIAL && !x->partial && !x->cut;
+        v->n_acted += changes;
+        x->partial ^= changes;
+    }
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        bool changes =
+            what == ZR_NORM_OF_ALL ? !l->flats[i].cut : what == ZR_NORM_OF_FIRST && l->flats[i].cut;
+        v->n_acted += changes && l->flats[i].trainable;
+        l->flats[i].cut ^= changes;
+    }
+}
+
+/* The next message of the row from action i on, or its end. */
+static int64_t next_message(const struct zr_walk_row *row, int64_t i)
+{
+    while (i < row->n && !zr_pipe_sends(row->actions[i].kind) && !zr_pipe_receives(row->actions[i].kind))
+        i++;
+    return i;
+}
+
+void zr_mutant_change_rows(struct zr_verify_world *v, struct zr_verify_stage *s)
+{
+    enum zr_mutation what = v->mutant ? v->mutant->what : 0;
+    struct zr_walk_row *row = &s->walk.step;
+    int64_t first = next_message(row, 0), second = next_message(row, first + 1);
+    if (what == ZR_LESS_SLOTS && s->room.n_onward > 1) {
+        s->room.n_onward--;
+        v->n_acted++;
+    }
+    if (what == ZR_OTHER_ORDER && s->at == v->c->pp - 1 && second < row->n) {
+        struct zr_pipe_action swap = row->actions[first];
+        row->actions[first] = row->actions[second];
+        row->actions[second] = swap;
+        v->n_acted++;
+    }
+    if (what == ZR_LESS_MESSAGE && s->at == 0) {
+        int64_t last = first;
+        for (int64_t i = first; i < row->n; i = next_message(row, i + 1))
+            last = i;
+        row->actions[last].kind = ZR_PIPE_UNSHARD; /* at which nothing moves */
+        v->n_acted++;
+    }
+}
+
 static const struct zr_mutant mutants[] = {
 #include "shard/verify/verify_mutants.inc"
 };
@@ -215,10 +268,12 @@ int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n
         /* Faults of other kinds would end the run before the mutant shows. */
         c.dead = -1;
         c.fail_alloc = 0;
-        if (c.world > 6)
+        if (c.world > 6 && !m->on)
             c.world = 2 + c.world % 3;
-        if (!zr_verify_possible(&c)) /* its groups do not divide that */
-            c.group = c.hybrid = c.dealt = 0;
+        if (!zr_verify_possible(&c)) { /* its groups, stages and parts do not divide that */
+            c.group = c.hybrid = c.pp = c.tp = c.schedule = c.partial = c.sums = 0;
+            c.dealt = c.tied = false;
+        }
         if (zr_verify_run(&c, m, out))
             continue;
         *n_acted += out->n_unmatched > 0 || m->what == ZR_FLAWED_COMM;

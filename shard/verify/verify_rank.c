@@ -100,6 +100,10 @@ static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
     }
     r->step_from_ns = r->step_to_ns;
     r->step_to_ns = zr_sim_now(zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL));
+    if (r->v->mutant && r->v->mutant->what == ZR_LESS_TIED_VALUES) {
+        r->v->n_acted++;
+        return 0;
+    }
     return zr_engine_tied_values(&r->engine);
 }
 
@@ -140,7 +144,7 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
     l->unit = op->kind <= ZR_DO_USE ? op->unit : -1;
     l->step =
         (uint32_t)(op->step + (op->kind == ZR_DO_STEP || op->kind == ZR_DO_NORM)); /* as jobs count them */
-    if (m && m->what == ZR_LESS_CALL && m->action == op->kind && r->id == r->engine.world - 1 &&
+    if (m && m->what == ZR_LESS_CALL && m->action == op->kind && r->id == r->v->c->world - 1 &&
         op->unit == 0 && op->step == 1) {
         r->v->n_acted++;
         return 0;
@@ -328,6 +332,24 @@ static void own_values(struct zr_verify_rank *r)
     }
 }
 
+/* What the engine takes the layout for: what it is, but for a mutant. */
+static void show_engine(struct zr_verify_rank *r)
+{
+    const struct zr_layout *l = &r->layout;
+    size_t tensors = (size_t)l->n_tensors * sizeof *l->tensors, flats = (size_t)l->n_flats * sizeof *l->flats;
+    if (!r->v->mutant)
+        return;
+    r->shown = *l;
+    r->shown.tensors = malloc(tensors);
+    r->shown.flats = malloc(flats);
+    if (!r->shown.tensors || !r->shown.flats)
+        abort();
+    memcpy(r->shown.tensors, l->tensors, tensors);
+    memcpy(r->shown.flats, l->flats, flats);
+    zr_mutant_change_layout(r->v, &r->shown);
+    r->plan.layout = &r->shown;
+}
+
 int zr_rank_user_update(void *arg, const struct zr_user_update *u)
 {
     struct zr_verify_rank *r = arg;
@@ -388,6 +410,7 @@ int zr_rank_open(struct zr_verify_world *v, int id)
         if (r->tensors[t].tied_grad)
             r->tensors[t].tied_grad = &r->grad[t];
     }
+    show_engine(r);
     /* A rank alone on the host has no loop. */
     if (v->c->world > 1 || !v->c->caller) {
         struct zr_loop_driver driver = {zr_turn_pushed, zr_turn_awaited, r};
@@ -435,6 +458,8 @@ void zr_ranks_close(struct zr_verify_world *v)
         free(r->pushed);
         free(r->scratch);
         free(r->activations);
+        free(r->shown.tensors);
+        free(r->shown.flats);
     }
     free(v->ranks);
 }

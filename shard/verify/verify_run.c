@@ -30,12 +30,39 @@ static bool poisoned(void *arg, int rank, uint32_t step)
            r->engine.place == first_owner(first->layout);
 }
 
+static void squared(void *arg, int rank, int64_t n)
+{
+    struct zr_verify_world *v = arg;
+    (void)rank;
+    v->n_squared += n;
+}
+
+/* Each element of the model once in each norm: what is cut of each part, what all parts have of one of
+ * them. */
+static void check_norms(struct zr_verify_world *v)
+{
+    const struct zr_verify_case *c = v->c;
+    int64_t n = 0;
+    for (int32_t s = 0; s < (c->pp > 1 ? c->pp : 1); s++) {
+        const struct zr_layout *l = v->stages[s].layout;
+        for (int32_t i = 0; i < l->n_pieces; i++) {
+            const struct zr_tensor *t = &l->tensors[l->pieces[i].tensor];
+            n += t->grad ? l->pieces[i].n * (t->cut ? c->tp : 1) : 0;
+        }
+    }
+    if (v->n_squared != v->n_norms * n)
+        zr_report(zr_sim_recorder(v->sim), "%lld norms have %lld elements, not %lld", (long long)v->n_norms,
+                  (long long)v->n_squared, (long long)(v->n_norms * n));
+}
+
 /* Did everyone end as it should? */
 static void check_ends(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
     bool died = c->dead >= 0 && v->ranks[c->dead].dead;
+    bool all_ended = true;
     for (int id = 0; id < v->n_ranks; id++) {
+        all_ended &= v->ranks[id].finished;
         const struct zr_verify_rank *r = &v->ranks[id], *first = &v->ranks[id];
         while (first > v->ranks && first[-1].of_stage == r->of_stage)
             first--;
@@ -50,6 +77,8 @@ static void check_ends(struct zr_verify_world *v)
             zr_report(zr_sim_recorder(v->sim), "rank %d stopped at call %lld, rank %d at call %lld", id,
                       (long long)r->n_calls, first->id, (long long)first->n_calls);
     }
+    if (all_ended && !v->by_symmetry && v->ranks[0].loop) /* whose jobs are counted */
+        check_norms(v);
 }
 
 static void set_speed(const struct zr_verify_world *v, struct zr_sim_options *o)
@@ -79,6 +108,7 @@ static int open_sim(struct zr_verify_world *v)
                                .drop = v->mutant ? zr_mutant_drops : NULL,
                                .whole_grad = zr_stage_whole_grad,
                                .poisoned = poisoned,
+                               .squared = squared,
                                .contents_unknown = v->by_symmetry,
                                .arg = v};
     if (v->mutant && v->mutant->what == ZR_FLAWED_COMM) {

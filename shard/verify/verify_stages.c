@@ -274,6 +274,7 @@ int zr_stages_make(struct zr_verify_world *v)
     for (int32_t s = 0; !err && s < n; s++) {
         struct zr_verify_stage *stage = &v->stages[s];
         set_room(stage, c);
+        zr_mutant_change_rows(v, stage);
         err = zr_script_make(c, stage, &stage->script);
         if (err)
             break;

@@ -47,6 +47,7 @@ static bool behind(const struct zr_verify_rank *r)
 
 static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
 {
+    r->v->n_norms += r->id == 0 && job->action.kind == ZR_ACT_NORM;
     uint64_t word[] = {
         job->action.kind, (uint64_t)job->action.unit,   (uint64_t)job->action.slot, job->action.fill,
         job->action.sum,  job->action.accumulate,       job->action.n_folds,        job->call_hash,
@@ -117,17 +118,20 @@ void zr_turn_yield(void *arg, int rank)
     zr_turn_give_way(r);
 }
 
-/* What ranks do through the rendezvous while wrapping: all succeed or all fail. */
+/* What ranks do through the rendezvous: all succeed or all fail. A rank may be at the next one before another
+ * has looked at what came of this. */
 int zr_turn_agree(struct zr_verify_rank *r, int err)
 {
     struct zr_verify_world *v = r->v;
-    int until = (v->n_agreed / v->n_ranks + 1) * v->n_ranks;
+    int number = v->n_agreed / v->n_ranks, *of_this = &v->agreed[number % 2];
+    if (v->n_agreed % v->n_ranks == 0)
+        *of_this = 0;
     if (err)
-        v->agreed_error = err;
+        *of_this = v->agreed_error = err;
     v->n_agreed++;
-    while (v->n_agreed < until && !v->lost)
+    while (v->n_agreed < (number + 1) * v->n_ranks && !v->lost)
         zr_turn_yield(v, r->id);
-    return v->lost ? ZR_ERR_PEER : v->agreed_error;
+    return v->lost ? ZR_ERR_PEER : *of_this;
 }
 
 /* ---- who goes on ---- */

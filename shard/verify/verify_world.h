@@ -144,7 +144,25 @@ enum zr_mutation {
     /* a snapshot is read without waiting for it */
     ZR_EARLY_READER,
     /* nobody waits for the reader of the snapshot before */
-    ZR_LESS_READER
+    ZR_LESS_READER,
+    /* communicators of these roles join other ranks, as many: those of a stage side by side, not its
+     * parts'; of the role that joins parts the other way round */
+    ZR_OTHER_GROUP,
+    /* gradients that each part has of its own are not added up over the parts; those that all have alike
+     * are */
+    ZR_NO_PARTIAL,
+    ZR_ALL_PARTIAL,
+    /* the norm has what all parts have once for each of them; or of what is cut the first part's alone */
+    ZR_NORM_OF_ALL,
+    ZR_NORM_OF_FIRST,
+    /* messages between stages have a slot less */
+    ZR_LESS_SLOTS,
+    /* the last stage takes its first two messages in another order; the first stage leaves its last one
+     * out */
+    ZR_OTHER_ORDER,
+    ZR_LESS_MESSAGE,
+    /* tied values do not move after a step */
+    ZR_LESS_TIED_VALUES
 };
 
 enum zr_stream_class {
@@ -153,7 +171,9 @@ enum zr_stream_class {
     ZR_ON_GATHER,
     ZR_ON_REDUCE,
     ZR_ON_GATHER_OUTER,
-    ZR_ON_REDUCE_OUTER
+    ZR_ON_REDUCE_OUTER,
+    ZR_ON_EVEN_PAIR,
+    ZR_ON_TIED
 };
 
 struct zr_mutant {
@@ -198,6 +218,8 @@ struct zr_verify_rank {
     char *activations;
 
     struct zr_layout layout;
+    /* with a mutant: as the engine sees it */
+    struct zr_layout shown;
     struct zr_plan plan;
     struct zr_tensor *tensors;
     /* (n_tensors) the model's own pointers */
@@ -256,8 +278,11 @@ struct zr_verify_world {
     /* a rank was lost; a hang was broken up */
     bool lost, ended;
     int64_t n_turns, lose_at, n_acted, n_issued;
+    /* elements of gradients, of all norms of all ranks; norms of rank 0 */
+    int64_t n_squared, n_norms;
     int64_t n_snapshots;
-    int n_agreed, agreed_error;
+    /* how many ranks have agreed; on what, in this and the one before; the last error of all */
+    int n_agreed, agreed[2], agreed_error;
     /* of rank 0, in this step and in the one before */
     int64_t compute_ns, step_compute_ns;
     void *trace;
@@ -266,6 +291,10 @@ struct zr_verify_world {
 /* verify_mutants.c */
 bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event,
                      const struct zr_stream *stream);
+/* What the mutant makes of a stage before anything runs: its tensors and what the norm counts, its
+ * messages. */
+void zr_mutant_change_layout(struct zr_verify_world *v, struct zr_layout *l);
+void zr_mutant_change_rows(struct zr_verify_world *v, struct zr_verify_stage *s);
 /* Carries out the job, or what the mutant makes of it. */
 void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job);
 

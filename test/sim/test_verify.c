@@ -40,7 +40,7 @@ static void once_failed(void **state)
            one layer had no bracket yet and others were being summed in place. */
         "seed=48114 stage=0 world=2 n_units=3 accum=1 n_steps=1 skipped=20 stacked=1 zeroes=8 poison=-1 "
         "dead=-1",
-        /* A snapshot of the last stage read what its tied tensor's owner was giving; and the other way round. */
+        /* A snapshot of the last stage read what its tied tensor was being given; and it was given that. */
         "seed=208 stage=3 world=2 n_units=1 accum=1 n_steps=1 snapshots=84 poison=-1 dead=-1 pp=2 tied=1",
         "seed=226 stage=3 world=2 n_units=1 accum=1 n_steps=1 snapshots=21 poison=-1 dead=-1 pp=2 tied=1",
         /* Ranks go around the hosts: the first of a later stage was not its lowest, whose values count. */
