@@ -182,7 +182,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
         zr_loss_scale_step(z);
         zr_schedule_step(z);
         zr_save_notice(z);
-        err = zr_engine_tied_values(z->engine);
+        err = zr_engine_tied_step(z->engine);
         if (!err)
             err = zr_engine_check_replicas(z->engine);
     }

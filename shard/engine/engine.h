@@ -303,9 +303,10 @@ int zr_engine_tied_begin(struct zr_engine *e, int32_t micro_batch);
 /* It is over, and what the last stage has written goes on its way. ZR_ERR_ORDER, and nothing changed: the
  * first stage's model had no backward bracket of such a tensor's unit in it, or assigned its *grad. */
 int zr_engine_tied_end(struct zr_engine *e);
-/* The first stage's values go to the last, whose model waits for them. After a step, where any is trained,
- * and at first. */
+/* The first stage's values go to the last, whose model waits for them. At first, and where they came from
+ * elsewhere; and after a step, which does nothing where nobody trains them. */
 int zr_engine_tied_values(struct zr_engine *e);
+int zr_engine_tied_step(struct zr_engine *e);
 
 /* ---- the model in parts (engine_parts.c) ---- */
 

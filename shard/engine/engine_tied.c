@@ -13,8 +13,7 @@
  *   moved[slot]   tied -> compute   copy: the slot may be written again; owner: they are there
  *
  * Between steps the first slot takes the values the other way: behind the owner's update, which waits for the
- * step's agreement, and so for what every model did before it. Those that nobody trains move at first
- * alone. */
+ * step's agreement, and so for what every model did before it. Those that nobody trains stay. */
 #include "shard/engine/engine_inside.h"
 #include "shard/engine/engine_issue.h"
 
@@ -354,8 +353,12 @@ int zr_engine_tied_values(struct zr_engine *e)
     if (!e->tied)
         return 0;
     zr_tied_forget(e);
-    if (e->m.step > 0 && !any_grads(e->tied))
-        return zr_engine_status(e);
     int err = zr_engine_note(e, e->tied->owner ? give_values(e) : take_values(e));
     return err ? err : zr_engine_status(e);
+}
+
+int zr_engine_tied_step(struct zr_engine *e)
+{
+    zr_tied_forget(e);
+    return any_grads(e->tied) ? zr_engine_tied_values(e) : 0;
 }

@@ -104,7 +104,7 @@ static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
         r->v->n_acted++;
         return 0;
     }
-    return zr_engine_tied_values(&r->engine);
+    return zr_engine_tied_step(&r->engine);
 }
 
 static int do_norm(struct zr_verify_rank *r, const struct zr_script_op *op)
