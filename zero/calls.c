@@ -298,8 +298,7 @@ int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, 
     return err ? err : zr_engine_read_buffer(z->engine, tensor, first, n, dst);
 }
 
-static int values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n,
-                        const void *src)
+int zr_values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, const void *src)
 {
     if (z->layout->tensors[tensor].buffer) {
         int err = zr_agree_in_run(z, zr_buffers_check(z));
@@ -369,7 +368,7 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
     if (!src && zr_dp_rank(z) == 0 && n)
         return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank %d, whose values count", z->world.rank);
     zr_engine_called(z->engine, ZR_CALLED_WRITE, tensor, hash_range(value, first, n));
-    return values_write(z, tensor, kind, first, n, src);
+    return zr_values_write(z, tensor, kind, first, n, src);
 }
 
 int zero_mean(zero_ctx *z, double *values, int32_t n)

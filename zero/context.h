@@ -155,9 +155,6 @@ static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
     return r / n_stage * n_stage + r % z->mesh.parts;
 }
 
-/* tp.c: refuses the call where the model is in pipeline stages. */
-int zr_refuse_in_stages(const struct zero_ctx *z, const char *call);
-
 /* whole.c. make: over the rendezvous, all ranks, once the plan is agreed on: ZR_ERR_MISMATCH for a name that
  * two stages have and that is not one tensor, ZR_ERR_NOMEM; without stages local. free: a zeroed one too. */
 int zr_whole_make(struct zero_ctx *z);
@@ -280,8 +277,9 @@ int zr_awaited_reserve(struct zero_ctx *z, int32_t tensor);
 void zr_awaited_note(struct zero_ctx *z, int32_t tensor, int64_t first, int64_t n);
 void zr_awaited_loaded(struct zero_ctx *z);
 
-/* calls.c. As zero_read, of a range that was checked; kind as in zr_engine_read. */
+/* calls.c. As zero_read and zero_write, of a range that was checked; kind as in zr_engine_read. */
 int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, void *dst);
+int zr_values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, const void *src);
 
 /* buffers.c. check: local; ZR_ERR_ORDER for one whose *param is NULL. compare: collective, blocking; whether
  * all ranks' are equal (whole_numbers: of these only), else this thread's message names the first that is

@@ -517,18 +517,21 @@ ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first,
 
 /* Collective, blocking. Writes the model's weights alone, in its dtype, for other programs: safetensors
  * dir/model-0000i-of-0000N.safetensors of at most max_file_bytes each (0: 5 GB; one tensor at least) and
- * model.safetensors.index.json. Rank 0 writes; files of these names are replaced. dir is made if it is
- * missing. map: names and pieces, n of them, the same on every rank, not kept; NULL: every tensor under its
- * own name (n is not looked at). On failure (ZERO_ERR_IO, ZERO_ERR_ARG naming the entry) the files are
- * incomplete, and nothing else is changed. Outside brackets. */
+ * model.safetensors.index.json. Rank 0 writes, and of a model in parts or pipeline stages the first rank of
+ * each; files of these names are replaced. dir is made if it is missing. map: names and pieces, n of them,
+ * the same on every rank, not kept; NULL: every tensor under its own name (n is not looked at). With pp above
+ * 1 each stage's ranks give theirs, n 0 too, of their own table, and all of them, in the order of the stages,
+ * are written, what two stages name alike once. On failure (ZERO_ERR_IO, ZERO_ERR_ARG naming the entry) the
+ * files are incomplete, and nothing else is changed. Outside brackets and actions. */
 ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                          int64_t max_file_bytes);
 
-/* Collective, blocking. The reverse: rank 0 reads such files (or one, dir/model.safetensors), F32 or BF16,
- * into weights and master weights of all; other ranks need not see dir. Optimizer states stay, and what no
- * entry of map names is left alone. Every rank gives the same map. Names, shapes, dtypes are checked before
- * anything is changed (ZERO_ERR_IO, ZERO_ERR_ARG or ZERO_ERR_NOTSUP name the entry); a file that cannot be
- * read to its end may leave some weights written. Outside brackets. */
+/* Collective, blocking. The reverse: the ranks that would write such files read them (or one,
+ * dir/model.safetensors), F32 or BF16, into weights and master weights of all; other ranks need not see dir.
+ * Optimizer states stay, and what no entry of map names is left alone. map as in zero_export. Names, shapes,
+ * dtypes are checked before anything is changed (ZERO_ERR_IO, ZERO_ERR_ARG or ZERO_ERR_NOTSUP name the
+ * entry); a file that cannot be read to its end may leave some weights written. Outside brackets and actions.
+ */
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
 
 /* This rank's numbers, of a context that has failed too. Local; does not wait. ZERO_ERR_ARG where z or out is

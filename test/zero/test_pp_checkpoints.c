@@ -390,6 +390,101 @@ static void load_one(struct toy_rank *r)
     free(m);
 }
 
+/* ---- weights alone ---- */
+
+enum { MOST_MAP = 32, FILE_BYTES = 700 };
+
+struct map {
+    struct zero_weight list[MOST_MAP];
+    char names[MOST_MAP][32];
+    int n;
+};
+
+/* layer: of the whole model, -1: all of the tensor. */
+static void map_tensor(struct map *out, const struct model *m, int tensor, int layer, const char *name)
+{
+    int k = 0;
+    char *text = out->names[out->n];
+    while (m->own[k].tensor != tensor)
+        k++;
+    if (layer < 0)
+        snprintf(text, sizeof *out->names, "%s", name);
+    else
+        snprintf(text, sizeof *out->names, "h.%d.%s", layer, name);
+    out->list[out->n++] =
+        (struct zero_weight){.name = text,
+                             .tensor = k,
+                             .slice = layer < 0 ? 0 : ZERO_SLICE(layer - m->first),
+                             .transposed = !strcmp(name, "head") || (layer % 2 == 1 && tensor < ALONE - 1)};
+}
+
+/* Layer by layer; but all layers of one tensor as one, and the tied tensor under a second name, which the
+ * last stage gives. */
+static void make_map(const struct model *m, struct map *out)
+{
+    out->n = 0;
+    for (int t = 0; t < TENSORS; t++)
+        if ((shapes[t].where <= IN_FIRST && m->stage == 0) || t == ALONE - 1)
+            map_tensor(out, m, t, -1, shapes[t].name);
+    for (int l = m->first; l < m->first + m->n_layers; l++)
+        for (int t = 0; t < TENSORS; t++)
+            if (shapes[t].where == IN_LAYERS && t != ALONE - 1)
+                map_tensor(out, m, t, l, shapes[t].name);
+            else if (shapes[t].where == IN_LAYER_3 && l == 3)
+                map_tensor(out, m, t, -1, shapes[t].name);
+    if (m->stage < m->pp - 1)
+        return;
+    map_tensor(out, m, TENSORS - 1, -1, "norm");
+    map_tensor(out, m, EMBEDDING, -1, "head");
+}
+
+static void export_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    struct map map;
+    zero_ctx *z = NULL;
+    char folder[256];
+    int err = 0;
+    TOY_TRY(wrap(r, &m, &at, &z));
+    for (int step = 0; step < STEPS; step++)
+        TOY_TRY(one_step(m, z, step, &at));
+    if (!err) {
+        make_map(m, &map);
+        snprintf(folder, sizeof folder, "%s/mapped", s->folder);
+    }
+    TOY_TRY(zero_export(z, folder, map.list, map.n, FILE_BYTES));
+    if (!err)
+        snprintf(folder, sizeof folder, "%s/own-names", s->folder);
+    TOY_TRY(zero_export(z, folder, NULL, 0, 0));
+    TOY_TRY(one_step(m, z, STEPS, &at));
+    zero_unwrap(&z);
+    free(m);
+}
+
+static void import_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    struct map map;
+    zero_ctx *z = NULL;
+    char folder[256];
+    int err = 0;
+    TOY_TRY(wrap(r, &m, &at, &z));
+    if (!err) {
+        make_map(m, &map);
+        snprintf(folder, sizeof folder, "%s/%s", s->folder, s->async ? "mapped" : "own-names");
+    }
+    TOY_TRY(zero_import(z, folder, s->async ? map.list : NULL, map.n));
+    TOY_TRY(look(m, z, &found[r->rank][0]));
+    TOY_TRY(one_step(m, z, STEPS, &at));
+    TOY_TRY(look(m, z, &found[r->rank][1]));
+    zero_unwrap(&z);
+    free(m);
+}
+
 /* ---- tests ---- */
 
 static void remove_folder(const char *path)
@@ -517,6 +612,37 @@ static void so_it_is_with_a_frozen_one(void **state)
     shapes[EMBEDDING].frozen = true;
     load_on_others(7);
     shapes[EMBEDDING] = before;
+}
+
+/* The files are those of one stage, byte for byte, and give the same bits to any mesh. */
+static void weights_are_the_whole_models(void **state)
+{
+    static const struct mesh more[] = {{4, 2, 1, 1}, {2, 1, 2, 0}};
+    enum { N_MORE = sizeof more / sizeof *more, N_ALL = N_MESHES + N_MORE };
+    char folder[N_ALL][32], what[128], command[128];
+    struct toy_rank r[MOST_WORLD];
+    uint64_t want[2] = {0};
+    (void)state;
+    for (int i = 0; i < N_ALL; i++) {
+        const struct mesh *mesh = i < N_MESHES ? &meshes[i] : &more[i - N_MESHES];
+        strcpy(folder[i], "/tmp/zero-pp-weights-XXXXXX");
+        assert_non_null(mkdtemp(folder[i]));
+        struct setup s = {.mesh = mesh, .folder = folder[i]};
+        toy_ranks(world_of(mesh), export_one, &s, r);
+        toy_assert_well(r, world_of(mesh), text_of(mesh, "exported", what));
+        snprintf(command, sizeof command, "diff -rq '%s' '%s' >&2", folder[0], folder[i]);
+        if (system(command))
+            fail_msg("%s: other files than of one stage", what);
+        for (int mapped = 0; mapped < 2; mapped++) {
+            s = (struct setup){.mesh = mesh, .folder = folder[0], .async = mapped, .check = i == 4};
+            toy_ranks(world_of(mesh), import_one, &s, r);
+            toy_assert_well(r, world_of(mesh), text_of(mesh, "imported", what));
+            check_bits(mesh, 0, &want[0], what);
+            check_bits(mesh, 1, &want[1], what);
+        }
+    }
+    for (int i = 0; i < N_ALL; i++)
+        remove_folder(folder[i]);
 }
 
 /* ---- used wrongly ---- */
@@ -688,12 +814,89 @@ static void damage_is_found_by_all(void **state)
     remove_folder(folder);
 }
 
+/* On one stage's ranks, or on all: an error on each, and nothing is changed. */
+static void exchange_weights_wrongly(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    struct bits before, after;
+    struct zero_action a;
+    struct map map, bad;
+    zero_ctx *z = NULL;
+    int err = 0;
+    TOY_TRY(wrap(r, &m, &at, &z));
+    TOY_TRY(look(m, z, &before));
+    if (err)
+        goto out;
+    make_map(m, &map);
+    toy_expect(r, zero_export(z, "/proc/nothing", map.list, map.n, 0), ZERO_ERR_IO, "/proc/nothing");
+    toy_expect(r, zero_import(z, "/proc/nothing", map.list, map.n), ZERO_ERR_IO, "/proc/nothing");
+    bad = map;
+    bad.list[0].slice = at.pp ? ZERO_SLICE(LAYERS) : 0;
+    toy_expect(r, zero_export(z, s->folder, bad.list, bad.n, 0), ZERO_ERR_ARG,
+               at.pp ? "map[0] (scale): slice is ZERO_SLICE(5) of tensor scale; allowed" : "rank 2: ");
+    bad = map;
+    bad.list[at.pp ? 0 : 2].transposed = true;
+    toy_expect(
+        r, zero_import(z, s->folder, bad.list, bad.n), ZERO_ERR_ARG,
+        "(scale): transposed is set for all layers of tensor scale, which several pipeline stages have");
+    bad = map;
+    bad.list[bad.n - 1].name = at.pp ? "wpe" : map.names[bad.n - 1];
+    toy_expect(r, zero_export(z, s->folder, bad.list, bad.n, 0), ZERO_ERR_ARG,
+               "two entries of map are called wpe");
+    toy_expect(r, zero_export(z, s->folder, map.list, at.pp ? -1 : 1, 0), ZERO_ERR_ARG,
+               at.pp ? "n is -1; allowed: 0 and more" : "rank 2: ");
+    toy_expect(r, zero_export(z, s->folder, map.list, 0, 0), ZERO_ERR_ARG,
+               "n is 0 for all pipeline stages; allowed: 1..");
+    toy_expect(r, zero_import(z, s->folder, map.list, map.n), ZERO_ERR_IO,
+               "model-00001-of-00001.safetensors");
+    TOY_TRY(zero_export(z, s->folder, map.list, at.pp ? 0 : 1, 0)); /* one stage's alone */
+    TOY_TRY(zero_import(z, s->folder, map.list, at.pp ? 0 : 1));
+    toy_expect(r, zero_import(z, s->folder, map.list, map.n), ZERO_ERR_IO, "is not in it");
+    TOY_TRY(look(m, z, &after));
+    if (!err && memcmp(&before, &after, sizeof before) != 0)
+        toy_wrong(r, "a call that failed has changed something; ");
+    if (at.pp == 0) /* the other stage would wait for what this one gives */
+        TOY_TRY(zero_next(z, &a));
+    if (!err && at.pp == 0) {
+        toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER,
+                   "zero_export: actions of the step have begun");
+        toy_expect(r, zero_import(z, s->folder, NULL, 0), ZERO_ERR_ORDER,
+                   "zero_import: actions of the step have begun");
+    }
+out:
+    zero_unwrap(&z);
+    free(m);
+}
+
+static void maps_of_stages_are_checked(void **state)
+{
+    static const struct mesh mesh = {2, 2, 1, 3};
+    char folder[] = "/tmp/zero-pp-weights-XXXXXX", command[512];
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    /* An index whose file ends early. */
+    snprintf(command, sizeof command,
+             "cd %s && printf '{\"weight_map\": {\"wte\": \"model-00001-of-00001.safetensors\"}}' "
+             "> model.safetensors.index.json && printf x > model-00001-of-00001.safetensors",
+             folder);
+    assert_int_equal(system(command), 0);
+    struct setup s = {.mesh = &mesh, .folder = folder};
+    toy_ranks(4, exchange_weights_wrongly, &s, r);
+    toy_assert_well(r, 4, "maps");
+    remove_folder(folder);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_mesh_loads_any_others),
         cmocka_unit_test(so_it_is_with_a_tied_tensor_of_f32),
         cmocka_unit_test(so_it_is_with_a_frozen_one),
+        cmocka_unit_test(weights_are_the_whole_models),
+        cmocka_unit_test(maps_of_stages_are_checked),
         cmocka_unit_test(stages_that_do_not_fit_are_named),
         cmocka_unit_test(checkpoints_of_another_model_are_named),
         cmocka_unit_test(damage_is_found_by_all),
