@@ -299,8 +299,8 @@ static void test_waits_around(void **state)
     }
 }
 
-/* Rank 0 waits in one communicator for rank 1, which waits for all in another, and in a third for rank 2, which
- * never comes: rank 0 makes no other calls than rank 1, it is held up. */
+/* Rank 0 waits in one communicator for rank 1, which waits for all in another, and in a third for rank 2,
+ * which never comes: rank 0 makes no other calls than rank 1, it is held up. */
 static void wait_behind(struct rank *me)
 {
     struct fixture o;
