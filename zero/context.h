@@ -36,6 +36,15 @@ struct zr_whole {
     void *trained;
 };
 
+/* memory.c: a rank as one that takes of the same memory. */
+struct zr_sharer {
+    /* on this rank's machine; in which of its memory control groups, a bit for each */
+    bool machine;
+    uint32_t groups;
+    /* of the host's memory that it takes, by its plan or at once */
+    int64_t bytes;
+};
+
 struct zero_ctx {
     struct zr_config config;
     struct zr_world world;
@@ -65,6 +74,8 @@ struct zero_ctx {
     int64_t gpu_free_bytes;
     /* when ranks agreed on the plan (agree.c) */
     struct zr_host_memory memory;
+    /* (world) */
+    struct zr_sharer *sharers;
 
     /* what watches device and communicators; NULL: cfg.check is off */
     struct zr_check *check;
@@ -313,16 +324,20 @@ int zr_save_end(struct zero_ctx *z);
 /* After a step: rank 0 may commit once the step's records say that all files are written. */
 void zr_save_notice(struct zero_ctx *z);
 
-/* memory.c: refuses a plan that does not fit what the device has free for it, and the host for those of the
- * ranks that share it. */
-int zr_memory_check(struct zero_ctx *z);
-/* What a memory control group leaves to the ranks in it; zr_agree_on_plan has counted them. */
-int zr_memory_check_groups(struct zero_ctx *z);
-/* The GPU's part of the first; communicators: once more when they are open, and NCCL has taken its own. */
-int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
-
-/* Whether every rank of this host, or of its GPU each, can take so many bytes more: ZR_ERR_NOMEM naming them.
+/* memory.c.
+ *   check       refuses plans that do not fit what the host, and its memory control groups, have free for all
+ *               ranks that take of it: those of pipeline stages take different amounts. zr_agree_on_plan has
+ *               asked them
+ *   check_gpu   refuses a plan that does not fit the GPU; communicators: once more when they are open, and
+ *               NCCL has taken its own
+ *   host_bytes  what the plan takes of the host's memory
+ *   ask         collective, blocking, after zero_wrap: so many bytes more are to be taken of it
+ *   check_room  whether it has those bytes, or of a GPU each rank so many: ZR_ERR_NOMEM
  */
+int zr_memory_check(struct zero_ctx *z);
+int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
+int64_t zr_memory_host_bytes(const struct zero_ctx *z);
+int zr_memory_ask(struct zero_ctx *z, int64_t bytes);
 int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
 
 /* unwrap.c. Closes what was opened, whatever phase of zero_wrap was reached. Keeps this thread's message: to
