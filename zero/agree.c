@@ -274,3 +274,10 @@ int zr_agree_in_run(struct zero_ctx *z, int local_err)
     int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
     return zr_verdict(err, &mine, all, z->world.world, z->world.rank);
 }
+
+int zr_agree_in_stage(struct zero_ctx *z, int local_err)
+{
+    if (z->mesh.stages == 1)
+        return zr_agree_in_run(z, local_err);
+    return local_err ? zr_engine_fail(z->engine, local_err, zr_error_text()) : 0;
+}

@@ -102,6 +102,8 @@ struct zero_ctx {
     struct zr_save *save;
     /* what has no values yet (awaited.c); NULL: all have */
     struct zr_awaited *awaited;
+    /* with pipeline stages: all ranks have agreed that it is so on each */
+    bool stages_have_values;
     /* saves begun so far */
     int64_t n_saves;
     /* The last that all ranks know to be on the disk; "": none. */
@@ -274,27 +276,37 @@ int zr_agree_on_success(struct zero_ctx *z, int local_err);
 /* The same at any time after zero_wrap, over the control communicator. Blocking, between steps. */
 int zr_agree_in_run(struct zero_ctx *z, int local_err);
 
+/* The same for a call of one pipeline stage's ranks: an error that a rank has alone then ends the context. */
+int zr_agree_in_stage(struct zero_ctx *z, int local_err);
+
 /* awaited.c.
  *   refuse           ZR_ERR_ORDER while the tensor (negative: any) has not all its values; of a context that
  *                    has failed, that failure
+ *   refuse_all       the same of any tensor, for a call of all ranks: with pipeline stages, of any stage.
+ *                    Collective there, until all have
  *   nothing_written  no tensor but buffers has a value or a state that zero_write gave it
  *   reserve          before a write, so that note cannot fail
  *   loaded           all have them now */
 int zr_awaited_open(struct zero_ctx *z);
 void zr_awaited_close(struct zero_ctx *z);
 int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor);
+int zr_awaited_refuse_all(struct zero_ctx *z, const char *call);
 bool zr_awaited_nothing_written(const struct zero_ctx *z);
 int zr_awaited_reserve(struct zero_ctx *z, int32_t tensor);
 void zr_awaited_note(struct zero_ctx *z, int32_t tensor, int64_t first, int64_t n);
 void zr_awaited_loaded(struct zero_ctx *z);
 
-/* calls.c. As zero_read and zero_write, of a range that was checked; kind as in zr_engine_read. */
+/* calls.c. As zero_read and zero_write, of a range that was checked; kind as in zr_engine_read. A tied tensor
+ * is written on the first stage; on the last it is noted that it has values, which zr_engine_tied_values
+ * brings before. */
 int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, void *dst);
 int zr_values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, const void *src);
 
-/* buffers.c. check: local; ZR_ERR_ORDER for one whose *param is NULL. compare: collective, blocking; whether
- * all ranks' are equal (whole_numbers: of these only), else this thread's message names the first that is
- * not. */
+/* buffers.c. exist: in the whole model. are_saved_here: this rank saves its stage's. check: local;
+ * ZR_ERR_ORDER for one whose *param is NULL. compare: collective, blocking; whether all ranks' are equal
+ * (whole_numbers: of these only), else this thread's message names the first that is not. */
+bool zr_buffers_exist(const struct zero_ctx *z);
+bool zr_buffers_are_saved_here(const struct zero_ctx *z);
 int zr_buffers_check(const struct zero_ctx *z);
 int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal);
 

@@ -75,7 +75,7 @@ int zero_gather_all(zero_ctx *z, int where)
     if (zr_engine_holds_all(z->engine))
         return zr_fail(ZR_ERR_ORDER,
                        "zero_gather_all: all parameters are there already; call zero_release_all first");
-    err = zr_awaited_refuse(z, "zero_gather_all", -1);
+    err = zr_awaited_refuse_all(z, "zero_gather_all");
     if (err)
         return err;
     zr_engine_called(z->engine, ZR_CALLED_GATHER_ALL, -1, (uint64_t)where);

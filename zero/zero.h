@@ -330,7 +330,9 @@ ZERO_API int zero_release_all(zero_ctx *z);
  * 0's counts, others may give NULL. Writing ZERO_VALUE_PARAM sets the master weights to the same value;
  * writing ZERO_VALUE_MASTER sets the parameter to it, rounded. Errors as of zero_read, but a tensor without
  * values takes them; also ZERO_ERR_ARG for ZERO_VALUE_GRAD, and ZERO_ERR_ORDER between zero_gather_all and
- * zero_release_all. */
+ * zero_release_all. Of a ZERO_TIED tensor the first and the last pipeline stage's ranks make this call, alike
+ * and in one order with their other calls of all ranks; the first stage's src counts. Its states the first
+ * stage's ranks write alone. */
 ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n,
                         const void *src);
 
@@ -428,9 +430,10 @@ enum zero_sync {
  * saves rank 0's (and warns once where those of others differ, or with cfg.check fails with
  * ZERO_ERR_MISMATCH). ZERO_ERR_MISMATCH, and nothing changed, where ranks differ in a buffer of integers that
  * ZERO_SYNC_MEAN would have to average, or in how; ZERO_ERR_ORDER, on all ranks, where *param of one is NULL,
- * and inside a bracket. No buffers: nothing happens, and nobody waits. Beyond that a buffer is read by
- * zero_read (rank 0's), written by zero_write (on all ranks), saved, loaded (on all ranks), exported and
- * imported as other tensors are; it has no ZERO_VALUE_MASTER and no states. */
+ * and inside a bracket or between actions. No buffers: nothing happens, and nobody waits. Beyond that a
+ * buffer is read by zero_read (rank 0's), written by zero_write (on all ranks), saved, loaded (on all ranks),
+ * exported and imported as other tensors are; it has no ZERO_VALUE_MASTER and no states. In a model in
+ * pipeline stages rank 0 and all ranks are those of the buffer's stage, but all ranks of the world call. */
 ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
 
 /* Collective, blocking (but see cfg.save_async). Saves a new checkpoint into the folder dir, which is made if

@@ -427,9 +427,9 @@ static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z)
         if (copy && !is_gain)
             toy_expect(r, zero_read(z, t, ZERO_VALUE_STATE, 0, 1, &(float){0}), ZERO_ERR_ARG,
                        "zero_read: tensor e is ZERO_TIED: the first pipeline stage has its master weights");
-        if (tied && !is_gain && ((struct setup *)r->arg)->pp > 1)
-            toy_expect(r, zero_write(z, t, ZERO_VALUE_PARAM, 0, 1, &(float){0}), ZERO_ERR_NOTSUP,
-                       "zero_write: tensor e is ZERO_TIED: two pipeline stages have it");
+        if (copy && !is_gain)
+            toy_expect(r, zero_write(z, t, ZERO_VALUE_STATE, 0, 1, &(float){0}), ZERO_ERR_ARG,
+                       "zero_write: tensor e is ZERO_TIED: the first pipeline stage has its master weights");
     }
     return 0;
 }

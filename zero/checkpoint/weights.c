@@ -238,13 +238,15 @@ int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int
     ZR_IN_CALL(z, ZR_CALLED_EXPORT, false, -1);
     int err = zr_weights_check_call(z, dir, "zero_export", ZR_CALLED_EXPORT);
     if (!err)
-        err = zr_awaited_refuse(z, "zero_export", -1);
+        err = zr_awaited_refuse_all(z, "zero_export");
     if (err)
         return err;
     struct zr_weights ws = {.z = z, .dir = dir};
     err = zr_weights_resolve(z, map, n, &ws);
     if (!err)
         err = zr_weights_check_names(&ws);
+    if (!err)
+        err = zr_buffers_check(z);
     err = zr_agree_in_run(z, err);
     if (!err) {
         assign_files(&ws, max_file_bytes > 0 ? max_file_bytes : INT64_C(5000000000));

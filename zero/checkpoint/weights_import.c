@@ -232,6 +232,17 @@ static int import_one(struct zr_weights *ws, const struct sources *s, const stru
     return 0;
 }
 
+/* The last stage has what the first one took. */
+static int give_tied(struct zero_ctx *z, const struct zr_weights *ws)
+{
+    int err = zr_engine_tied_values(z->engine);
+    for (int32_t i = 0; !err && i < ws->n; i++)
+        if (ws->list[i].copy >= 0)
+            err =
+                zr_values_write(z, ws->list[i].copy, ZR_VALUE_PARAM, ws->list[i].first, ws->list[i].n, NULL);
+    return err;
+}
+
 int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n)
 {
     ZR_IN_CALL(z, ZR_CALLED_IMPORT, false, -1);
@@ -265,8 +276,8 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
                          &stopped);
     if (begun && !err)
         err = zr_agree_in_run(z, local);
-    if (begun && !err)
-        err = zr_engine_tied_values(z->engine);
+    if (begun && !err && !stopped)
+        err = give_tied(z, &ws);
     struct zr_kept kept;
     zr_keep(&kept, err);
     close_sources(z->files, &s);

@@ -23,6 +23,8 @@ struct zr_weight {
     int64_t first, n;
     /* the table's tensor that has some of them, -1: none; of the n, which it has; where in it they are */
     int32_t own;
+    /* the table's copy of it, on the last pipeline stage; -1: none */
+    int32_t copy;
     int64_t own_begin, own_n, own_at;
     /* in the file, of the whole */
     int64_t shape[8];

@@ -266,7 +266,10 @@ static int place_in_file(const struct zero_ctx *z, const struct zr_tensor *t, bo
 /* The last stage's copy of a tied tensor takes no part: the first has the same. */
 static void place_here(const struct zero_ctx *z, const int32_t *here, struct zr_weight *w)
 {
-    w->own = here[w->tensor];
+    int32_t t = here[w->tensor];
+    bool copy = t >= 0 && z->layout->tensors[t].tie == ZR_TIE_COPY;
+    w->own = copy ? -1 : t;
+    w->copy = copy ? t : -1;
     if (w->own < 0)
         return;
     int64_t from = zr_place_of(z, w->own).first, begin = zr_max(w->first, from),
@@ -307,8 +310,7 @@ static int resolve_all(const struct zero_ctx *z, const struct entries *all, stru
     for (int32_t t = 0; !err && t < z->whole.n; t++)
         here[t] = -1;
     for (int32_t t = 0; !err && t < z->layout->n_tensors; t++)
-        if (z->layout->tensors[t].tie != ZR_TIE_COPY)
-            here[zr_place_of(z, t).tensor] = t;
+        here[zr_place_of(z, t).tensor] = t;
     for (int32_t i = 0; !err && i < out->n; i++) {
         err = resolve_one(z, &all->list[i], i, &out->list[i]);
         if (!err)
