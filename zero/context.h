@@ -208,9 +208,11 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
                enum zr_values_in values, struct zr_prepared *out);
 
 /* ties.c. Local. take: before the layout; what a tied tensor is on this rank's stage, for which options have
- * pp. bytes: of all of them, in a slot. hash: of what both stages must have alike; 0: they have none. */
+ * pp. bytes: of all of them, in a slot; sum_bytes: of their sums. hash: of what both stages must have alike;
+ * 0: they have none. */
 int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n);
 int64_t zr_ties_bytes(const struct zr_layout *l);
+int64_t zr_ties_sum_bytes(const struct zr_layout *l);
 uint64_t zr_ties_hash(const struct zr_layout *l);
 
 /* schedule.c.

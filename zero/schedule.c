@@ -222,6 +222,11 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
      * stages. By a file it may be more behind: the last one then waits, for nothing that waits for it. */
     s->room.tied_bytes = zr_round_up(zr_ties_bytes(l), 4096);
     s->room.n_tied = (int32_t)zr_min((s->walk.pp + 1) / 2, s->walk.n_micro);
+    if (!o->deterministic && s->walk.n_micro > 1) {
+        s->room.tied_sum_bytes = zr_round_up(zr_ties_sum_bytes(l), 4096);
+        s->room.n_summed = s->walk.n_micro;
+        s->room.n_tied = 1;
+    }
     c->options.pipe_bytes = zr_pipe_room_bytes(&s->room);
     c->options.tied_bytes = zr_tied_room_bytes(&s->room);
     return 0;
