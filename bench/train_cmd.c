@@ -79,10 +79,6 @@ static error_t finish(struct argp_state *state, void *options)
         argp_error(state, "--pp: not with --plain");
         return EINVAL;
     }
-    if (o->pp > 1 && o->import_from) {
-        argp_error(state, "--pp: weights are not imported into a model in pipeline stages yet");
-        return EINVAL;
-    }
     if ((o->schedule != ZERO_SCHEDULE_1F1B || o->schedule_file) && o->pp <= 1) {
         argp_error(state, "%s: is of the stages of --pp",
                    o->schedule_file ? "--schedule-file" : "--schedule");

@@ -18,6 +18,7 @@ struct card {
         n_tensors;
     uint64_t layout_hash, plan_hash, tied_hash, schedule_hash;
     uint64_t groups[ZR_MOST_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
+    int64_t host_bytes;
 };
 
 /* What must be equal, in the order in which a difference is reported: causes before consequences. Of all
@@ -64,6 +65,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     if (zr_verdict_put(c, err))
         return;
     const struct zr_options *o = &z->config.options;
+    c->host_bytes = zr_memory_host_bytes(z);
     c->version = ZERO_VERSION_MAJOR * 1e6 + ZERO_VERSION_MINOR * 1e3 + ZERO_VERSION_PATCH;
     c->device = z->config.user.device;
     c->backend = zr_backend_number(z->backend);
@@ -215,14 +217,16 @@ static int compare(struct zero_ctx *z, const struct card *cards)
 }
 
 /* A group's number is one of its machine: other machines have the same. */
-static void count_in_groups(struct zero_ctx *z, const struct card *cards)
+static void note_sharers(struct zero_ctx *z, const struct card *cards)
 {
-    for (int i = 0; i < z->memory.n_groups; i++) {
-        struct zr_memory_group *g = &z->memory.group[i];
-        g->n_ranks = 0;
-        for (int r = 0; r < z->world.world; r++)
-            for (int k = 0; k < ZR_MOST_MEMORY_GROUPS && zr_topology_same_machine(&z->topology, r); k++)
-                g->n_ranks += cards[r].groups[k] == g->id;
+    for (int r = 0; r < z->world.world; r++) {
+        struct zr_sharer *s = &z->sharers[r];
+        *s = (struct zr_sharer){.machine = zr_topology_same_machine(&z->topology, r),
+                                .bytes = cards[r].host_bytes};
+        for (int i = 0; s->machine && i < z->memory.n_groups; i++)
+            for (int k = 0; k < ZR_MOST_MEMORY_GROUPS; k++)
+                if (cards[r].groups[k] == z->memory.group[i].id)
+                    s->groups |= UINT32_C(1) << i;
     }
 }
 
@@ -243,11 +247,11 @@ int zr_agree_on_plan(struct zero_ctx *z, int local_err)
         return no_memory_to_compare(z, local_err);
     fill_card(z, local_err, &mine);
     int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
-    if (!err)
-        count_in_groups(z, all);
     err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
     if (!err)
         err = compare(z, all);
+    if (!err)
+        note_sharers(z, all);
     free(all);
     return err;
 }
@@ -269,4 +273,11 @@ int zr_agree_in_run(struct zero_ctx *z, int local_err)
     zr_verdict_put(&mine, local_err);
     int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
     return zr_verdict(err, &mine, all, z->world.world, z->world.rank);
+}
+
+int zr_agree_in_stage(struct zero_ctx *z, int local_err)
+{
+    if (z->mesh.stages == 1)
+        return zr_agree_in_run(z, local_err);
+    return local_err ? zr_engine_fail(z->engine, local_err, zr_error_text()) : 0;
 }

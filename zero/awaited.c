@@ -2,7 +2,7 @@
  *
  * Until all have, nothing that would read them is done: brackets, steps, saves. zero_load gives values to all
  * of them, zero_write (and zero_import, by it) to ranges, in any order. Every rank makes the same calls, so
- * all come to the same answer. */
+ * all come to the same answer; of a model in pipeline stages, those of one stage. */
 #include "zero/context.h"
 
 #include <stdlib.h>
@@ -77,6 +77,18 @@ int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor)
         if ((tensor < 0 || i == tensor) && !is_complete(z, i))
             return refuse(z, call, i);
     return 0;
+}
+
+int zr_awaited_refuse_all(struct zero_ctx *z, const char *call)
+{
+    int err = zr_awaited_refuse(z, call, -1);
+    if (z->mesh.stages == 1 || z->config.user.init_from != ZERO_INIT_LATER || z->stages_have_values)
+        return err;
+    err = zr_agree_in_run(z, err);
+    if (!err)
+        err = zr_engine_compare_parts(z->engine); /* which is for all ranks, too */
+    z->stages_have_values = !err;
+    return err;
 }
 
 bool zr_awaited_nothing_written(const struct zero_ctx *z)

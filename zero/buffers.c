@@ -2,6 +2,8 @@
  * whether all ranks' are equal. */
 #include "zero/context.h"
 
+#include <stdio.h>
+
 static bool is_whole_number(const struct zr_tensor *t)
 {
     return t->dtype == ZR_I32 || t->dtype == ZR_I64;
@@ -20,25 +22,53 @@ int zr_buffers_check(const struct zero_ctx *z)
     return 0;
 }
 
+bool zr_buffers_exist(const struct zero_ctx *z)
+{
+    bool any = false;
+    for (int32_t i = 0; i < z->whole.n; i++)
+        any |= z->whole.tensors[i].buffer;
+    return any;
+}
+
+bool zr_buffers_are_saved_here(const struct zero_ctx *z)
+{
+    return z->world.rank % (z->world.world / z->mesh.stages) == 0;
+}
+
+/* The first element of a rank's that is not its first rank's, and in which tensor; -1: all are. */
+struct unequal {
+    int64_t element;
+    int32_t tensor;
+    char name[ZR_EXCHANGE_BYTES - sizeof(int64_t) - sizeof(int32_t)];
+};
+_Static_assert(sizeof(struct unequal) <= ZR_EXCHANGE_BYTES, "as one part of an exchange");
+
+/* Stages have different buffers, so each compares its own, and all ranks tell each other once. */
 int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal)
 {
-    int64_t element, *all = z->from_all;
-    int err = 0;
-    *equal = true;
-    for (int32_t i = 0; !err && *equal && i < z->layout->n_tensors; i++) {
+    struct unequal mine = {.element = -1}, *all = z->from_all;
+    int err = 0, found = -1;
+    for (int32_t i = 0; !err && i < z->layout->n_tensors; i++) {
         const struct zr_tensor *t = &z->layout->tensors[i];
+        int64_t element;
         if (!t->buffer || (whole_numbers && !is_whole_number(t)))
             continue;
         err = zr_engine_compare_buffer(z->engine, i, &element);
-        if (!err)
-            err = zr_engine_exchange(z->engine, &element, sizeof element, all);
-        for (int r = 0; !err && *equal && r < z->world.world; r++)
-            if (all[r] >= 0) {
-                *equal = false;
-                zr_fail(ZR_ERR_MISMATCH, "element %lld of buffer %s is not the same on rank %d as on rank %d",
-                        (long long)all[r], t->name, r, zr_first_of_part(z, r));
-            }
+        if (err || element < 0 || mine.element >= 0)
+            continue;
+        mine.element = element;
+        mine.tensor = i;
+        snprintf(mine.name, sizeof mine.name, "%s", t->name);
     }
+    if (!err)
+        err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
+    for (int r = 0; !err && r < z->world.world; r++)
+        if (all[r].element >= 0 && (found < 0 || all[r].tensor < all[found].tensor))
+            found = r;
+    *equal = found < 0;
+    if (found >= 0)
+        zr_fail(ZR_ERR_MISMATCH, "element %lld of buffer %s is not the same on rank %d as on rank %d",
+                (long long)all[found].element, all[found].name, found, zr_first_of_part(z, found));
     return err;
 }
 
@@ -98,10 +128,12 @@ int zero_sync_buffers(zero_ctx *z, int32_t how)
         return zr_fail(ZR_ERR_ARG,
                        "zero_sync_buffers: how is %d; allowed: ZERO_SYNC_MEAN (1), ZERO_SYNC_RANK0 (2)", how);
     err = zr_refuse_in_bracket(z, "zero_sync_buffers");
+    if (!err)
+        err = zr_refuse_in_actions(z, "zero_sync_buffers");
     if (err)
         return err;
     zr_engine_called(z->engine, ZR_CALLED_SYNC_BUFFERS, -1, (uint64_t)how);
-    if (!z->layout->n_buffers)
+    if (!zr_buffers_exist(z))
         return 0;
     err = sync_all(z, (enum zero_sync)how);
     return err ? zr_fail_more(err, "zero_sync_buffers") : 0;

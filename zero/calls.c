@@ -230,9 +230,10 @@ int zero_last_step(zero_ctx *z, struct zero_step_info *info)
 }
 
 /* Checks a range and turns the public value into the engine's. */
-static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int32_t value, int64_t first,
+static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t value, int64_t first,
                        int64_t n, int *kind)
 {
+    const char *call = writes ? "zero_write" : "zero_read";
     int err = need_healthy(z, call);
     if (err)
         return err;
@@ -258,12 +259,13 @@ static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int
         return zr_fail(ZR_ERR_ARG,
                        "%s: tensor %s is a buffer: it has no master weights, no states and no gradient", call,
                        t->name);
-    if (value != ZERO_VALUE_PARAM && t->tie == ZR_TIE_COPY)
+    bool given = writes && value == ZERO_VALUE_MASTER && t->tied_grad; /* the first stage's go to both */
+    if (value != ZERO_VALUE_PARAM && t->tie == ZR_TIE_COPY && !given)
         return zr_fail(ZR_ERR_ARG,
                        "%s: tensor %s is ZERO_TIED: the first pipeline stage has its master weights, states "
                        "and gradient",
                        call, t->name);
-    if (value != ZERO_VALUE_PARAM && !t->grad)
+    if (value != ZERO_VALUE_PARAM && !t->grad && !given)
         return zr_fail(ZR_ERR_ARG,
                        "%s: tensor %s is frozen: it has no master weights, no states and no gradient", call,
                        t->name);
@@ -294,26 +296,35 @@ int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, 
 {
     if (!z->layout->tensors[tensor].buffer)
         return zr_engine_read(z->engine, tensor, kind, first, n, dst);
-    int err = zr_agree_in_run(z, zr_buffers_check(z));
+    int err = zr_agree_in_stage(z, zr_buffers_check(z));
     return err ? err : zr_engine_read_buffer(z->engine, tensor, first, n, dst);
 }
 
-static int values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n,
-                        const void *src)
+/* gives: what both stages have of tied tensors is made equal, which both of them call this for. */
+static int write_values(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n,
+                        const void *src, bool gives)
 {
+    enum zr_tie tie = z->layout->tensors[tensor].tie;
     if (z->layout->tensors[tensor].buffer) {
-        int err = zr_agree_in_run(z, zr_buffers_check(z));
+        int err = zr_agree_in_stage(z, zr_buffers_check(z));
         return err ? err : zr_engine_write_buffer(z->engine, tensor, first, n, src);
     }
     bool awaited = z->awaited != NULL;
-    int err = awaited ? zr_agree_in_run(z, zr_awaited_reserve(z, tensor)) : 0;
-    if (!err)
+    int err = awaited ? zr_agree_in_stage(z, zr_awaited_reserve(z, tensor)) : 0;
+    if (!err && tie != ZR_TIE_COPY)
         err = zr_engine_write(z->engine, tensor, kind, first, n, src);
+    if (!err && gives && tie != ZR_TIE_NONE && kind < 0)
+        err = zr_engine_tied_values(z->engine);
     if (!err && kind < 0)
         zr_awaited_note(z, tensor, first, n);
-    if (!err && awaited && !z->awaited) /* the model has its values */
+    if (!err && awaited && !z->awaited && z->mesh.stages == 1) /* the model has its values */
         err = zr_engine_compare_parts(z->engine);
     return err;
+}
+
+int zr_values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, const void *src)
+{
+    return write_values(z, tensor, kind, first, n, src, false);
 }
 
 /* The step's gradients are complete afterwards. */
@@ -337,7 +348,7 @@ static int complete_gradients(struct zero_ctx *z)
 int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
     ZR_IN_CALL(z, ZR_CALLED_READ, false, tensor);
-    int kind = 0, err = check_range(z, "zero_read", tensor, value, first, n, &kind);
+    int kind = 0, err = check_range(z, false, tensor, value, first, n, &kind);
     if (err)
         return err;
     err = zr_awaited_refuse(z, "zero_read", tensor);
@@ -352,7 +363,7 @@ int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t
 int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, const void *src)
 {
     ZR_IN_CALL(z, ZR_CALLED_WRITE, false, tensor);
-    int kind = 0, err = check_range(z, "zero_write", tensor, value, first, n, &kind);
+    int kind = 0, err = check_range(z, true, tensor, value, first, n, &kind);
     if (err)
         return err;
     if (value == ZERO_VALUE_GRAD)
@@ -360,16 +371,11 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
     err = zr_refuse_in_all(z, "zero_write");
     if (err)
         return err;
-    if (z->layout->tensors[tensor].tie != ZR_TIE_NONE)
-        return zr_fail(
-            ZR_ERR_NOTSUP,
-            "zero_write: tensor %s is ZERO_TIED: two pipeline stages have it, and the ranks of one "
-            "write; allowed: first values at zero_wrap",
-            z->layout->tensors[tensor].name);
-    if (!src && zr_dp_rank(z) == 0 && n)
+    bool counts = zr_dp_rank(z) == 0 && z->layout->tensors[tensor].tie != ZR_TIE_COPY;
+    if (!src && counts && n)
         return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank %d, whose values count", z->world.rank);
     zr_engine_called(z->engine, ZR_CALLED_WRITE, tensor, hash_range(value, first, n));
-    return values_write(z, tensor, kind, first, n, src);
+    return write_values(z, tensor, kind, first, n, src, true);
 }
 
 int zero_mean(zero_ctx *z, double *values, int32_t n)

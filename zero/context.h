@@ -36,6 +36,15 @@ struct zr_whole {
     void *trained;
 };
 
+/* memory.c: a rank as one that takes of the same memory. */
+struct zr_sharer {
+    /* on this rank's machine; in which of its memory control groups, a bit for each */
+    bool machine;
+    uint32_t groups;
+    /* of the host's memory that it takes, by its plan or at once */
+    int64_t bytes;
+};
+
 struct zero_ctx {
     struct zr_config config;
     struct zr_world world;
@@ -65,6 +74,8 @@ struct zero_ctx {
     int64_t gpu_free_bytes;
     /* when ranks agreed on the plan (agree.c) */
     struct zr_host_memory memory;
+    /* (world) */
+    struct zr_sharer *sharers;
 
     /* what watches device and communicators; NULL: cfg.check is off */
     struct zr_check *check;
@@ -91,6 +102,8 @@ struct zero_ctx {
     struct zr_save *save;
     /* what has no values yet (awaited.c); NULL: all have */
     struct zr_awaited *awaited;
+    /* with pipeline stages: all ranks have agreed that it is so on each */
+    bool stages_have_values;
     /* saves begun so far */
     int64_t n_saves;
     /* The last that all ranks know to be on the disk; "": none. */
@@ -155,9 +168,6 @@ static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
     return r / n_stage * n_stage + r % z->mesh.parts;
 }
 
-/* tp.c: refuses the call where the model is in pipeline stages. */
-int zr_refuse_in_stages(const struct zero_ctx *z, const char *call);
-
 /* whole.c. make: over the rendezvous, all ranks, once the plan is agreed on: ZR_ERR_MISMATCH for a name that
  * two stages have and that is not one tensor, ZR_ERR_NOMEM; without stages local. free: a zeroed one too. */
 int zr_whole_make(struct zero_ctx *z);
@@ -198,9 +208,11 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
                enum zr_values_in values, struct zr_prepared *out);
 
 /* ties.c. Local. take: before the layout; what a tied tensor is on this rank's stage, for which options have
- * pp. bytes: of all of them, in a slot. hash: of what both stages must have alike; 0: they have none. */
+ * pp. bytes: of all of them, in a slot; sum_bytes: of their sums. hash: of what both stages must have alike;
+ * 0: they have none. */
 int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n);
 int64_t zr_ties_bytes(const struct zr_layout *l);
+int64_t zr_ties_sum_bytes(const struct zr_layout *l);
 uint64_t zr_ties_hash(const struct zr_layout *l);
 
 /* schedule.c.
@@ -266,26 +278,37 @@ int zr_agree_on_success(struct zero_ctx *z, int local_err);
 /* The same at any time after zero_wrap, over the control communicator. Blocking, between steps. */
 int zr_agree_in_run(struct zero_ctx *z, int local_err);
 
+/* The same for a call of one pipeline stage's ranks: an error that a rank has alone then ends the context. */
+int zr_agree_in_stage(struct zero_ctx *z, int local_err);
+
 /* awaited.c.
  *   refuse           ZR_ERR_ORDER while the tensor (negative: any) has not all its values; of a context that
  *                    has failed, that failure
+ *   refuse_all       the same of any tensor, for a call of all ranks: with pipeline stages, of any stage.
+ *                    Collective there, until all have
  *   nothing_written  no tensor but buffers has a value or a state that zero_write gave it
  *   reserve          before a write, so that note cannot fail
  *   loaded           all have them now */
 int zr_awaited_open(struct zero_ctx *z);
 void zr_awaited_close(struct zero_ctx *z);
 int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor);
+int zr_awaited_refuse_all(struct zero_ctx *z, const char *call);
 bool zr_awaited_nothing_written(const struct zero_ctx *z);
 int zr_awaited_reserve(struct zero_ctx *z, int32_t tensor);
 void zr_awaited_note(struct zero_ctx *z, int32_t tensor, int64_t first, int64_t n);
 void zr_awaited_loaded(struct zero_ctx *z);
 
-/* calls.c. As zero_read, of a range that was checked; kind as in zr_engine_read. */
+/* calls.c. As zero_read and zero_write, of a range that was checked; kind as in zr_engine_read. A tied tensor
+ * is written on the first stage; on the last it is noted that it has values, which zr_engine_tied_values
+ * brings before. */
 int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, void *dst);
+int zr_values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, const void *src);
 
-/* buffers.c. check: local; ZR_ERR_ORDER for one whose *param is NULL. compare: collective, blocking; whether
- * all ranks' are equal (whole_numbers: of these only), else this thread's message names the first that is
- * not. */
+/* buffers.c. exist: in the whole model. are_saved_here: this rank saves its stage's. check: local;
+ * ZR_ERR_ORDER for one whose *param is NULL. compare: collective, blocking; whether all ranks' are equal
+ * (whole_numbers: of these only), else this thread's message names the first that is not. */
+bool zr_buffers_exist(const struct zero_ctx *z);
+bool zr_buffers_are_saved_here(const struct zero_ctx *z);
 int zr_buffers_check(const struct zero_ctx *z);
 int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal);
 
@@ -315,16 +338,20 @@ int zr_save_end(struct zero_ctx *z);
 /* After a step: rank 0 may commit once the step's records say that all files are written. */
 void zr_save_notice(struct zero_ctx *z);
 
-/* memory.c: refuses a plan that does not fit what the device has free for it, and the host for those of the
- * ranks that share it. */
-int zr_memory_check(struct zero_ctx *z);
-/* What a memory control group leaves to the ranks in it; zr_agree_on_plan has counted them. */
-int zr_memory_check_groups(struct zero_ctx *z);
-/* The GPU's part of the first; communicators: once more when they are open, and NCCL has taken its own. */
-int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
-
-/* Whether every rank of this host, or of its GPU each, can take so many bytes more: ZR_ERR_NOMEM naming them.
+/* memory.c.
+ *   check       refuses plans that do not fit what the host, and its memory control groups, have free for all
+ *               ranks that take of it: those of pipeline stages take different amounts. zr_agree_on_plan has
+ *               asked them
+ *   check_gpu   refuses a plan that does not fit the GPU; communicators: once more when they are open, and
+ *               NCCL has taken its own
+ *   host_bytes  what the plan takes of the host's memory
+ *   ask         collective, blocking, after zero_wrap: so many bytes more are to be taken of it
+ *   check_room  whether it has those bytes, or of a GPU each rank so many: ZR_ERR_NOMEM
  */
+int zr_memory_check(struct zero_ctx *z);
+int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
+int64_t zr_memory_host_bytes(const struct zero_ctx *z);
+int zr_memory_ask(struct zero_ctx *z, int64_t bytes);
 int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
 
 /* unwrap.c. Closes what was opened, whatever phase of zero_wrap was reached. Keeps this thread's message: to

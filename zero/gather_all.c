@@ -35,12 +35,23 @@ static int check_budget(const struct zero_ctx *z, int64_t bytes)
         (long long)bytes, (long long)slots, (long long)budget);
 }
 
+/* Apart from where the model has them: copies of a GPU's, on the host. */
+static bool are_apart(const struct zero_ctx *z, int where)
+{
+    return !z->device->ops->host_memory && where == ZERO_DEVICE_HOST;
+}
+
+static int64_t all_bytes(const struct zero_ctx *z, int where)
+{
+    return zr_engine_all_bytes(z->engine, are_apart(z, where));
+}
+
 /* What this rank finds out alone. */
 static int take_room(struct zero_ctx *z, int where)
 {
-    bool gpu = !z->device->ops->host_memory, on_host = where == ZERO_DEVICE_HOST, apart = gpu && on_host;
+    bool gpu = !z->device->ops->host_memory, on_host = where == ZERO_DEVICE_HOST, apart = are_apart(z, where);
     struct zr_core_event ev = {.kind = ZR_EV_GATHER_ALL, .unit = where};
-    int64_t bytes = zr_engine_all_bytes(z->engine, apart);
+    int64_t bytes = all_bytes(z, where);
     int err = zr_pointers_check(z->engine, &ev);
     if (!err && !on_host)
         err = check_budget(z, bytes);
@@ -64,10 +75,13 @@ int zero_gather_all(zero_ctx *z, int where)
     if (zr_engine_holds_all(z->engine))
         return zr_fail(ZR_ERR_ORDER,
                        "zero_gather_all: all parameters are there already; call zero_release_all first");
-    err = zr_awaited_refuse(z, "zero_gather_all", -1);
+    err = zr_awaited_refuse_all(z, "zero_gather_all");
     if (err)
         return err;
     zr_engine_called(z->engine, ZR_CALLED_GATHER_ALL, -1, (uint64_t)where);
+    err = zr_memory_ask(z, all_bytes(z, where));
+    if (err)
+        return err;
     err = zr_agree_in_run(z, take_room(z, where));
     if (!err)
         err = zr_engine_all_gather(z->engine, where);

@@ -10,40 +10,56 @@
 
 enum { WHERE_BYTES = ZR_GROUP_PATH_BYTES + 64 };
 
-/* What there is now, each group with as many ranks as were counted in it. */
-static void look(const struct zero_ctx *z, struct zr_host_memory *m)
-{
-    zr_host_memory_look("", m);
-    for (int i = 0; i < m->n_groups; i++)
-        for (int k = 0; k < z->memory.n_groups; k++)
-            if (z->memory.group[k].id == m->group[i].id)
-                m->group[i].n_ranks = z->memory.group[k].n_ranks;
-}
+/* What some ranks take together of one memory, and what there is. */
+struct shared {
+    int64_t wanted, free_bytes;
+    int n_ranks;
+    /* each of them wants as much as this rank */
+    bool alike;
+    /* "2 ranks on this machine" */
+    char where[WHERE_BYTES];
+};
 
-/* Whether there are so many bytes for each rank; else in where[WHERE_BYTES], "of 2 ranks on this machine",
- * who they are, and in *free_bytes what there is for all of them. */
-static bool fits_host(const struct zero_ctx *z, int64_t bytes, char *where, int64_t *free_bytes)
+/* group: bits, 0: those of this machine. */
+static void add_sharers(const struct zero_ctx *z, uint32_t group, struct shared *s)
 {
-    struct zr_host_memory m;
-    int n_ranks = zr_topology_on_machine(&z->topology);
-    zr_host_memory_look("", &m);
-    *free_bytes = m.free_bytes;
-    snprintf(where, WHERE_BYTES, "of %d ranks on this machine", n_ranks);
-    return bytes <= *free_bytes / n_ranks;
-}
-
-static bool fits_groups(const struct zero_ctx *z, int64_t bytes, char *where, int64_t *free_bytes)
-{
-    struct zr_host_memory m;
-    look(z, &m);
-    for (int i = 0; i < m.n_groups; i++) {
-        const struct zr_memory_group *g = &m.group[i];
-        *free_bytes = g->free_bytes;
-        snprintf(where, WHERE_BYTES, "of %d ranks in memory control group %s", g->n_ranks, g->path);
-        if (bytes > *free_bytes / g->n_ranks)
-            return false;
+    *s = (struct shared){.alike = true};
+    for (int r = 0; r < z->world.world; r++) {
+        const struct zr_sharer *x = &z->sharers[r];
+        bool shares = group ? (x->groups & group) != 0 : x->machine;
+        if (!shares && r != z->world.rank)
+            continue;
+        s->n_ranks++;
+        s->wanted = x->bytes > INT64_MAX - s->wanted ? INT64_MAX : s->wanted + x->bytes;
+        s->alike &= x->bytes == z->sharers[z->world.rank].bytes;
     }
-    return true;
+}
+
+/* The bit of a group that was seen when ranks agreed on the plan; of another, one that no rank has. */
+static uint32_t bit_of_group(const struct zero_ctx *z, const struct zr_memory_group *g)
+{
+    int k = 0;
+    while (k < z->memory.n_groups && z->memory.group[k].id != g->id)
+        k++;
+    return UINT32_C(1) << k;
+}
+
+/* Whether the host, and each of its memory control groups that this rank is in, has what the ranks take of
+ * it; else out is of the first that has not. */
+static bool fits_host(const struct zero_ctx *z, struct shared *out)
+{
+    struct zr_host_memory m;
+    zr_host_memory_look("", &m);
+    add_sharers(z, 0, out);
+    out->free_bytes = m.free_bytes;
+    snprintf(out->where, WHERE_BYTES, "%d ranks on this machine", out->n_ranks);
+    for (int i = 0; out->wanted <= out->free_bytes && i < m.n_groups; i++) {
+        const struct zr_memory_group *g = &m.group[i];
+        add_sharers(z, bit_of_group(z, g), out);
+        out->free_bytes = g->free_bytes;
+        snprintf(out->where, WHERE_BYTES, "%d ranks in memory control group %s", out->n_ranks, g->path);
+    }
+    return out->wanted <= out->free_bytes;
 }
 
 static int refuse(const struct zr_plan *plan, int64_t wanted, const char *where, int64_t free_bytes,
@@ -116,39 +132,52 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators)
     return 0;
 }
 
-static int64_t on_host(const struct zero_ctx *z)
+int64_t zr_memory_host_bytes(const struct zero_ctx *z)
 {
     return z->device->ops->memory ? z->plan->host_bytes : z->plan->total_bytes;
 }
 
 int zr_memory_check(struct zero_ctx *z)
 {
-    int64_t free_bytes;
-    char where[WHERE_BYTES];
-    int err = zr_memory_check_gpu(z, false);
-    if (!err && !fits_host(z, on_host(z), where, &free_bytes))
-        err = refuse(z->plan, on_host(z), where, free_bytes, "");
-    return err;
+    struct shared s;
+    char table[1024], where[WHERE_BYTES + 4];
+    int64_t own = zr_memory_host_bytes(z);
+    z->sharers[z->world.rank].bytes = own;
+    if (fits_host(z, &s))
+        return 0;
+    snprintf(where, sizeof where, "of %s", s.where);
+    if (s.alike)
+        return refuse(z->plan, own, where, s.free_bytes, "");
+    zr_plan_table(z->plan, table, sizeof table);
+    return zr_fail(ZR_ERR_NOMEM,
+                   "the plans of %s need %lld bytes together, but %lld are free; this rank's needs %lld:\n%s",
+                   s.where, (long long)s.wanted, (long long)s.free_bytes, (long long)own, table);
 }
 
-int zr_memory_check_groups(struct zero_ctx *z)
+int zr_memory_ask(struct zero_ctx *z, int64_t bytes)
 {
-    int64_t free_bytes;
-    char where[WHERE_BYTES];
-    return fits_groups(z, on_host(z), where, &free_bytes)
-               ? 0
-               : refuse(z->plan, on_host(z), where, free_bytes, "");
+    int64_t *all = z->from_all;
+    z->sharers[z->world.rank].bytes = bytes;
+    if (z->world.world == 1)
+        return 0;
+    int err = zr_engine_exchange(z->engine, &bytes, sizeof bytes, all);
+    for (int r = 0; !err && r < z->world.world; r++)
+        z->sharers[r].bytes = all[r];
+    return err;
 }
 
 int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host)
 {
     int64_t free_bytes = -1, total_bytes;
-    char where[WHERE_BYTES];
+    struct shared s;
+    if (host && fits_host(z, &s))
+        return 0;
+    if (host && s.alike)
+        return zr_fail(ZR_ERR_NOMEM, "needs %lld bytes for each of %s, which has %lld free", (long long)bytes,
+                       s.where, (long long)s.free_bytes);
     if (host)
-        return fits_host(z, bytes, where, &free_bytes) && fits_groups(z, bytes, where, &free_bytes)
-                   ? 0
-                   : zr_fail(ZR_ERR_NOMEM, "needs %lld bytes for each %s, which has %lld free",
-                             (long long)bytes, where, (long long)free_bytes);
+        return zr_fail(ZR_ERR_NOMEM, "needs %lld bytes for %s together, but %lld are free",
+                       (long long)s.wanted, s.where, (long long)s.free_bytes);
     int err = z->device->ops->memory ? z->device->ops->memory(z->device, &free_bytes, &total_bytes) : 0;
     if (err || free_bytes < 0 || bytes <= free_bytes)
         return err;

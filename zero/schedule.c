@@ -176,7 +176,7 @@ static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *
     return 0;
 }
 
-static int check_stages(const struct zr_config *c, const struct zr_layout *l)
+static int check_stages(const struct zr_config *c)
 {
     if (c->user.activation_bytes == 0)
         return zr_fail(ZR_ERR_ARG,
@@ -187,13 +187,6 @@ static int check_stages(const struct zr_config *c, const struct zr_layout *l)
         return zr_fail(ZR_ERR_ARG, "grad_accum_steps is %d; allowed with pp %d: 1..%lld",
                        c->options.grad_accum_steps, c->options.pp,
                        (long long)(ZR_PIPE_MOST_ALL / c->options.pp));
-    if (c->user.init_from == ZERO_INIT_LATER)
-        return zr_fail(ZR_ERR_NOTSUP, "init_from is later, but pp is %d; allowed with it: model, rank0, call",
-                       c->options.pp);
-    for (int32_t t = 0; t < l->n_tensors; t++)
-        if (l->tensors[t].buffer)
-            return zr_fail(ZR_ERR_NOTSUP, "tensors[%d] (%s) is a buffer, but pp is %d: stages have none yet",
-                           t, l->tensors[t].name, c->options.pp);
     return 0;
 }
 
@@ -213,7 +206,7 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
         zr_warn(o->log, "schedule_file is set, but pp is 1: it has no effect");
     if (s->walk.pp == 1)
         return 0;
-    int err = check_stages(c, l);
+    int err = check_stages(c);
     if (!err && c->user.schedule_file)
         err = read_row(c, s, &s->walk.step);
     else if (!err)
@@ -229,6 +222,11 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
      * stages. By a file it may be more behind: the last one then waits, for nothing that waits for it. */
     s->room.tied_bytes = zr_round_up(zr_ties_bytes(l), 4096);
     s->room.n_tied = (int32_t)zr_min((s->walk.pp + 1) / 2, s->walk.n_micro);
+    if (!o->deterministic && s->walk.n_micro > 1) {
+        s->room.tied_sum_bytes = zr_round_up(zr_ties_sum_bytes(l), 4096);
+        s->room.n_summed = s->walk.n_micro;
+        s->room.n_tied = 1;
+    }
     c->options.pipe_bytes = zr_pipe_room_bytes(&s->room);
     c->options.tied_bytes = zr_tied_room_bytes(&s->room);
     return 0;
@@ -280,7 +278,7 @@ int zero_evaluate(zero_ctx *z)
     if (!err)
         err = zr_refuse_in_all(z, "zero_evaluate");
     if (!err)
-        err = zr_awaited_refuse(z, "zero_evaluate", -1);
+        err = zr_awaited_refuse_all(z, "zero_evaluate");
     if (err)
         return err;
     zr_engine_called(z->engine, ZR_CALLED_EVALUATE, -1, 0);
@@ -307,7 +305,7 @@ int zero_next(zero_ctx *z, struct zero_action *action)
         return zr_fail(ZR_ERR_ARG, "zero_next: action is NULL");
     if (zr_config_needs(&z->config.user, offsetof(struct zero_config, action_size)))
         return zr_fail_more(ZR_ERR_ARG, "zero_next");
-    err = zr_awaited_refuse(z, "zero_next", -1);
+    err = zr_awaited_refuse_all(z, "zero_next");
     if (!err)
         err = zr_refuse_in_bracket(z, "zero_next");
     if (!err)

@@ -23,7 +23,7 @@ static int check_tied(const struct zr_config *c, const struct zr_tensor *t, int3
     if (t->grad && o->grad_in_place && o->grad_accum_steps > 1)
         return zr_fail(ZR_ERR_NOTSUP,
                        "tensors[%d] (%s): ZERO_TIED with grad_in_place 1 and grad_accum_steps %d; allowed: "
-                       "grad_in_place 0, as its gradient goes from stage to stage for each micro-batch",
+                       "grad_in_place 0, as the first stage's backward begins with what the last one gave",
                        i, t->name, o->grad_accum_steps);
     return 0;
 }
@@ -55,6 +55,15 @@ int64_t zr_ties_bytes(const struct zr_layout *l)
     for (int32_t i = 0; i < l->n_tensors; i++)
         if (l->tensors[i].tie != ZR_TIE_NONE)
             bytes += zr_tied_bytes(&l->tensors[i]);
+    return bytes;
+}
+
+int64_t zr_ties_sum_bytes(const struct zr_layout *l)
+{
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < l->n_tensors; i++)
+        if (l->tensors[i].tie != ZR_TIE_NONE)
+            bytes += zr_tied_sum_bytes(&l->tensors[i]);
     return bytes;
 }
 

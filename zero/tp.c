@@ -139,13 +139,3 @@ int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op)
     return op == ZERO_TP_MAX ? zr_engine_most_of_parts(z->engine, call, x, n)
                              : zr_engine_sum_parts(z->engine, call, x, x, n, ZR_F32);
 }
-
-int zr_refuse_in_stages(const struct zero_ctx *z, const char *call)
-{
-    if (z->mesh.stages == 1)
-        return 0;
-    return zr_fail(ZR_ERR_NOTSUP,
-                   "%s: pp is %d, and the weights of a model in pipeline stages are not exchanged with other "
-                   "programs yet; zero_save and zero_load, on pp 1 too, are for all stages",
-                   call, z->mesh.stages);
-}

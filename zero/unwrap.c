@@ -75,6 +75,7 @@ void zr_tear_down(struct zero_ctx *z)
     zr_rank_data_drop(z->rank_data);
     zr_loaded_ranks_free(z->loaded);
     free(z->from_all);
+    free(z->sharers);
     free(z);
     zr_say_again(&kept);
 }

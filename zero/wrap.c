@@ -89,13 +89,14 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
         z->config.options.update_arg = z;
     }
     z->from_all = malloc((size_t)z->world.world * ZR_EXCHANGE_BYTES);
-    if (!z->from_all)
+    z->sharers = calloc((size_t)z->world.world, sizeof *z->sharers);
+    if (!z->from_all || !z->sharers)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the words of %d ranks", z->world.world);
     int err = plan_model(z, tensors, n_tensors);
     if (!err && !z->device)
         err = zr_backend_open_device(z);
     if (!err)
-        err = zr_memory_check(z);
+        err = zr_memory_check_gpu(z, false);
     if (!err && z->config.options.check)
         err = zr_check_open(z->device, z->world.rank, z->world.world, &z->check);
     return err;
@@ -247,7 +248,7 @@ static int start(struct zero_ctx *z)
     if (err) /* the others are told when the rendezvous is closed */
         return zr_engine_fail(z->engine, err, zr_error_text());
     err = take_values(z);
-    return err ? err : zr_engine_tied_values(z->engine);
+    return err || z->awaited ? err : zr_engine_tied_values(z->engine);
 }
 
 /* Of a configuration that is refused: the others are to hear of it, if they can be found with what is legible
@@ -386,7 +387,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     if (!err)
         err = open_flight_peers(z);
     if (!err) /* all ranks are here, so what they had before is free */
-        err = zr_agree_on_success(z, zr_memory_check_groups(z));
+        err = zr_agree_on_success(z, zr_memory_check(z));
     if (!err)
         err = zr_agree_on_success(z, zr_backend_open_comms(z));
     if (!err)

@@ -330,7 +330,9 @@ ZERO_API int zero_release_all(zero_ctx *z);
  * 0's counts, others may give NULL. Writing ZERO_VALUE_PARAM sets the master weights to the same value;
  * writing ZERO_VALUE_MASTER sets the parameter to it, rounded. Errors as of zero_read, but a tensor without
  * values takes them; also ZERO_ERR_ARG for ZERO_VALUE_GRAD, and ZERO_ERR_ORDER between zero_gather_all and
- * zero_release_all. */
+ * zero_release_all. Of a ZERO_TIED tensor the first and the last pipeline stage's ranks make this call, alike
+ * and in one order with their other calls of all ranks; the first stage's src counts. Its states the first
+ * stage's ranks write alone. */
 ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n,
                         const void *src);
 
@@ -428,9 +430,10 @@ enum zero_sync {
  * saves rank 0's (and warns once where those of others differ, or with cfg.check fails with
  * ZERO_ERR_MISMATCH). ZERO_ERR_MISMATCH, and nothing changed, where ranks differ in a buffer of integers that
  * ZERO_SYNC_MEAN would have to average, or in how; ZERO_ERR_ORDER, on all ranks, where *param of one is NULL,
- * and inside a bracket. No buffers: nothing happens, and nobody waits. Beyond that a buffer is read by
- * zero_read (rank 0's), written by zero_write (on all ranks), saved, loaded (on all ranks), exported and
- * imported as other tensors are; it has no ZERO_VALUE_MASTER and no states. */
+ * and inside a bracket or between actions. No buffers: nothing happens, and nobody waits. Beyond that a
+ * buffer is read by zero_read (rank 0's), written by zero_write (on all ranks), saved, loaded (on all ranks),
+ * exported and imported as other tensors are; it has no ZERO_VALUE_MASTER and no states. In a model in
+ * pipeline stages rank 0 and all ranks are those of the buffer's stage, but all ranks of the world call. */
 ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
 
 /* Collective, blocking (but see cfg.save_async). Saves a new checkpoint into the folder dir, which is made if
@@ -517,18 +520,21 @@ ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first,
 
 /* Collective, blocking. Writes the model's weights alone, in its dtype, for other programs: safetensors
  * dir/model-0000i-of-0000N.safetensors of at most max_file_bytes each (0: 5 GB; one tensor at least) and
- * model.safetensors.index.json. Rank 0 writes; files of these names are replaced. dir is made if it is
- * missing. map: names and pieces, n of them, the same on every rank, not kept; NULL: every tensor under its
- * own name (n is not looked at). On failure (ZERO_ERR_IO, ZERO_ERR_ARG naming the entry) the files are
- * incomplete, and nothing else is changed. Outside brackets. */
+ * model.safetensors.index.json. Rank 0 writes, and of a model in parts or pipeline stages the first rank of
+ * each; files of these names are replaced. dir is made if it is missing. map: names and pieces, n of them,
+ * the same on every rank, not kept; NULL: every tensor under its own name (n is not looked at). With pp above
+ * 1 each stage's ranks give theirs, n 0 too, of their own table, and all of them, in the order of the stages,
+ * are written, what two stages name alike once. On failure (ZERO_ERR_IO, ZERO_ERR_ARG naming the entry) the
+ * files are incomplete, and nothing else is changed. Outside brackets and actions. */
 ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                          int64_t max_file_bytes);
 
-/* Collective, blocking. The reverse: rank 0 reads such files (or one, dir/model.safetensors), F32 or BF16,
- * into weights and master weights of all; other ranks need not see dir. Optimizer states stay, and what no
- * entry of map names is left alone. Every rank gives the same map. Names, shapes, dtypes are checked before
- * anything is changed (ZERO_ERR_IO, ZERO_ERR_ARG or ZERO_ERR_NOTSUP name the entry); a file that cannot be
- * read to its end may leave some weights written. Outside brackets. */
+/* Collective, blocking. The reverse: the ranks that would write such files read them (or one,
+ * dir/model.safetensors), F32 or BF16, into weights and master weights of all; other ranks need not see dir.
+ * Optimizer states stay, and what no entry of map names is left alone. map as in zero_export. Names, shapes,
+ * dtypes are checked before anything is changed (ZERO_ERR_IO, ZERO_ERR_ARG or ZERO_ERR_NOTSUP name the
+ * entry); a file that cannot be read to its end may leave some weights written. Outside brackets and actions.
+ */
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
 
 /* This rank's numbers, of a context that has failed too. Local; does not wait. ZERO_ERR_ARG where z or out is

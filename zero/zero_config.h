@@ -70,7 +70,7 @@ enum zero_init {
     ZERO_INIT_RANK0 = 1,
     /* zero_load, or zero_import and zero_write of every element: until then zero_begin, zero_step and
      * whatever else wants values is ZERO_ERR_ORDER, and *param is NULL everywhere. What *param points at is
-     * not read */
+     * not read. With pp above 1 calls of all ranks wait for it on every stage */
     ZERO_INIT_LATER = 2,
     /* cfg.init; what *param points at is not read */
     ZERO_INIT_CALL = 3

@@ -26,18 +26,21 @@ static const struct {
     {"ln_f.bias", false, false},
 };
 
-void gpt2_names(struct zero_weight *map, char (*text)[40], int32_t layers)
+int32_t gpt2_names(struct zero_weight *map, char (*text)[40], const int32_t *number, int32_t n_tensors,
+                   int32_t first_layer, int32_t layers)
 {
     int32_t n = 0;
-    for (int32_t t = 0; t < (int32_t)(sizeof names / sizeof *names); t++) {
+    for (int32_t i = 0; i < n_tensors; i++) {
+        int32_t t = number[i];
         for (int32_t l = 0; l < (names[t].stacked ? layers : 1); l++, n++) {
             const char *layer = names[t].name + 4; /* after "h.%d" */
             if (names[t].stacked)
-                snprintf(text[n], sizeof text[n], "h.%d%s", l, layer);
+                snprintf(text[n], sizeof text[n], "h.%d%s", first_layer + l, layer);
             else
                 snprintf(text[n], sizeof text[n], "%s", names[t].name);
             map[n] =
-                (struct zero_weight){text[n], t, names[t].stacked ? ZERO_SLICE(l) : 0, names[t].transposed};
+                (struct zero_weight){text[n], i, names[t].stacked ? ZERO_SLICE(l) : 0, names[t].transposed};
         }
     }
+    return n;
 }

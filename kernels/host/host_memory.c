@@ -119,7 +119,6 @@ static void add_group(struct search *s, const struct version *v, const char *fol
     struct zr_memory_group *g = &s->out->group[s->out->n_groups++];
     g->id = (uint64_t)st.st_dev << 40 ^ (uint64_t)st.st_ino;
     g->free_bytes = memory == INT64_MAX ? memory : memory + cache;
-    g->n_ranks = 1;
     snprintf(g->path, sizeof g->path, "%s", folder);
 }
 

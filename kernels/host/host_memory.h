@@ -15,8 +15,6 @@ struct zr_memory_group {
     /* the same number in every process of this machine that is in it; other machines have it too */
     uint64_t id;
     int64_t free_bytes;
-    /* ranks in the group: 1, until whoever asks the others writes it */
-    int32_t n_ranks;
     char path[ZR_GROUP_PATH_BYTES];
 };
 

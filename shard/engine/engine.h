@@ -30,12 +30,17 @@ struct zr_pipe_room {
      * may be on their way (engine_tied.c) */
     int64_t tied_bytes;
     int32_t n_tied;
+    /* not 0: the last stage sums them up over so many micro-batches, which are a step's, in fp32 (bytes, a
+     * multiple of 4096), and that alone goes */
+    int64_t tied_sum_bytes;
+    int32_t n_summed;
 };
 int64_t zr_pipe_room_bytes(const struct zr_pipe_room *r);
 /* Of the arena of tied tensors, which every stage has. */
 int64_t zr_tied_room_bytes(const struct zr_pipe_room *r);
-/* What one of them takes in it. */
+/* What one of them takes in it; what its sum does. */
 int64_t zr_tied_bytes(const struct zr_tensor *t);
+int64_t zr_tied_sum_bytes(const struct zr_tensor *t);
 
 struct zr_engine_parts {
     struct zr_device *dev;

@@ -6,6 +6,10 @@
  * The gradients that the last stage's backward writes go to the owner micro-batch by micro-batch, where they
  * are what its own backward begins with and adds to. So the sum is that of one stage, in its order.
  *
+ * Where sums need not be those of one stage (not deterministic), the last stage adds its micro-batches up, in
+ * fp32, and the sum alone goes: the owner's backward of the step's last micro-batch begins with it. There is
+ * then one slot, for sums, and behind it, on the copy, memory that backward writes to.
+ *
  * Both keep the parameters whole. They have an arena of their own, alike on both, of slots in each of which
  * all tied tensors lie, and a communicator of the two with a stream beside the model's:
  *
@@ -26,8 +30,8 @@ enum { OWNER, COPY };
 
 struct tied_tensor {
     int32_t tensor;
-    /* in a slot */
-    int64_t at;
+    /* in a slot; of its sum, in the one slot that there then is */
+    int64_t at, sum_at;
     /* it is trained */
     bool grad;
     /* owner: in this action, and not read yet */
@@ -37,6 +41,9 @@ struct tied_tensor {
 struct zr_tied {
     int64_t slot_bytes;
     int32_t n_slots;
+    /* 0: each micro-batch's gradients go by themselves; and of how many the sums are */
+    int64_t sum_bytes;
+    int32_t n_summed;
     bool owner;
     /* (n) in the table's order, which is the same on both */
     struct tied_tensor *list;
@@ -55,10 +62,15 @@ int64_t zr_tied_bytes(const struct zr_tensor *t)
     return zr_round_up(t->n_elems * zr_dtype_bytes(t->dtype), ZR_PIECE_ALIGN);
 }
 
+int64_t zr_tied_sum_bytes(const struct zr_tensor *t)
+{
+    return zr_round_up(t->n_elems * (int64_t)sizeof(float), ZR_PIECE_ALIGN);
+}
+
 /* Making an arena is for all ranks. */
 int64_t zr_tied_room_bytes(const struct zr_pipe_room *r)
 {
-    return zr_max(r->tied_bytes * r->n_tied, 4096);
+    return zr_max(r->tied_sum_bytes + r->tied_bytes * r->n_tied, 4096);
 }
 
 static const struct zr_tensor *tensor_of(const struct zr_engine *e, const struct tied_tensor *t)
@@ -77,6 +89,28 @@ static char *tied_slot(const struct zr_engine *e, int32_t micro_batch, const str
     return e->tied_base + micro_batch % e->tied->n_slots * e->tied->slot_bytes + t->at;
 }
 
+static char *tied_sum(const struct zr_engine *e, const struct tied_tensor *t)
+{
+    return e->tied_base + t->sum_at;
+}
+
+/* Backward adds to the sum itself. */
+static bool adds_to_sum(const struct zr_engine *e, const struct tied_tensor *t)
+{
+    return e->tied->sum_bytes && tensor_of(e, t)->dtype == ZR_F32 && !tensor_of(e, t)->overwrite;
+}
+
+/* Where the copy's backward writes. */
+static char *tied_grad(const struct zr_engine *e, const struct tied_tensor *t)
+{
+    return adds_to_sum(e, t) ? tied_sum(e, t) : tied_slot(e, e->tied->micro_batch, t) + e->tied->sum_bytes;
+}
+
+static bool is_summed_up(const struct zr_tied *ties)
+{
+    return ties->micro_batch == ties->n_summed - 1;
+}
+
 static struct zr_event *tied_event(const struct zr_tied *ties, int32_t micro_batch, bool moved)
 {
     return ties->slot[2 * (micro_batch % ties->n_slots) + moved];
@@ -86,7 +120,7 @@ static struct zr_event *tied_event(const struct zr_tied *ties, int32_t micro_bat
 
 static int list_tensors(struct zr_engine *e, struct zr_tied *ties)
 {
-    int64_t at = 0;
+    int64_t at = 0, sum_at = 0;
     ties->list = calloc((size_t)e->layout->n_tensors, sizeof *ties->list);
     if (!ties->list)
         return zr_fail(ZR_ERR_NOMEM, "no memory for tied tensors");
@@ -95,9 +129,10 @@ static int list_tensors(struct zr_engine *e, struct zr_tied *ties)
         if (t->tie == ZR_TIE_NONE)
             continue;
         ties->owner = t->tie == ZR_TIE_OWNER;
-        ties->list[ties->n++] =
-            (struct tied_tensor){.tensor = i, .at = at, .grad = ties->owner ? t->grad : t->tied_grad};
+        ties->list[ties->n++] = (struct tied_tensor){
+            .tensor = i, .at = at, .sum_at = sum_at, .grad = ties->owner ? t->grad : t->tied_grad};
         at += zr_tied_bytes(t);
+        sum_at += zr_tied_sum_bytes(t);
     }
     return 0;
 }
@@ -121,6 +156,8 @@ int zr_tied_open(struct zr_engine *e, const struct zr_pipe_room *room)
         return zr_fail(ZR_ERR_NOMEM, "no memory for tied tensors");
     ties->slot_bytes = room->tied_bytes;
     ties->n_slots = room->n_tied;
+    ties->sum_bytes = room->tied_sum_bytes;
+    ties->n_summed = room->n_summed;
     ties->micro_batch = -1;
     ZR_TRY(list_tensors(e, ties));
     ZR_TRY(open_tied_events(e, ties));
@@ -163,11 +200,12 @@ static int send_slot(struct zr_engine *e, int32_t micro_batch, int root)
     const struct zr_tag tag = {.unit = -1,
                                .step = e->m.step,
                                .call_hash = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls)};
-    int64_t off = micro_batch < 0 ? 0 : micro_batch % ties->n_slots * ties->slot_bytes;
-    return zr_pair_send(e, ZR_ROLE_TIED, off, ties->slot_bytes, root, &tag);
+    int64_t off = micro_batch < 0 ? 0 : micro_batch % ties->n_slots * ties->slot_bytes,
+            n_bytes = micro_batch >= 0 && ties->sum_bytes ? ties->sum_bytes : ties->slot_bytes;
+    return zr_pair_send(e, ZR_ROLE_TIED, off, n_bytes, root, &tag);
 }
 
-/* The slot's gradients, once the model is done with it here. */
+/* The slot's gradients, or sums of a step's, once the model is done with it here. */
 static int move_grads(struct zr_engine *e, int32_t micro_batch)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -188,7 +226,7 @@ int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro)
 {
     struct zr_tied *ties = e->tied;
     int err = 0;
-    if (!any_grads(ties) || !ties->owner)
+    if (!any_grads(ties) || !ties->owner || ties->sum_bytes)
         return 0;
     int32_t until = ties->micro_batch < 0 ? ties->n_slots : ties->micro_batch + 1 + ties->n_slots;
     for (until = (int32_t)zr_min(until, n_micro); !err && ties->n_expected < until; ties->n_expected++)
@@ -205,10 +243,10 @@ static int show_grads(struct zr_engine *e)
     ZR_TRY(zr_model_wait_for(e, tied_event(ties, ties->micro_batch, true)));
     for (int32_t i = 0; i < ties->n; i++) {
         const struct tied_tensor *t = &ties->list[i];
-        char *at = tied_slot(e, ties->micro_batch, t);
+        char *at = tied_grad(e, t);
         if (!t->grad)
             continue;
-        if (!tensor_of(e, t)->overwrite)
+        if (!tensor_of(e, t)->overwrite && !(adds_to_sum(e, t) && ties->micro_batch))
             ZR_TRY(e->dev->ops->zero(e->compute, at, tied_tensor_bytes(e, t)));
         *tensor_of(e, t)->tied_grad = at;
     }
@@ -221,9 +259,15 @@ int zr_engine_tied_begin(struct zr_engine *e, int32_t micro_batch)
     if (!any_grads(ties))
         return 0;
     ties->micro_batch = micro_batch;
+    bool comes = !ties->sum_bytes || is_summed_up(ties);
     for (int32_t i = 0; ties->owner && i < ties->n; i++)
-        ties->list[i].due = ties->list[i].grad;
-    int err = ties->owner ? 0 : zr_engine_note(e, show_grads(e));
+        ties->list[i].due = ties->list[i].grad && comes;
+    int err = 0;
+    if (!ties->owner)
+        err = show_grads(e);
+    else if (ties->sum_bytes && comes) /* not before: whoever waits for a message does so for a time */
+        err = move_grads(e, 0);
+    err = zr_engine_note(e, err);
     return err ? err : zr_engine_status(e);
 }
 
@@ -233,6 +277,24 @@ bool zr_tied_is_due(const struct zr_engine *e, int32_t tensor)
     for (int32_t i = 0; e->tied && i < e->tied->n; i++)
         due |= e->tied->list[i].tensor == tensor && e->tied->list[i].due;
     return due;
+}
+
+/* What the copy's backward has just written, where it is not in the sum already. */
+static int add_to_sums(struct zr_engine *e)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    for (int32_t i = 0; i < e->tied->n; i++) {
+        const struct tied_tensor *t = &e->tied->list[i];
+        const struct zr_tensor *of = tensor_of(e, t);
+        float *sum = (float *)tied_sum(e, t);
+        if (!t->grad || adds_to_sum(e, t))
+            continue;
+        if (e->tied->micro_batch)
+            ZR_TRY(d->add(e->compute, sum, tied_grad(e, t), of->dtype, of->n_elems));
+        else
+            ZR_TRY(d->cast(e->compute, sum, ZR_F32, tied_grad(e, t), of->dtype, of->n_elems));
+    }
+    return 0;
 }
 
 /* All of a tensor, which is one piece. */
@@ -255,8 +317,13 @@ int zr_tied_fill(struct zr_engine *e, int32_t unit, int32_t slot)
             continue;
         char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
         ZR_TRY(zr_model_wait_for(e, tied_event(ties, ties->micro_batch, true)));
-        ZR_TRY(
-            e->dev->ops->copy(e->compute, at, tied_slot(e, ties->micro_batch, t), tied_tensor_bytes(e, t)));
+        if (ties->sum_bytes && f->dtype != ZR_F32)
+            ZR_TRY(e->dev->ops->cast(e->compute, at, f->dtype, tied_sum(e, t), ZR_F32,
+                                     tensor_of(e, t)->n_elems));
+        else
+            ZR_TRY(e->dev->ops->copy(e->compute, at,
+                                     ties->sum_bytes ? tied_sum(e, t) : tied_slot(e, ties->micro_batch, t),
+                                     tied_tensor_bytes(e, t)));
         t->due = false;
     }
     return 0;
@@ -274,11 +341,11 @@ static int check_end(const struct zr_engine *e)
                            "zero_finish: micro-batch %d has no backward bracket of unit %d here, so what the "
                            "last stage gave of the gradient of %s would be lost",
                            ties->micro_batch, of->unit, of->name);
-        if (!ties->owner && t->grad && *of->tied_grad != tied_slot(e, ties->micro_batch, t))
+        if (!ties->owner && t->grad && *of->tied_grad != tied_grad(e, t))
             return zr_fail(ZR_ERR_ORDER,
                            "zero_finish: *grad of tensor %s is %p; the library stored %p there, where its "
                            "gradient is taken from: put this one back",
-                           of->name, *of->tied_grad, (void *)tied_slot(e, ties->micro_batch, t));
+                           of->name, *of->tied_grad, (void *)tied_grad(e, t));
     }
     return 0;
 }
@@ -291,12 +358,17 @@ int zr_engine_tied_end(struct zr_engine *e)
     int err = check_end(e);
     if (err)
         return err;
-    err = e->dev->ops->event_record(tied_event(ties, ties->micro_batch, false), e->compute);
+    if (!ties->owner && ties->sum_bytes)
+        err = add_to_sums(e);
+    if (!err)
+        err = e->dev->ops->event_record(tied_event(ties, ties->micro_batch, false), e->compute);
     for (int32_t i = 0; !ties->owner && i < ties->n; i++)
         if (ties->list[i].grad)
             *tensor_of(e, &ties->list[i])->tied_grad = NULL;
-    if (!err && !ties->owner)
+    if (!err && !ties->owner && !ties->sum_bytes)
         err = move_grads(e, ties->micro_batch);
+    else if (!err && !ties->owner && is_summed_up(ties))
+        err = move_grads(e, 0);
     return zr_engine_note(e, err);
 }
 

@@ -397,6 +397,20 @@ class Stages(unittest.TestCase):
                         steps, summary = train(pp * n_dp, *args, *([f'--pp={pp}'] if pp > 1 else []))
                         self.assertEqual(([(s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']), (straight[0][2:], straight[1]))
 
+    def test_import(self):
+        """Weights of one stage's file, with a state that is new, are the same ones in any number of stages."""
+        with tempfile.TemporaryDirectory() as folder:
+            train(1, *TINY, *self.SIZES, '--steps=1', f'--save={folder}')
+            weights = os.path.join(folder, 'weights')
+            done = bench('export', *self.SIZES, f'--load={folder}', f'--out={weights}')
+            self.assertEqual(done.returncode, 0, done.stderr)
+            for tp in 1, 2:
+                one = self.run_of(1, 1, tp, f'--import={weights}')
+                self.assertNotEqual(one, self.run_of(1, 1, tp))
+                for pp, n_dp, stage in (2, 1, 0), (3, 1, 1), (2, 2, 3), (4, 1, 2):
+                    with self.subTest(pp=pp, n_dp=n_dp, tp=tp, stage=stage):
+                        self.assertEqual(self.run_of(pp, n_dp, tp, f'--import={weights}', f'--stage={stage}'), one)
+
     def test_plan(self):
         """What plan says of a stage is what its ranks allocate: here of the last one, which reports."""
         sizes = ['--layers=5', '--heads=4', '--channels=32', '--context=32']  # activations are more than the digests of a state
@@ -455,7 +469,7 @@ class Stages(unittest.TestCase):
         for world, args, says in [(2, ['--pp=6'], '--pp: 6 stages are more than the 5 layers'), (2, ['--pp=2', '--plain'], '--pp: not with --plain'),
                                   (2, ['--pp=3'], 'do not multiply to the world of 2'), (1, ['--schedule=gpipe'], '--schedule: is of the stages of --pp'),
                                   (1, ['--schedule=zb'], '--schedule'), (1, ['--schedule-file=x'], '--schedule-file: is of the stages of --pp'),
-                                  (2, ['--pp=2', '--schedule-file=/nowhere'], '/nowhere: No such file'), (2, ['--pp=2', '--import=x'], '--pp: weights are not imported')]:
+                                  (2, ['--pp=2', '--schedule-file=/nowhere'], '/nowhere: No such file')]:
             with self.subTest(args=args):
                 done = run([ZERO_RUN, '-n', str(world), '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES, *args])
                 self.assertNotEqual(done.returncode, 0)

@@ -30,6 +30,10 @@ struct setup {
     const char *load, *save;
     /* That each machine has 1 byte left, or a memory control group, of the same number on all, has. */
     bool machine_is_full, group_is_full;
+    /* Of pipeline stages: what the machine, and a memory control group, have left; 0: enough. */
+    int64_t machine_has, group_has;
+    /* as what zero_gather_all finds; NULL: it is not called */
+    const struct setup *then;
 };
 
 /* --- posing --- */
@@ -68,10 +72,19 @@ void __wrap_zr_host_memory_look(const char *root, struct zr_host_memory *out)
     __real_zr_host_memory_look(root, out);
     if (s && s->machine_is_full)
         out->free_bytes = 1;
-    if (s && s->group_is_full) {
+    if (s && s->machine_has)
+        out->free_bytes = s->machine_has;
+    if (s && (s->group_is_full || s->group_has)) {
         out->n_groups = 1;
-        out->group[0] = (struct zr_memory_group){.id = 77, .free_bytes = 1, .n_ranks = 1, .path = "/slice"};
+        out->group[0] = (struct zr_memory_group){
+            .id = 77, .free_bytes = s->group_is_full ? 1 : s->group_has, .path = "/slice"};
     }
+}
+
+static void forget_line(void *arg, const char *line)
+{
+    (void)arg;
+    (void)line;
 }
 
 static void pose(const struct toy_rank *r)
@@ -333,6 +346,105 @@ static void memory_is_divided_among_the_ranks_of_a_machine(void **state)
     expect_short(&groups);
 }
 
+/* ---- stages of different size ---- */
+
+enum { LARGE = 1 << 18, SMALL = 64 };
+
+static int64_t elems_of_stage(int rank)
+{
+    return rank ? SMALL : LARGE;
+}
+
+/* The first of two stages has nearly all of the model. To r->ms: what the plan takes. */
+static void wrap_stage(struct toy_rank *r)
+{
+    static const struct zero_axis axes[] = {{"pp", 2}};
+    const struct setup *s = r->arg;
+    const int64_t n = elems_of_stage(r->rank);
+    float *memory = calloc((size_t)n, sizeof *memory);
+    void *param = memory, *grad = NULL;
+    const struct zero_tensor table = {
+        .name = r->rank ? "small" : "large",
+        .param = &param,
+        .grad = &grad,
+        .shape = {2, n / 2},
+        .dtype = ZERO_F32,
+        .flags = ZERO_STACKED,
+    };
+    struct zero_config cfg = toy_config(r, 3);
+    struct zero_stats stats;
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    cfg.log = forget_line;
+    cfg.activation_bytes = 64;
+    cfg.grad_accum_steps = 2;
+    int err = zero_mesh_open(&mesh, axes, 1, &cfg);
+    cfg.mesh = mesh;
+    pose(r);
+    if (!err)
+        err = zero_wrap(&z, &table, 1, &cfg);
+    toy_note(r, err);
+    if (!err)
+        toy_note(r, err = zero_get_stats(z, &stats));
+    r->ms = err ? 0 : stats.planned.total;
+    setup_here = s->then;
+    if (!err && s->then)
+        toy_note(r, zero_gather_all(z, 0));
+    setup_here = NULL;
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free(memory);
+}
+
+/* says: NULL, they fit; else what each rank says. */
+static void expect_stages(const struct setup *s, const char *says, int64_t needed[2])
+{
+    struct toy_rank r[2];
+    toy_ranks(2, wrap_stage, (void *)s, r);
+    for (int k = 0; k < 2; k++) {
+        bool well = says ? r[k].err == ZERO_ERR_NOMEM && strstr(r[k].text, says) != NULL : !r[k].err;
+        if (!well)
+            fail_msg("%s: rank %d: %d \"%s\", expected \"%s\"", s->what, k, r[k].err, r[k].text,
+                     says ? says : "no error");
+        needed[k] = r[k].ms;
+    }
+}
+
+/* What both take counts, not twice what the larger one does. */
+static void memory_is_that_of_all_stages_of_a_machine(void **state)
+{
+    int64_t needs[2], none[2];
+    char says[160];
+    (void)state;
+    struct setup s = {.what = "enough", .cannot_open = -1};
+    expect_stages(&s, NULL, needs);
+    int64_t both = needs[0] + needs[1];
+    assert_true(needs[0] > needs[1] + LARGE);
+    s = (struct setup){.what = "just enough", .cannot_open = -1, .machine_has = both};
+    expect_stages(&s, NULL, none);
+    s = (struct setup){.what = "just enough of a group", .cannot_open = -1, .group_has = both};
+    expect_stages(&s, NULL, none);
+    s = (struct setup){.what = "one byte too few", .cannot_open = -1, .machine_has = both - 1};
+    snprintf(says, sizeof says,
+             "the plans of 2 ranks on this machine need %lld bytes together, but %lld are free; this rank's",
+             (long long)both, (long long)both - 1);
+    expect_stages(&s, says, none);
+    s = (struct setup){.what = "one byte too few in a group", .cannot_open = -1, .group_has = both - 1};
+    snprintf(says, sizeof says,
+             "the plans of 2 ranks in memory control group /slice need %lld bytes together, but",
+             (long long)both);
+    expect_stages(&s, says, none);
+    const int64_t all = (LARGE + SMALL) * (int64_t)sizeof(float);
+    struct setup then = {.cannot_open = -1, .machine_has = all};
+    s = (struct setup){.what = "just enough for all parameters", .cannot_open = -1, .then = &then};
+    expect_stages(&s, NULL, none);
+    then.machine_has--;
+    s.what = "too little for all parameters";
+    snprintf(says, sizeof says, "needs %lld bytes for 2 ranks on this machine together, but %lld are free",
+             (long long)all, (long long)all - 1);
+    expect_stages(&s, says, none);
+}
+
 static uint64_t hash_of(const struct setup *s, const char *what)
 {
     struct toy_rank r[WORLD];
@@ -388,6 +500,7 @@ int main(void)
         cmocka_unit_test(shared_memory_is_refused),
         cmocka_unit_test(local_ranks_are_compared),
         cmocka_unit_test(memory_is_divided_among_the_ranks_of_a_machine),
+        cmocka_unit_test(memory_is_that_of_all_stages_of_a_machine),
         cmocka_unit_test(bits_follow_places),
     };
     return cmocka_run_group_tests_name("hosts", tests, NULL, NULL);

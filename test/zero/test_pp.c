@@ -1011,12 +1011,6 @@ static void unknown_schedule(struct zero_config *cfg, struct model *m, const str
     cfg->schedule = 2;
 }
 
-static void values_later(struct zero_config *cfg, struct model *m, const struct place *at)
-{
-    (void)m, (void)at;
-    cfg->init_from = ZERO_INIT_LATER;
-}
-
 static void check_in_one_stage(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)m;
@@ -1027,13 +1021,6 @@ static void many_micro_batches(struct zero_config *cfg, struct model *m, const s
 {
     (void)m, (void)at;
     cfg->grad_accum_steps = 1 << 24;
-}
-
-static void a_buffer(struct zero_config *cfg, struct model *m, const struct place *at)
-{
-    (void)cfg, (void)at;
-    m->table[2].flags = ZERO_BUFFER;
-    m->table[2].grad = NULL;
 }
 
 /* In the second stage its second data-parallel rank has another tensor than the first. */
@@ -1082,10 +1069,8 @@ static void what_cannot_be_is_refused(void **state)
         {other_bytes, ZERO_ERR_MISMATCH, "activation_bytes is 81 on rank 2 and 80 on rank 0"},
         {other_schedule, ZERO_ERR_MISMATCH, "schedule is gpipe on rank 2 and 1f1b on rank 0"},
         {unknown_schedule, ZERO_ERR_ARG, "schedule is 2; allowed: 1f1b (0), gpipe (1)"},
-        {values_later, ZERO_ERR_NOTSUP, "init_from is later, but pp is 2"},
         {check_in_one_stage, ZERO_ERR_MISMATCH, "check is 1 on rank 2 and 0 on rank 0; all ranks must have"},
         {many_micro_batches, ZERO_ERR_ARG, "grad_accum_steps is 16777216; allowed with pp 2: 1..8388608"},
-        {a_buffer, ZERO_ERR_NOTSUP, "is a buffer, but pp is 2: stages have none yet"},
         {another_tensor, ZERO_ERR_MISMATCH, "rank 3 and rank 2 differ in its name, shape"},
         {one_group, ZERO_ERR_ARG, "shard_group is 1, but mesh is set"},
     };

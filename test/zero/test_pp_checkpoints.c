@@ -1,6 +1,7 @@
 /* test_pp_checkpoints.c: a checkpoint of a model in pipeline stages is loaded with any other stages, groups
- * and parts, bit by bit, and training goes on from it alike. Gradients are those of the whole model's
- * elements, so all meshes come to the same bits. */
+ * and parts, bit by bit, and training goes on from it alike; and so it is with its files of weights, and with
+ * first values that are written. Gradients are those of the whole model's elements, so all meshes come to the
+ * same bits. */
 #include "test/zero/toy_net.h"
 
 #include <dirent.h>
@@ -14,8 +15,16 @@
 
 #include <cmocka.h>
 
-enum { MOST_WORLD = 8, TENSORS = 7, LAYERS = 5, MICRO = 4, STEPS = 2, MOST_ELEMS = 1 << 10, MOST_TABLE = 9 };
-enum { EMBEDDING = 0, ALONE = 5, ACTIVATIONS = 4 };
+enum {
+    MOST_WORLD = 8,
+    TENSORS = 10,
+    LAYERS = 5,
+    MICRO = 4,
+    STEPS = 2,
+    MOST_ELEMS = 1 << 10,
+    MOST_TABLE = 12
+};
+enum { EMBEDDING = 0, SEEN = 2, SCALE = 5, NORM = 8, MEAN = 9, ACTIVATIONS = 4 };
 
 /* Where a tensor is. */
 enum where { FIRST_AND_LAST, IN_FIRST, IN_LAYERS, IN_LAYER_3, IN_LAST };
@@ -27,16 +36,19 @@ struct shape {
     int dtype, cut, blocks;
     enum where where;
     int optimizer, n_states;
-    bool padded, frozen;
+    bool padded, frozen, buffer;
 };
 static struct shape shapes[TENSORS] = {
     {"wte", {13, 6}, ZERO_BF16, 0, 1, FIRST_AND_LAST, 0, 2, true, false},
     {"wpe", {5, 6}, ZERO_F32, -1, 0, IN_FIRST, 0, 2, false, false},
+    {"seen", {3}, ZERO_F32, -1, 0, IN_FIRST, 0, 0, false, true, true},
     {"qkvw", {LAYERS, 24, 6}, ZERO_BF16, 1, 3, IN_LAYERS, 0, 2, false, false},
     {"proj", {LAYERS, 6, 8}, ZERO_F32, 2, 1, IN_LAYERS, 0, 2, false, false},
     {"scale", {LAYERS, 6}, ZERO_F32, -1, 0, IN_LAYERS, 0, 0, false, true},
     {"alone", {7}, ZERO_F32, -1, 0, IN_LAYER_3, ZERO_LION, 1, false, false},
+    {"count", {2}, ZERO_I32, -1, 0, IN_LAYER_3, 0, 0, false, true, true},
     {"norm", {6}, ZERO_BF16, -1, 0, IN_LAST, 0, 2, false, false},
+    {"mean", {5}, ZERO_BF16, -1, 0, IN_LAST, 0, 0, false, true, true},
 };
 
 struct mesh {
@@ -64,7 +76,9 @@ static void put(int dtype, void *at, int64_t i, float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
-    if (dtype == ZERO_BF16)
+    if (dtype == ZERO_I32)
+        ((int32_t *)at)[i] = (int32_t)(x * 256);
+    else if (dtype == ZERO_BF16)
         ((uint16_t *)at)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     else
         ((float *)at)[i] = x;
@@ -74,6 +88,8 @@ static float get(int dtype, const void *at, int64_t i)
 {
     uint32_t bits;
     float x;
+    if (dtype == ZERO_I32)
+        return (float)((const int32_t *)at)[i] / 256;
     if (dtype != ZERO_BF16)
         return ((const float *)at)[i];
     bits = (uint32_t)((const uint16_t *)at)[i] << 16;
@@ -87,6 +103,8 @@ struct setup {
     const struct mesh *mesh;
     const char *folder;
     bool async, check;
+    /* first values are given after the wrap */
+    bool later;
     /* of the mesh that saved */
     int n_saved;
     /* changes the model before the wrap, or the load */
@@ -103,7 +121,7 @@ struct own {
 };
 
 struct model {
-    int first, n_layers, pp, stage, tp, part, n;
+    int first, n_layers, pp, stage, dp, tp, part, n;
     struct own own[MOST_TABLE];
     void *param[MOST_TABLE], *grad[MOST_TABLE];
     float memory[MOST_TABLE][MOST_ELEMS];
@@ -174,7 +192,8 @@ static void add_tensor(struct model *m, int tensor)
     m->param[m->n] = m->memory[m->n];
     for (int64_t i = 0; i < o->n; i++) {
         int64_t whole = whole_of(s, m->tp, m->part, o->from + i);
-        put(s->dtype, m->param[m->n], i, whole < 0 || o->copy ? 77 : value_of(tensor, 0, whole));
+        bool nonsense = whole < 0 || o->copy || (s->buffer && m->dp);
+        put(s->dtype, m->param[m->n], i, nonsense ? 77 : value_of(tensor, 0, whole));
     }
     *x = (struct zero_tensor){.name = s->name,
                               .param = &m->param[m->n],
@@ -182,6 +201,7 @@ static void add_tensor(struct model *m, int tensor)
                               .dtype = (enum zero_dtype)s->dtype,
                               .unit = unit_of(m, tensor, o->copy),
                               .flags = stacked               ? ZERO_STACKED
+                                       : s->buffer           ? ZERO_BUFFER
                                        : tensor == EMBEDDING ? ZERO_TIED
                                                              : 0,
                               .optimizer = s->optimizer};
@@ -232,11 +252,13 @@ static int wrap(struct toy_rank *r, struct model **out, struct place *at, zero_c
     cfg.clip = 0;
     cfg.save_async = s->async;
     cfg.check = s->check;
+    cfg.init_from = s->later ? ZERO_INIT_LATER : ZERO_INIT_MODEL;
     cfg.activation_bytes = ACTIVATIONS;
     cfg.grad_accum_steps = MICRO / at->n_dp;
     struct model *m = *out = calloc(1, sizeof *m);
     m->pp = on->pp;
     m->stage = at->pp;
+    m->dp = at->dp;
     m->tp = on->tp;
     m->part = at->tp;
     m->first = layers_before(on->pp, at->pp);
@@ -274,8 +296,19 @@ static void add_gradients(struct model *m, int unit, int step, int micro)
     }
 }
 
+/* As statistics of what forward has seen; the same on all ranks. */
+static void change_buffers(struct model *m, int step)
+{
+    for (int k = 0; k < m->n; k++)
+        for (int64_t i = 0; shapes[m->own[k].tensor].buffer && i < m->own[k].n; i++) {
+            int dtype = shapes[m->own[k].tensor].dtype;
+            put(dtype, m->param[k], i, get(dtype, m->param[k], i) + (float)(step + 1) / 256);
+        }
+}
+
 static int one_step(struct model *m, zero_ctx *z, int step, const struct place *at)
 {
+    change_buffers(m, step);
     for (;;) {
         struct zero_action a;
         OR_RETURN(zero_next(z, &a));
@@ -390,6 +423,238 @@ static void load_one(struct toy_rank *r)
     free(m);
 }
 
+/* ---- first values by zero_write ---- */
+
+static int write_tensor(struct model *m, zero_ctx *z, int k)
+{
+    const struct own *o = &m->own[k];
+    const struct shape *s = &shapes[o->tensor];
+    float x[MOST_ELEMS] = {0};
+    int dtype = s->frozen ? s->dtype : ZERO_F32, value = s->frozen ? ZERO_VALUE_PARAM : ZERO_VALUE_MASTER;
+    int64_t half = o->n / 2, size = dtype == ZERO_BF16 ? 2 : 4;
+    for (int64_t i = 0; i < o->n; i++) {
+        int64_t whole = whole_of(s, m->tp, m->part, o->from + i);
+        put(dtype, x, i, whole < 0 || o->copy ? 77 : value_of(o->tensor, 0, whole));
+    }
+    const char *from = (const char *)x + half * size;
+    bool counts = m->dp == 0 && !o->copy;
+    OR_RETURN(zero_write(z, k, value, half, o->n - half, counts ? from : NULL));
+    return zero_write(z, k, value, 0, half, counts ? x : NULL);
+}
+
+/* All but norm, which the last stage has: until it is written no stage goes on. */
+static void write_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    struct zero_action a;
+    zero_ctx *z = NULL;
+    int err = 0;
+    TOY_TRY(wrap(r, &m, &at, &z));
+    for (int k = 0; !err && s->later && k < m->n; k++)
+        if (m->own[k].tensor != NORM && !shapes[m->own[k].tensor].buffer)
+            TOY_TRY(write_tensor(m, z, k));
+    if (!err && s->later) {
+        const char *says = "tensor norm (unit ";
+        toy_expect(r, zero_next(z, &a), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_evaluate(z), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_save(z, s->folder), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, says);
+    }
+    for (int k = 0; !err && s->later && k < m->n; k++)
+        if (m->own[k].tensor == NORM)
+            TOY_TRY(write_tensor(m, z, k));
+    TOY_TRY(look(m, z, &found[r->rank][0]));
+    for (int step = 0; step < STEPS; step++)
+        TOY_TRY(one_step(m, z, step, &at));
+    if (!err && m->table[0].flags == ZERO_TIED && s->check) { /* in training, too; but with the same values */
+        float x[MOST_ELEMS];
+        int64_t n = m->own[0].n;
+        if (!m->own[0].copy)
+            TOY_TRY(zero_read(z, 0, ZERO_VALUE_MASTER, 0, n, x));
+        TOY_TRY(zero_write(z, 0, ZERO_VALUE_MASTER, 0, n, m->own[0].copy ? NULL : x));
+    }
+    TOY_TRY(look(m, z, &found[r->rank][1]));
+    zero_unwrap(&z);
+    free(m);
+}
+
+/* ---- buffers ---- */
+
+/* Of each data-parallel rank others, in the first stage alone or in all; count is made to differ, too. */
+static void spoil_buffers(struct model *m, bool all, bool whole_numbers)
+{
+    for (int k = 0; k < m->n; k++) {
+        const struct shape *s = &shapes[m->own[k].tensor];
+        if (!s->buffer || (s->dtype == ZERO_I32 ? !whole_numbers : !all && m->stage > 0))
+            continue;
+        for (int64_t i = 0; i < m->own[k].n; i++)
+            put(s->dtype, m->param[k], i, value_of(m->own[k].tensor, 0, i) + (float)(m->dp * (1 + i)) / 64);
+    }
+}
+
+static void expect_buffers(struct toy_rank *r, struct model *m, double ranks_apart, const char *what)
+{
+    for (int k = 0; k < m->n; k++) {
+        const struct shape *s = &shapes[m->own[k].tensor];
+        for (int64_t i = 0; s->buffer && s->dtype != ZERO_I32 && i < m->own[k].n; i++) {
+            float want = value_of(m->own[k].tensor, 0, i) + (float)(ranks_apart * (double)(1 + i) / 64);
+            if (get(s->dtype, m->param[k], i) != want)
+                toy_wrong(r, "%s: element %d of %s is %g, expected %g; ", what, (int)i, s->name,
+                          (double)get(s->dtype, m->param[k], i), (double)want);
+        }
+    }
+}
+
+static void sync_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    zero_ctx *z = NULL;
+    int err = 0;
+    TOY_TRY(wrap(r, &m, &at, &z));
+    if (!err) {
+        spoil_buffers(m, false, false);
+        toy_expect(
+            r, zero_save(z, s->folder), ZERO_ERR_MISMATCH,
+            "zero_sync_buffers first: element 0 of buffer seen is not the same on rank 1 as on rank 0");
+        spoil_buffers(m, true, true);
+        toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_MEAN), ZERO_ERR_MISMATCH, "integers have no mean");
+        TOY_TRY(zero_sync_buffers(z, ZERO_SYNC_RANK0));
+        expect_buffers(r, m, 0, "by the first rank");
+        spoil_buffers(m, true, false);
+        TOY_TRY(zero_sync_buffers(z, ZERO_SYNC_MEAN));
+        expect_buffers(r, m, 0.5, "by the mean");
+    }
+    TOY_TRY(zero_save(z, s->folder));
+    if (!err && m->stage == 0) { /* among the ranks of a stage */
+        float x[3] = {0}, y[3] = {1, 2, 3};
+        TOY_TRY(zero_read(z, SEEN, ZERO_VALUE_PARAM, 0, 3, x));
+        if (x[1] != get(ZERO_F32, m->param[SEEN], 1))
+            toy_wrong(r, "a buffer is read as another; ");
+        TOY_TRY(zero_write(z, SEEN, ZERO_VALUE_PARAM, 0, 3, m->dp ? NULL : y));
+        if (get(ZERO_F32, m->param[SEEN], 2) != 3)
+            toy_wrong(r, "a buffer was not written; ");
+    }
+    /* Where all ranks call, all hear of it and go on; where those of one stage do, the context ends. */
+    static const char says[] = "*param of buffer seen is NULL";
+    void *own = err ? NULL : m->param[SEEN];
+    bool spoils = !err && m->stage == 0 && m->dp == 1;
+    if (spoils)
+        m->param[SEEN] = NULL;
+    if (!err) {
+        toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_RANK0), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER, says);
+    }
+    if (spoils && m->pp > 1)
+        toy_expect(r, zero_read(z, SEEN, ZERO_VALUE_PARAM, 0, 3, NULL), ZERO_ERR_ORDER, says);
+    if (!err && m->pp > 1)
+        toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_RANK0), ZERO_ERR_ORDER, says);
+    if (spoils)
+        m->param[SEEN] = own;
+    zero_unwrap(&z);
+    free(m);
+}
+
+/* ---- weights alone ---- */
+
+enum { MOST_MAP = 32, FILE_BYTES = 700 };
+
+struct map {
+    struct zero_weight list[MOST_MAP];
+    char names[MOST_MAP][32];
+    int n;
+};
+
+/* layer: of the whole model, -1: all of the tensor. */
+static void map_tensor(struct map *out, const struct model *m, int tensor, int layer, const char *name)
+{
+    int k = 0;
+    char *text = out->names[out->n];
+    while (m->own[k].tensor != tensor)
+        k++;
+    if (layer < 0)
+        snprintf(text, sizeof *out->names, "%s", name);
+    else
+        snprintf(text, sizeof *out->names, "h.%d.%s", layer, name);
+    out->list[out->n++] =
+        (struct zero_weight){.name = text,
+                             .tensor = k,
+                             .slice = layer < 0 ? 0 : ZERO_SLICE(layer - m->first),
+                             .transposed = !strcmp(name, "head") || (layer % 2 == 1 && tensor < SCALE)};
+}
+
+/* Layer by layer; but all layers of one tensor as one, and the tied tensor under a second name, which the
+ * last stage gives. */
+static void make_map(const struct model *m, struct map *out)
+{
+    out->n = 0;
+    for (int t = 0; t < TENSORS; t++)
+        if ((shapes[t].where <= IN_FIRST && m->stage == 0) || t == SCALE)
+            map_tensor(out, m, t, -1, shapes[t].name);
+    for (int l = m->first; l < m->first + m->n_layers; l++)
+        for (int t = 0; t < TENSORS; t++)
+            if (shapes[t].where == IN_LAYERS && t != SCALE)
+                map_tensor(out, m, t, l, shapes[t].name);
+            else if (shapes[t].where == IN_LAYER_3 && l == 3)
+                map_tensor(out, m, t, -1, shapes[t].name);
+    if (m->stage < m->pp - 1)
+        return;
+    map_tensor(out, m, NORM, -1, "norm");
+    map_tensor(out, m, MEAN, -1, "mean");
+    map_tensor(out, m, EMBEDDING, -1, "head");
+}
+
+static void export_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    struct map map;
+    zero_ctx *z = NULL;
+    char folder[256];
+    int err = 0;
+    TOY_TRY(wrap(r, &m, &at, &z));
+    for (int step = 0; step < STEPS; step++)
+        TOY_TRY(one_step(m, z, step, &at));
+    if (!err) {
+        make_map(m, &map);
+        snprintf(folder, sizeof folder, "%s/mapped", s->folder);
+    }
+    TOY_TRY(zero_export(z, folder, map.list, map.n, FILE_BYTES));
+    if (!err)
+        snprintf(folder, sizeof folder, "%s/own-names", s->folder);
+    TOY_TRY(zero_export(z, folder, NULL, 0, 0));
+    TOY_TRY(one_step(m, z, STEPS, &at));
+    zero_unwrap(&z);
+    free(m);
+}
+
+static void import_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    struct map map;
+    zero_ctx *z = NULL;
+    char folder[256];
+    int err = 0;
+    TOY_TRY(wrap(r, &m, &at, &z));
+    if (!err) {
+        make_map(m, &map);
+        snprintf(folder, sizeof folder, "%s/%s", s->folder, s->async ? "mapped" : "own-names");
+    }
+    TOY_TRY(zero_import(z, folder, s->async ? map.list : NULL, map.n));
+    TOY_TRY(look(m, z, &found[r->rank][0]));
+    TOY_TRY(one_step(m, z, STEPS, &at));
+    TOY_TRY(look(m, z, &found[r->rank][1]));
+    zero_unwrap(&z);
+    free(m);
+}
+
 /* ---- tests ---- */
 
 static void remove_folder(const char *path)
@@ -482,6 +747,7 @@ static void load_on_others(int each)
                 continue;
             s.mesh = &meshes[to];
             s.check = (from + to) % 5 == 0;
+            s.later = (from + to) % 5 == 1;
             toy_ranks(world_of(s.mesh), load_one, &s, r);
             char both[288], loaded[128];
             snprintf(both, sizeof both, "%s; %s", text_of(saved, "saved", what),
@@ -517,6 +783,74 @@ static void so_it_is_with_a_frozen_one(void **state)
     shapes[EMBEDDING].frozen = true;
     load_on_others(7);
     shapes[EMBEDDING] = before;
+}
+
+/* The files are those of one stage, byte for byte, and give the same bits to any mesh. */
+static void weights_are_the_whole_models(void **state)
+{
+    static const struct mesh more[] = {{4, 2, 1, 1}, {2, 1, 2, 0}};
+    enum { N_MORE = sizeof more / sizeof *more, N_ALL = N_MESHES + N_MORE };
+    char folder[N_ALL][32], what[128], command[128];
+    struct toy_rank r[MOST_WORLD];
+    uint64_t want[2] = {0};
+    (void)state;
+    for (int i = 0; i < N_ALL; i++) {
+        const struct mesh *mesh = i < N_MESHES ? &meshes[i] : &more[i - N_MESHES];
+        strcpy(folder[i], "/tmp/zero-pp-weights-XXXXXX");
+        assert_non_null(mkdtemp(folder[i]));
+        struct setup s = {.mesh = mesh, .folder = folder[i]};
+        toy_ranks(world_of(mesh), export_one, &s, r);
+        toy_assert_well(r, world_of(mesh), text_of(mesh, "exported", what));
+        snprintf(command, sizeof command, "diff -rq '%s' '%s' >&2", folder[0], folder[i]);
+        if (system(command))
+            fail_msg("%s: other files than of one stage", what);
+        for (int mapped = 0; mapped < 2; mapped++) {
+            s = (struct setup){.mesh = mesh,
+                               .folder = folder[0],
+                               .async = mapped,
+                               .check = i == 4,
+                               .later = (i + mapped) % 3 == 1};
+            toy_ranks(world_of(mesh), import_one, &s, r);
+            toy_assert_well(r, world_of(mesh), text_of(mesh, "imported", what));
+            check_bits(mesh, 0, &want[0], what);
+            check_bits(mesh, 1, &want[1], what);
+        }
+    }
+    for (int i = 0; i < N_ALL; i++)
+        remove_folder(folder[i]);
+}
+
+static void first_values_may_come_later(void **state)
+{
+    uint64_t want[2] = {0};
+    char what[128];
+    (void)state;
+    for (int i = 0; i < N_MESHES; i++)
+        for (int later = 0; later < 2; later++) {
+            struct toy_rank r[MOST_WORLD];
+            struct setup s = {
+                .mesh = &meshes[i], .folder = "/tmp/never-made", .later = later, .check = i % 4 == 3};
+            toy_ranks(world_of(s.mesh), write_one, &s, r);
+            toy_assert_well(r, world_of(s.mesh), text_of(s.mesh, later ? "written" : "adopted", what));
+            check_bits(s.mesh, 0, &want[0], what);
+            check_bits(s.mesh, 1, &want[1], what);
+        }
+}
+
+static void buffers_of_stages_are_made_equal(void **state)
+{
+    static const struct mesh mesh[] = {{2, 2, 1, 3}, {3, 2, 1, 1}, {1, 2, 1, 2}, {2, 2, 1, 0}};
+    char what[128];
+    (void)state;
+    for (size_t i = 0; i < sizeof mesh / sizeof *mesh; i++) {
+        char folder[] = "/tmp/zero-pp-buffers-XXXXXX";
+        struct toy_rank r[MOST_WORLD];
+        assert_non_null(mkdtemp(folder));
+        struct setup s = {.mesh = &mesh[i], .folder = folder, .check = true};
+        toy_ranks(world_of(s.mesh), sync_one, &s, r);
+        toy_assert_well(r, world_of(s.mesh), text_of(s.mesh, "buffers", what));
+        remove_folder(folder);
+    }
 }
 
 /* ---- used wrongly ---- */
@@ -688,12 +1022,93 @@ static void damage_is_found_by_all(void **state)
     remove_folder(folder);
 }
 
+/* On one stage's ranks, or on all: an error on each, and nothing is changed. */
+static void exchange_weights_wrongly(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    struct bits before, after;
+    struct zero_action a;
+    struct map map, bad;
+    zero_ctx *z = NULL;
+    int err = 0;
+    TOY_TRY(wrap(r, &m, &at, &z));
+    TOY_TRY(look(m, z, &before));
+    if (err)
+        goto out;
+    make_map(m, &map);
+    toy_expect(r, zero_export(z, "/proc/nothing", map.list, map.n, 0), ZERO_ERR_IO, "/proc/nothing");
+    toy_expect(r, zero_import(z, "/proc/nothing", map.list, map.n), ZERO_ERR_IO, "/proc/nothing");
+    bad = map;
+    bad.list[0].slice = at.pp ? ZERO_SLICE(LAYERS) : 0;
+    toy_expect(r, zero_export(z, s->folder, bad.list, bad.n, 0), ZERO_ERR_ARG,
+               at.pp ? "map[0] (scale): slice is ZERO_SLICE(5) of tensor scale; allowed" : "rank 2: ");
+    bad = map;
+    bad.list[at.pp ? 0 : 3].transposed = true;
+    toy_expect(
+        r, zero_import(z, s->folder, bad.list, bad.n), ZERO_ERR_ARG,
+        "(scale): transposed is set for all layers of tensor scale, which several pipeline stages have");
+    bad = map;
+    bad.list[bad.n - 1].name = at.pp ? "wpe" : map.names[bad.n - 1];
+    toy_expect(r, zero_export(z, s->folder, bad.list, bad.n, 0), ZERO_ERR_ARG,
+               "two entries of map are called wpe");
+    toy_expect(r, zero_export(z, s->folder, map.list, at.pp ? -1 : 1, 0), ZERO_ERR_ARG,
+               at.pp ? "n is -1; allowed: 0 and more" : "rank 2: ");
+    toy_expect(r, zero_export(z, s->folder, map.list, 0, 0), ZERO_ERR_ARG,
+               "n is 0 for all pipeline stages; allowed: 1..");
+    toy_expect(r, zero_import(z, s->folder, map.list, map.n), ZERO_ERR_IO,
+               "model-00001-of-00001.safetensors");
+    TOY_TRY(zero_export(z, s->folder, map.list, at.pp ? 0 : 1, 0)); /* one stage's alone */
+    TOY_TRY(zero_import(z, s->folder, map.list, at.pp ? 0 : 1));
+    toy_expect(r, zero_import(z, s->folder, map.list, map.n), ZERO_ERR_IO, "is not in it");
+    TOY_TRY(look(m, z, &after));
+    if (!err && memcmp(&before, &after, sizeof before) != 0)
+        toy_wrong(r, "a call that failed has changed something; ");
+    if (at.pp == 0) /* the other stage would wait for what this one gives */
+        TOY_TRY(zero_next(z, &a));
+    if (!err && at.pp == 0) {
+        toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER,
+                   "zero_export: actions of the step have begun");
+        toy_expect(r, zero_import(z, s->folder, NULL, 0), ZERO_ERR_ORDER,
+                   "zero_import: actions of the step have begun");
+        toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_RANK0), ZERO_ERR_ORDER,
+                   "zero_sync_buffers: actions of the step have begun");
+    }
+out:
+    zero_unwrap(&z);
+    free(m);
+}
+
+static void maps_of_stages_are_checked(void **state)
+{
+    static const struct mesh mesh = {2, 2, 1, 3};
+    char folder[] = "/tmp/zero-pp-weights-XXXXXX", command[512];
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    /* An index whose file ends early. */
+    snprintf(command, sizeof command,
+             "cd %s && printf '{\"weight_map\": {\"wte\": \"model-00001-of-00001.safetensors\"}}' "
+             "> model.safetensors.index.json && printf x > model-00001-of-00001.safetensors",
+             folder);
+    assert_int_equal(system(command), 0);
+    struct setup s = {.mesh = &mesh, .folder = folder};
+    toy_ranks(4, exchange_weights_wrongly, &s, r);
+    toy_assert_well(r, 4, "maps");
+    remove_folder(folder);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_mesh_loads_any_others),
         cmocka_unit_test(so_it_is_with_a_tied_tensor_of_f32),
         cmocka_unit_test(so_it_is_with_a_frozen_one),
+        cmocka_unit_test(weights_are_the_whole_models),
+        cmocka_unit_test(first_values_may_come_later),
+        cmocka_unit_test(buffers_of_stages_are_made_equal),
+        cmocka_unit_test(maps_of_stages_are_checked),
         cmocka_unit_test(stages_that_do_not_fit_are_named),
         cmocka_unit_test(checkpoints_of_another_model_are_named),
         cmocka_unit_test(damage_is_found_by_all),

@@ -28,7 +28,7 @@ struct model {
     int n_layers, first;
     /* rows of e that this rank has, from which on */
     int n_rows, row;
-    bool has_embedding, has_head, forgets, nan, gains;
+    bool has_embedding, has_head, forgets, nan, gains, overwrites;
     struct array e, g, w[LAYERS];
     float x[MICRO][LAYERS + 1][ROWS * C], d_logits[MICRO][ROWS * V];
     /* where values begin */
@@ -221,6 +221,8 @@ static int head_backward(struct model *m, zero_ctx *z, int micro, float *dx)
 {
     const float *x = m->x[micro][m->n_layers], *d = m->d_logits[micro];
     memset(dx, 0, ROWS * C * sizeof *dx);
+    if (m->overwrites)
+        memset(m->e.grad, 0, (size_t)m->n_rows * C * (m->bf16 ? 2 : 4));
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < m->n_rows; v++)
             for (int i = 0; i < C; i++) {
@@ -284,6 +286,8 @@ static int backward(struct model *m, zero_ctx *z, int batch, int micro, float *d
 struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
     bool bf16, check, evaluates, drops, frozen, gains;
+    /* sums need not be those of one stage; the last stage's backward stores its gradient of e */
+    bool free_order, unclipped, overwrites;
     const char *file;
     double norm[STEPS];
     bool known;
@@ -317,7 +321,8 @@ static int configure(struct toy_rank *r, struct zero_config *cfg, zero_mesh **me
     cfg->log = forget_line;
     cfg->prefetch = s->prefetch;
     cfg->check = s->check;
-    cfg->clip = 0.5f;
+    cfg->clip = s->unclipped ? 0 : 0.5f;
+    cfg->deterministic = s->free_order ? 0 : ZERO_AUTO;
     cfg->grad_accum_steps = MICRO / at->n_dp;
     return 0;
 }
@@ -363,6 +368,10 @@ static int open_model(struct toy_rank *r, struct model **m, struct place *at, ze
     for (int t = 0; s->frozen && t < (*m)->n_tensors; t++)
         if ((*m)->table[t].flags & ZERO_TIED)
             (*m)->table[t].grad = NULL;
+    (*m)->overwrites = s->overwrites && (*m)->has_head && s->pp > 1;
+    for (int t = 0; (*m)->overwrites && t < (*m)->n_tensors; t++)
+        if ((*m)->name[t][0] == 'e')
+            (*m)->table[t].flags |= ZERO_GRAD_OVERWRITE;
     if (s->pp > 1 && (*m)->has_head) /* the first stage's count */
         memset((*m)->e.at, 0x3f, sizeof(*m)->own[0]);
     if (s->pp > 1 && (*m)->has_head && s->gains)
@@ -427,9 +436,9 @@ static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z)
         if (copy && !is_gain)
             toy_expect(r, zero_read(z, t, ZERO_VALUE_STATE, 0, 1, &(float){0}), ZERO_ERR_ARG,
                        "zero_read: tensor e is ZERO_TIED: the first pipeline stage has its master weights");
-        if (tied && !is_gain && ((struct setup *)r->arg)->pp > 1)
-            toy_expect(r, zero_write(z, t, ZERO_VALUE_PARAM, 0, 1, &(float){0}), ZERO_ERR_NOTSUP,
-                       "zero_write: tensor e is ZERO_TIED: two pipeline stages have it");
+        if (copy && !is_gain)
+            toy_expect(r, zero_write(z, t, ZERO_VALUE_STATE, 0, 1, &(float){0}), ZERO_ERR_ARG,
+                       "zero_write: tensor e is ZERO_TIED: the first pipeline stage has its master weights");
     }
     return 0;
 }
@@ -610,6 +619,158 @@ static void the_last_stage_may_be_far_ahead(void **state)
         for (s.stage = 0; s.stage <= 3; s.stage++)
             one_layout(&s, want, n++);
     unlink(path);
+}
+
+/* ---- sums in any order ---- */
+
+/* The whole model's gradient of e and g, in the reference's precision: a mean over micro-batches. */
+struct reference {
+    double e[V * C], g[C];
+};
+
+static void add_reference(struct reference *ref, const struct model *m, int batch)
+{
+    double x[LAYERS + 1][ROWS * C], dx[ROWS * C];
+    memset(dx, 0, sizeof dx);
+    for (int k = 0; k < ROWS * C; k++)
+        x[0][k] = (double)gain(m, k % C) * (double)get(m, m->e.at, id_of(batch, k / C) * C + k % C);
+    for (int l = 0; l < LAYERS; l++)
+        for (int k = 0; k < ROWS * C; k++)
+            x[l + 1][k] = x[l][k] + (double)get(m, m->w[l].at, k % C) * x[l][k] * x[l][k];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < V; v++) {
+            double d = v == id_of(batch + 1, r) ? -1 : 0;
+            for (int i = 0; i < C; i++)
+                d += (double)gain(m, i) * x[LAYERS][r * C + i] * (double)get(m, m->e.at, v * C + i);
+            d /= ROWS;
+            for (int i = 0; i < C; i++) {
+                double of_e = (double)get(m, m->e.at, v * C + i), in = x[LAYERS][r * C + i];
+                ref->e[v * C + i] += d * (double)gain(m, i) * in / MICRO;
+                ref->g[i] += d * of_e * in / MICRO;
+                dx[r * C + i] += d * of_e * (double)gain(m, i);
+            }
+        }
+    for (int l = LAYERS; l-- > 0;)
+        for (int k = 0; k < ROWS * C; k++)
+            dx[k] *= 1 + 2 * (double)get(m, m->w[l].at, k % C) * x[l][k];
+    for (int k = 0; k < ROWS * C; k++) {
+        int at = id_of(batch, k / C) * C + k % C;
+        ref->e[at] += dx[k] * (double)gain(m, k % C) / MICRO;
+        ref->g[k % C] += dx[k] * (double)get(m, m->e.at, at) / MICRO;
+    }
+}
+
+static void make_reference(const struct setup *s, struct reference *ref)
+{
+    struct model *m = make_model(1, 0, 1, 0, s->bf16);
+    if (s->gains)
+        add_gain(m, 0, 0);
+    memset(ref, 0, sizeof *ref);
+    for (int batch = 0; batch < MICRO; batch++)
+        add_reference(ref, m, batch);
+    free(m);
+}
+
+static void expect_near(struct toy_rank *r, const char *name, const float *got, const double *want, int n,
+                        double tolerance)
+{
+    double most = 0;
+    for (int i = 0; i < n; i++)
+        most = fmax(most, fabs(want[i]));
+    for (int i = 0; i < n; i++)
+        if (!(fabs((double)got[i] - want[i]) <= tolerance * most)) {
+            toy_wrong(r, "gradient of %s: element %d is %.9g, expected %.9g; ", name, i, (double)got[i],
+                      want[i]);
+            return;
+        }
+}
+
+/* The first stage reads what both gave. To r->ms: bytes that came from other stages in STEPS steps. */
+static void train_in_any_order(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_plan_info plan;
+    struct reference *ref = calloc(1, sizeof *ref);
+    struct zero_stats stats, first;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    float got[V * C];
+    double norm, tolerance = s->bf16 ? 0.02 : 2e-6;
+    int err = 0;
+    make_reference(s, ref);
+    TOY_TRY(open_model(r, &m, &at, &z, &plan));
+    TOY_TRY(zero_get_stats(z, &first));
+    TOY_TRY(run_actions(m, z, 0, &at));
+    TOY_TRY(zero_norm(z, &norm));
+    for (int t = 0; !err && m->has_embedding && t < m->n_tensors; t++) {
+        bool is_gain = m->name[t][0] == 'g';
+        int n = is_gain ? C : m->n_rows * C;
+        if (!is_gain && m->name[t][0] != 'e')
+            continue;
+        TOY_TRY(zero_read(z, t, ZERO_VALUE_GRAD, 0, n, got));
+        if (!err)
+            expect_near(r, m->name[t], got, is_gain ? ref->g : ref->e + (ptrdiff_t)m->row * C, n, tolerance);
+    }
+    TOY_TRY(zero_step(z, 0.01f, NULL));
+    for (int step = 1; step < STEPS; step++) {
+        if (step == 1 && s->drops) {
+            TOY_TRY(run_actions(m, z, 11, &at));
+            TOY_TRY(zero_drop(z));
+        }
+        TOY_TRY(run_actions(m, z, step, &at));
+        TOY_TRY(zero_step(z, 0.01f, NULL));
+    }
+    r->hash = 0;
+    TOY_TRY(hash_state(r, m, z));
+    if (!err)
+        check_stats(r, z, &plan);
+    int64_t weights = r->ms;
+    TOY_TRY(zero_get_stats(z, &stats));
+    r->ms = err ? 0 : at.pp == 0 && !s->known ? stats.pp_bytes - first.pp_bytes : weights;
+    zero_unwrap(&z);
+    free(m);
+    free(ref);
+}
+
+/* Of a step, one message from the last stage to the first, where there is one for each micro-batch else. */
+static void sums_go_once_a_step(void **state)
+{
+    (void)state;
+    for (int n = 0; n < 96; n++) {
+        struct setup s = {.pp = 2 + n % 3,
+                          .dp = 1 + n / 3 % 2,
+                          .tp = 1,
+                          .stage = n / 6 % 4,
+                          .bf16 = n / 24 % 2,
+                          .gains = n / 48,
+                          .unclipped = true,
+                          .overwrites = n % 5 == 1,
+                          .drops = n % 4 == 3,
+                          .check = n % 7 == 6,
+                          .prefetch = n % 3,
+                          .schedule = n % 2 ? ZERO_SCHEDULE_GPIPE : ZERO_SCHEDULE_1F1B};
+        struct toy_rank r[MOST_WORLD];
+        int64_t bytes[2];
+        char what[128];
+        if (s.pp * s.dp == 4 && s.dp == 1)
+            s.tp = 2;
+        int world = s.pp * s.dp * s.tp;
+        for (int free_order = 0; free_order < 2; free_order++) {
+            s.free_order = free_order;
+            snprintf(what, sizeof what,
+                     "%s, pp %d, dp %d, tp %d, stage %d, overwrites %d, check %d, order %d",
+                     s.bf16 ? "bf16" : "f32", s.pp, s.dp, s.tp, s.stage, s.overwrites, s.check, free_order);
+            toy_ranks(world, train_in_any_order, &s, r);
+            toy_assert_well(r, world, what);
+            bytes[free_order] = r[0].ms;
+        }
+        int n_micro = MICRO / s.dp;
+        assert_int_equal(bytes[0] - bytes[1], (STEPS + s.drops) * (n_micro - 1) * 4096);
+        s.known = true; /* the weights of both */
+        toy_ranks(world, train_in_any_order, &s, r);
+        check_copies(&s, r, what);
+    }
 }
 
 /* ---- a step that is skipped ---- */
@@ -807,13 +968,11 @@ static void what_cannot_be_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_same_bits_in_f32),
-                                       cmocka_unit_test(the_same_bits_in_bf16),
-                                       cmocka_unit_test(the_same_bits_of_shares),
-                                       cmocka_unit_test(the_same_bits_frozen),
-                                       cmocka_unit_test(the_last_stage_may_be_far_ahead),
-                                       cmocka_unit_test(all_stages_skip_a_step),
-                                       cmocka_unit_test(what_is_left_out_is_named),
-                                       cmocka_unit_test(what_cannot_be_is_refused)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_same_bits_in_f32),     cmocka_unit_test(the_same_bits_in_bf16),
+        cmocka_unit_test(the_same_bits_of_shares),  cmocka_unit_test(the_same_bits_frozen),
+        cmocka_unit_test(sums_go_once_a_step),      cmocka_unit_test(the_last_stage_may_be_far_ahead),
+        cmocka_unit_test(all_stages_skip_a_step),   cmocka_unit_test(what_is_left_out_is_named),
+        cmocka_unit_test(what_cannot_be_is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

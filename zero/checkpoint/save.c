@@ -58,7 +58,7 @@ static int open_save(struct zero_ctx *z, const char *dir, bool kept, struct zr_s
         err = zr_buffers_check(z);
     if (!err)
         err = zr_extents_of(z, zr_engine_snapshot(z->engine),
-                            z->world.rank == 0 ? z->plan->snapshot_buffers_at : -1, &s->extents);
+                            zr_buffers_are_saved_here(z) ? z->plan->snapshot_buffers_at : -1, &s->extents);
     s->rank_data = zr_rank_data_keep(z->rank_data);
     if (s->rank_data) {
         s->extents.rank_data = s->rank_data->data;
@@ -206,7 +206,7 @@ static int start(struct zero_ctx *z, struct zr_save *s)
     int err = 0;
     if (zr_engine_snapshot(z->engine)) {
         /* The model may write its buffers as soon as this call returns. */
-        if (z->world.rank == 0 && z->layout->n_buffers)
+        if (zr_buffers_are_saved_here(z) && z->layout->n_buffers)
             err = zr_engine_copy_buffers(z->engine,
                                          zr_engine_snapshot(z->engine) + z->plan->snapshot_buffers_at, false);
         if (err)
@@ -224,11 +224,11 @@ static int start(struct zero_ctx *z, struct zr_save *s)
     return err;
 }
 
-/* What is saved is rank 0's. */
+/* What is saved is rank 0's, or of pipeline stages, the first rank's of each. */
 static int report_unequal_buffers(struct zero_ctx *z)
 {
     bool equal, strict = z->config.options.check;
-    if (z->world.world == 1 || !z->layout->n_buffers)
+    if (z->world.world == 1 || !zr_buffers_exist(z))
         return 0;
     int err = zr_buffers_compare(z, false, &equal);
     if (err || equal)
@@ -236,8 +236,8 @@ static int report_unequal_buffers(struct zero_ctx *z)
     if (strict)
         err = zr_fail_more(ZR_ERR_MISMATCH, "zero_sync_buffers first");
     else if (z->world.rank == 0 && !z->reported_unequal_buffers)
-        zr_warn(z->config.options.log, "zero_save saves rank 0's buffers, but %s; zero_sync_buffers first",
-                zr_error_text());
+        zr_warn(z->config.options.log, "zero_save saves %s buffers, but %s; zero_sync_buffers first",
+                z->mesh.stages == 1 ? "rank 0's" : "each stage's first rank's", zr_error_text());
     z->reported_unequal_buffers = true;
     return zr_agree_in_run(z, err); /* a rank may check alone */
 }
@@ -249,7 +249,7 @@ static int save(zero_ctx *z, const char *dir, bool kept)
         return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
     int err = check_call(z, call);
     if (!err)
-        err = zr_awaited_refuse(z, call, -1);
+        err = zr_awaited_refuse_all(z, call);
     if (!err) {
         zr_engine_called(z->engine, kept ? ZR_CALLED_SAVE_KEPT : ZR_CALLED_SAVE, -1, 0);
         err = zr_save_end(z);

@@ -5,8 +5,8 @@
  * weights; f32 weights are their own masters and are held once, as these) or state0, state1, ... Ranges that
  * follow each other are one entry. Of a part of a tensor that is cut over tp it is TENSOR/KIND/FIRST@PART,
  * FIRST being an element of the part (tp_cut.h); what is not cut then is in the files of part 0's ranks
- * alone. Buffers, of kind model, are in rank 0's file. The program's own bytes of the rank, if it has any,
- * are the last entry: ZR_RANK_DATA_NAME, U8 of shape [bytes]. */
+ * alone. Buffers, of kind model, are in rank 0's file, or that of their stage's first rank. The program's own
+ * bytes of the rank, if it has any, are the last entry: ZR_RANK_DATA_NAME, U8 of shape [bytes]. */
 #ifndef ZR_ZERO_SAVE_H
 #define ZR_ZERO_SAVE_H
 

@@ -1,7 +1,7 @@
 /* weights.c: zero_export: the model's weights alone, in the files that others read and write:
  * model-0000i-of-0000N.safetensors and model.safetensors.index.json, as Hugging Face's libraries have them.
- * Rank 0 does the input and output, a piece at a time. Of a model in parts the first rank of each part does
- * that of its own, run by run, in the files that rank 0 makes. */
+ * Rank 0 does the input and output, a piece at a time. Of a model in parts or pipeline stages the first rank
+ * of each does that of its own, run by run, in the files that rank 0 makes. */
 #include "zero/checkpoint/weights_inside.h"
 
 #include <fcntl.h>
@@ -12,108 +12,9 @@
 
 #include <jansson.h>
 
-/* Whether an entry is of the whole tensor, or of which slice. */
-static int resolve_slice(const struct zero_weight *m, int32_t i, const struct zr_tensor *t, int32_t n_dims,
-                         bool *whole, int64_t *slice)
-{
-    char given[32];
-    *whole = m->slice == 0;
-    *slice = *whole ? 0 : (int64_t)m->slice - ZERO_SLICE(0);
-    if (*whole || (*slice >= 0 && *slice < t->shape[0] && n_dims > 1))
-        return 0;
-    snprintf(given, sizeof given, *slice < 0 ? "%d" : "ZERO_SLICE(%d)", *slice < 0 ? m->slice : (int)*slice);
-    if (n_dims < 2)
-        return zr_fail(ZR_ERR_ARG,
-                       "map[%d] (%s): slice is %s, but tensor %s has one dimension; allowed: 0, "
-                       "all of it",
-                       i, m->name, given, t->name);
-    return zr_fail(ZR_ERR_ARG,
-                   "map[%d] (%s): slice is %s of tensor %s; allowed: 0 (all of it), ZERO_SLICE(0) "
-                   "to ZERO_SLICE(%lld)",
-                   i, m->name, given, t->name, (long long)t->shape[0] - 1);
-}
-
-/* w->shape is that of what is here, as the file has it; sliced: it lacks the tensor's first dimension. */
-static int place_in_file(const struct zero_ctx *z, const struct zr_tensor *t, bool sliced, int32_t i,
-                         struct zr_weight *w)
-{
-    w->cut = zr_tp_none(w->n);
-    if (z->mesh.parts > 1 && t->cut) {
-        int32_t dim = t->cut_dim - sliced;
-        if (dim < 0)
-            return zr_fail(
-                ZR_ERR_ARG,
-                "map[%d] (%s): slice is set, but tensor %s is cut over tp along its first dimension; "
-                "allowed: 0 (all of it)",
-                i, w->name, t->name);
-        dim = w->transposed ? 1 - dim : dim;
-        w->cut = zr_tp_along(w->shape, dim, t->cut_blocks, t->cut_size, z->mesh.parts);
-        w->shape[dim] = w->cut.rows;
-    }
-    w->n_whole = 1;
-    for (int32_t d = 0; d < w->n_dims; d++)
-        w->n_whole *= w->shape[d];
-    return 0;
-}
-
-static int resolve_one(const struct zero_ctx *z, const struct zero_weight *m, int32_t i, struct zr_weight *w)
-{
-    if (!m->name || !*m->name || !zr_is_utf8(m->name))
-        return zr_fail(ZR_ERR_ARG, "map[%d]: name is NULL, empty or not UTF-8", i);
-    if (m->tensor < 0 || m->tensor >= z->layout->n_tensors)
-        return zr_fail(ZR_ERR_ARG, "map[%d] (%s): tensor is %d; allowed: 0..%d", i, m->name, m->tensor,
-                       z->layout->n_tensors - 1);
-    const struct zr_tensor *t = &z->layout->tensors[m->tensor];
-    int32_t n_dims = 0;
-    while (n_dims < 8 && t->shape[n_dims])
-        n_dims++;
-    bool whole;
-    int64_t slice;
-    int err = resolve_slice(m, i, t, n_dims, &whole, &slice);
-    if (err)
-        return err;
-    *w = (struct zr_weight){.name = m->name,
-                            .tensor = m->tensor,
-                            .transposed = m->transposed,
-                            .n_dims = whole ? n_dims : n_dims - 1};
-    memcpy(w->shape, t->shape + !whole, (size_t)w->n_dims * sizeof *w->shape);
-    w->n = whole ? t->n_elems : t->n_elems / t->shape[0];
-    w->first = slice * w->n;
-    if (m->transposed && w->n_dims != 2)
-        return zr_fail(ZR_ERR_ARG, "map[%d] (%s): transposed is set for %d dimensions; allowed: 2", i,
-                       m->name, w->n_dims);
-    if (m->transposed) {
-        w->rows = w->shape[0];
-        w->columns = w->shape[1];
-        w->shape[0] = w->columns;
-        w->shape[1] = w->rows;
-    }
-    return place_in_file(z, t, !whole, i, w);
-}
-
-int zr_weights_resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, struct zr_weights *out)
-{
-    int err = map ? zr_config_needs(&z->config.user, offsetof(struct zero_config, weight_size)) : 0;
-    if (err)
-        return err;
-    n = map ? n : z->layout->n_tensors;
-    out->list = calloc((size_t)n + 1, sizeof *out->list);
-    if (!out->list)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", n);
-    out->n = n;
-    err = n < 1 ? zr_fail(ZR_ERR_ARG, "n is %d; allowed: 1 and more", n) : 0;
-    for (int32_t i = 0; !err && i < n; i++) {
-        struct zero_weight w = {.name = z->layout->tensors[map ? 0 : i].name, .tensor = i};
-        if (map)
-            zr_copy_in(&w, sizeof w, map, i, z->config.user.weight_size);
-        err = resolve_one(z, &w, i, &out->list[i]);
-    }
-    return err;
-}
-
 static int64_t elem_bytes(const struct zr_weights *ws, const struct zr_weight *w)
 {
-    return zr_dtype_bytes(ws->z->layout->tensors[w->tensor].dtype);
+    return zr_dtype_bytes(ws->z->whole.tensors[w->tensor].dtype);
 }
 
 static void file_name(int32_t file, int32_t n_files, char out[64])
@@ -184,8 +85,9 @@ static int write_runs(struct zr_weights *ws, const struct zr_weight *w, const ch
     return err;
 }
 
-/* Reads a weight on all ranks and writes it on rank 0, or of each part on its first. *local keeps the first
- * failure there, after which it only takes part. Only a failure among ranks is returned. */
+/* Reads a weight on all ranks that have it and writes it on the first of them, or of each part on its first.
+ * *local keeps the first failure there, after which it only takes part. Only a failure among ranks is
+ * returned. */
 static int export_one(struct zr_weights *ws, const struct zr_weight *w, char *buffer, int64_t buffer_bytes,
                       int fd, const char *path, int64_t at, int *local)
 {
@@ -193,10 +95,10 @@ static int export_one(struct zr_weights *ws, const struct zr_weight *w, char *bu
     bool writes = fd >= 0 && (w->cut.parts > 1 || z->mesh.part == 0);
     int64_t size = elem_bytes(ws, w),
             piece = w->transposed ? w->n : zr_min(w->n, ZR_WEIGHTS_PIECE_BYTES / size);
-    for (int64_t k = 0; k < w->n; k += piece) {
-        int64_t n = zr_min(piece, w->n - k);
+    for (int64_t done = 0; done < w->own_n; done += piece) {
+        int64_t n = zr_min(piece, w->own_n - done), k = w->own_begin + done;
         char *dst = writes && !*local ? buffer : NULL;
-        int err = zr_values_read(z, w->tensor, ZR_VALUE_PARAM, w->first + k, n, dst);
+        int err = zr_values_read(z, w->own, ZR_VALUE_PARAM, w->own_at + done, n, dst);
         if (err)
             return err;
         if (!dst)
@@ -222,7 +124,7 @@ static int begin_file(struct zr_weights *ws, int32_t file, char path[ZR_PATH_BYT
         if (w->file != file)
             continue;
         entries[n] = (struct zr_st_entry){.name = (char *)(uintptr_t)w->name,
-                                          .dtype = zr_st_dtype_of(ws->z->layout->tensors[w->tensor].dtype),
+                                          .dtype = zr_st_dtype_of(ws->z->whole.tensors[w->tensor].dtype),
                                           .n_dims = w->n_dims};
         memcpy(entries[n++].shape, w->shape, sizeof w->shape);
     }
@@ -268,7 +170,7 @@ static int write_index(const struct zr_weights *ws)
 /* Where several ranks write: rank 0's file is there, or all know that it is not, and the others open it. */
 static int join_file(struct zr_weights *ws, const char *path, int *fd, int *local)
 {
-    if (ws->z->mesh.parts == 1)
+    if (ws->z->mesh.parts * ws->z->mesh.stages == 1)
         return 0;
     int err = zr_agree_in_run(ws->z, *local);
     if (!err && zr_weights_has_files(ws->z) && *fd < 0)
@@ -307,7 +209,7 @@ static int export_files(struct zr_weights *ws)
         int closed = fd >= 0 ? zr_file_close(z->files, fd, path) : 0;
         local = local ? local : closed;
     }
-    if (!err && z->mesh.parts > 1)
+    if (!err && z->mesh.parts * z->mesh.stages > 1)
         err = zr_agree_in_run(z, local); /* before the index says that all is there */
     if (makes && !err && !local)
         local = write_index(ws);
@@ -320,9 +222,9 @@ int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call,
 {
     if (!z || !dir || !*dir)
         return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
-    int err = zr_refuse_in_stages(z, call);
+    int err = zr_refuse_in_bracket(z, call);
     if (!err)
-        err = zr_refuse_in_bracket(z, call);
+        err = zr_refuse_in_actions(z, call);
     if (!err)
         err = zr_engine_check(z->engine);
     if (!err)
@@ -336,15 +238,20 @@ int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int
     ZR_IN_CALL(z, ZR_CALLED_EXPORT, false, -1);
     int err = zr_weights_check_call(z, dir, "zero_export", ZR_CALLED_EXPORT);
     if (!err)
-        err = zr_awaited_refuse(z, "zero_export", -1);
+        err = zr_awaited_refuse_all(z, "zero_export");
     if (err)
         return err;
     struct zr_weights ws = {.z = z, .dir = dir};
-    err = zr_agree_in_run(z, zr_weights_resolve(z, map, n, &ws));
+    err = zr_weights_resolve(z, map, n, &ws);
+    if (!err)
+        err = zr_weights_check_names(&ws);
+    if (!err)
+        err = zr_buffers_check(z);
+    err = zr_agree_in_run(z, err);
     if (!err) {
         assign_files(&ws, max_file_bytes > 0 ? max_file_bytes : INT64_C(5000000000));
         err = export_files(&ws);
     }
-    free(ws.list);
+    zr_weights_free(&ws);
     return err ? zr_fail_more(err, "zero_export") : 0;
 }

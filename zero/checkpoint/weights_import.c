@@ -98,7 +98,7 @@ static void match(struct zr_weights *ws, struct zr_weight **sorted, const struct
 
 static int check_weight(const struct zr_weights *ws, const struct sources *s, const struct zr_weight *w)
 {
-    const struct zr_tensor *t = &ws->z->layout->tensors[w->tensor];
+    const struct zr_tensor *t = &ws->z->whole.tensors[w->tensor];
     const char *file = s->list[w->file].name;
     if (w->entry < 0)
         return zr_fail(ZR_ERR_IO, "%s/%s: tensor %s is not there", ws->dir, file, w->name);
@@ -178,11 +178,12 @@ static int read_runs(struct zr_weights *ws, const struct source *f, const struct
     return err;
 }
 
-/* Whether a rank that reads could not. Of a model in parts the first failure is an error on all. */
+/* Whether a rank that reads could not. Of a model in parts or stages the first failure is an error on all. */
 static int learn_of_failure(struct zero_ctx *z, bool reads, int local, bool *stopped)
 {
     double bad = reads && local;
-    int err = z->mesh.parts > 1 ? zr_agree_in_run(z, local) : zr_engine_mean(z->engine, &bad, 1);
+    int err =
+        z->mesh.parts * z->mesh.stages > 1 ? zr_agree_in_run(z, local) : zr_engine_mean(z->engine, &bad, 1);
     *stopped = err || bad > 0;
     return err;
 }
@@ -191,13 +192,14 @@ static int import_one(struct zr_weights *ws, const struct sources *s, const stru
                       char *turned, int *local, bool *stopped)
 {
     struct zero_ctx *z = ws->z;
-    const struct zr_tensor *t = &z->layout->tensors[w->tensor];
+    const struct zr_tensor *t = &z->whole.tensors[w->tensor];
     int64_t size = import_bytes(t);
     int64_t piece = w->transposed ? w->n : zr_min(w->n, ZR_WEIGHTS_PIECE_BYTES / size);
-    for (int64_t k = 0; k < w->n; k += piece) {
-        int64_t n = zr_min(piece, w->n - k);
+    /* Of all ranks, those of other stages too, which learn of failures together. */
+    for (int64_t at_piece = 0; at_piece < w->n; at_piece += piece) {
+        int64_t k = zr_max(at_piece, w->own_begin), n = zr_min(at_piece + piece, w->own_begin + w->own_n) - k;
         char *src = buffer;
-        if (s && !*local) {
+        if (s && !*local && n > 0) {
             const struct source *f = &s->list[w->file];
             const struct zr_st_entry *e = &f->st.entries[w->entry];
             int64_t theirs = zr_st_dtype_bytes(e->dtype);
@@ -221,11 +223,24 @@ static int import_one(struct zr_weights *ws, const struct sources *s, const stru
         int err = learn_of_failure(z, s != NULL, *local, stopped);
         if (err || *stopped)
             return err;
-        err = zero_write(z, w->tensor, t->grad ? ZERO_VALUE_MASTER : ZERO_VALUE_PARAM, w->first + k, n, src);
+        if (n > 0)
+            err = zr_values_write(z, w->own, t->grad ? ZR_VALUE_MASTER : ZR_VALUE_PARAM,
+                                  w->own_at + (k - w->own_begin), n, src);
         if (err)
             return err;
     }
     return 0;
+}
+
+/* The last stage has what the first one took. */
+static int give_tied(struct zero_ctx *z, const struct zr_weights *ws)
+{
+    int err = zr_engine_tied_values(z->engine);
+    for (int32_t i = 0; !err && i < ws->n; i++)
+        if (ws->list[i].copy >= 0)
+            err =
+                zr_values_write(z, ws->list[i].copy, ZR_VALUE_PARAM, ws->list[i].first, ws->list[i].n, NULL);
+    return err;
 }
 
 int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n)
@@ -247,7 +262,7 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
     for (int32_t i = 0; i < ws.n; i++)
         if (ws.list[i].transposed)
             bytes =
-                zr_max(bytes, ws.list[i].n * zr_max(4, import_bytes(&z->layout->tensors[ws.list[i].tensor])));
+                zr_max(bytes, ws.list[i].n * zr_max(4, import_bytes(&z->whole.tensors[ws.list[i].tensor])));
     if (!err && reads) {
         buffer = malloc((size_t)bytes * 2);
         err =
@@ -261,10 +276,12 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
                          &stopped);
     if (begun && !err)
         err = zr_agree_in_run(z, local);
+    if (begun && !err && !stopped)
+        err = give_tied(z, &ws);
     struct zr_kept kept;
     zr_keep(&kept, err);
     close_sources(z->files, &s);
     free(buffer);
-    free(ws.list);
+    zr_weights_free(&ws);
     return err ? zr_fail_more(zr_say_again(&kept), "zero_import") : 0;
 }

@@ -15,10 +15,17 @@
 /* One weight of the map, resolved. */
 struct zr_weight {
     const char *name;
-    int32_t tensor, file, entry;
+    /* of the whole model */
+    int32_t tensor;
+    int32_t file, entry;
     bool transposed;
     /* elements of the tensor, or of this rank's part of it */
     int64_t first, n;
+    /* the table's tensor that has some of them, -1: none; of the n, which it has; where in it they are */
+    int32_t own;
+    /* the table's copy of it, on the last pipeline stage; -1: none */
+    int32_t copy;
+    int64_t own_begin, own_n, own_at;
     /* in the file, of the whole */
     int64_t shape[8];
     int32_t n_dims;
@@ -34,14 +41,20 @@ struct zr_weights {
     const char *dir;
     struct zr_weight *list;
     int32_t n, n_files;
+    /* of a model in pipeline stages: memory of what the weights are called */
+    char *names;
 };
 
-/* The map, or where it is NULL every tensor under its own name; out->list is freed by the caller. ZR_ERR_ARG,
- * ZR_ERR_NOMEM. Local. */
+/* weights_map.c. The map, or where it is NULL every tensor under its own name; out is freed by the caller
+ * (zr_weights_free), in any case. ZR_ERR_ARG, ZR_ERR_NOMEM. Local, or with pipeline stages, whose maps are
+ * put together, collective. */
 int zr_weights_resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, struct zr_weights *out);
+/* ZR_ERR_ARG for a name that two of them have, which no file can. */
+int zr_weights_check_names(const struct zr_weights *ws);
+void zr_weights_free(struct zr_weights *ws);
 /* (rows, columns) -> (columns, rows), elements of size bytes; dst and src lie apart. */
 void zr_weights_transpose(char *dst, const char *src, int64_t rows, int64_t columns, int64_t size);
-/* This rank reads and writes files: rank 0, and of a model in parts the first rank of each. */
+/* This rank reads and writes files: rank 0, and of a model in parts or stages the first rank of each. */
 bool zr_weights_has_files(const struct zero_ctx *z);
 /* Of either call: its arguments, and when it may be made. */
 int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_called_name name);

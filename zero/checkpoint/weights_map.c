@@ -1,0 +1,365 @@
+/* weights_map.c: what zero_export and zero_import are asked for: entries of a map, checked, and where each
+ * lies in a file and on this rank. Entries name tensors of the whole model: of one in pipeline stages each
+ * stage gives those of its own table, and all ranks have those of all, in the order of the stages. */
+#include "zero/checkpoint/weights_inside.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* An entry of a map, of the whole model. slice: -1 is all of the tensor. */
+struct entry {
+    const char *name;
+    int32_t tensor, slice;
+    bool transposed;
+};
+
+struct entries {
+    struct entry *list;
+    int32_t n;
+};
+
+static int32_t count_dims(const struct zr_tensor *t)
+{
+    int32_t n = 0;
+    while (n < 8 && t->shape[n])
+        n++;
+    return n;
+}
+
+/* ---- this rank's map ---- */
+
+/* Of the table's tensor: -1 is all of it. */
+static int resolve_slice(const struct zero_weight *m, int32_t i, const struct zr_tensor *t, int32_t *slice)
+{
+    char given[32];
+    int32_t n_dims = count_dims(t);
+    *slice = m->slice ? m->slice - ZERO_SLICE(0) : -1;
+    if (!m->slice || (*slice >= 0 && *slice < t->shape[0] && n_dims > 1))
+        return 0;
+    snprintf(given, sizeof given, *slice < 0 ? "%d" : "ZERO_SLICE(%d)", *slice < 0 ? m->slice : *slice);
+    if (n_dims < 2)
+        return zr_fail(ZR_ERR_ARG,
+                       "map[%d] (%s): slice is %s, but tensor %s has one dimension; allowed: 0, "
+                       "all of it",
+                       i, m->name, given, t->name);
+    return zr_fail(ZR_ERR_ARG,
+                   "map[%d] (%s): slice is %s of tensor %s; allowed: 0 (all of it), ZERO_SLICE(0) "
+                   "to ZERO_SLICE(%lld)",
+                   i, m->name, given, t->name, (long long)t->shape[0] - 1);
+}
+
+/* From the table's tensors and layers to those of the whole model. */
+static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, int32_t i, struct entry *e)
+{
+    int32_t slice;
+    if (!m->name || !*m->name || !zr_is_utf8(m->name))
+        return zr_fail(ZR_ERR_ARG, "map[%d]: name is NULL, empty or not UTF-8", i);
+    if (m->tensor < 0 || m->tensor >= z->layout->n_tensors)
+        return zr_fail(ZR_ERR_ARG, "map[%d] (%s): tensor is %d; allowed: 0..%d", i, m->name, m->tensor,
+                       z->layout->n_tensors - 1);
+    const struct zr_tensor *t = &z->layout->tensors[m->tensor];
+    int err = resolve_slice(m, i, t, &slice);
+    if (err)
+        return err;
+    struct zr_place at = zr_place_of(z, m->tensor);
+    if (m->transposed && slice < 0 && t->n_elems < z->whole.tensors[at.tensor].n_elems)
+        return zr_fail(ZR_ERR_ARG,
+                       "map[%d] (%s): transposed is set for all layers of tensor %s, which several pipeline "
+                       "stages have; allowed: 0, or a ZERO_SLICE",
+                       i, m->name, t->name);
+    *e = (struct entry){.name = m->name,
+                        .tensor = at.tensor,
+                        .slice = slice < 0 ? -1 : slice + (int32_t)(at.first / (t->n_elems / t->shape[0])),
+                        .transposed = m->transposed};
+    return 0;
+}
+
+static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int32_t n, struct entries *out)
+{
+    int32_t least = map && z->mesh.stages > 1 ? 0 : 1;
+    int err = map ? zr_config_needs(&z->config.user, offsetof(struct zero_config, weight_size)) : 0;
+    if (err)
+        return err;
+    n = map ? n : z->layout->n_tensors;
+    if (n < least)
+        return zr_fail(ZR_ERR_ARG, "n is %d; allowed: %d and more", n, least);
+    out->list = calloc((size_t)n + 1, sizeof *out->list);
+    if (!out->list)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", n);
+    out->n = n;
+    for (int32_t i = 0; !err && i < n; i++) {
+        struct zero_weight w = {.name = z->layout->tensors[map ? 0 : i].name, .tensor = i};
+        if (map)
+            zr_copy_in(&w, sizeof w, map, i, z->config.user.weight_size);
+        err = check_entry(z, &w, i, &out->list[i]);
+    }
+    return err;
+}
+
+/* ---- those of all stages ---- */
+
+/* How a stage tells the others of an entry: this, and the name with its zero. */
+struct reported_entry {
+    int32_t tensor, slice, transposed;
+};
+
+static int64_t report_bytes_of(const struct entries *own)
+{
+    int64_t n = 0;
+    for (int32_t i = 0; i < own->n; i++)
+        n += (int64_t)(sizeof(struct reported_entry) + strlen(own->list[i].name) + 1);
+    return n;
+}
+
+static void report_entries(const struct entries *own, char *out)
+{
+    for (int32_t i = 0; i < own->n; i++) {
+        const struct entry *e = &own->list[i];
+        const struct reported_entry t = {e->tensor, e->slice, e->transposed};
+        size_t n = strlen(e->name) + 1;
+        memcpy(out, &t, sizeof t);
+        memcpy(out + sizeof t, e->name, n);
+        out += sizeof t + n;
+    }
+}
+
+struct reported_size {
+    int64_t bytes, n;
+};
+
+/* What the stages' first ranks say, one behind the other, to *out; *n: entries. */
+static int exchange_entries(struct zero_ctx *z, const struct entries *own, char **out, int64_t *n)
+{
+    int32_t n_stage = z->world.world / z->mesh.stages;
+    struct reported_size mine = {report_bytes_of(own), own->n}, *sizes = z->from_all;
+    int64_t *at = calloc((size_t)z->mesh.stages + 1, sizeof *at), most = 0;
+    char *text = malloc((size_t)mine.bytes + 1), *said = z->from_all;
+    int err = at && text ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the names of %d weights", own->n);
+    err = zr_agree_in_run(z, err);
+    if (!err)
+        err = zr_engine_exchange(z->engine, &mine, sizeof mine, sizes);
+    *n = 0;
+    for (int32_t s = 0; !err && s < z->mesh.stages; s++) {
+        const struct reported_size *its = &sizes[s * n_stage];
+        at[s + 1] = at[s] + its->bytes;
+        *n += its->n;
+        most = zr_max(most, its->bytes);
+    }
+    if (!err) {
+        *out = malloc((size_t)at[z->mesh.stages] + 1);
+        report_entries(own, text);
+        err = *out ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the names of %lld weights", (long long)*n);
+        err = zr_agree_in_run(z, err);
+    }
+    for (int64_t done = 0; !err && done < most; done += ZR_EXCHANGE_BYTES) {
+        char piece[ZR_EXCHANGE_BYTES] = {0};
+        if (done < mine.bytes)
+            memcpy(piece, text + done, (size_t)zr_min(mine.bytes - done, ZR_EXCHANGE_BYTES));
+        err = zr_engine_exchange(z->engine, piece, sizeof piece, said);
+        for (int32_t s = 0; !err && s < z->mesh.stages; s++) {
+            int64_t left = zr_min(at[s + 1] - at[s] - done, ZR_EXCHANGE_BYTES);
+            if (left > 0)
+                memcpy(*out + at[s] + done, said + (size_t)(s * n_stage) * sizeof piece, (size_t)left);
+        }
+    }
+    free(at);
+    free(text);
+    return err;
+}
+
+static bool same_thing(const struct entry *a, const struct entry *b)
+{
+    return a->tensor == b->tensor && a->slice == b->slice && a->transposed == b->transposed;
+}
+
+static int by_name_and_place(const void *a, const void *b)
+{
+    const struct entry *x = *(const struct entry *const *)a, *y = *(const struct entry *const *)b;
+    int order = strcmp(x->name, y->name);
+    return order ? order : (x > y) - (x < y);
+}
+
+/* Names sorted; NULL: there is no memory. */
+static struct entry **sort(const struct entries *all)
+{
+    struct entry **sorted = malloc(((size_t)all->n + 1) * sizeof *sorted);
+    for (int32_t i = 0; sorted && i < all->n; i++)
+        sorted[i] = &all->list[i];
+    if (sorted)
+        qsort(sorted, (size_t)all->n, sizeof *sorted, by_name_and_place);
+    return sorted;
+}
+
+/* One tensor that several stages have is named by each of them. */
+static int leave_out_repeated(struct entries *all)
+{
+    struct entry **sorted = sort(all);
+    int32_t n = 0;
+    if (!sorted)
+        return zr_fail(ZR_ERR_NOMEM, "no memory to compare %d weights", all->n);
+    for (int32_t i = 0; i < all->n; i++)
+        for (int32_t k = i; k-- > 0 && !strcmp(sorted[k]->name, sorted[i]->name);)
+            if (sorted[k]->tensor >= 0 && same_thing(sorted[k], sorted[i])) {
+                sorted[i]->tensor = -1;
+                break;
+            }
+    for (int32_t i = 0; i < all->n; i++)
+        if (all->list[i].tensor >= 0)
+            all->list[n++] = all->list[i];
+    all->n = n;
+    free(sorted);
+    return 0;
+}
+
+/* Puts the entries of all stages in the place of this rank's own. names: what they are called is there. */
+static int join_stages(struct zero_ctx *z, struct entries *own, char **names)
+{
+    int64_t n;
+    int err = exchange_entries(z, own, names, &n);
+    if (err)
+        return err;
+    if (n < 1 || n > INT32_MAX / 2)
+        return zr_fail(ZR_ERR_ARG, "n is %lld for all pipeline stages; allowed: 1..%d", (long long)n,
+                       INT32_MAX / 2);
+    free(own->list);
+    own->list = calloc((size_t)n, sizeof *own->list);
+    own->n = own->list ? (int32_t)n : 0;
+    if (!own->list)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for %lld weights", (long long)n);
+    const char *at = *names;
+    for (int32_t i = 0; i < own->n; i++) {
+        struct reported_entry t;
+        memcpy(&t, at, sizeof t);
+        own->list[i] = (struct entry){at + sizeof t, t.tensor, t.slice, t.transposed};
+        at += sizeof t + strlen(at + sizeof t) + 1;
+    }
+    return leave_out_repeated(own);
+}
+
+/* ---- where each lies ---- */
+
+/* w->shape is that of what is here, as the file has it; sliced: it lacks the tensor's first dimension. */
+static int place_in_file(const struct zero_ctx *z, const struct zr_tensor *t, bool sliced, int32_t i,
+                         struct zr_weight *w)
+{
+    w->cut = zr_tp_none(w->n);
+    if (z->mesh.parts > 1 && t->cut) {
+        int32_t dim = t->cut_dim - sliced;
+        if (dim < 0)
+            return zr_fail(
+                ZR_ERR_ARG,
+                "map[%d] (%s): slice is set, but tensor %s is cut over tp along its first dimension; "
+                "allowed: 0 (all of it)",
+                i, w->name, t->name);
+        dim = w->transposed ? 1 - dim : dim;
+        w->cut = zr_tp_along(w->shape, dim, t->cut_blocks, t->cut_size, z->mesh.parts);
+        w->shape[dim] = w->cut.rows;
+    }
+    w->n_whole = 1;
+    for (int32_t d = 0; d < w->n_dims; d++)
+        w->n_whole *= w->shape[d];
+    return 0;
+}
+
+/* The last stage's copy of a tied tensor takes no part: the first has the same. */
+static void place_here(const struct zero_ctx *z, const int32_t *here, struct zr_weight *w)
+{
+    int32_t t = here[w->tensor];
+    bool copy = t >= 0 && z->layout->tensors[t].tie == ZR_TIE_COPY;
+    w->own = copy ? -1 : t;
+    w->copy = copy ? t : -1;
+    if (w->own < 0)
+        return;
+    int64_t from = zr_place_of(z, w->own).first, begin = zr_max(w->first, from),
+            end = zr_min(w->first + w->n, from + z->layout->tensors[w->own].n_elems);
+    w->own_begin = begin - w->first;
+    w->own_n = zr_max(end - begin, 0);
+    w->own_at = begin - from;
+}
+
+static int resolve_one(const struct zero_ctx *z, const struct entry *e, int32_t i, struct zr_weight *w)
+{
+    const struct zr_tensor *t = &z->whole.tensors[e->tensor];
+    bool whole = e->slice < 0;
+    *w = (struct zr_weight){
+        .name = e->name, .tensor = e->tensor, .transposed = e->transposed, .n_dims = count_dims(t) - !whole};
+    memcpy(w->shape, t->shape + !whole, (size_t)w->n_dims * sizeof *w->shape);
+    w->n = whole ? t->n_elems : t->n_elems / t->shape[0];
+    w->first = whole ? 0 : e->slice * w->n;
+    if (e->transposed && w->n_dims != 2)
+        return zr_fail(ZR_ERR_ARG, "map[%d] (%s): transposed is set for %d dimensions; allowed: 2", i,
+                       e->name, w->n_dims);
+    if (e->transposed) {
+        w->rows = w->shape[0];
+        w->columns = w->shape[1];
+        w->shape[0] = w->columns;
+        w->shape[1] = w->rows;
+    }
+    return place_in_file(z, t, !whole, i, w);
+}
+
+static int resolve_all(const struct zero_ctx *z, const struct entries *all, struct zr_weights *out)
+{
+    int32_t *here = malloc((size_t)z->whole.n * sizeof *here);
+    free(out->list);
+    out->list = calloc((size_t)all->n + 1, sizeof *out->list);
+    out->n = out->list ? all->n : 0;
+    int err = out->list && here ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", all->n);
+    for (int32_t t = 0; !err && t < z->whole.n; t++)
+        here[t] = -1;
+    for (int32_t t = 0; !err && t < z->layout->n_tensors; t++)
+        here[zr_place_of(z, t).tensor] = t;
+    for (int32_t i = 0; !err && i < out->n; i++) {
+        err = resolve_one(z, &all->list[i], i, &out->list[i]);
+        if (!err)
+            place_here(z, here, &out->list[i]);
+    }
+    free(here);
+    return err;
+}
+
+int zr_weights_resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, struct zr_weights *out)
+{
+    struct entries all = {0};
+    int err = list_own(z, map, n, &all);
+    if (!err)
+        err = resolve_all(z, &all, out);
+    if (z->mesh.stages > 1) {
+        err = zr_agree_in_run(z, err);
+        if (!err)
+            err = join_stages(z, &all, &out->names);
+        if (!err)
+            err = resolve_all(z, &all, out);
+    }
+    free(all.list);
+    return err;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+int zr_weights_check_names(const struct zr_weights *ws)
+{
+    const char **sorted = malloc((size_t)ws->n * sizeof *sorted);
+    int err = sorted ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d weights", ws->n);
+    for (int32_t i = 0; !err && i < ws->n; i++)
+        sorted[i] = ws->list[i].name;
+    if (!err)
+        qsort(sorted, (size_t)ws->n, sizeof *sorted, by_text);
+    for (int32_t i = 1; !err && i < ws->n; i++)
+        if (!strcmp(sorted[i], sorted[i - 1]))
+            err = zr_fail(ZR_ERR_ARG, "two entries of map are called %s; allowed: a name for each, in a file",
+                          sorted[i]);
+    free(sorted);
+    return err;
+}
+
+void zr_weights_free(struct zr_weights *ws)
+{
+    free(ws->list);
+    free(ws->names);
+}
