@@ -178,13 +178,20 @@ static int make_rows(struct zr_verify_world *v, bool evaluation)
 /* Of all stages alike, but for the tensors that two of them have. */
 static void set_room(struct zr_verify_stage *s, const struct zr_verify_case *c)
 {
-    int64_t tied_bytes = 0;
-    for (int32_t t = 0; t < s->layout->n_tensors; t++)
-        if (s->layout->tensors[t].tie != ZR_TIE_NONE)
-            tied_bytes += zr_tied_bytes(&s->layout->tensors[t]);
+    int64_t tied_bytes = 0, sum_bytes = 0;
+    for (int32_t i = 0; i < s->layout->n_tensors; i++) {
+        const struct zr_tensor *t = &s->layout->tensors[i];
+        tied_bytes += t->tie != ZR_TIE_NONE ? zr_tied_bytes(t) : 0;
+        sum_bytes += t->tie != ZR_TIE_NONE ? zr_tied_sum_bytes(t) : 0;
+    }
     s->room.slot_bytes = 4096;
     s->room.tied_bytes = zr_round_up(tied_bytes, 4096);
     s->room.n_tied = (int32_t)zr_min((c->pp + 1) / 2, c->accum);
+    if (!c->deterministic && c->accum > 1) { /* the last stage adds its micro-batches up */
+        s->room.tied_sum_bytes = zr_round_up(sum_bytes, 4096);
+        s->room.n_summed = c->accum;
+        s->room.n_tied = 1;
+    }
 }
 
 /* ---- options ---- */
