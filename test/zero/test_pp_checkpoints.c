@@ -39,13 +39,15 @@ static struct shape shapes[TENSORS] = {
     {"norm", {6}, ZERO_BF16, -1, 0, IN_LAST, 0, 2, false, false},
 };
 
+/* v: stages of a rank, 0: one. */
 struct mesh {
-    int pp, dp, tp, stage;
+    int pp, dp, tp, stage, v;
 };
 /* Behind stage 3: hybrids. */
-static const struct mesh meshes[] = {{1, 1, 1, 0}, {2, 2, 1, 3}, {3, 1, 2, 1}, {1, 2, 2, 2},
-                                     {4, 2, 1, 2}, {2, 4, 1, 4}, {2, 2, 2, 3}, {3, 2, 1, 0},
-                                     {4, 1, 2, 3}, {1, 4, 1, 5}, {2, 1, 1, 1}, {2, 4, 1, 5}};
+static const struct mesh meshes[] = {{1, 1, 1, 0},    {2, 2, 1, 3},    {3, 1, 2, 1},   {1, 2, 2, 2},
+                                     {4, 2, 1, 2},    {2, 4, 1, 4},    {2, 2, 2, 3},   {3, 2, 1, 0},
+                                     {4, 1, 2, 3},    {1, 4, 1, 5},    {2, 1, 1, 1},   {2, 4, 1, 5},
+                                     {2, 2, 1, 2, 2}, {3, 1, 2, 3, 2}, {2, 1, 1, 0, 3}};
 enum { N_MESHES = sizeof meshes / sizeof *meshes };
 
 #include "test/zero/tp_shape.inc"
@@ -108,7 +110,19 @@ struct model {
     void *param[MOST_TABLE], *grad[MOST_TABLE];
     float memory[MOST_TABLE][MOST_ELEMS];
     struct zero_tensor table[MOST_TABLE];
+    /* where the stage's units and tensors begin in the rank's; the rank's next stage */
+    int first_unit, first_tensor;
+    struct model *next;
 };
+
+static void free_model(struct model *m)
+{
+    while (m) {
+        struct model *next = m->next;
+        free(m);
+        m = next;
+    }
+}
 
 static int layers_before(int pp, int stage)
 {
@@ -148,7 +162,7 @@ static bool has_tensor(const struct model *m, int tensor)
     case IN_FIRST:
         return m->stage == 0;
     case IN_LAYERS:
-        return true;
+        return m->n_layers > 0;
     case IN_LAYER_3:
         return m->first <= 3 && 3 < m->first + m->n_layers;
     case IN_LAST:
@@ -157,7 +171,7 @@ static bool has_tensor(const struct model *m, int tensor)
     return false;
 }
 
-static void add_tensor(struct model *m, int tensor)
+static void add_tensor(struct model *m, int n_ranks, int tensor)
 {
     const struct shape *s = &shapes[tensor];
     struct own *o = &m->own[m->n];
@@ -180,7 +194,8 @@ static void add_tensor(struct model *m, int tensor)
                               .param = &m->param[m->n],
                               .grad = s->frozen ? NULL : &m->grad[m->n],
                               .dtype = (enum zero_dtype)s->dtype,
-                              .unit = unit_of(m, tensor, o->copy),
+                              .unit = m->first_unit + unit_of(m, tensor, o->copy),
+                              .pp_stage = m->stage / n_ranks,
                               .flags = stacked               ? ZERO_STACKED
                                        : tensor == EMBEDDING ? ZERO_TIED
                                                              : 0,
@@ -214,6 +229,22 @@ struct place {
     int32_t pp, dp, n_dp, tp;
 };
 
+static struct model *make_stage(const struct mesh *on, int stage, int part, int first_unit)
+{
+    struct model *m = calloc(1, sizeof *m);
+    m->pp = on->pp * (on->v ? on->v : 1);
+    m->stage = stage;
+    m->tp = on->tp;
+    m->part = part;
+    m->first_unit = first_unit;
+    m->first = layers_before(m->pp, stage);
+    m->n_layers = layers_before(m->pp, stage + 1) - m->first;
+    for (int t = 0; t < TENSORS; t++)
+        if (has_tensor(m, t))
+            add_tensor(m, on->pp, t);
+    return m;
+}
+
 static int wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx **z)
 {
     const struct setup *s = r->arg;
@@ -234,19 +265,20 @@ static int wrap(struct toy_rank *r, struct model **out, struct place *at, zero_c
     cfg.check = s->check;
     cfg.activation_bytes = ACTIVATIONS;
     cfg.grad_accum_steps = MICRO / at->n_dp;
-    struct model *m = *out = calloc(1, sizeof *m);
-    m->pp = on->pp;
-    m->stage = at->pp;
-    m->tp = on->tp;
-    m->part = at->tp;
-    m->first = layers_before(on->pp, at->pp);
-    m->n_layers = layers_before(on->pp, at->pp + 1) - m->first;
-    for (int t = 0; t < TENSORS; t++)
-        if (has_tensor(m, t))
-            add_tensor(m, t);
+    int v = on->v ? on->v : 1, n = 0, units = 0;
+    struct zero_tensor table[3 * MOST_TABLE];
+    cfg.stages_per_rank = v;
+    cfg.schedule = v > 1 ? ZERO_SCHEDULE_INTERLEAVED : ZERO_SCHEDULE_1F1B;
+    for (int k = 0; k < v; k++, out = &(*out)->next) {
+        struct model *m = *out = make_stage(on, k * on->pp + at->pp, at->tp, units);
+        m->first_tensor = n;
+        memcpy(table + n, m->table, (size_t)m->n * sizeof *table);
+        n += m->n;
+        units += n_units(m);
+    }
     if (s->spoil)
-        s->spoil(m->table, m->n, at->pp);
-    int err = zero_wrap(z, m->table, m->n, &cfg);
+        s->spoil(table, n, at->pp);
+    int err = zero_wrap(z, table, n, &cfg);
     zero_mesh_close(&mesh);
     return err;
 }
@@ -255,7 +287,7 @@ static int wrap(struct toy_rank *r, struct model **out, struct place *at, zero_c
 
 /* Adds to the gradients of a unit, of one micro-batch of all; of a tied tensor one half on the last stage,
  * then the other on the first. */
-static void add_gradients(struct model *m, int unit, int step, int micro)
+static void add_gradients(const struct model *m, int unit, int step, int micro)
 {
     for (int k = 0; k < m->n; k++) {
         const struct own *o = &m->own[k];
@@ -274,16 +306,19 @@ static void add_gradients(struct model *m, int unit, int step, int micro)
     }
 }
 
-static int one_step(struct model *m, zero_ctx *z, int step, const struct place *at)
+static int one_step(struct model *first, zero_ctx *z, int step, const struct place *at)
 {
     for (;;) {
         struct zero_action a;
+        const struct model *m = first;
         OR_RETURN(zero_next(z, &a));
         if (a.micro_batch < 0)
             break;
+        for (int k = 0; k < a.pp_stage; k++)
+            m = m->next;
         int n = n_units(m);
         for (int u = 0; u < n; u++) {
-            int unit = a.phase == ZERO_FORWARD ? u : n - 1 - u;
+            int unit = m->first_unit + (a.phase == ZERO_FORWARD ? u : n - 1 - u);
             OR_RETURN(zero_begin(z, unit, a.phase));
             if (a.phase == ZERO_BACKWARD)
                 add_gradients(m, unit, step, a.micro_batch * at->n_dp + at->dp);
@@ -302,10 +337,9 @@ struct bits {
     uint64_t all, tied;
 };
 
-static int look(struct model *m, zero_ctx *z, struct bits *out)
+static int look_at_stage(const struct model *m, zero_ctx *z, struct bits *out)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_MASTER, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
-    *out = (struct bits){0};
     for (int k = 0; k < m->n; k++) {
         const struct own *o = &m->own[k];
         const struct shape *s = &shapes[o->tensor];
@@ -313,7 +347,7 @@ static int look(struct model *m, zero_ctx *z, struct bits *out)
             float x[MOST_ELEMS];
             bool narrow = v == 0 && s->dtype == ZERO_BF16;
             memset(x, 0x7f, sizeof x);
-            OR_RETURN(zero_read(z, k, values[v], 0, o->n, x));
+            OR_RETURN(zero_read(z, m->first_tensor + k, values[v], 0, o->n, x));
             for (int64_t i = 0; i < o->n; i++) {
                 int64_t whole = whole_of(s, m->tp, m->part, o->from + i);
                 uint64_t h = (uint64_t)whole * 0x9e3779b97f4a7c15u + (uint64_t)(o->tensor * 8 + v);
@@ -330,6 +364,14 @@ static int look(struct model *m, zero_ctx *z, struct bits *out)
             }
         }
     }
+    return 0;
+}
+
+static int look(const struct model *m, zero_ctx *z, struct bits *out)
+{
+    *out = (struct bits){0};
+    for (; m; m = m->next)
+        OR_RETURN(look_at_stage(m, z, out));
     return 0;
 }
 
@@ -358,7 +400,7 @@ static void save_one(struct toy_rank *r)
     TOY_TRY(zero_save_wait(z));
     TOY_TRY(look(m, z, &found[r->rank][1]));
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void load_one(struct toy_rank *r)
@@ -387,7 +429,7 @@ static void load_one(struct toy_rank *r)
     TOY_TRY(one_step(m, z, STEPS, &at));
     TOY_TRY(look(m, z, &found[r->rank][1]));
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 /* ---- tests ---- */
@@ -406,7 +448,8 @@ static int world_of(const struct mesh *m)
 
 static const char *text_of(const struct mesh *m, const char *what, char text[128])
 {
-    snprintf(text, 128, "%s with pp %d, dp %d, tp %d, stage %d", what, m->pp, m->dp, m->tp, m->stage);
+    snprintf(text, 128, "%s with pp %d, dp %d, tp %d, stage %d, %d stages a rank", what, m->pp, m->dp, m->tp,
+             m->stage, m->v ? m->v : 1);
     return text;
 }
 
@@ -591,7 +634,7 @@ static void wrap_wrongly(struct toy_rank *r)
     zero_ctx *z = NULL;
     toy_expect(r, wrap(r, &m, &at, &z), s->code, s->says);
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void stages_that_do_not_fit_are_named(void **state)
@@ -637,7 +680,7 @@ static void load_wrongly(struct toy_rank *r)
     if (!err && memcmp(&before, &after, sizeof before) != 0)
         toy_wrong(r, "the load that failed has changed something; ");
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void checkpoints_of_another_model_are_named(void **state)

@@ -26,6 +26,9 @@ struct array {
 struct model {
     bool bf16;
     int n_layers, first;
+    /* where the stage's units and tensors begin in the rank's table; the rank's next stage */
+    int first_unit, first_tensor;
+    struct model *next;
     /* rows of e that this rank has, from which on */
     int n_rows, row;
     bool has_embedding, has_head, forgets, nan, gains;
@@ -33,7 +36,7 @@ struct model {
     float x[MICRO][LAYERS + 1][ROWS * C], d_logits[MICRO][ROWS * V];
     /* where values begin */
     float own[LAYERS + 2][V * C];
-    struct zero_tensor table[LAYERS + 2];
+    struct zero_tensor table[LAYERS + 3];
     int n_tensors;
     char name[LAYERS + 2][16];
 };
@@ -145,14 +148,31 @@ static struct model *make_model(int pp, int stage, int tp, int part, bool bf16)
     return m;
 }
 
+static void free_model(struct model *m)
+{
+    while (m) {
+        struct model *next = m->next;
+        free(m);
+        m = next;
+    }
+}
+
+/* Of a rank's stages. */
+static struct model *stage_of(struct model *m, int stage)
+{
+    while (stage-- > 0)
+        m = m->next;
+    return m;
+}
+
 static int unit_of_e(const struct model *m)
 {
-    return m->has_embedding ? 0 : m->n_layers;
+    return m->first_unit + (m->has_embedding ? 0 : m->n_layers);
 }
 
 static int unit_of_layer(const struct model *m, int l)
 {
-    return m->has_embedding + l;
+    return m->first_unit + m->has_embedding + l;
 }
 
 #define OR_RETURN(call)                                                                                      \
@@ -283,6 +303,8 @@ static int backward(struct model *m, zero_ctx *z, int batch, int micro, float *d
 
 struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
+    /* stages of a rank; 0: one */
+    int per_rank;
     bool bf16, check, evaluates, drops, frozen, gains;
     const char *file;
     double norm[STEPS];
@@ -313,6 +335,7 @@ static int configure(struct toy_rank *r, struct zero_config *cfg, zero_mesh **me
     cfg->shard_group = ZERO_AUTO;
     cfg->schedule = s->file ? ZERO_SCHEDULE_1F1B : s->schedule;
     cfg->schedule_file = s->pp > 1 ? s->file : NULL;
+    cfg->stages_per_rank = s->per_rank ? s->per_rank : 1;
     cfg->activation_bytes = ROWS * C * (int64_t)sizeof(float);
     cfg->log = forget_line;
     cfg->prefetch = s->prefetch;
@@ -345,9 +368,44 @@ static int32_t declare(struct zero_call *order)
     return n;
 }
 
+static struct model *make_stage(const struct setup *s, const struct place *at, int n_stages, int stage)
+{
+    struct model *m = make_model(n_stages, stage, s->tp, at->tp, s->bf16);
+    if (s->gains && (m->has_embedding || m->has_head))
+        add_gain(m, unit_of_e(m), ZERO_TP_PARTIAL);
+    for (int t = 0; s->frozen && t < m->n_tensors; t++)
+        if (m->table[t].flags & ZERO_TIED)
+            m->table[t].grad = NULL;
+    if (n_stages > 1 && m->has_head) /* the first stage's count */
+        memset(m->e.at, 0x3f, sizeof m->own[0]);
+    if (n_stages > 1 && m->has_head && s->gains)
+        memset(m->g.at, 0x3f, sizeof m->own[0]);
+    return m;
+}
+
+/* All stages of a rank; table gets the tensors of all. Returns how many. */
+static int make_stages(const struct setup *s, const struct place *at, struct model **first,
+                       struct zero_tensor *table)
+{
+    int n = 0, units = 0, per_rank = s->per_rank ? s->per_rank : 1;
+    for (int k = 0; k < per_rank; k++, first = &(*first)->next) {
+        struct model *m = *first = make_stage(s, at, s->pp * per_rank, k * s->pp + at->pp);
+        m->first_unit = units;
+        m->first_tensor = n;
+        for (int t = 0; t < m->n_tensors; t++) {
+            units = m->table[t].unit + m->first_unit >= units ? m->table[t].unit + m->first_unit + 1 : units;
+            m->table[t].unit += m->first_unit;
+            m->table[t].pp_stage = k;
+            table[n++] = m->table[t];
+        }
+    }
+    return n;
+}
+
 static int open_model(struct toy_rank *r, struct model **m, struct place *at, zero_ctx **z,
                       struct zero_plan_info *plan)
 {
+    struct zero_tensor table[LAYERS + 4];
     const struct setup *s = r->arg;
     struct zero_config cfg;
     zero_mesh *mesh = NULL;
@@ -357,24 +415,14 @@ static int open_model(struct toy_rank *r, struct model **m, struct place *at, ze
         cfg.order = order;
         cfg.n_order = declare(order);
     }
-    *m = make_model(s->pp, at->pp, s->tp, at->tp, s->bf16);
-    if (s->gains && ((*m)->has_embedding || (*m)->has_head))
-        add_gain(*m, unit_of_e(*m), ZERO_TP_PARTIAL);
-    for (int t = 0; s->frozen && t < (*m)->n_tensors; t++)
-        if ((*m)->table[t].flags & ZERO_TIED)
-            (*m)->table[t].grad = NULL;
-    if (s->pp > 1 && (*m)->has_head) /* the first stage's count */
-        memset((*m)->e.at, 0x3f, sizeof(*m)->own[0]);
-    if (s->pp > 1 && (*m)->has_head && s->gains)
-        memset((*m)->g.at, 0x3f, sizeof(*m)->own[0]);
-    int err = zero_plan((*m)->table, (*m)->n_tensors, &cfg, plan);
+    int n = make_stages(s, at, m, table), err = zero_plan(table, n, &cfg, plan);
     if (!err)
-        err = zero_wrap(z, (*m)->table, (*m)->n_tensors, &cfg);
+        err = zero_wrap(z, table, n, &cfg);
     zero_mesh_close(&mesh);
     return err;
 }
 
-static int run_actions(struct model *m, zero_ctx *z, int step, const struct place *at)
+static int run_actions(struct model *first, zero_ctx *z, int step, const struct place *at)
 {
     struct zero_action a;
     float dx[ROWS * C];
@@ -383,6 +431,7 @@ static int run_actions(struct model *m, zero_ctx *z, int step, const struct plac
         if (a.micro_batch < 0)
             return 0;
         int batch = step * MICRO + a.micro_batch * at->n_dp + at->dp;
+        struct model *m = stage_of(first, a.pp_stage);
         if (a.phase == ZERO_FORWARD) {
             OR_RETURN(forward(m, z, batch, a.micro_batch, a.in, a.out));
         } else {
@@ -404,10 +453,9 @@ static uint64_t hash_values(uint64_t hash, const void *at, int64_t n_bytes)
 }
 
 /* A sum over the tensors that this stage owns; and the copy has the owner's weights, which go to ms. */
-static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z)
+static int hash_stage(struct toy_rank *r, struct model *m, zero_ctx *z)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_MASTER, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
-    r->ms = 0;
     for (int t = 0; t < m->n_tensors; t++) {
         bool tied = m->table[t].flags & ZERO_TIED, is_gain = m->name[t][0] == 'g',
              copy = tied && !m->has_embedding;
@@ -418,19 +466,28 @@ static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z)
             seed -= !tied && m->has_embedding ? 4 : 0;
             seed += is_gain ? 1000 : 0;
             memset(w, 0xff, sizeof w);
-            OR_RETURN(zero_read(z, t, values[v], 0, n, w));
+            OR_RETURN(zero_read(z, m->first_tensor + t, values[v], 0, n, w));
             uint64_t hash = hash_values(seed, w, n * (m->bf16 && v == 0 ? 2 : 4));
             r->hash += copy ? 0 : hash;
             if (tied && v == 0)
                 r->ms = r->ms * 31 + (int64_t)(hash >> 8);
         }
         if (copy && !is_gain)
-            toy_expect(r, zero_read(z, t, ZERO_VALUE_STATE, 0, 1, &(float){0}), ZERO_ERR_ARG,
+            toy_expect(r, zero_read(z, m->first_tensor + t, ZERO_VALUE_STATE, 0, 1, &(float){0}),
+                       ZERO_ERR_ARG,
                        "zero_read: tensor e is ZERO_TIED: the first pipeline stage has its master weights");
         if (tied && !is_gain && ((struct setup *)r->arg)->pp > 1)
-            toy_expect(r, zero_write(z, t, ZERO_VALUE_PARAM, 0, 1, &(float){0}), ZERO_ERR_NOTSUP,
-                       "zero_write: tensor e is ZERO_TIED: two pipeline stages have it");
+            toy_expect(r, zero_write(z, m->first_tensor + t, ZERO_VALUE_PARAM, 0, 1, &(float){0}),
+                       ZERO_ERR_NOTSUP, "zero_write: tensor e is ZERO_TIED: two pipeline stages have it");
     }
+    return 0;
+}
+
+static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z)
+{
+    r->ms = 0;
+    for (; m; m = m->next)
+        OR_RETURN(hash_stage(r, m, z));
     return 0;
 }
 
@@ -489,10 +546,11 @@ static void train(struct toy_rank *r)
     TOY_TRY(hash_state(r, m, z));
     if (!err)
         check_stats(r, z, &plan);
-    if (!err && m->has_head && !m->has_embedding && m->e.grad)
-        toy_wrong(r, "the copy's gradient is still shown");
+    for (const struct model *x = m; x; x = x->next)
+        if (!err && x->has_head && !x->has_embedding && x->e.grad)
+            toy_wrong(r, "the copy's gradient is still shown");
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 /* ---- tests ---- */
@@ -523,13 +581,16 @@ static void one_layout(struct setup *s, uint64_t want[2], int n)
     char what[160];
     int world = s->pp * s->dp * s->tp;
     s->prefetch = n % 3;
-    s->schedule = n % 2 ? ZERO_SCHEDULE_GPIPE : ZERO_SCHEDULE_1F1B;
+    s->schedule = s->per_rank > 1 ? ZERO_SCHEDULE_INTERLEAVED : ZERO_SCHEDULE_1F1B;
+    s->schedule = n % (s->per_rank > 1 ? 5 : 2) == 1 ? ZERO_SCHEDULE_GPIPE : s->schedule;
     s->check = n % 5 == 4;
     s->evaluates = n % 4 >= 2;
     s->drops = n % 3 == 1;
     snprintf(
-        what, sizeof what, "%s, pp %d, dp %d, tp %d, stage %d, schedule %d, check %d, drops %d, frozen %d",
-        s->bf16 ? "bf16" : "f32", s->pp, s->dp, s->tp, s->stage, s->schedule, s->check, s->drops, s->frozen);
+        what, sizeof what,
+        "%s, %d stages a rank, pp %d, dp %d, tp %d, stage %d, schedule %d, check %d, drops %d, frozen %d",
+        s->bf16 ? "bf16" : "f32", s->per_rank, s->pp, s->dp, s->tp, s->stage, s->schedule, s->check, s->drops,
+        s->frozen);
     toy_ranks(world, train, s, r);
     toy_assert_well(r, world, what);
     check_copies(s, r, what);
@@ -586,6 +647,21 @@ static void the_same_bits_of_shares(void **state)
     every_layout((struct setup){.gains = true, .bf16 = true}, false);
 }
 
+/* The first stage is the first rank's first, the last the last rank's last. */
+static void the_same_bits_with_several_stages_on_a_rank(void **state)
+{
+    struct setup s = {.dp = 1, .pp = 1, .tp = 1};
+    uint64_t want[2] = {0};
+    int n = 0;
+    (void)state;
+    one_layout(&s, want, n++);
+    for (s.per_rank = 2; s.per_rank <= 3; s.per_rank++)
+        for (s.pp = 2; s.pp <= 4; s.pp++)
+            for (s.dp = 1; s.dp <= 2; s.dp++)
+                for (s.stage = 0; s.stage < 4; s.stage++)
+                    one_layout(&s, want, n++);
+}
+
 static void the_same_bits_frozen(void **state)
 {
     (void)state;
@@ -636,7 +712,7 @@ static void skip_step(struct toy_rank *r)
     if (!err && (!info.skipped || r->hash != before || r->ms != weights))
         toy_wrong(r, "skipped is %d, the state is %s", info.skipped, r->hash == before ? "equal" : "another");
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 /* What is no number in the copy's gradient reaches the owner. */
@@ -691,7 +767,7 @@ static void forget_bracket(struct toy_rank *r)
     }
     TOY_TRY(zero_step(z, 0.01f, NULL));
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void what_is_left_out_is_named(void **state)
@@ -781,7 +857,7 @@ static void wrap_wrongly(struct toy_rank *r)
     toy_expect(r, zero_wrap(&z, m->table, m->n_tensors, &cfg), x->what->code, x->what->says);
     zero_unwrap(&z);
     zero_mesh_close(&mesh);
-    free(m);
+    free_model(m);
 }
 
 static void what_cannot_be_is_refused(void **state)
@@ -810,6 +886,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(the_same_bits_in_f32),
                                        cmocka_unit_test(the_same_bits_in_bf16),
                                        cmocka_unit_test(the_same_bits_of_shares),
+                                       cmocka_unit_test(the_same_bits_with_several_stages_on_a_rank),
                                        cmocka_unit_test(the_same_bits_frozen),
                                        cmocka_unit_test(the_last_stage_may_be_far_ahead),
                                        cmocka_unit_test(all_stages_skip_a_step),
