@@ -659,6 +659,9 @@ static const char two_stages[] = "0F0,0F1,0F2,0B0,0F3,0B1,0F4,0B2,0F5,0B3,0F6,0B
 static const char three_stages[] = "0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,0B0,0B1,0B2,0B3,0B4,0B5,0B6,0B7\n"
                                    "1F0,1F1,1F2,1F3,1F4,1F5,1F6,1F7,1B0,1B1,1B2,1B3,1B4,1B5,1B6,1B7\n"
                                    "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3,2F4,2B4,2F5,2B5,2F6,2B6,2F7,2B7\n";
+/* Of two ranks, with two stages each; the second rank's first stage waits longer than it must. */
+static const char two_of_two[] = "0F0,0F1,2F0,2F1,0F2,0F3,2B0,2F2,2B1,2F3,0B0,0B1,2B2,2B3,0B2,0B3\n"
+                                 "1F0,1F1,3F0,3B0,3F1,3B1,1F2,1F3,1B0,1B1,3F2,3B2,3F3,3B3,1B2,1B3\n";
 /* As PyTorch lowers it, of 2 micro-batches. */
 static const char with_messages[] =
     "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD\n"
@@ -668,8 +671,11 @@ static void a_schedule_from_a_file(void **state)
 {
     static const struct {
         const char *text;
-        int pp, dp, keeps[4];
-    } given[] = {{two_stages, 2, 1, {3, 2}}, {three_stages, 3, 1, {8, 8, 1}}, {with_messages, 2, 4, {2, 1}}};
+        int pp, dp, per_rank, keeps[4];
+    } given[] = {{two_stages, 2, 1, 1, {3, 2}},
+                 {three_stages, 3, 1, 1, {8, 8, 1}},
+                 {with_messages, 2, 4, 1, {2, 1}},
+                 {two_of_two, 2, 2, 2, {0}}};
     (void)state;
     for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
         struct toy_rank r[MOST_WORLD];
@@ -680,6 +686,7 @@ static void a_schedule_from_a_file(void **state)
         uint64_t want = hash_of(&one, r, 0);
         write_file(path, given[i].text);
         s.pp = given[i].pp;
+        s.per_rank = given[i].per_rank;
         s.file = path;
         memcpy(s.keeps, given[i].keeps, sizeof s.keeps);
         for (s.stage = 0; s.stage <= 3; s.stage++) {
@@ -728,6 +735,8 @@ static void what_a_file_cannot_say_is_refused(void **state)
         {"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n2F0,2B0,2F1,2B1\n", ZERO_ERR_ARG, "3 ranks; allowed: a line for"},
         {"0F0,0B0\n1F0,1B0\n", ZERO_ERR_ARG, "1 micro-batches; allowed: grad_accum_steps, which is 2"},
         {"1F0,1B0,1F1,1B1\n0F0,0F1,0B0,0B1\n", ZERO_ERR_NOTSUP, "rank 0: 1F0; allowed: actions of stage 0"},
+        {"0F0,2F0,2B0,0F1,2F1,0B0,2B1,0B1\n1F0,1F1,1B0,1B1\n", ZERO_ERR_ARG,
+         "3 stages; allowed: 2, as pp is 2 and stages_per_rank 1"},
         {"0F0,0F1,0I0,0W0,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_NOTSUP, "rank 0: 0I0; allowed: F and B, one"},
         {"0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_NOTSUP, "rank 0: 0F1; allowed: F and"},
         {"0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n", ZERO_ERR_NOTSUP, "backwards are not in the order of micro-"},
@@ -1211,6 +1220,151 @@ static void what_cannot_be_is_refused(void **state)
     }
 }
 
+/* ---- several stages on a rank, wrongly ---- */
+
+struct bad_stages {
+    struct setup s;
+    void (*spoil)(struct zero_config *cfg, struct zero_tensor *table, const struct place *at);
+    int code;
+    const char *says;
+};
+
+static void one_stage_alone(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)table, (void)at;
+    cfg->schedule = ZERO_SCHEDULE_1F1B;
+}
+
+static void no_whole_rounds(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)table, (void)at;
+    cfg->grad_accum_steps = 5;
+}
+
+static void others_on_one_rank(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)table;
+    cfg->stages_per_rank += at->pp;
+}
+
+static void no_such_stage(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)cfg, (void)at;
+    table[1].pp_stage = 2;
+}
+
+static void a_unit_of_two(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)cfg, (void)at;
+    table[1].pp_stage = 1;
+}
+
+static void one_name_twice(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)cfg, (void)at;
+    table[OF_LAYER * 2].name = table[0].name; /* the second stage's first */
+}
+
+static void tied_to_itself(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)cfg, (void)at;
+    table[0].flags = ZERO_TIED;
+}
+
+static void no_room(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)table, (void)at;
+    cfg->activation_bytes = 0;
+}
+
+static void bad_stages(struct toy_rank *r)
+{
+    const struct bad_stages *b = r->arg;
+    struct zero_config cfg = toy_config(r, b->s.stage);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0, n;
+    cfg.log = forget_line;
+    cfg.grad_accum_steps = MICRO / b->s.dp;
+    TOY_TRY(open_mesh(r, &b->s, &cfg, &mesh, &at));
+    struct model *m = make_stages(b->s.pp, at.pp, per_rank(&b->s), 1, 0, &n);
+    b->spoil(&cfg, m->table, &at);
+    toy_expect(r, zero_wrap(&z, m->table, n, &cfg), b->code, b->says);
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free_model(m);
+}
+
+static void what_stages_cannot_be_is_refused(void **state)
+{
+    const struct setup two = {
+        .pp = 2, .dp = 1, .tp = 1, .per_rank = 2, .schedule = ZERO_SCHEDULE_INTERLEAVED};
+    struct setup one = two;
+    one.pp = 1;
+    const struct bad_stages bad[] = {
+        {two, one_stage_alone, ZERO_ERR_ARG, "stages_per_rank is 2, but schedule is 1f1b, of one stage"},
+        {two, no_whole_rounds, ZERO_ERR_ARG, "takes 5 micro-batches in 2 rounds on 2 ranks, which does not"},
+        {two, others_on_one_rank, ZERO_ERR_MISMATCH, "stages_per_rank is 3 on rank 1 and 2 on rank 0"},
+        {two, no_such_stage, ZERO_ERR_ARG, "): pp_stage is 2; allowed: 0..1, by stages_per_rank"},
+        {two, a_unit_of_two, ZERO_ERR_ARG, "): its unit 0 is of stage 1, but another tensor of that unit of"},
+        {one, one_name_twice, ZERO_ERR_ARG, "are both named w10; names must be unique"},
+        {one, tied_to_itself, ZERO_ERR_NOTSUP, "(w10): ZERO_TIED with pp 1 and stages_per_rank 2"},
+        {one, no_room, ZERO_ERR_ARG, "pp is 1, but activation_bytes is 0"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct bad_stages b = bad[i];
+        struct toy_rank r[MOST_WORLD];
+        toy_ranks(b.s.pp, bad_stages, &b, r);
+        toy_assert_well(r, b.s.pp, bad[i].says);
+    }
+}
+
+/* Brackets of another stage's units, of this rank's, are refused and change nothing. */
+static void bracket_another_stage(struct toy_rank *r)
+{
+    struct zero_config cfg;
+    struct zero_plan_info plan;
+    struct zero_action a;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    double loss = 0;
+    char says[96];
+    int err = 0, n = 0;
+    TOY_TRY(wrap(r, &cfg, &at, &m, &z, &plan));
+    toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "so the schedule says where micro-batches end");
+    for (; !err; n++) {
+        TOY_TRY(zero_next(z, &a));
+        if (err || a.micro_batch < 0)
+            break;
+        int unit = stage_of(m, !a.pp_stage)->first_unit;
+        snprintf(says, sizeof says,
+                 "zero_begin: unit %d is of stage %d of this rank, but the action is of stage %d", unit,
+                 !a.pp_stage, a.pp_stage);
+        toy_expect(r, zero_begin(z, unit, a.phase), ZERO_ERR_ORDER, says);
+        TOY_TRY(run_action(m, z, &a, a.micro_batch, &loss));
+        TOY_TRY(zero_finish(z));
+    }
+    if (!err && n != 4 * MICRO)
+        toy_wrong(r, "%d actions", n);
+    TOY_TRY(zero_step(z, 0.01f, NULL));
+    zero_unwrap(&z);
+    free_model(m);
+}
+
+static void units_of_another_stage_are_refused(void **state)
+{
+    struct setup s = {.dp = 1, .tp = 1, .per_rank = 2, .stage = 3, .schedule = ZERO_SCHEDULE_INTERLEAVED};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (s.pp = 1; s.pp <= 2; s.pp++) {
+        toy_ranks(s.pp, bracket_another_stage, &s, r);
+        toy_assert_well(r, s.pp, "a bracket of another stage");
+    }
+}
+
 /* ---- a stage that stops ---- */
 
 static void stop_in_the_middle(struct toy_rank *r)
@@ -1267,6 +1421,8 @@ int main(void)
         cmocka_unit_test(first_values_by_a_callback),
         cmocka_unit_test(calls_out_of_turn_are_named),
         cmocka_unit_test(what_cannot_be_is_refused),
+        cmocka_unit_test(what_stages_cannot_be_is_refused),
+        cmocka_unit_test(units_of_another_stage_are_refused),
         cmocka_unit_test(a_stage_that_leaves_ends_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

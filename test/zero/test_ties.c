@@ -303,8 +303,8 @@ static int backward(struct model *m, zero_ctx *z, int batch, int micro, float *d
 
 struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
-    /* stages of a rank; 0: one */
-    int per_rank;
+    /* stages of a rank; 0: one. Micro-batches of a rank, 0: of all MICRO */
+    int per_rank, micro;
     bool bf16, check, evaluates, drops, frozen, gains;
     const char *file;
     double norm[STEPS];
@@ -341,7 +341,7 @@ static int configure(struct toy_rank *r, struct zero_config *cfg, zero_mesh **me
     cfg->prefetch = s->prefetch;
     cfg->check = s->check;
     cfg->clip = 0.5f;
-    cfg->grad_accum_steps = MICRO / at->n_dp;
+    cfg->grad_accum_steps = s->micro ? s->micro : MICRO / at->n_dp;
     return 0;
 }
 
@@ -662,6 +662,21 @@ static void the_same_bits_with_several_stages_on_a_rank(void **state)
                     one_layout(&s, want, n++);
 }
 
+/* In rounds that are longer than the ranks are many the last stage gives all gradients of a round before the
+ * first takes one, and its rank's other stages come behind: it must not wait for room. */
+static void a_round_of_many_micro_batches(void **state)
+{
+    (void)state;
+    for (int ranks = 2; ranks <= 4; ranks++) {
+        struct setup s = {.dp = 1, .pp = 1, .tp = 1, .micro = 2 * ranks - 1};
+        uint64_t want[2] = {0};
+        one_layout(&s, want, 0);
+        s.pp = ranks;
+        s.per_rank = 2;
+        one_layout(&s, want, 0);
+    }
+}
+
 static void the_same_bits_frozen(void **state)
 {
     (void)state;
@@ -887,6 +902,7 @@ int main(void)
                                        cmocka_unit_test(the_same_bits_in_bf16),
                                        cmocka_unit_test(the_same_bits_of_shares),
                                        cmocka_unit_test(the_same_bits_with_several_stages_on_a_rank),
+                                       cmocka_unit_test(a_round_of_many_micro_batches),
                                        cmocka_unit_test(the_same_bits_frozen),
                                        cmocka_unit_test(the_last_stage_may_be_far_ahead),
                                        cmocka_unit_test(all_stages_skip_a_step),
