@@ -103,11 +103,6 @@ static error_t finish(struct argp_state *state, void *options)
     return 0;
 }
 
-static const struct option_word train_schedules[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
-                                                     {"gpipe", ZERO_SCHEDULE_GPIPE},
-                                                     {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
-                                                     {0}};
-
 static const struct option_row rows[] = {
     {"dtype", "f32|bf16", "Of weights, gradients and activations (f32)", 1,
      OPTION_WORD(struct train_options, dtype, option_dtypes)},
@@ -155,7 +150,7 @@ static const struct option_row rows[] = {
      "rank reports, instead of rank 0 (1)",
      3, OPTION_INT(struct train_options, pp, 1, 10000)},
     {"schedule", "1f1b|gpipe|interleaved", "With --pp: which micro-batch's turn it is (1f1b)", 3,
-     OPTION_WORD(struct train_options, schedule, train_schedules)},
+     OPTION_WORD(struct train_options, schedule, pipe_all_schedules)},
     {"stages-per-rank", "N",
      "With --pp N and --schedule interleaved or gpipe: so many stages on each of the N, so that they stand "
      "still less (1)",

@@ -413,7 +413,8 @@ class Stages(unittest.TestCase):
         """What plan says of a stage is what its ranks allocate: here of the last one, which reports."""
         sizes = ['--layers=5', '--heads=4', '--channels=32', '--context=32']  # activations are more than the digests of a state
         for pp, n_dp, tp, schedule, more, hybrids in [(2, 1, 1, '1f1b', [], []), (3, 2, 1, 'gpipe', [], []), (2, 2, 2, '1f1b', ['--tp=2'], []), (2, 4, 1, '1f1b', [], ['--shard-group=2']),
-                                                      (2, 1, 2, '1f1b', ['--tp=2', '--sequence-parallel'], [])]:
+                                                      (2, 1, 2, '1f1b', ['--tp=2', '--sequence-parallel'], []),
+                                                      (2, 2, 1, 'interleaved', ['--stages-per-rank=2'], []), (3, 1, 1, 'interleaved', ['--stages-per-rank=2', '--layers=6', '--accum=9'], [])]:
             args = [*sizes, f'--accum={8 // n_dp}', '--batch=2', '--dtype=f32', '--deterministic=on', f'--pp={pp}', f'--schedule={schedule}', *more]
             done = bench('plan', '--json', f'--world={pp * n_dp * tp}', *args, *hybrids)
             self.assertEqual((done.returncode, done.stderr), (0, ''))
