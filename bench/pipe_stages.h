@@ -57,6 +57,10 @@ struct pipe_result {
  * most PIPE_MOST_STAGES. Returns 0 or a zr_err, with zr_error_text(). */
 int pipe_simulate(const struct pipe_times *t, struct pipe_result *out);
 
+/* Micro-batches that a stage of all keeps from forward to backward, at most; all of them where there is no
+ * such schedule. */
+int64_t pipe_kept_of(int schedule, int64_t pp, int64_t per_rank, int64_t micro_batches, int64_t stage);
+
 /* One line on the standard error where there are fewer micro-batches than stages. */
 void pipe_warn_of_few(const char *name, int64_t micro_batches, int64_t pp);
 

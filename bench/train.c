@@ -7,6 +7,7 @@
  * zero/zero.h shows, and nothing of its inside. */
 #include "bench/arguments.h"
 #include "bench/failed.h"
+#include "bench/pipe_stages.h"
 #include "bench/resident.h"
 #include "bench/train_run.h"
 #include "bench/train_stages.h"
@@ -410,16 +411,16 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
     return report_step(&r->report, &reported_step, *stop);
 }
 
-/* Micro-batches whose forwards come before the backward of the first of them: at most, where the environment
- * may have changed the schedule. */
-static int64_t n_kept(const struct run *r)
+/* Micro-batches whose forwards come before the backward of the first of them, in a stage: at most, where the
+ * environment may have changed the schedule. */
+static int64_t n_kept(const struct run *r, int32_t k)
 {
     const char *schedule = getenv("ZERO_SCHEDULE");
-    int64_t behind = r->at.n_stages - r->at.stage, all = r->accum;
     if (r->at.n_stages == 1)
         return 1;
-    bool any = r->o->schedule != ZERO_SCHEDULE_1F1B || r->o->schedule_file || (schedule && *schedule);
-    return any || all < behind ? all : behind;
+    if (r->o->schedule_file || (schedule && *schedule))
+        return r->accum;
+    return pipe_kept_of(r->o->schedule, r->at.n_stages, r->n_own, r->accum, k * r->at.n_stages + r->at.stage);
 }
 
 static int train(struct run *r)
@@ -442,7 +443,7 @@ static int train(struct run *r)
     } else {
         TRY(wrap(r, cfg));
         for (int32_t k = 0; k < r->n_own; k++)
-            TRY(gpt2_keep(&r->model[k], n_kept(r)));
+            TRY(gpt2_keep(&r->model[k], n_kept(r, k)));
     }
     r->report.quiet = !r->reports || o->step_ms || o->profile;
     for (int32_t k = 0; k < r->n_own; k++)
