@@ -218,12 +218,16 @@ static struct zr_call *default_order(int32_t n_units)
     return order;
 }
 
-/* Those of n calls that are of units of one stage go to the step's. */
-static void add_calls(struct zr_schedule *s, const struct zr_call *calls, int64_t n, int32_t stage)
+/* Those of n calls that are of units of one stage go to the step's: an action's. */
+static void add_calls(struct zr_schedule *s, const struct zr_call *calls, int64_t n, int32_t stage,
+                      bool backward)
 {
+    int32_t before = s->n_order;
     for (int64_t i = 0; i < n; i++)
         if (calls[i].unit < s->n_units && s->stage_of[calls[i].unit] == stage)
             s->order[s->n_order++] = calls[i];
+    if (backward && s->walk.per_rank > 1 && s->n_order > before)
+        s->order[s->n_order - 1].ends_action = 1;
 }
 
 /* The micro-batch's calls up to the first of backward are those of a forward action, but for what opens there
@@ -252,7 +256,7 @@ static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *
         bool first = a->kind == ZR_PIPE_FORWARD;
         if (zr_pipe_computes(a->kind))
             add_calls(s, first ? micro : micro + forward, first ? forward : n - forward,
-                      stage_here(&s->walk, a));
+                      stage_here(&s->walk, a), !first);
     }
     free(own);
     if (s->n_order) {
