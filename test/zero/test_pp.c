@@ -873,7 +873,10 @@ static void all_stages_skip_a_step(void **state)
     struct setup s = {.pp = 3, .dp = 2, .tp = 1};
     struct toy_rank r[MOST_WORLD];
     (void)state;
-    for (s.stage = 0; s.stage <= 3; s.stage++) {
+    for (int k = 0; k < 8; k++) {
+        s.stage = k % 4;
+        s.per_rank = 1 + k / 4;
+        s.schedule = k < 4 ? ZERO_SCHEDULE_1F1B : ZERO_SCHEDULE_INTERLEAVED;
         toy_ranks(6, skip_step, &s, r);
         toy_assert_well(r, 6, "a step that is skipped");
     }
@@ -1400,7 +1403,10 @@ static void a_stage_that_leaves_ends_all(void **state)
     struct setup s = {.pp = 2, .dp = 2, .tp = 1};
     struct toy_rank r[MOST_WORLD];
     (void)state;
-    for (s.stage = 0; s.stage <= 3; s.stage++) {
+    for (int k = 0; k < 8; k++) {
+        s.stage = k % 4;
+        s.per_rank = 1 + k / 4;
+        s.schedule = k < 4 ? ZERO_SCHEDULE_1F1B : ZERO_SCHEDULE_INTERLEAVED;
         toy_ranks(4, stop_in_the_middle, &s, r);
         toy_assert_well(r, 4, "a rank that leaves");
     }
