@@ -9,6 +9,10 @@
 
 const struct option_word pipe_schedules[] = {
     {"1f1b", ZERO_SCHEDULE_1F1B}, {"gpipe", ZERO_SCHEDULE_GPIPE}, {0}};
+const struct option_word pipe_all_schedules[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
+                                                 {"gpipe", ZERO_SCHEDULE_GPIPE},
+                                                 {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
+                                                 {0}};
 
 int64_t pipe_layers_of(int64_t layers, int64_t pp, int64_t stage)
 {
@@ -24,6 +28,26 @@ enum pipe_kind pipe_kind_of(int64_t layers, int64_t pp, int64_t stage)
     if (stage == pp - 1)
         return PIPE_LAST;
     return pipe_layers_of(layers, pp, stage) == layers / pp ? PIPE_BETWEEN : PIPE_BETWEEN_MORE;
+}
+
+/* By enum zero_schedule. */
+static const enum zr_pipeline_kind kinds[] = {[ZERO_SCHEDULE_1F1B] = ZR_1F1B,
+                                              [ZERO_SCHEDULE_GPIPE] = ZR_GPIPE,
+                                              [ZERO_SCHEDULE_INTERLEAVED] = ZR_INTERLEAVED};
+
+/* What a rank keeps at most, action by action. */
+static int64_t most_kept_bytes(const struct pipe_times *t, const struct zr_pipe_row *row)
+{
+    int64_t now = 0, most = 0;
+    for (int64_t i = 0; i < row->n && t->kept_bytes; i++) {
+        int64_t bytes = t->kept_bytes[row->at[i].stage];
+        if (row->at[i].kind == ZR_PIPE_FORWARD)
+            now += bytes;
+        most = now > most ? now : most;
+        if (row->at[i].kind == ZR_PIPE_BACKWARD)
+            now -= bytes;
+    }
+    return most;
 }
 
 static void take_report(const struct pipe_times *t, const struct zr_pipe_report *report,
@@ -47,7 +71,7 @@ int pipe_simulate(const struct pipe_times *t, struct pipe_result *out)
     struct zr_pipeline *computed = NULL, *all = NULL;
     struct zr_pipe_report report;
     *out = (struct pipe_result){0};
-    int err = zr_pipeline_build(&computed, t->schedule == ZERO_SCHEDULE_GPIPE ? ZR_GPIPE : ZR_1F1B, t->pp, 1,
+    int err = zr_pipeline_build(&computed, kinds[t->schedule], t->pp, t->per_rank ? t->per_rank : 1,
                                 t->micro_batches, false);
     if (!err)
         err = zr_pipeline_lower(&all, computed, &as_run, 0);
@@ -57,11 +81,29 @@ int pipe_simulate(const struct pipe_times *t, struct pipe_result *out)
         err = zr_pipeline_check(all, &cost, &report);
     if (!err) {
         take_report(t, &report, out);
+        for (int32_t r = 0; r < t->pp; r++)
+            out->kept_bytes[r] = most_kept_bytes(t, &computed->rows[r]);
         zr_pipe_report_close(&report, all);
     }
     zr_pipeline_close(all);
     zr_pipeline_close(computed);
     return err;
+}
+
+int64_t pipe_kept_of(int schedule, int64_t pp, int64_t per_rank, int64_t micro_batches, int64_t stage)
+{
+    struct zr_pipeline *p = NULL;
+    int64_t now = 0, most = 0;
+    if (zr_pipeline_build(&p, kinds[schedule], (int32_t)pp, (int32_t)per_rank, (int32_t)micro_batches, false))
+        return micro_batches;
+    const struct zr_pipe_row *row = &p->rows[stage % pp];
+    for (int64_t i = 0; i < row->n; i++) {
+        if (row->at[i].stage == stage)
+            now += row->at[i].kind == ZR_PIPE_FORWARD ? 1 : -1;
+        most = now > most ? now : most;
+    }
+    zr_pipeline_close(p);
+    return most;
 }
 
 void pipe_warn_of_few(const char *name, int64_t micro_batches, int64_t pp)

@@ -10,8 +10,8 @@
 
 enum { PIPE_MOST_STAGES = 1024 };
 
-/* gpipe and 1f1b, of enum zero_schedule. */
-extern const struct option_word pipe_schedules[];
+/* 1f1b and gpipe, of enum zero_schedule; and all, interleaved too. */
+extern const struct option_word pipe_schedules[], pipe_all_schedules[];
 
 /* Layers of a stage of pp, of which there are at least as many layers. What does not divide goes to the
  * stages between the first, which has the embedding, and the last, which has the head, then to the first. */
@@ -25,15 +25,18 @@ enum pipe_kind pipe_kind_of(int64_t layers, int64_t pp, int64_t stage);
 struct pipe_times {
     /* enum zero_schedule */
     int schedule;
-    int32_t pp, micro_batches;
-    /* (pp) nanoseconds of a stage's forward of a micro-batch, 1 or more; or of anything else, where ratios
-     * alone count */
+    /* ranks, and stages of each, of which the nth of rank r is n * pp + r of the model; 0: one */
+    int32_t pp, per_rank, micro_batches;
+    /* (stages) nanoseconds of a stage's forward of a micro-batch, 1 or more; or of anything else, where
+     * ratios alone count */
     const int32_t *forward_ns;
     /* a backward takes so many times as long as the forward */
     int32_t backward;
-    /* (pp - 1) from the end of a stage's forward to when the next stage has what it gave, and back; NULL: no
-     * time */
+    /* (stages - 1) from the end of a stage's forward to when the next stage has what it gave, and back; NULL:
+     * no time */
     const int64_t *moves_ns;
+    /* (stages) bytes that a stage keeps of a micro-batch from forward to backward; NULL: not counted */
+    const int64_t *kept_bytes;
 };
 
 struct pipe_result {
@@ -44,13 +47,19 @@ struct pipe_result {
     double bubble;
     /* slots of messages that each rank has, to the next stage and back; of both pairs twice as many */
     int32_t n_onward, n_back;
-    /* (pp) micro-batches that each stage keeps from forward to backward, at most */
+    /* (pp) micro-batches that each rank keeps from forward to backward, at most, of all its stages together;
+     * and their bytes, at most */
     int32_t kept[PIPE_MOST_STAGES];
+    int64_t kept_bytes[PIPE_MOST_STAGES];
 };
 
-/* The library's schedule (shard/pipeline/) on its virtual clock: 1F1B or GPipe, messages included. pp is at
+/* The library's schedule (shard/pipeline/) on its virtual clock, messages included. pp is at
  * most PIPE_MOST_STAGES. Returns 0 or a zr_err, with zr_error_text(). */
 int pipe_simulate(const struct pipe_times *t, struct pipe_result *out);
+
+/* Micro-batches that a stage of all keeps from forward to backward, at most; all of them where there is no
+ * such schedule. */
+int64_t pipe_kept_of(int schedule, int64_t pp, int64_t per_rank, int64_t micro_batches, int64_t stage);
 
 /* One line on the standard error where there are fewer micro-batches than stages. */
 void pipe_warn_of_few(const char *name, int64_t micro_batches, int64_t pp);

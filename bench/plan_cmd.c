@@ -27,8 +27,10 @@ static const struct option_row rows[] = {
     {"sequence-parallel", NULL,
      "With --tp and --batch: activations between products are cut by rows, a part on each of the N", 2,
      OPTION_FLAG(struct plan_options, model.own.sequence)},
-    {"schedule", "1f1b|gpipe", "With --pp: the order in which stages take micro-batches (1f1b)", 2,
-     OPTION_WORD(struct plan_options, schedule, pipe_schedules)},
+    {"schedule", "1f1b|gpipe|interleaved", "With --pp: the order in which stages take micro-batches (1f1b)",
+     2, OPTION_WORD(struct plan_options, schedule, pipe_all_schedules)},
+    {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",
+     2, OPTION_INT(struct plan_options, stages_per_rank, 1, TRAIN_MOST_OWN)},
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 2,
      OPTION_WORD(struct plan_options, optimizer, option_optimizers)},
     {"accum", "N", "Micro-batches per step (1; with --pp two for each stage)", 2,
@@ -59,6 +61,10 @@ static error_t finish(struct argp_state *state, void *options)
         argp_error(state, "--schedule: is of a pipeline, which --pp asks for");
         return EINVAL;
     }
+    if (o->stages_per_rank > 1 && (o->pp == 1 || o->schedule < 0 || o->schedule == ZERO_SCHEDULE_1F1B)) {
+        argp_error(state, "--stages-per-rank: is of --pp with --schedule interleaved or gpipe");
+        return EINVAL;
+    }
     o->accum = o->accum ? o->accum : o->micro_batches ? o->micro_batches : o->pp > 1 ? 2 * o->pp : 1;
     o->schedule = o->schedule >= 0 ? o->schedule : ZERO_SCHEDULE_1F1B;
     o->batch = o->batch || o->pp == 1 ? o->batch : 1;
@@ -84,8 +90,8 @@ static void report_groups(void *arg, const char *line)
         fprintf(stderr, "libzero: %s\n", line);
 }
 
-/* Of the first rank of a pipeline stage, in a world that is met by nobody. */
-static int open_mesh(const struct plan_options *o, int64_t stage, const struct zero_config *cfg,
+/* Of the first rank in a place of a pipeline, in a world that is met by nobody. */
+static int open_mesh(const struct plan_options *o, int64_t pp_at, const struct zero_config *cfg,
                      zero_mesh **mesh)
 {
     struct zero_config place = *cfg;
@@ -95,7 +101,7 @@ static int open_mesh(const struct plan_options *o, int64_t stage, const struct z
                                      {"dp_shard", hybrid ? (int32_t)o->shard_group : -1},
                                      {"tp", o->model.config.tp > 1 ? (int32_t)o->model.config.tp : 1}};
     place.rendezvous = "tcp://127.0.0.1:1";
-    place.rank = (int32_t)(stage * (o->world / o->pp));
+    place.rank = (int32_t)(pp_at * (o->world / o->pp));
     return zero_mesh_open(mesh, axes, 4, &place);
 }
 
@@ -108,7 +114,7 @@ int plan_column(const struct plan_options *o, int column, const struct plan_tabl
     bool meshed = o->model.config.tp > 1 || o->pp > 1;
     if (cfg.hybrid && !meshed)
         cfg.shard_group = (int32_t)o->shard_group;
-    cfg.log = column > 0 && t->stage == 0 ? report_groups : NULL;
+    cfg.log = column > 0 && t->pp_at == 0 ? report_groups : NULL;
     cfg.world = (int32_t)o->world;
     cfg.optimizer = o->optimizer;
     cfg.beta1 = 0.9f;
@@ -120,9 +126,10 @@ int plan_column(const struct plan_options *o, int column, const struct plan_tabl
     cfg.order = t->order;
     cfg.n_order = t->n_order;
     cfg.schedule = o->schedule;
+    cfg.stages_per_rank = (int32_t)o->stages_per_rank;
     cfg.activation_bytes = o->pp > 1 ? plan_move_bytes(o) : 0;
     zero_mesh *mesh = NULL;
-    int err = meshed ? open_mesh(o, t->stage, &cfg, &mesh) : 0;
+    int err = meshed ? open_mesh(o, t->pp_at, &cfg, &mesh) : 0;
     cfg.mesh = mesh;
     int64_t start = zr_now_ns();
     err = err ? err : zero_plan(t->tensors, t->n, &cfg, info);
@@ -154,7 +161,7 @@ int64_t plan_move_bytes(const struct plan_options *o)
 int64_t plan_kept_bytes(const struct plan_options *o, int64_t layers, int64_t stage)
 {
     struct gpt2_config c = plan_sizes(&o->model.config, o->params);
-    return tokens_of(o, &c) * plan_kept_elems(&c, layers, o->pp, stage) * dtype_bytes(o);
+    return tokens_of(o, &c) * plan_kept_elems(&c, layers, o->pp * o->stages_per_rank, stage) * dtype_bytes(o);
 }
 
 static void print_table(const struct plan_options *o, const struct zero_plan_info *info, const int64_t *ns,
@@ -237,6 +244,7 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
 static int check_axes(const struct plan_options *o)
 {
     long long tp = (long long)o->model.config.tp, pp = (long long)o->pp, world = (long long)o->world;
+    long long stages = pp * (long long)o->stages_per_rank;
     struct gpt2_config c = plan_sizes(&o->model.config, o->params);
     long long layers = (long long)c.layers;
     tp = tp > 1 ? tp : 1;
@@ -253,8 +261,8 @@ static int check_axes(const struct plan_options *o)
         fprintf(stderr,
                 "zero-bench plan: --params: %lld are too few for layers in %lld part%s and in %lld stages\n",
                 (long long)o->params, tp, tp == 1 ? "" : "s", pp);
-    else if (pp > layers)
-        fprintf(stderr, "zero-bench plan: --pp: %lld stages are more than the %lld layers\n", pp, layers);
+    else if (stages > layers)
+        fprintf(stderr, "zero-bench plan: --pp: %lld stages are more than the %lld layers\n", stages, layers);
     else if (pp > 1 && world % (pp * tp))
         fprintf(stderr,
                 "zero-bench plan: --pp: %lld stages of layers in %lld part%s do not divide the world of %lld "
@@ -269,6 +277,7 @@ int plan_command(const char *name, int argc, char **argv)
 {
     struct plan_options o = {.world = 1,
                              .pp = 1,
+                             .stages_per_rank = 1,
                              .schedule = -1,
                              .prefetch = 2,
                              .budget = ZERO_AUTO,

@@ -13,7 +13,7 @@ struct plan_options {
     int64_t world, accum, prefetch, budget;
     /* 0: no hybrids */
     int64_t shard_group;
-    int64_t pp;
+    int64_t pp, stages_per_rank;
     /* as given; 0: not */
     int64_t micro_batches;
     /* rows of a micro-batch; 0: activations are not asked for */
@@ -24,14 +24,14 @@ struct plan_options {
     bool json;
 };
 
-/* What is planned: a table of tensors, the calls of a micro-batch, and the pipeline stage that has them, 0
+/* What is planned: a table of tensors, the calls of a micro-batch, and which rank of a pipeline has them, 0
  * with pp 1. */
 struct plan_table {
     const struct zero_tensor *tensors;
     int32_t n;
     struct zero_call *order;
     int32_t n_order;
-    int64_t stage;
+    int64_t pp_at;
 };
 
 /* Plans one column (stage_table.h) for a rank with that table. ns: the time that it took. Returns 0, or the
@@ -42,7 +42,8 @@ int plan_column(const struct plan_options *o, int column, const struct plan_tabl
 /* Bytes of what the model gives from one layer to the next, of a micro-batch. */
 int64_t plan_move_bytes(const struct plan_options *o);
 
-/* Bytes of the activations that the model keeps of a micro-batch, of a stage with so many layers. */
+/* Bytes of the activations that the model keeps of a micro-batch, of a stage with so many layers: of all
+ * stages of all ranks, which. */
 int64_t plan_kept_bytes(const struct plan_options *o, int64_t layers, int64_t stage);
 
 /* Plans all pipeline stages, with pp above 1, and prints what they take; tensors are the whole model's.

@@ -1,5 +1,6 @@
-/* plan_pipeline.c: zero-bench plan --pp: what the ranks of each pipeline stage take. Stages with the same
- * layers, but for the first and the last, have the same plan; what they keep of activations differs. */
+/* plan_pipeline.c: zero-bench plan --pp: what the ranks of a pipeline take, each with a stage, or several.
+ * Ranks with the same layers, but for the first and the last, have the same plan; what they keep of
+ * activations differs. */
 #include "bench/pipe_stages.h"
 #include "bench/plan_cmd.h"
 #include "bench/plan_stages.h"
@@ -11,7 +12,6 @@
 struct stage_plan {
     struct zero_plan_info info[N_COLUMNS];
     int64_t ns[N_COLUMNS];
-    bool planned;
 };
 
 struct planning {
@@ -20,37 +20,72 @@ struct planning {
     int32_t n;
     int n_columns;
     int64_t layers;
-    struct stage_plan kinds[PIPE_N_KINDS];
+    /* (pp) of each, the lowest rank that has the same plan; and the plans of these */
+    int64_t like[PIPE_MOST_STAGES];
+    struct stage_plan plans[PIPE_MOST_STAGES];
     struct pipe_result pipe;
 };
 
-static enum pipe_kind kind_of(const struct planning *p, int64_t stage)
+static int64_t n_stages(const struct planning *p)
 {
-    return pipe_kind_of(p->layers, p->o->pp, stage);
+    return p->o->pp * p->o->stages_per_rank;
 }
 
-static const struct zero_plan_info *info_of(const struct planning *p, int64_t stage, int column)
+static int64_t layers_of(const struct planning *p, int64_t stage)
 {
-    return &p->kinds[kind_of(p, stage)].info[column];
+    return pipe_layers_of(p->layers, n_stages(p), stage);
+}
+
+/* Of all the rank's stages. */
+static int64_t layers_of_rank(const struct planning *p, int64_t rank)
+{
+    int64_t n = 0;
+    for (int64_t s = rank; s < n_stages(p); s += p->o->pp)
+        n += layers_of(p, s);
+    return n;
+}
+
+static bool alike(const struct planning *p, int64_t a, int64_t b)
+{
+    for (int64_t s = 0; s < n_stages(p); s += p->o->pp)
+        if (layers_of(p, s + a) != layers_of(p, s + b))
+            return false;
+    return true;
+}
+
+/* Of the ranks between the first and the last: those with a plan of their own are few. */
+static void find_alike(struct planning *p)
+{
+    for (int64_t r = 0; r < p->o->pp; r++) {
+        int64_t like = r == 0 || r == p->o->pp - 1 ? r : 1;
+        while (like < r && (p->like[like] != like || !alike(p, like, r)))
+            like++;
+        p->like[r] = like;
+    }
+}
+
+static const struct zero_plan_info *info_of(const struct planning *p, int64_t rank, int column)
+{
+    return &p->plans[p->like[rank]].info[column];
 }
 
 /* ---- planning ---- */
 
-static int plan_kind(struct planning *p, int64_t stage)
+static int plan_rank(struct planning *p, int64_t rank)
 {
-    struct stage_plan *plan = &p->kinds[kind_of(p, stage)];
-    struct plan_stage s;
-    if (plan->planned)
+    struct stage_plan *plan = &p->plans[rank];
+    struct plan_rank s;
+    if (p->like[rank] != rank)
         return 0;
-    plan->planned = true;
-    plan_stage_of(&s, p->tensors, p->n, p->layers, p->o->pp, stage);
-    struct plan_table t = {.tensors = s.tensors, .n = s.n, .stage = stage};
-    t.order = malloc((size_t)TRAIN_N_CALLS(s.own.layers) * sizeof *t.order);
+    plan_rank_of(&s, p->tensors, p->n, p->layers, p->o->pp, p->o->stages_per_rank, rank);
+    struct plan_table t = {.tensors = s.tensors, .n = s.n, .pp_at = rank};
+    t.order = malloc((size_t)train_n_calls(s.stages, s.n_stages) * sizeof *t.order);
     if (!t.order) {
-        fprintf(stderr, "zero-bench plan: no memory for the calls of %lld layers\n", (long long)s.own.layers);
+        fprintf(stderr, "zero-bench plan: no memory for the calls of %lld layers\n",
+                (long long)layers_of_rank(p, rank));
         return EXIT_FAILURE;
     }
-    t.n_order = train_call_order(t.order, &s.own);
+    t.n_order = train_stages_order(t.order, s.stages, s.n_stages);
     int status = 0;
     for (int c = 0; !status && c < p->n_columns; c++)
         status = plan_column(p->o, c, &t, &plan->info[c], &plan->ns[c]);
@@ -61,32 +96,37 @@ static int plan_kind(struct planning *p, int64_t stage)
 /* Stages take as long as they have layers. */
 static int time_stages(struct planning *p)
 {
-    int32_t layers[PIPE_MOST_STAGES];
-    for (int64_t s = 0; s < p->o->pp; s++)
-        layers[s] = (int32_t)pipe_layers_of(p->layers, p->o->pp, s);
+    static int32_t layers[PIPE_MOST_STAGES * TRAIN_MOST_OWN];
+    static int64_t kept[PIPE_MOST_STAGES * TRAIN_MOST_OWN];
+    for (int64_t s = 0; s < n_stages(p); s++) {
+        layers[s] = (int32_t)layers_of(p, s);
+        kept[s] = plan_kept_bytes(p->o, layers[s], s);
+    }
     const struct pipe_times t = {.schedule = p->o->schedule,
                                  .pp = (int32_t)p->o->pp,
+                                 .per_rank = (int32_t)p->o->stages_per_rank,
                                  .micro_batches = (int32_t)p->o->accum,
                                  .forward_ns = layers,
-                                 .backward = 2};
+                                 .backward = 2,
+                                 .kept_bytes = kept};
     if (!pipe_simulate(&t, &p->pipe))
         return 0;
     fprintf(stderr, "zero-bench plan: --pp: %s\n", zr_error_text());
     return EXIT_USAGE;
 }
 
-static int64_t kept_bytes(const struct planning *p, int64_t stage)
+static int64_t kept_bytes(const struct planning *p, int64_t rank)
 {
-    return p->pipe.kept[stage] * plan_kept_bytes(p->o, pipe_layers_of(p->layers, p->o->pp, stage), stage);
+    return p->pipe.kept_bytes[rank];
 }
 
-/* What its rank takes with activations. */
-static int64_t all_bytes(const struct planning *p, int64_t stage, int column)
+/* What it takes with activations. */
+static int64_t all_bytes(const struct planning *p, int64_t rank, int column)
 {
-    return info_of(p, stage, column)->bytes.total + kept_bytes(p, stage);
+    return info_of(p, rank, column)->bytes.total + kept_bytes(p, rank);
 }
 
-/* The fullest of stages [from, to); -1: there is none. */
+/* The fullest of ranks [from, to); -1: there is none. */
 static int64_t fullest(const struct planning *p, int64_t from, int64_t to, int column)
 {
     int64_t best = -1;
@@ -97,9 +137,11 @@ static int64_t fullest(const struct planning *p, int64_t from, int64_t to, int c
 }
 
 /* Of what stages give each other, in a step; what goes between tied tensors is not counted. */
-static int64_t moved_bytes(const struct planning *p, int64_t stage)
+static int64_t moved_bytes(const struct planning *p, int64_t rank)
 {
-    int neighbours = (stage > 0) + (stage < p->o->pp - 1);
+    int64_t neighbours = 0;
+    for (int64_t s = rank; s < n_stages(p); s += p->o->pp)
+        neighbours += (s > 0) + (s < n_stages(p) - 1);
     return neighbours * p->o->accum * plan_move_bytes(p->o);
 }
 
@@ -113,16 +155,19 @@ static void print_head(const struct planning *p)
     printf("%lld parameters%s, %s, %s, %lld ranks: %lld pipeline stages of %lld to %lld of %lld layers",
            (long long)plan_n_params(p->tensors, p->n), tp > 1 ? " of a part" : "",
            option_word_of(option_dtypes, o->dtype), option_word_of(option_optimizers, o->optimizer),
-           (long long)o->world, (long long)o->pp, (long long)(p->layers / o->pp),
-           (long long)((p->layers + o->pp - 1) / o->pp), (long long)p->layers);
+           (long long)o->world, (long long)n_stages(p), (long long)(p->layers / n_stages(p)),
+           (long long)((p->layers + n_stages(p) - 1) / n_stages(p)), (long long)p->layers);
+    if (o->stages_per_rank > 1)
+        printf(", %lld on each rank", (long long)o->stages_per_rank);
     printf(", data on %lld ranks", (long long)o->world / (o->pp * tp));
     if (tp > 1)
         printf(", each layer in %lld parts", tp);
     printf("\n%s, %lld micro-batches of %lld x %lld tokens: stages stand still for %.2f%% of a step",
-           option_word_of(pipe_schedules, o->schedule), (long long)o->accum, (long long)o->batch,
+           option_word_of(pipe_all_schedules, o->schedule), (long long)o->accum, (long long)o->batch,
            (long long)c.context, 100 * p->pipe.bubble);
-    printf(" (%.2f%%, (p-1)/(m+p-1), where all have as many layers)\n",
-           100 * (double)(o->pp - 1) / (double)(o->accum + o->pp - 1));
+    printf(" (%.2f%%, (p-1)/(%sm+p-1), where all have as many layers)\n",
+           100 * (double)(o->pp - 1) / (double)(o->stages_per_rank * o->accum + o->pp - 1),
+           o->stages_per_rank > 1 ? "v" : "");
     printf("Activations are those of bench/gpt2, kept from forward to backward, nothing computed again; not "
            "counted are attention's matrices, statistics, scratch\n\n");
 }
@@ -151,6 +196,7 @@ static void print_table(const struct planning *p)
     struct zero_bytes bytes[N_COLUMNS];
     int64_t which[N_COLUMNS], paper[N_COLUMNS], wire[N_COLUMNS], outer[N_COLUMNS], moved[N_COLUMNS],
         kept[N_COLUMNS], n_kept[N_COLUMNS], all[N_COLUMNS], ns[N_COLUMNS] = {0};
+    bool several = p->o->stages_per_rank > 1;
     for (int c = 0; c < p->n_columns; c++) {
         int64_t s = which[c] = fullest(p, 0, p->o->pp, c);
         const struct zero_plan_info *info = info_of(p, s, c);
@@ -162,17 +208,17 @@ static void print_table(const struct planning *p)
         wire[c] = info->traffic.wire_bytes;
         outer[c] = hybrid_of_column(c) ? info->traffic.outer_bytes : -1;
         moved[c] = moved_bytes(p, s);
-        for (int k = 0; k < PIPE_N_KINDS; k++)
-            ns[c] += p->kinds[k].ns[c];
+        for (int64_t r = 0; r < p->o->pp; r++)
+            ns[c] += p->like[r] == r ? p->plans[r].ns[c] : 0;
     }
     print_head(p);
     stage_table_head("per rank", p->n_columns);
-    print_counts("fullest stage of pp", which, p->n_columns);
+    print_counts(several ? "fullest rank of pp" : "fullest stage of pp", which, p->n_columns);
     stage_table_memory(bytes, "total", p->n_columns);
     print_counts("micro-batches kept", n_kept, p->n_columns);
     stage_table_bytes("activations of these", kept, p->n_columns);
     stage_table_bytes("with activations", all, p->n_columns);
-    print_part(p, "  so the first stage", 0, 1);
+    print_part(p, several ? "  so the first rank" : "  so the first stage", 0, 1);
     print_part(p, "  between, the fullest", 1, p->o->pp - 1);
     print_part(p, "  the last", p->o->pp - 1, p->o->pp);
     stage_table_bytes("the ZeRO paper says", paper, p->n_columns);
@@ -183,27 +229,28 @@ static void print_table(const struct planning *p)
     stage_table_ms("time to plan", ns, p->n_columns);
 }
 
-static json_t *stage_json(const struct planning *p, int64_t stage, int column)
+static json_t *rank_json(const struct planning *p, int64_t rank, int column)
 {
-    const struct zero_plan_info *info = info_of(p, stage, column);
-    return json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I}", "pp_stage", (json_int_t)stage, "layers",
-                     (json_int_t)pipe_layers_of(p->layers, p->o->pp, stage), "n_params",
-                     (json_int_t)info->n_params, "bytes", report_bytes_json(&info->bytes), "kept",
-                     (json_int_t)p->pipe.kept[stage], "activation_bytes", (json_int_t)kept_bytes(p, stage),
-                     "wire_bytes", (json_int_t)info->traffic.wire_bytes, "moved_bytes",
-                     (json_int_t)moved_bytes(p, stage));
+    const struct zero_plan_info *info = info_of(p, rank, column);
+    return json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I}", "pp_stage", (json_int_t)rank, "layers",
+                     (json_int_t)layers_of_rank(p, rank), "n_params", (json_int_t)info->n_params, "bytes",
+                     report_bytes_json(&info->bytes), "kept", (json_int_t)p->pipe.kept[rank],
+                     "activation_bytes", (json_int_t)kept_bytes(p, rank), "wire_bytes",
+                     (json_int_t)info->traffic.wire_bytes, "moved_bytes", (json_int_t)moved_bytes(p, rank));
 }
 
-/* What a line says without --pp is of the fullest stage. */
+/* What a line says without --pp is of the fullest rank. */
 static void print_json(const struct planning *p, int column)
 {
     int64_t s = fullest(p, 0, p->o->pp, column);
-    json_t *line = plan_line(column, info_of(p, s, column), p->kinds[kind_of(p, s)].ns[column]);
+    json_t *line = plan_line(column, info_of(p, s, column), p->plans[p->like[s]].ns[column]);
     json_t *stages = json_array();
     for (int64_t i = 0; i < p->o->pp; i++)
-        json_array_append_new(stages, stage_json(p, i, column));
+        json_array_append_new(stages, rank_json(p, i, column));
     json_object_set_new(line, "pp", json_integer(p->o->pp));
-    json_object_set_new(line, "schedule", json_string(option_word_of(pipe_schedules, p->o->schedule)));
+    json_object_set_new(line, "schedule", json_string(option_word_of(pipe_all_schedules, p->o->schedule)));
+    if (p->o->stages_per_rank > 1)
+        json_object_set_new(line, "stages_per_rank", json_integer(p->o->stages_per_rank));
     json_object_set_new(line, "micro_batches", json_integer(p->o->accum));
     json_object_set_new(line, "bubble", report_number(p->pipe.bubble));
     json_object_set_new(line, "pp_stage", json_integer(s));
@@ -223,8 +270,9 @@ int plan_pipeline(const struct plan_options *o, const struct zero_tensor *tensor
                           .layers = plan_sizes(&o->model.config, o->params).layers};
     pipe_warn_of_few("zero-bench plan", o->accum, o->pp);
     int status = time_stages(&p);
-    for (int64_t s = 0; !status && s < o->pp; s++)
-        status = plan_kind(&p, s);
+    find_alike(&p);
+    for (int64_t r = 0; !status && r < o->pp; r++)
+        status = plan_rank(&p, r);
     if (status)
         return status;
     if (!o->json)

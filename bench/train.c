@@ -7,6 +7,7 @@
  * zero/zero.h shows, and nothing of its inside. */
 #include "bench/arguments.h"
 #include "bench/failed.h"
+#include "bench/pipe_stages.h"
 #include "bench/resident.h"
 #include "bench/train_run.h"
 #include "bench/train_stages.h"
@@ -74,7 +75,8 @@ static const char *timed_on_purpose[] = {"stage 3 shards nothing", NULL};
 static int draw_weights(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
     const struct run *r = arg;
-    int64_t before = train_elements_before(&r->tensors[tensor], &r->own);
+    const struct train_stage *s = &r->stage[r->tensors[tensor].pp_stage];
+    int64_t before = train_elements_before(&r->tensors[tensor], &s->own);
     train_draw_part(&r->o->model.config, r->at.part, r->o->seed, r->number[tensor], before + first, n, dst);
     return 0;
 }
@@ -87,7 +89,37 @@ static int find_place(struct run *r, struct zero_config *cfg)
     cfg->hybrid = o->hybrid;
     cfg->shard_group = (int32_t)o->shard_group;
     TRY(reported(train_place_open(&r->at, o->pp, o->model.config.tp, cfg)));
-    r->own = train_stage_config(&o->model.config, r->at.stage, r->at.n_stages);
+    r->n_own = r->at.n_stages > 1 ? (int32_t)o->stages_per_rank : 1;
+    for (int32_t k = 0; k < r->n_own; k++)
+        r->stage[k].own =
+            train_stage_config(&o->model.config, k * r->at.n_stages + r->at.stage, r->n_own * r->at.n_stages);
+    return 0;
+}
+
+/* The model's, or a stage's, which is open. */
+static void describe_stage(struct run *r, int32_t k, int32_t first_unit)
+{
+    struct train_stage *s = &r->stage[k];
+    struct zero_tensor *own = r->tensors + r->n_tensors;
+    s->unit = first_unit;
+    s->first = r->n_tensors;
+    train_describe(own, &s->own, &r->model[k], r->o->plain || r->stores_each);
+    s->n = train_stage_table(own, r->number + r->n_tensors, &s->own);
+    for (int32_t t = 0; t < s->n; t++) {
+        own[t].unit += first_unit;
+        own[t].pp_stage = k;
+    }
+    r->n_tensors += s->n;
+}
+
+static int open_stages(struct run *r)
+{
+    int32_t unit = 0;
+    for (int32_t k = 0; k < r->n_own; k++) {
+        TRY(gpt2_open(&r->model[k], &r->stage[k].own, r->o->batch, &r->place));
+        describe_stage(r, k, unit);
+        unit += (int32_t)(train_first_layer_unit(&r->stage[k].own) + r->stage[k].own.layers);
+    }
     return 0;
 }
 
@@ -110,6 +142,7 @@ static int wrap(struct run *r, struct zero_config cfg)
     if (r->at.n_stages > 1) {
         cfg.schedule = o->schedule;
         cfg.schedule_file = o->schedule_file;
+        cfg.stages_per_rank = r->n_own;
         cfg.activation_bytes = train_stage_bytes(&o->model.config, o->batch, sizeof(real));
     }
     cfg.prefetch = (int32_t)o->prefetch;
@@ -127,12 +160,13 @@ static int wrap(struct run *r, struct zero_config cfg)
         cfg.log = report_warning;
         cfg.log_arg = timed_on_purpose;
     }
-    train_parts_join(&r->at, &r->model, &r->z);
-    struct zero_call *order = malloc((size_t)TRAIN_N_CALLS(r->own.layers) * sizeof *order);
+    for (int32_t k = 0; k < r->n_own; k++)
+        train_parts_join(&r->at, &r->model[k], &r->z);
+    struct zero_call *order = malloc((size_t)train_n_calls(r->stage, r->n_own) * sizeof *order);
     if (!order)
         return failed(ZERO_ERR_NOMEM, "no memory for the order of calls");
     cfg.order = order;
-    cfg.n_order = train_call_order(order, &r->own);
+    cfg.n_order = train_stages_order(order, r->stage, r->n_own);
     int err = reported(zero_wrap(&r->z, r->tensors, r->n_tensors, &cfg));
     free(order);
     if (err)
@@ -173,14 +207,15 @@ static inline int end(struct run *r, int64_t unit, enum zero_phase phase)
 
 static int forward(struct run *r, const struct zero_action *a)
 {
-    struct gpt2 *m = &r->model;
-    int64_t first = train_first_layer_unit(&r->own);
+    struct gpt2 *m = &r->model[a->pp_stage];
+    const struct train_stage *s = &r->stage[a->pp_stage];
+    int64_t first = s->unit + train_first_layer_unit(&s->own);
     if (a->in) {
         m->acts.embedded = (real *)(uintptr_t)a->in; /* only read */
     } else {
-        TRY(begin(r, 0, ZERO_FORWARD));
+        TRY(begin(r, s->unit, ZERO_FORWARD));
         gpt2_embed_forward(m);
-        TRY(end(r, 0, ZERO_FORWARD));
+        TRY(end(r, s->unit, ZERO_FORWARD));
     }
     for (int64_t l = 0; l < m->config.layers; l++) {
         TRY(begin(r, first + l, ZERO_FORWARD));
@@ -190,28 +225,29 @@ static int forward(struct run *r, const struct zero_action *a)
     if (a->out) {
         gpt2_copy_residual(m, a->out, gpt2_last_residual(m));
     } else {
-        TRY(begin(r, 0, ZERO_FORWARD));
+        TRY(begin(r, s->unit, ZERO_FORWARD));
         gpt2_head_forward(m);
-        TRY(end(r, 0, ZERO_FORWARD));
+        TRY(end(r, s->unit, ZERO_FORWARD));
     }
     return m->err;
 }
 
-/* Where head and embedding are here both, unit 0 is held from one to the other, so that they add to one
+/* Where head and embedding are here both, their unit is held from one to the other, so that they add to one
  * gradient. */
 static int backward(struct run *r, const struct zero_action *a)
 {
-    struct gpt2 *m = &r->model;
-    int64_t first = train_first_layer_unit(&r->own);
+    struct gpt2 *m = &r->model[a->pp_stage];
+    const struct train_stage *s = &r->stage[a->pp_stage];
+    int64_t first = s->unit + train_first_layer_unit(&s->own);
     if (a->kept)
         m->acts.embedded = (real *)(uintptr_t)a->kept;
     if (a->in) {
         gpt2_copy_residual(m, m->acts.dresidual, a->in);
     } else {
-        TRY(begin(r, 0, ZERO_BACKWARD));
+        TRY(begin(r, s->unit, ZERO_BACKWARD));
         gpt2_head_backward(m);
         if (a->out)
-            TRY(end(r, 0, ZERO_BACKWARD));
+            TRY(end(r, s->unit, ZERO_BACKWARD));
     }
     for (int64_t l = m->config.layers; l-- > 0;) {
         TRY(begin(r, first + l, ZERO_BACKWARD));
@@ -222,9 +258,9 @@ static int backward(struct run *r, const struct zero_action *a)
         gpt2_copy_residual(m, a->out, m->acts.dresidual);
     } else {
         if (a->in)
-            TRY(begin(r, 0, ZERO_BACKWARD));
+            TRY(begin(r, s->unit, ZERO_BACKWARD));
         gpt2_embed_backward(m);
-        TRY(end(r, 0, ZERO_BACKWARD));
+        TRY(end(r, s->unit, ZERO_BACKWARD));
     }
     return m->err;
 }
@@ -256,10 +292,9 @@ static int share(struct run *r, double *loss, bool *stop)
 
 /* The text of this rank's micro-batch `a` of the next step: chosen by how many micro-batches went before it,
  * in steps as they were when the run began. So ranks may be fewer or more when a run goes on. */
-static void choose_text(struct run *r, int64_t a)
+static void choose_text(struct run *r, struct gpt2 *m, int64_t a)
 {
     const struct train_options *o = r->o;
-    struct gpt2 *m = &r->model;
     int64_t n = r->n_micro + a * r->at.n_dp + r->at.dp;
     bytes_data_sample(&r->data, m->tokens, m->targets, o->batch, o->model.config.context, o->seed,
                       n / r->per_step, n % r->per_step);
@@ -288,14 +323,15 @@ static int next_action(struct run *r, int64_t k, struct zero_action *a)
 static int act(struct run *r, const struct zero_action *a)
 {
     const struct train_options *o = r->o;
-    struct gpt2 *m = &r->model;
+    const struct gpt2_config *own = &r->stage[a->pp_stage].own;
+    struct gpt2 *m = &r->model[a->pp_stage];
     bool in_stages = r->at.n_stages > 1, is_forward = a->phase == ZERO_FORWARD;
     m->stores = r->stores_each || (o->plain && a->micro_batch == 0);
     gpt2_turn_to(m, a->micro_batch % m->n_kept);
     /* In stages others' forwards may have come since the embedding's. */
-    if (is_forward ? !r->own.no_embedding || !r->own.no_head : in_stages && !r->own.no_embedding) {
+    if (is_forward ? !own->no_embedding || !own->no_head : in_stages && !own->no_embedding) {
         TRY(gpt2_next_batch(m));
-        choose_text(r, a->micro_batch);
+        choose_text(r, m, a->micro_batch);
         gpt2_send_batch(m);
     }
     profile_enter(o->profile, PROFILE_COMPUTE);
@@ -310,10 +346,16 @@ static bool time_is_up(const struct run *r)
     return o->seconds > 0 && (double)(report_now_ns() - r->start_ns) * 1e-9 >= o->seconds;
 }
 
+/* Of this rank's stages the last may have the loss. */
+static struct gpt2 *last_model(struct run *r)
+{
+    return &r->model[r->n_own - 1];
+}
+
 /* In stages the last one has the loss, and says whether time is up: the step takes both to all ranks. */
 static int carry(struct run *r, double *loss)
 {
-    TRY(gpt2_take_loss(&r->model, loss));
+    TRY(gpt2_take_loss(last_model(r), loss));
     double values[2] = {*loss, time_is_up(r) ? 1.0 : 0.0};
     return reported(zero_carry(r->z, values, 2));
 }
@@ -321,7 +363,7 @@ static int carry(struct run *r, double *loss)
 static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
 {
     const struct train_options *o = r->o;
-    struct gpt2 *m = &r->model;
+    struct gpt2 *m = last_model(r);
     int64_t T = o->model.config.context, start = report_now_ns();
     struct zero_action a;
     TRY(next_action(r, 0, &a));
@@ -369,144 +411,16 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
     return report_step(&r->report, &reported_step, *stop);
 }
 
-/* ---- the end ---- */
-
-static int read_wrapped(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
-{
-    return reported(zero_read(from, tensor, value, first, n, dst));
-}
-
-static int summarize(struct run *r, double loss)
-{
-    const struct train_options *o = r->o;
-    struct report_summary s = {
-        .world = r->world,
-        .stage = -1,
-        .device = place_name(&r->place),
-        .loss = loss,
-        .tokens_per_step = r->at.n_dp * r->accum * o->batch * o->model.config.context,
-        .flop_per_token = gpt2_flop_per_token(&o->model.config),
-        .peak_tflops = o->peak_tflops * r->world,
-        .peak_device_bytes = r->peak_device,
-        .activation_bytes = gpt2_activation_bytes(&r->model),
-    };
-    double peak = (double)r->peak_resident;
-    int n_states = train_n_states(o->optimizer, o->beta1);
-    if (r->z) {
-        struct zero_stats stats;
-        TRY(reported(zero_get_stats(r->z, &stats))); /* before the state is read, which is traffic too */
-        TRY(reported(zero_mean(r->z, &peak, 1)));
-        if (stats.pp > 1)
-            TRY(train_stages_hash(s.state_sha256, r->at.dp == 0, r->z, &r->own, o->model.config.layers,
-                                  r->tensors, r->number, r->n_tensors, n_states));
-        else
-            TRY(state_hash(s.state_sha256, r->at.dp == 0, r->tensors, r->n_tensors, n_states, read_wrapped,
-                           r->z));
-        if (stats.tp > 1)
-            TRY(reported(train_parts_hash(r->z, r->at.part, stats.tp, s.state_sha256)));
-        s.stage = stats.stage;
-        s.hybrid = stats.hybrid;
-        s.shard_group = stats.shard_group;
-        s.bytes = stats.allocated;
-        s.planned_bytes = stats.planned;
-        s.traffic = stats.traffic;
-        s.library_bytes = stats.library_bytes;
-    } else {
-        int64_t n = r->plain.n_params;
-        TRY(state_hash(s.state_sha256, true, r->tensors, r->n_tensors, n_states, plain_read, &r->plain));
-        s.bytes.param_shards = s.bytes.grad_shards = n * (int64_t)sizeof(real);
-        s.bytes.master = r->plain.master ? n * 4 : 0;
-        s.bytes.moments = n * 8;
-        s.bytes.total = 2 * n * (int64_t)sizeof(real) + s.bytes.master + s.bytes.moments;
-        s.planned_bytes = s.bytes;
-    }
-    s.peak_rss_bytes = (int64_t)peak;
-    report_summary(&r->report, &s);
-    return 0;
-}
-
-static int share_times(struct run *r)
-{
-    const struct train_options *o = r->o;
-    memcpy(o->step_ms, r->report.ms, (size_t)o->steps * sizeof *o->step_ms);
-    return r->z ? reported(zero_mean(r->z, o->step_ms, (int32_t)o->steps)) : 0;
-}
-
-static int take_profile(struct run *r)
-{
-    struct profile *p = r->o->profile;
-    p->rank = r->rank;
-    p->world = r->world;
-    p->n_kept = gpt2_n_params(&r->o->model.config);
-    if (r->z) {
-        struct zero_stats stats;
-        TRY(reported(zero_get_stats(r->z, &stats)));
-        p->n_kept = stats.allocated.moments / 8;
-    }
-    return profile_finish(p, r->z);
-}
-
-/* "stage 3 as HSDP in groups of 2 on 4 ranks (shm)" */
-enum { N_HOW = 136 };
-static void how_it_runs(const struct run *r, char how[N_HOW])
-{
-    char groups[48] = "", stages[48] = "";
-    struct zero_stats s;
-    if (!r->z || zero_get_stats(r->z, &s)) {
-        snprintf(how, N_HOW, "not wrapped");
-        return;
-    }
-    if (s.hybrid)
-        snprintf(groups, sizeof groups, " as %s in groups of %d", option_word_of(option_hybrids, s.hybrid),
-                 s.shard_group);
-    if (s.pp > 1)
-        snprintf(stages, sizeof stages, ", in %lld pipeline stages", (long long)s.pp);
-    snprintf(how, N_HOW, "stage %d%s on %d rank%s%s%s (%s)", s.stage, groups, s.world,
-             s.world == 1 ? "" : "s",
-             s.tp == 2  ? ", layers in 2 parts"
-             : s.tp > 2 ? ", layers in parts"
-                        : "",
-             stages, s.backend);
-}
-
-/* What one rank leaves behind for people to look at. */
-static int draw(struct run *r)
-{
-    const struct train_options *o = r->o;
-    char how[N_HOW], title[N_HOW + 64];
-    if (!r->reports)
-        return 0;
-    if (o->trace)
-        TRY(reported(zero_trace_write(r->z, o->trace)));
-    if (!o->plot)
-        return 0;
-    how_it_runs(r, how);
-    snprintf(title, sizeof title, "%s, %s: loss of each step", o->model.name, how);
-    r->not_drawn = report_plot(&r->report, o->plot, title) != 0;
-    if (!r->not_drawn)
-        report_text(&r->report, "losses drawn in %s\n", o->plot);
-    return 0;
-}
-
-/* Micro-batches whose forwards come before the backward of the first of them: at most, where the environment
- * may have changed the schedule. */
-static int64_t n_kept(const struct run *r)
+/* Micro-batches whose forwards come before the backward of the first of them, in a stage: at most, where the
+ * environment may have changed the schedule. */
+static int64_t n_kept(const struct run *r, int32_t k)
 {
     const char *schedule = getenv("ZERO_SCHEDULE");
-    int64_t behind = r->at.n_stages - r->at.stage, all = r->accum;
     if (r->at.n_stages == 1)
         return 1;
-    bool any = r->o->schedule == ZERO_SCHEDULE_GPIPE || r->o->schedule_file || (schedule && *schedule);
-    return any || all < behind ? all : behind;
-}
-
-static void introduce(const struct run *r)
-{
-    char how[N_HOW];
-    how_it_runs(r, how);
-    report_text(&r->report, "%s: %.2f million parameters, %s, %s; %s of text in %lld files\n",
-                r->o->model.name, (double)gpt2_n_params(&r->o->model.config) * 1e-6, GPT2_DTYPE_NAME, how,
-                report_bytes(r->data.n_bytes).text, (long long)r->data.n_files);
+    if (r->o->schedule_file || (schedule && *schedule))
+        return r->accum;
+    return pipe_kept_of(r->o->schedule, r->at.n_stages, r->n_own, r->accum, k * r->at.n_stages + r->at.stage);
 }
 
 static int train(struct run *r)
@@ -520,25 +434,25 @@ static int train(struct run *r)
     r->bad_input = false;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     TRY(find_place(r, &cfg));
-    TRY(gpt2_open(&r->model, &r->own, o->batch, &r->place));
     r->stores_each = train_stores_each(o);
-    train_describe(r->tensors, &r->own, &r->model, o->plain || r->stores_each);
-    r->n_tensors = train_stage_table(r->tensors, r->number, &r->own);
+    TRY(open_stages(r));
     if (o->plain) {
-        TRY(gpt2_open_params(&r->model, o->seed));
-        TRY(gpt2_open_grads(&r->model));
+        TRY(gpt2_open_params(r->model, o->seed));
+        TRY(gpt2_open_grads(r->model));
         TRY(plain_open(&r->plain, &r->place, r->tensors, r->n_tensors));
     } else {
         TRY(wrap(r, cfg));
-        TRY(gpt2_keep(&r->model, n_kept(r)));
+        for (int32_t k = 0; k < r->n_own; k++)
+            TRY(gpt2_keep(&r->model[k], n_kept(r, k)));
     }
     r->report.quiet = !r->reports || o->step_ms || o->profile;
-    r->model.profile = o->profile;
+    for (int32_t k = 0; k < r->n_own; k++)
+        r->model[k].profile = o->profile;
     if (o->export_to) {
         TRY(reported(zero_load(r->z, o->load)));
         return train_move_weights(r);
     }
-    introduce(r);
+    train_introduce(r);
     r->per_step = r->at.n_dp * r->accum;
     if (o->import_from)
         TRY(train_move_weights(r));
@@ -554,12 +468,7 @@ static int train(struct run *r)
     }
     if (r->z)
         TRY(reported(zero_save_wait(r->z)));
-    if (o->profile)
-        return take_profile(r);
-    if (o->step_ms)
-        return share_times(r);
-    TRY(summarize(r, loss));
-    return draw(r);
+    return train_end(r, loss);
 }
 
 int train_run(const struct train_options *o)
@@ -569,6 +478,7 @@ int train_run(const struct train_options *o)
                     .reports = true,
                     .at.n_dp = 1,
                     .at.n_stages = 1,
+                    .n_own = 1,
                     .accum = o->accum,
                     .report = {.json = o->json}};
     int err = train(&r);
@@ -577,7 +487,8 @@ int train_run(const struct train_options *o)
     zero_unwrap(&r.z);
     zero_mesh_close(&r.at.mesh);
     plain_close(&r.plain);
-    gpt2_close(&r.model);
+    for (int32_t k = 0; k < TRAIN_MOST_OWN; k++)
+        gpt2_close(&r.model[k]);
     place_close(&r.place);
     bytes_data_close(&r.data);
     report_close(&r.report);

@@ -10,6 +10,9 @@
 
 #define TRAIN_MOST_STEP_MS 64 /* what zero_mean takes */
 
+/* Stages of the pipeline on one rank, at most. */
+#define TRAIN_MOST_OWN 16
+
 struct train_options {
     struct model_options model;
     enum zero_dtype dtype;
@@ -29,11 +32,13 @@ struct train_options {
     double lr, beta1, beta2, weight_decay, clip;
 
     int64_t stage;
-    /* stages of a pipeline, on a rank each; 0 and 1: one. enum zero_schedule */
+    /* ranks of a pipeline; 0 and 1: one. enum zero_schedule */
     int64_t pp;
     int schedule;
     /* in place of schedule; NULL: none */
     const char *schedule_file;
+    /* of the pipeline, that each rank has */
+    int64_t stages_per_rank;
     /* enum zero_hybrid */
     int hybrid;
     /* ranks, or ZERO_AUTO */

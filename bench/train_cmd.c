@@ -70,9 +70,13 @@ static error_t finish(struct argp_state *state, void *options)
         argp_error(state, "--tp: not with --plain");
         return EINVAL;
     }
-    if (o->pp > c->layers) {
-        argp_error(state, "--pp: %lld stages are more than the %lld layers", (long long)o->pp,
-                   (long long)c->layers);
+    if (o->pp * o->stages_per_rank > c->layers) {
+        argp_error(state, "--pp: %lld stages are more than the %lld layers",
+                   (long long)(o->pp * o->stages_per_rank), (long long)c->layers);
+        return EINVAL;
+    }
+    if (o->stages_per_rank > 1 && o->pp <= 1) {
+        argp_error(state, "--stages-per-rank: is of the stages of --pp");
         return EINVAL;
     }
     if (o->pp > 1 && o->plain) {
@@ -141,10 +145,14 @@ static const struct option_row rows[] = {
      "Divide the layers into N stages of a pipeline, on as many ranks; divides ranks. The last stage's first "
      "rank reports, instead of rank 0 (1)",
      3, OPTION_INT(struct train_options, pp, 1, 10000)},
-    {"schedule", "1f1b|gpipe", "With --pp: which micro-batch's turn it is (1f1b)", 3,
-     OPTION_WORD(struct train_options, schedule, pipe_schedules)},
+    {"schedule", "1f1b|gpipe|interleaved", "With --pp: which micro-batch's turn it is (1f1b)", 3,
+     OPTION_WORD(struct train_options, schedule, pipe_all_schedules)},
+    {"stages-per-rank", "N",
+     "With --pp N and --schedule interleaved or gpipe: so many stages on each of the N, so that they stand "
+     "still less (1)",
+     3, OPTION_INT(struct train_options, stages_per_rank, 1, TRAIN_MOST_OWN)},
     {"schedule-file", "FILE",
-     "The same as PyTorch's CSV has it, a line for each stage, of --accum micro-batches", 3,
+     "The same as PyTorch's CSV has it, a line for each of --pp, of --accum micro-batches", 3,
      OPTION_TEXT(struct train_options, schedule_file)},
     {"sequence-parallel", NULL, "With --tp: rows of embeddings, sums and norms are cut over the N, too", 3,
      OPTION_FLAG(struct train_options, model.own.sequence)},
@@ -216,6 +224,7 @@ struct train_options train_defaults(const struct model_options *model)
         .clip = 1.0,
         .pp = 1,
         .schedule = ZERO_SCHEDULE_1F1B,
+        .stages_per_rank = 1,
         .shard_group = ZERO_AUTO,
         .prefetch = 2,
         .budget = ZERO_AUTO,

@@ -85,12 +85,13 @@ int train_load(struct run *r, int64_t *step)
 int train_move_weights(struct run *r)
 {
     const struct train_options *o = r->o;
-    int32_t layers = (int32_t)r->own.layers, n = GPT2_N_NAMES(layers);
+    const struct gpt2_config *own = &r->stage[0].own; /* which is the rank's only one */
+    int32_t layers = (int32_t)own->layers, n = GPT2_N_NAMES(layers);
     struct zero_weight *map = malloc((size_t)n * sizeof *map);
     char(*text)[40] = malloc((size_t)n * sizeof *text);
     int err = map && text ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %d names", n);
     if (!err) {
-        n = gpt2_names(map, text, r->number, r->n_tensors, (int32_t)r->own.first_layer, layers);
+        n = gpt2_names(map, text, r->number, r->n_tensors, (int32_t)own->first_layer, layers);
         err = reported(o->export_to ? zero_export(r->z, o->export_to, map, n, o->export_max)
                                     : zero_import(r->z, o->import_from, map, n));
     }

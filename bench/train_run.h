@@ -8,6 +8,7 @@
 #include "bench/report.h"
 #include "bench/train.h"
 #include "bench/train_parts.h"
+#include "bench/train_stages.h"
 
 #define TRY(call)                                                                                            \
     do {                                                                                                     \
@@ -19,14 +20,15 @@
 struct run {
     const struct train_options *o;
     struct place place;
-    struct gpt2 model;
+    /* (n_own) of the pipeline's stages, those of this rank; without stages one that is all of the model */
+    struct gpt2 model[TRAIN_MOST_OWN];
+    struct train_stage stage[TRAIN_MOST_OWN];
+    int32_t n_own;
     struct bytes_data data;
     struct report report;
-    /* of the model: this rank's stage; without stages all of it */
-    struct gpt2_config own;
-    /* of own, and which of the whole model's they are */
-    struct zero_tensor tensors[TRAIN_N_TENSORS];
-    int32_t number[TRAIN_N_TENSORS], n_tensors;
+    /* of all of them, and which of the whole model's they are */
+    struct zero_tensor tensors[TRAIN_MOST_OWN * TRAIN_N_TENSORS];
+    int32_t number[TRAIN_MOST_OWN * TRAIN_N_TENSORS], n_tensors;
     /* wrapped; NULL with --plain */
     zero_ctx *z;
     /* only with --plain */
@@ -49,6 +51,10 @@ struct run {
     bool not_drawn;
 };
 
+/* Says what runs, and how. */
+void train_introduce(const struct run *r);
+/* What the run came to: profile, times, or the report and what is drawn. */
+int train_end(struct run *r, double loss);
 /* Opens the text that --data says. */
 int train_load_text(struct run *r);
 /* Saves a checkpoint after so many steps, if one is due then; stop: these were the last. */

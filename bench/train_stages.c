@@ -103,7 +103,7 @@ static int pass_on(zero_ctx *z, struct state_digest *all, const bool *mine, int6
     return err;
 }
 
-/* The tensors whose state is this stage's: all but the last stage's copy of the embedding, which is first. */
+/* Tensors from n_before of the rank's table on. */
 struct owned {
     zero_ctx *z;
     int32_t n_before;
@@ -115,32 +115,82 @@ static int read_owned(void *from, int32_t tensor, int32_t value, int64_t first, 
     return reported(zero_read(o->z, o->n_before + tensor, value, first, n, dst));
 }
 
-int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct gpt2_config *own,
-                      int64_t whole_layers, const struct zero_tensor *tensors, const int32_t *number,
-                      int32_t n_tensors, int n_states)
+/* Of the tensors whose state is this stage's: all but the last stage's copy of the embedding, which is first.
+ * They go to their places among all. */
+static int hash_stage(struct state_digest *all, bool *mine, bool hash, zero_ctx *z,
+                      const struct train_stage *s, int64_t whole_layers, const struct zero_tensor *tensors,
+                      const int32_t *number, int n_states)
 {
-    struct owned owned = {z, number[0] == WTE && own->no_embedding};
+    bool copy = number[s->first] == WTE && s->own.no_embedding;
+    struct owned owned = {z, s->first + copy};
+    int32_t n_tensors = s->n - copy;
     tensors += owned.n_before;
     number += owned.n_before;
-    n_tensors -= owned.n_before;
-    int64_t n = n_pieces(whole_layers), n_own = state_pieces(tensors, n_tensors), at = 0;
-    struct state_digest *all = calloc((size_t)n, sizeof *all), *here = calloc((size_t)n_own, sizeof *here);
-    bool *mine = calloc((size_t)n, sizeof *mine);
-    int err = all && here && mine ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n);
+    int64_t n_own = state_pieces(tensors, n_tensors), at = 0;
+    struct state_digest *here = calloc((size_t)n_own, sizeof *here);
+    int err = here ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n_own);
     err = err ? err : state_digests(here, hash, tensors, n_tensors, n_states, read_owned, &owned);
     for (int32_t t = 0; t < n_tensors && !err; t++) {
         bool stacked = tensors[t].flags & ZERO_STACKED;
-        int64_t to = piece_of(number[t], whole_layers) + (stacked ? own->first_layer : 0);
-        for (int64_t i = 0; i < (stacked ? own->layers : 1); i++, at++, to++) {
+        int64_t to = piece_of(number[t], whole_layers) + (stacked ? s->own.first_layer : 0);
+        for (int64_t i = 0; i < (stacked ? s->own.layers : 1); i++, at++, to++) {
             mine[to] = true;
             all[to] = here[at];
         }
     }
+    free(here);
+    return err;
+}
+
+int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct train_stage *stages,
+                      int32_t n_stages, int64_t whole_layers, const struct zero_tensor *tensors,
+                      const int32_t *number, int n_states)
+{
+    int64_t n = n_pieces(whole_layers);
+    struct state_digest *all = calloc((size_t)n, sizeof *all);
+    bool *mine = calloc((size_t)n, sizeof *mine);
+    int err = all && mine ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n);
+    for (int32_t k = 0; k < n_stages && !err; k++)
+        err = hash_stage(all, mine, hash, z, &stages[k], whole_layers, tensors, number, n_states);
     err = err ? err : pass_on(z, all, mine, n);
     if (!err)
         state_hash_of(out, all, n);
     free(all);
-    free(here);
     free(mine);
     return err;
+}
+
+int64_t train_n_calls(const struct train_stage *stages, int32_t n_stages)
+{
+    int64_t n = 0, most = 0;
+    for (int32_t k = 0; k < n_stages; k++) {
+        int64_t own = TRAIN_N_CALLS(stages[k].own.layers);
+        n += own;
+        most = own > most ? own : most;
+    }
+    return n + most; /* which is put behind the others' before half of it is taken */
+}
+
+/* Puts the forward calls of a stage, or its backward ones, to out, where there is room for both. */
+static int32_t add_calls(struct zero_call *out, const struct train_stage *s, bool backward)
+{
+    int32_t n = train_call_order(out, &s->own), n_forward = 0;
+    while (n_forward < n && out[n_forward].phase == ZERO_FORWARD)
+        n_forward++;
+    if (backward)
+        memmove(out, out + n_forward, (size_t)(n - n_forward) * sizeof *out);
+    n = backward ? n - n_forward : n_forward;
+    for (int32_t i = 0; i < n; i++)
+        out[i].unit += s->unit;
+    return n;
+}
+
+int32_t train_stages_order(struct zero_call *out, const struct train_stage *stages, int32_t n_stages)
+{
+    int32_t n = 0;
+    for (int32_t k = 0; k < n_stages; k++)
+        n += add_calls(out + n, &stages[k], false);
+    for (int32_t k = n_stages; k-- > 0;)
+        n += add_calls(out + n, &stages[k], true);
+    return n;
 }

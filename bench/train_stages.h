@@ -8,6 +8,13 @@
 #include "bench/state_hash.h"
 #include "bench/train.h"
 
+/* A stage of this rank: what it has of the model, its first unit in the rank's table, and its n tensors
+ * there, from the first on. */
+struct train_stage {
+    struct gpt2_config own;
+    int32_t unit, first, n;
+};
+
 /* What a stage has of a whole model, as pipe_layers_of divides its layers. */
 struct gpt2_config train_stage_config(const struct gpt2_config *whole, int32_t stage, int32_t n_stages);
 
@@ -29,8 +36,12 @@ int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_
 /* state_hash of all stages' tensors as one table, on the last stage. Every rank calls, between steps: digests
  * go from stage to stage as activations do, in an evaluation. hash: as for state_hash. Returns 0 or what a
  * call returned. */
-int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct gpt2_config *own,
-                      int64_t whole_layers, const struct zero_tensor *tensors, const int32_t *number,
-                      int32_t n_tensors, int n_states);
+int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct train_stage *stages,
+                      int32_t n_stages, int64_t whole_layers, const struct zero_tensor *tensors,
+                      const int32_t *number, int n_states);
+
+/* train_call_order of all of a rank's stages, forward and then back. n_calls: those that out has room for. */
+int64_t train_n_calls(const struct train_stage *stages, int32_t n_stages);
+int32_t train_stages_order(struct zero_call *out, const struct train_stage *stages, int32_t n_stages);
 
 #endif

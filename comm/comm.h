@@ -49,15 +49,20 @@ enum zr_role {
     ZR_ROLE_MODEL,
     /* of all ranks, where those of control have one part of the model alone: the step's agreement */
     ZR_ROLE_WORLD,
-    /* of two ranks, of an even pipeline stage and the next, and of an odd one and the next: activations */
+    /* of two ranks of a pipeline: an even one and the next, and an odd one and the next: activations. Where
+     * a rank has several stages they are a ring, which the last rank and the first close: a third pair, as in
+     * a ring of an odd number of ranks two kinds are not enough to tell a rank's pairs apart */
     ZR_ROLE_EVEN_PAIR,
     ZR_ROLE_ODD_PAIR,
+    ZR_ROLE_CLOSING_PAIR,
     /* of two ranks, of the first pipeline stage and the last: tensors that both have */
     ZR_ROLE_TIED,
     ZR_ROLES
 };
+/* From ZR_ROLE_EVEN_PAIR on. */
+#define ZR_PAIR_ROLES 3
 /* "gather", "reduce", "gather outer", "reduce outer", "control", "model", "world", "even pair", "odd pair",
- * "tied" */
+ * "closing pair", "tied" */
 const char *zr_role_name(enum zr_role r);
 
 /* Where a region is cut for the places of a group: place p owns bytes [zr_cut_at(p), zr_cut_at(p + 1)), which

@@ -26,8 +26,9 @@ void zr_arena_drop(struct zr_arena *a)
 
 const char *zr_role_name(enum zr_role r)
 {
-    static const char *const names[ZR_ROLES] = {"gather", "reduce", "gather outer", "reduce outer", "control",
-                                                "model",  "world",  "even pair",    "odd pair",     "tied"};
+    static const char *const names[ZR_ROLES] = {"gather",   "reduce",       "gather outer", "reduce outer",
+                                                "control",  "model",        "world",        "even pair",
+                                                "odd pair", "closing pair", "tied"};
     return (unsigned)r < ZR_ROLES ? names[r] : "unknown role";
 }
 

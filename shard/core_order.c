@@ -55,6 +55,21 @@ static void mark_micro_batches(struct zr_core *c)
         n_all > 0 && n_done * repeats != c->accum; /* the period is no whole number of micro-batches */
 }
 
+/* Of several pipeline stages on a rank some go through micro-batches before others do: a stage's micro-batch
+ * ends with its action, as the order says unless it was learned. */
+static void mark_actions(struct zr_core *c)
+{
+    bool any = false;
+    for (int32_t i = 0; i < c->period; i++)
+        any |= order(c)[i].ends_action;
+    if (!any)
+        return;
+    for (int32_t i = 0; i < c->period; i++)
+        if (order(c)[i].is_end)
+            next_begin(c)[i] = order(c)[i].ends_action;
+    c->uneven = false;
+}
+
 static void set_next_use(struct zr_core *c, struct unit *u, int64_t next)
 {
     u->next_use = next;
@@ -103,6 +118,7 @@ static void go_to(struct zr_core *c, int64_t pos)
 void zr_core_index_order(struct zr_core *c)
 {
     mark_micro_batches(c);
+    mark_actions(c);
     for (int32_t u = 0; u < c->n_units; u++)
         units(c)[u].first_use = -1;
     for (int32_t i = c->period; i-- > 0;) {

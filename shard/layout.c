@@ -278,6 +278,8 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
         seed = XXH64(cut, sizeof cut, seed);
     if (t->partial)
         seed = XXH64("partial", 7, seed);
+    if (t->pp_stage)
+        seed = XXH64(&t->pp_stage, sizeof t->pp_stage, seed);
     if (t->tie != ZR_TIE_NONE)
         seed = XXH64(tie, sizeof tie, seed);
     return XXH64(t->name, strlen(t->name), XXH64(t->shape, sizeof t->shape, XXH64(v, sizeof v, seed)));

@@ -48,6 +48,8 @@ struct zr_tensor {
     int64_t n_slices;
     /* of slice 0; of a buffer 0 */
     int32_t unit;
+    /* of the rank's pipeline stages, which; all tensors of a unit are of one */
+    int32_t pp_stage;
     /* ZR_OPTIMIZER_NONE: that of the options */
     enum zr_optimizer optimizer;
 

@@ -18,8 +18,10 @@ struct zr_call {
     uint8_t backward;
     /* 0: the bracket opens, 1: it closes */
     uint8_t is_end;
-    /* 0. No padding: calls are compared and hashed by bytes, as part of the core's state */
-    uint16_t unused;
+    /* 1: the last one of a backward action, of an order in which the pipeline stages of a rank take turns, so
+     * that it ends a micro-batch of its stage. No padding: calls are compared and hashed by bytes, as part of
+     * the core's state */
+    uint16_t ends_action;
 };
 
 /* A range of elements for the model's own optimizer. Pointers are device memory of this rank, n fp32 elements

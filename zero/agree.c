@@ -13,7 +13,7 @@ struct card {
     double version, hybrid, shard_group, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip,
         grad_scale, grad_sum;
     double save_async, device, backend, copy_engine, check, init_from;
-    double pp, tp, schedule, activation_bytes;
+    double pp, tp, schedule, stages_per_rank, activation_bytes;
     double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
         n_tensors;
     uint64_t layout_hash, plan_hash, tied_hash, schedule_hash;
@@ -30,6 +30,7 @@ struct card {
     X(pp)                                                                                                    \
     X(tp)                                                                                                    \
     X(schedule)                                                                                              \
+    X(stages_per_rank)                                                                                       \
     X(activation_bytes)                                                                                      \
     X(hybrid)                                                                                                \
     X(shard_group)                                                                                           \
@@ -74,6 +75,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->pp = o->pp;
     c->tp = o->parts;
     c->schedule = z->config.user.schedule;
+    c->stages_per_rank = z->config.user.stages_per_rank;
     c->activation_bytes = (double)z->config.user.activation_bytes;
     c->hybrid = z->config.user.hybrid;
     c->shard_group = o->shard_group;
@@ -140,12 +142,12 @@ static int name_tensor(struct zero_ctx *z, const struct card *cards)
         for (int32_t r = 1; !err && r < world; r++) {
             int first = first_of_stage(z, cards, r);
             if (all[(size_t)r * (size_t)n + (size_t)i] != all[(size_t)first * (size_t)n + (size_t)i])
-                err = zr_fail(
-                    ZR_ERR_MISMATCH,
-                    "tensors[%d] (%s on this rank): rank %d and rank %d differ in its name, shape, "
-                    "dtype, unit, flags, optimizer, lr_scale, decay_scale, granule or whether it has a "
-                    "gradient",
-                    i, i < z->layout->n_tensors ? z->layout->tensors[i].name : "none", r, first);
+                err = zr_fail(ZR_ERR_MISMATCH,
+                              "tensors[%d] (%s on this rank): rank %d and rank %d differ in its name, shape, "
+                              "dtype, unit, pp_stage, flags, optimizer, lr_scale, decay_scale, granule or "
+                              "whether it has a "
+                              "gradient",
+                              i, i < z->layout->n_tensors ? z->layout->tensors[i].name : "none", r, first);
         }
     if (!err)
         err = zr_fail(ZR_ERR_MISMATCH, "ranks have different layouts");

@@ -182,6 +182,8 @@ static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role ro
         return stages ? &z->mesh.pair[0] : NULL;
     case ZR_ROLE_ODD_PAIR:
         return z->mesh.stages > 2 ? &z->mesh.pair[1] : NULL;
+    case ZR_ROLE_CLOSING_PAIR:
+        return stages && z->config.user.stages_per_rank > 1 ? &z->mesh.ends : NULL;
     case ZR_ROLE_TIED:
         return stages ? &z->mesh.ends : NULL;
     case ZR_ROLES:

@@ -85,7 +85,7 @@ int zero_micro(zero_ctx *z)
     int err = need_context(z, "zero_micro");
     if (!err)
         err = zr_awaited_refuse(z, "zero_micro", -1);
-    if (!err && z->mesh.stages > 1)
+    if (!err && zr_stages(z) > 1)
         return zr_fail(ZR_ERR_ORDER, "zero_micro: pp is %d, so the schedule says where micro-batches end",
                        z->mesh.stages);
     struct zr_core_event ev = {.kind = ZR_EV_MICRO};

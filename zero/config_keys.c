@@ -40,8 +40,10 @@ static const struct choice init_names[] = {{"model", ZERO_INIT_MODEL},
                                            {NULL, 0}};
 static const struct choice hybrid_names[] = {
     {"none", ZERO_HYBRID_NONE}, {"hsdp", ZERO_HYBRID_HSDP}, {"hfsdp", ZERO_HYBRID_HFSDP}, {NULL, 0}};
-static const struct choice schedule_names[] = {
-    {"1f1b", ZERO_SCHEDULE_1F1B}, {"gpipe", ZERO_SCHEDULE_GPIPE}, {NULL, 0}};
+static const struct choice schedule_names[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
+                                               {"gpipe", ZERO_SCHEDULE_GPIPE},
+                                               {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
+                                               {NULL, 0}};
 static const struct choice mpi_names[] = {
     {"auto", ZERO_MPI_AUTO}, {"ompi", ZERO_MPI_OMPI}, {"mpich", ZERO_MPI_MPICH}, {NULL, 0}};
 static const struct choice prefetch_names[] = {{"none", 0}, {NULL, 0}};
@@ -80,10 +82,11 @@ struct field {
             TEXT_ONLY, NULL, false, 0, 0, why                                                                \
     }
 
-#define BELOW_ONE 0x1.fffffep-1 /* the largest float below 1 */
-#define COUNT_MAX 2147483647.0
-#define POINTER   "a pointer: set the field itself"
-#define HEAD      "set by ZERO_CONFIG_INIT"
+#define BELOW_ONE   0x1.fffffep-1 /* the largest float below 1 */
+#define COUNT_MAX   2147483647.0
+#define MOST_STAGES 1024.0
+#define POINTER     "a pointer: set the field itself"
+#define HEAD        "set by ZERO_CONFIG_INIT"
 
 /* In the struct's order. */
 static const struct field fields[] = {
@@ -144,10 +147,12 @@ static const struct field fields[] = {
     FIELD(mpi, KIND_INT32, TEXT_AND_ENV, mpi_names, 0, 2, "auto (0), ompi (1), mpich (2)"),
     FIXED(mpi_comm, POINTER),
     FIXED(mesh, POINTER),
-    FIELD(schedule, KIND_INT32, TEXT_AND_ENV, schedule_names, 0, 1, "1f1b (0), gpipe (1)"),
+    FIELD(schedule, KIND_INT32, TEXT_AND_ENV, schedule_names, 0, 2, "1f1b (0), gpipe (1), interleaved (2)"),
     FIXED(action_size, HEAD),
     FIELD(activation_bytes, KIND_BYTES, TEXT_ONLY, NULL, 0, 0x1p40, "0 to 1Ti"),
     FIXED(schedule_file, POINTER),
+    FIELD(stages_per_rank, KIND_INT32, TEXT_ONLY, NULL, 1, MOST_STAGES, "1 to 1024"),
+    FIELD(reserved, KIND_INT32, TEXT_ONLY, NULL, 0, 0, "0"),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 

@@ -172,6 +172,12 @@ static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
  * two stages have and that is not one tensor, ZR_ERR_NOMEM; without stages local. free: a zeroed one too. */
 int zr_whole_make(struct zero_ctx *z);
 void zr_whole_free(struct zr_whole *w);
+/* Pipeline stages of the whole model. */
+static inline int32_t zr_stages(const struct zero_ctx *z)
+{
+    return z->mesh.stages * z->config.user.stages_per_rank;
+}
+
 static inline struct zr_place zr_place_of(const struct zero_ctx *z, int32_t tensor)
 {
     return z->whole.own ? z->whole.own[tensor] : (struct zr_place){.tensor = tensor};
@@ -217,7 +223,7 @@ uint64_t zr_ties_hash(const struct zr_layout *l);
 
 /* schedule.c.
  *   make     local: the schedule, which config's options take their order and memory of (which lie in it)
- *   bracket  ZR_ERR_ORDER for a bracket outside of an action, or of another phase
+ *   bracket  ZR_ERR_ORDER for a bracket outside of an action, of another phase, or of another stage's unit
  *   over     ZR_ERR_ORDER while actions of the step are left, of which some were taken, or pp is above 1
  *   drop     the same where messages are on their way, or an action is open
  *   step     the step was taken, or given up

@@ -2,8 +2,8 @@
  *
  * The schedule is made and checked before anything runs (shard/pipeline/). Its row for this rank has what is
  * computed, each action a stage's forward or backward of one micro-batch, which zero_next gives to the
- * program, and the messages between, which go by themselves as the row comes to them. With one stage a row is
- * forward and backward of each micro-batch in turn, and nothing moves. */
+ * program, and the messages between, which go by themselves as the row comes to them. A rank has one stage or
+ * several. With one in all a row is forward and backward of each micro-batch in turn, and nothing moves. */
 #include "kernels/asserts.h"
 #include "shard/engine/engine_walk.h"
 #include "shard/pipeline/pipeline.h"
@@ -24,6 +24,9 @@ struct zr_schedule {
     /* (n_order) the calls of a step */
     struct zr_call *order;
     int32_t n_order;
+    /* (n_units) of this rank's stages, which each unit is of */
+    int32_t *stage_of;
+    int32_t n_units;
 };
 
 /* Of a step, of which the order is known from the first on. */
@@ -38,12 +41,89 @@ void zr_schedule_free(struct zr_schedule *s)
     free(s->walk.step.actions);
     free(s->walk.evaluation.actions);
     free(s->order);
+    free(s->stage_of);
     free(s);
 }
 
 static enum zr_pipeline_kind kind_of(const struct zr_config *c)
 {
-    return c->user.schedule == ZERO_SCHEDULE_GPIPE ? ZR_GPIPE : ZR_1F1B;
+    static const enum zr_pipeline_kind kind[] = {[ZERO_SCHEDULE_1F1B] = ZR_1F1B,
+                                                 [ZERO_SCHEDULE_GPIPE] = ZR_GPIPE,
+                                                 [ZERO_SCHEDULE_INTERLEAVED] = ZR_INTERLEAVED};
+    return kind[c->user.schedule];
+}
+
+/* Of one that need not be told: a file's number of micro-batches may be no multiple. */
+static enum zr_pipeline_kind kind_of_evaluation(const struct zr_config *c, const struct zr_walk *w)
+{
+    if (!c->user.schedule_file || w->per_rank == 1)
+        return kind_of(c);
+    return w->n_micro > w->pp && w->n_micro % (w->n_micro / w->pp) ? ZR_GPIPE : ZR_INTERLEAVED;
+}
+
+/* What an action is of, of this rank's stages. */
+static int32_t stage_here(const struct zr_walk *w, const struct zr_pipe_action *a)
+{
+    return a->stage / w->pp;
+}
+
+static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
+{
+    s->n_units = l->n_units;
+    s->stage_of = malloc((size_t)l->n_units * sizeof *s->stage_of);
+    if (!s->stage_of)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the stages of %d units", l->n_units);
+    for (int32_t u = 0; u < l->n_units; u++)
+        s->stage_of[u] = -1;
+    for (int32_t t = 0; t < l->n_tensors; t++) {
+        const struct zr_tensor *x = &l->tensors[t];
+        for (int64_t u = x->unit; u < x->unit + x->n_slices; u++) {
+            if (s->stage_of[u] >= 0 && s->stage_of[u] != x->pp_stage)
+                return zr_fail(
+                    ZR_ERR_ARG,
+                    "tensors[%d] (%s): its unit %lld is of stage %d, but another tensor of that unit "
+                    "of stage %d; allowed: one stage for all tensors of a unit",
+                    t, x->name, (long long)u, x->pp_stage, s->stage_of[u]);
+            s->stage_of[u] = x->pp_stage;
+        }
+    }
+    return 0;
+}
+
+/* When a stage's backward of each micro-batch is, on the virtual clock, by what its rank computes. */
+static void list_backwards(const struct zr_pipeline *all, struct zr_pipe_time *const *times, int32_t stage,
+                           struct zr_pipe_time *out)
+{
+    const struct zr_pipe_row *row = &all->rows[stage % all->n_ranks];
+    const struct zr_pipe_time *at = times[stage % all->n_ranks];
+    for (int64_t i = 0; i < row->n; i++) {
+        if (row->at[i].kind == ZR_PIPE_BACKWARD && row->at[i].stage == stage)
+            out[row->at[i].micro_batch] = *at;
+        at += zr_pipe_computes(row->at[i].kind);
+    }
+}
+
+/* Slots for tied tensors' gradients, of which twice as many are on their way: the last stage's backward waits
+ * for the first stage's of so many micro-batches before. With one stage on each rank that is as many behind
+ * as there are stages; by a file it may be more: the last rank then waits, for nothing that waits for it.
+ * With several the last rank waits with its other stages, too, for which the first may be waiting: so as many
+ * as make nobody wait on the virtual clock, where the others' order then has no circle with them either. */
+static int32_t tied_slots(const struct zr_schedule *s, const struct zr_pipeline *all,
+                          struct zr_pipe_time *const *times)
+{
+    int32_t n = s->walk.n_micro, apart = 1;
+    if (s->walk.per_rank == 1 || s->walk.pp == 1)
+        return (int32_t)zr_min((s->walk.pp + 1) / 2, n);
+    struct zr_pipe_time *first = malloc(2 * (size_t)n * sizeof *first), *last = first + n;
+    if (!first) /* as many as can be */
+        return n;
+    list_backwards(all, times, 0, first);
+    list_backwards(all, times, zr_walk_stages(&s->walk) - 1, last);
+    for (int32_t m = 0; m < n; m++)
+        while (m >= apart && first[m - apart].end_ns > last[m].start_ns)
+            apart++;
+    free(first);
+    return (apart + 1) / 2;
 }
 
 /* This rank's row of what is checked and lowered, and the slots that it takes. */
@@ -74,6 +154,8 @@ static int check_row(struct zr_schedule *s, const struct zr_pipeline *all, struc
     if (err)
         return err;
     bool in_order = report.in_order;
+    if (row == &s->walk.step)
+        s->room.n_tied = tied_slots(s, all, report.times);
     zr_pipe_report_close(&report, all);
     if (!in_order)
         return zr_fail(ZR_ERR_NOTSUP, "a stage's backwards are not in the order of micro-batches, in which "
@@ -85,7 +167,7 @@ static int make_row(struct zr_schedule *s, enum zr_pipeline_kind kind, bool forw
                     struct zr_walk_row *row)
 {
     struct zr_pipeline *computed = NULL, *all = NULL;
-    int err = zr_pipeline_build(&computed, kind, s->walk.pp, 1, s->walk.n_micro, forward_only);
+    int err = zr_pipeline_build(&computed, kind, s->walk.pp, s->walk.per_rank, s->walk.n_micro, forward_only);
     if (!err)
         err = zr_pipeline_lower(&all, computed, &cost, 0);
     if (!err)
@@ -136,6 +218,18 @@ static struct zr_call *default_order(int32_t n_units)
     return order;
 }
 
+/* Those of n calls that are of units of one stage go to the step's: an action's. */
+static void add_calls(struct zr_schedule *s, const struct zr_call *calls, int64_t n, int32_t stage,
+                      bool backward)
+{
+    int32_t before = s->n_order;
+    for (int64_t i = 0; i < n; i++)
+        if (calls[i].unit < s->n_units && s->stage_of[calls[i].unit] == stage)
+            s->order[s->n_order++] = calls[i];
+    if (backward && s->walk.per_rank > 1 && s->n_order > before)
+        s->order[s->n_order - 1].ends_action = 1;
+}
+
 /* The micro-batch's calls up to the first of backward are those of a forward action, but for what opens there
  * and is open in it, as forward brackets inside backward ones are; the others, those of a backward action.
  * The row puts them in the order of the step. */
@@ -158,13 +252,11 @@ static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *
         forward = n_open ? forward : i + 1;
     }
     for (int64_t i = 0; all && i < s->walk.step.n; i++) {
-        enum zr_pipe_kind kind = s->walk.step.actions[i].kind;
-        bool first = kind == ZR_PIPE_FORWARD;
-        int64_t k = first ? forward : n - forward;
-        if (!zr_pipe_computes(kind))
-            continue;
-        memcpy(s->order + s->n_order, first ? micro : micro + forward, (size_t)k * sizeof *micro);
-        s->n_order += (int32_t)k;
+        const struct zr_pipe_action *a = &s->walk.step.actions[i];
+        bool first = a->kind == ZR_PIPE_FORWARD;
+        if (zr_pipe_computes(a->kind))
+            add_calls(s, first ? micro : micro + forward, first ? forward : n - forward,
+                      stage_here(&s->walk, a), !first);
     }
     free(own);
     if (s->n_order) {
@@ -183,6 +275,11 @@ static int check_stages(const struct zr_config *c)
                        "pp is %d, but activation_bytes is 0; allowed: the bytes that a stage gives to the "
                        "next, of one micro-batch",
                        c->options.pp);
+    if (c->user.schedule == ZERO_SCHEDULE_1F1B && !c->user.schedule_file && c->user.stages_per_rank > 1)
+        return zr_fail(ZR_ERR_ARG,
+                       "stages_per_rank is %d, but schedule is 1f1b, of one stage on each rank; allowed with "
+                       "it: schedule interleaved or gpipe, or a schedule_file",
+                       c->user.stages_per_rank);
     if (c->options.grad_accum_steps > ZR_PIPE_MOST_ALL / c->options.pp)
         return zr_fail(ZR_ERR_ARG, "grad_accum_steps is %d; allowed with pp %d: 1..%lld",
                        c->options.grad_accum_steps, c->options.pp,
@@ -199,36 +296,38 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
         return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule");
     s->walk.pp = o->pp > 1 ? o->pp : 1;
     s->walk.pp_at = c->pp_at;
+    s->walk.per_rank = c->user.stages_per_rank;
     s->walk.n_micro = o->grad_accum_steps;
     s->walk.step.n = 2 * (int64_t)s->walk.n_micro;
     s->walk.evaluation.n = s->walk.n_micro;
-    if (s->walk.pp == 1 && c->user.schedule_file)
+    if (zr_walk_stages(&s->walk) == 1 && c->user.schedule_file)
         zr_warn(o->log, "schedule_file is set, but pp is 1: it has no effect");
-    if (s->walk.pp == 1)
+    if (zr_walk_stages(&s->walk) == 1)
         return 0;
+    s->room.pp = s->walk.pp;
+    s->room.per_rank = s->walk.per_rank;
     int err = check_stages(c);
+    if (!err)
+        err = find_stages(s, l);
     if (!err && c->user.schedule_file)
         err = read_row(c, s, &s->walk.step);
     else if (!err)
         err = make_row(s, kind_of(c), false, &s->walk.step);
     if (!err)
-        err = make_row(s, kind_of(c), true, &s->walk.evaluation);
+        err = make_row(s, kind_of_evaluation(c, &s->walk), true, &s->walk.evaluation);
     if (!err)
         err = make_order(c, l->n_units, s);
     if (err)
         return err;
     s->room.slot_bytes = zr_round_up(c->user.activation_bytes, 4096);
-    /* Twice as many are on their way as there are slots, and the first stage is as many behind as there are
-     * stages. By a file it may be more behind: the last one then waits, for nothing that waits for it. */
     s->room.tied_bytes = zr_round_up(zr_ties_bytes(l), 4096);
-    s->room.n_tied = (int32_t)zr_min((s->walk.pp + 1) / 2, s->walk.n_micro);
     if (!o->deterministic && s->walk.n_micro > 1) {
         s->room.tied_sum_bytes = zr_round_up(zr_ties_sum_bytes(l), 4096);
         s->room.n_summed = s->walk.n_micro;
         s->room.n_tied = 1;
     }
     c->options.pipe_bytes = zr_pipe_room_bytes(&s->room);
-    c->options.tied_bytes = zr_tied_room_bytes(&s->room);
+    c->options.tied_bytes = s->walk.pp > 1 ? zr_tied_room_bytes(&s->room) : 0;
     return 0;
 }
 
@@ -261,7 +360,7 @@ static int end_evaluation(struct zero_ctx *z)
     struct zr_core_event ev = {.kind = ZR_EV_EVALUATED, .unit = -1};
     s->walk.evaluates = false;
     s->walk.at = 0;
-    return s->walk.pp > 1 ? zr_engine_call(z->engine, &ev) : 0;
+    return zr_walk_stages(&s->walk) > 1 ? zr_engine_call(z->engine, &ev) : 0;
 }
 
 int zero_evaluate(zero_ctx *z)
@@ -286,9 +385,10 @@ int zero_evaluate(zero_ctx *z)
     return 0;
 }
 
-static struct zero_action action_of(const struct zr_walk_given *g)
+static struct zero_action action_of(const struct zr_walk *w, const struct zr_walk_given *g)
 {
-    return (struct zero_action){.phase = g->action.kind == ZR_PIPE_BACKWARD ? ZERO_BACKWARD : ZERO_FORWARD,
+    return (struct zero_action){.pp_stage = stage_here(w, &g->action),
+                                .phase = g->action.kind == ZR_PIPE_BACKWARD ? ZERO_BACKWARD : ZERO_FORWARD,
                                 .micro_batch = g->action.micro_batch,
                                 .in = g->in,
                                 .out = g->out,
@@ -323,7 +423,7 @@ int zero_next(zero_ctx *z, struct zero_action *action)
     }
     err = zr_walk_next(z->engine, &s->walk, &given, &more);
     if (!err && more)
-        out = action_of(&given);
+        out = action_of(&s->walk, &given);
     else if (!err && s->walk.evaluates)
         err = end_evaluation(z);
     if (err)
@@ -357,12 +457,16 @@ int zero_finish(zero_ctx *z)
 int zr_schedule_bracket(const struct zero_ctx *z, const char *call, int32_t unit, bool backward)
 {
     const struct zr_schedule *s = z->schedule;
-    if (s->walk.pp == 1 && !s->walk.open)
+    if (zr_walk_stages(&s->walk) == 1 && !s->walk.open)
         return 0;
     if (!s->walk.open)
         return zr_fail(ZR_ERR_ORDER, "%s: unit %d outside of an action; with pp %d zero_next gives one", call,
                        unit, s->walk.pp);
     struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
+    int32_t stage = stage_here(&s->walk, &a);
+    if (s->stage_of && unit >= 0 && unit < s->n_units && s->stage_of[unit] != stage)
+        return zr_fail(ZR_ERR_ORDER, "%s: unit %d is of stage %d of this rank, but the action is of stage %d",
+                       call, unit, s->stage_of[unit], stage);
     if (!backward || a.kind == ZR_PIPE_BACKWARD)
         return 0;
     return zr_fail(ZR_ERR_ORDER, "%s: unit %d in backward, but the action is forward of micro-batch %d", call,
@@ -374,7 +478,7 @@ int zr_schedule_bracket(const struct zero_ctx *z, const char *call, int32_t unit
 int zr_refuse_in_actions(const struct zero_ctx *z, const char *call)
 {
     const struct zr_schedule *s = z->schedule;
-    if (s->walk.pp == 1 ||
+    if (zr_walk_stages(&s->walk) == 1 ||
         (!s->walk.open && !s->walk.evaluates && (s->walk.at == 0 || zr_walk_is_over(&s->walk))))
         return 0;
     return zr_fail(ZR_ERR_ORDER,
@@ -394,7 +498,7 @@ int zr_schedule_over(const struct zero_ctx *z, const char *call)
 {
     const struct zr_schedule *s = z->schedule;
     if (!s->walk.evaluates &&
-        (zr_walk_is_over(&s->walk) || (s->walk.pp == 1 && !s->walk.open && s->walk.at == 0)))
+        (zr_walk_is_over(&s->walk) || (zr_walk_stages(&s->walk) == 1 && !s->walk.open && s->walk.at == 0)))
         return 0;
     return zr_fail(ZR_ERR_ORDER, "%s: %lld of the %s's %lld actions are over; zero_next gives the next", call,
                    (long long)count_computations(s, s->walk.at), s->walk.evaluates ? "evaluation" : "step",
@@ -404,8 +508,9 @@ int zr_schedule_over(const struct zero_ctx *z, const char *call)
 int zr_schedule_drop(const struct zero_ctx *z)
 {
     const struct zr_schedule *s = z->schedule;
-    bool messages = s->walk.pp > 1 && s->walk.at > 0 && !zr_walk_is_over(&s->walk);
-    if (s->walk.pp > 1 && s->walk.at == 0 && !s->walk.open &&
+    bool several = zr_walk_stages(&s->walk) > 1,
+         messages = several && s->walk.at > 0 && !zr_walk_is_over(&s->walk);
+    if (several && s->walk.at == 0 && !s->walk.open &&
         !s->walk.evaluates) /* of all stages, the frozen ones too */
         return zr_fail(ZR_ERR_ORDER,
                        "zero_drop: no action of the step has begun, so there is nothing to drop");

@@ -3,12 +3,14 @@
 #include "shard/pipeline/pipeline.h"
 #include "zero/context.h"
 
-static int check_action(const struct zr_pipe_action *a, int32_t rank)
+static int check_action(const struct zr_pipe_action *a, int32_t rank, int32_t n_ranks)
 {
     char text[ZR_PIPE_TEXT];
-    if (a->stage != rank)
-        return zr_fail(ZR_ERR_NOTSUP, "rank %d: %s; allowed: actions of stage %d, a stage on each rank", rank,
-                       zr_pipe_text(*a, text), rank);
+    if (a->stage % n_ranks != rank)
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "rank %d: %s; allowed: actions of stage %d, and with stages_per_rank of every %dth "
+                       "behind it",
+                       rank, zr_pipe_text(*a, text), rank, n_ranks);
     if (a->kind == ZR_PIPE_BACKWARD_INPUT || a->kind == ZR_PIPE_BACKWARD_WEIGHT || a->with_next)
         return zr_fail(ZR_ERR_NOTSUP, "rank %d: %s; allowed: F and B, one after the other", rank,
                        zr_pipe_text(*a, text));
@@ -20,7 +22,7 @@ static int check_actions(const struct zr_pipeline *p)
     int err = 0;
     for (int32_t r = 0; r < p->n_ranks; r++)
         for (int64_t i = 0; i < p->rows[r].n && !err; i++)
-            err = check_action(&p->rows[r].at[i], r);
+            err = check_action(&p->rows[r].at[i], r, p->n_ranks);
     return err;
 }
 
@@ -36,6 +38,9 @@ int zr_schedule_read(const struct zr_config *c, struct zr_pipeline **out)
         err = zr_fail(ZR_ERR_ARG, "schedule is set, too; allowed: one of them");
     else if (p->n_ranks != pp)
         err = zr_fail(ZR_ERR_ARG, "%d ranks; allowed: a line for each of pp, which is %d", p->n_ranks, pp);
+    else if (p->n_stages != pp * c->user.stages_per_rank)
+        err = zr_fail(ZR_ERR_ARG, "%d stages; allowed: %d, as pp is %d and stages_per_rank %d", p->n_stages,
+                      pp * c->user.stages_per_rank, pp, c->user.stages_per_rank);
     else if (p->n_micro_batches != n_micro)
         err = zr_fail(ZR_ERR_ARG, "%d micro-batches; allowed: grad_accum_steps, which is %d",
                       p->n_micro_batches, n_micro);

@@ -214,6 +214,8 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
         return err;
     if ((err = check_cut(t, i)))
         return err;
+    if (t->reserved)
+        return bad(t, i, "reserved is set; allowed: 0");
     if ((t->flags & ZERO_TP_PARTIAL) && t->tp_cut)
         return bad(t, i,
                    "ZERO_TP_PARTIAL with tp_cut; allowed: one of them, as what is cut has a gradient of its "
@@ -228,6 +230,7 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                                           : stacked ? t->shape[0]
                                                     : 1,
                               .unit = buffer ? 0 : t->unit,
+                              .pp_stage = t->pp_stage,
                               .buffer = buffer,
                               .stacked = stacked,
                               .optimizer = (enum zr_optimizer)t->optimizer,
@@ -253,7 +256,15 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp((*(struct zr_tensor *const *)a)->name, (*(struct zr_tensor *const *)b)->name);
+    const struct zr_tensor *x = *(struct zr_tensor *const *)a, *y = *(struct zr_tensor *const *)b;
+    int order = strcmp(x->name, y->name);
+    return order ? order : (x->pp_stage > y->pp_stage) - (x->pp_stage < y->pp_stage);
+}
+
+/* Layers of one tensor, in two stages of the rank. */
+static bool is_one_stack(const struct zr_tensor *a, const struct zr_tensor *b)
+{
+    return a->stacked && b->stacked && a->pp_stage != b->pp_stage;
 }
 
 static int check_names(const struct zr_tensor *t, int32_t n)
@@ -266,7 +277,7 @@ static int check_names(const struct zr_tensor *t, int32_t n)
         sorted[i] = &t[i];
     qsort(sorted, (size_t)n, sizeof *sorted, by_name);
     for (int32_t i = 1; !err && i < n; i++)
-        if (!strcmp(sorted[i]->name, sorted[i - 1]->name))
+        if (!strcmp(sorted[i]->name, sorted[i - 1]->name) && !is_one_stack(sorted[i], sorted[i - 1]))
             err = zr_fail(ZR_ERR_ARG, "tensors[%d] and tensors[%d] are both named %s; names must be unique",
                           (int)zr_min(sorted[i - 1] - t, sorted[i] - t),
                           (int)zr_max(sorted[i - 1] - t, sorted[i] - t), sorted[i]->name);
@@ -357,6 +368,9 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
         struct zero_tensor one;
         zr_copy_in(&one, sizeof one, tensors, i, cfg->tensor_size);
         err = check_one(&one, i, values, &t[i]);
+        if (!err && (one.pp_stage < 0 || one.pp_stage >= cfg->stages_per_rank))
+            err = zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): pp_stage is %d; allowed: 0..%d, by stages_per_rank",
+                          i, t[i].name, one.pp_stage, cfg->stages_per_rank - 1);
         slices += t[i].n_slices;
         elems += t[i].n_elems;
         if (!err && elems > MOST_ELEMS)

@@ -10,11 +10,12 @@
 static int check_tied(const struct zr_config *c, const struct zr_tensor *t, int32_t i)
 {
     const struct zr_options *o = &c->options;
-    if (c->pp_at > 0 && c->pp_at < o->pp - 1)
+    int32_t stage = t->pp_stage * o->pp + c->pp_at, last = c->user.stages_per_rank * o->pp - 1;
+    if (stage > 0 && stage < last)
         return zr_fail(ZR_ERR_NOTSUP,
                        "tensors[%d] (%s): ZERO_TIED on pipeline stage %d; allowed: on the first (0) and the "
                        "last (%d), which both have it",
-                       i, t->name, c->pp_at, o->pp - 1);
+                       i, t->name, stage, last);
     if (c->pp_at == 0 && t->overwrite)
         return zr_fail(ZR_ERR_ARG,
                        "tensors[%d] (%s): ZERO_GRAD_OVERWRITE with ZERO_TIED on the first pipeline stage, "
@@ -34,6 +35,11 @@ int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n)
         if (t[i].tie == ZR_TIE_NONE)
             continue;
         t[i].tie = ZR_TIE_NONE;
+        if (c->options.pp < 2 && c->user.stages_per_rank > 1)
+            return zr_fail(ZR_ERR_NOTSUP,
+                           "tensors[%d] (%s): ZERO_TIED with pp 1 and stages_per_rank %d, so that both its "
+                           "stages are this rank's; allowed: stages_per_rank 1",
+                           i, t[i].name, c->user.stages_per_rank);
         if (c->options.pp < 2) /* one tensor for both uses */
             continue;
         int err = check_tied(c, &t[i], i);

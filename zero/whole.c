@@ -11,8 +11,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-/* What a stage's first rank tells the others: this, a row for each tensor, and the names, each with its zero
- * behind it. */
+/* What the first of those ranks that have the same stages tells the others: this, a row for each tensor, and
+ * the names, each with its zero behind it. */
 struct head {
     int64_t n_bytes, n_tensors;
     uint64_t layout_hash;
@@ -20,7 +20,7 @@ struct head {
 
 struct row {
     int64_t shape[8], n_elems, cut_size;
-    int32_t dtype, optimizer, cut_dim, cut_blocks, tie;
+    int32_t dtype, optimizer, cut_dim, cut_blocks, tie, pp_stage;
     uint8_t stacked, trained, buffer, cut;
 };
 
@@ -49,6 +49,7 @@ static void fill_row(const struct zr_tensor *t, struct row *r)
     r->cut_dim = t->cut_dim;
     r->cut_blocks = t->cut_blocks;
     r->tie = t->tie;
+    r->pp_stage = t->pp_stage;
     r->stacked = t->stacked;
     r->trained = t->grad != NULL;
     r->buffer = t->buffer;
@@ -78,9 +79,22 @@ static void fill_message(const struct zr_layout *l, int64_t n_bytes, char *out)
     }
 }
 
+/* One rank has all stages. */
+static int take_own_table(const struct zero_ctx *z, char **out, int64_t *each)
+{
+    *each = message_bytes(z->layout);
+    *out = malloc((size_t)*each);
+    if (!*out)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the tables of 1 ranks");
+    fill_message(z->layout, *each, *out);
+    return 0;
+}
+
 /* *out: of every rank a message of *each bytes. */
 static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
 {
+    if (!z->rendezvous)
+        return take_own_table(z, out, each);
     int32_t world = z->world.world;
     int64_t own = message_bytes(z->layout), *sizes = malloc((size_t)world * sizeof *sizes);
     int err = sizes
@@ -106,35 +120,47 @@ static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
     return err;
 }
 
-static const char *message_of_stage(const struct zero_ctx *z, const char *all, int64_t each, int32_t stage)
+/* pp_at: of pp, whose. */
+static const char *message_of(const struct zero_ctx *z, const char *all, int64_t each, int32_t pp_at)
 {
-    return all + stage * (z->world.world / z->mesh.stages) * each;
+    return all + pp_at * (z->world.world / z->mesh.stages) * each;
 }
 
 static int64_t count_rows(const struct zero_ctx *z, const char *all, int64_t each)
 {
     int64_t n = 0;
     struct head h;
-    for (int32_t stage = 0; stage < z->mesh.stages; stage++) {
-        memcpy(&h, message_of_stage(z, all, each, stage), sizeof h);
+    for (int32_t r = 0; r < z->mesh.stages; r++) {
+        memcpy(&h, message_of(z, all, each, r), sizeof h);
         n += h.n_tensors;
     }
     return n;
+}
+
+/* Of one stage, from the message of a rank that has it. Returns the end of the list. */
+static struct listed *list_stage(const struct zero_ctx *z, const char *at, int32_t stage, struct listed *list)
+{
+    struct head h;
+    memcpy(&h, at, sizeof h);
+    const char *rows = at + sizeof h, *name = rows + (size_t)h.n_tensors * sizeof(struct row);
+    for (int32_t i = 0; i < h.n_tensors; i++, name += strlen(name) + 1) {
+        struct listed x = {.name = name, .pp_at = stage % z->mesh.stages, .index = i};
+        memcpy(&x.row, rows + (size_t)i * sizeof x.row, sizeof x.row);
+        if (x.row.pp_stage == stage / z->mesh.stages)
+            *list++ = x;
+    }
+    return list;
 }
 
 /* Of all stages, one after the other. */
 static void list_rows(struct zero_ctx *z, const char *all, int64_t each, struct listed *list)
 {
     uint64_t hash = 0;
-    for (int32_t stage = 0; stage < z->mesh.stages; stage++) {
-        const char *at = message_of_stage(z, all, each, stage);
+    for (int32_t stage = 0; stage < zr_stages(z); stage++)
+        list = list_stage(z, message_of(z, all, each, stage % z->mesh.stages), stage, list);
+    for (int32_t r = 0; r < z->mesh.stages; r++) {
         struct head h;
-        memcpy(&h, at, sizeof h);
-        const char *rows = at + sizeof h, *name = rows + (size_t)h.n_tensors * sizeof(struct row);
-        for (int32_t i = 0; i < h.n_tensors; i++, list++, name += strlen(name) + 1) {
-            *list = (struct listed){.name = name, .pp_at = stage, .index = i};
-            memcpy(&list->row, rows + (size_t)i * sizeof list->row, sizeof list->row);
-        }
+        memcpy(&h, message_of(z, all, each, r), sizeof h);
         hash = XXH64(&h.layout_hash, sizeof h.layout_hash, hash);
     }
     z->whole.hash = hash;
@@ -259,7 +285,7 @@ int zr_whole_make(struct zero_ctx *z)
 {
     char *all = NULL;
     int64_t each;
-    if (z->mesh.stages == 1) {
+    if (zr_stages(z) == 1) {
         z->whole = (struct zr_whole){
             .n = z->layout->n_tensors, .tensors = z->layout->tensors, .hash = z->layout->hash};
         return 0;

@@ -399,11 +399,12 @@ ZERO_API int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op);
 
 /* Gives this rank's next action of the step, when what it reads has come: on the host that is waited for. The
  * order is the schedule's, which the program follows: forward of several micro-batches may come before the
- * first backward, so what a backward needs of its forward is kept by micro-batch. Without a mesh, or with pp
- * 1, each micro-batch's forward is followed by its backward, and in, out and kept are NULL: one program for
- * both. Every rank calls it until micro_batch is -1; then zero_step. With pp above 1 brackets are inside
- * actions, a unit's backward inside a backward one, and zero_micro is not called. ZERO_ERR_ORDER, and nothing
- * changed: the action before is not over, a bracket is open. */
+ * first backward, so what a backward needs of its forward is kept by micro-batch, and by stage where
+ * stages_per_rank is above 1. With one stage in all, as without a mesh, each micro-batch's forward is
+ * followed by its backward, and in, out and kept are NULL: one program for both. Every rank calls it until
+ * micro_batch is -1; then zero_step. With several stages brackets are inside actions, of units of the
+ * action's stage, a unit's backward inside a backward one, and zero_micro is not called. ZERO_ERR_ORDER, and
+ * nothing changed: the action before is not over, a bracket is open. */
 ZERO_API int zero_next(zero_ctx *z, struct zero_action *action);
 /* The action that zero_next gave is over: what it wrote goes on its way, beside what comes next. Does not
  * wait, while there is room for messages on their way. ZERO_ERR_ORDER, and nothing changed: there is none, a

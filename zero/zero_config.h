@@ -123,8 +123,8 @@ enum {
  * ZERO_I32 or ZERO_I64; the model may move it to other memory of that size between two calls. */
 struct zero_tensor {
     /* unique; used in errors, traces and checkpoints. With a mesh whose pp is above 1 in the whole model: in
-     * one stage's table alone, but for ZERO_TIED, and for ZERO_STACKED where stages have layers of one tensor
-     * each: all of it alike but their number, and in the order of the stages. zero_wrap: ZERO_ERR_MISMATCH */
+     * one stage alone, but for ZERO_TIED, and for ZERO_STACKED where stages have layers of one tensor each:
+     * all of it alike but their number, and in the order of the stages. zero_wrap: ZERO_ERR_MISMATCH */
     const char *name;
     /* addresses of the model's OWN pointers, which must stay where they are until zero_unwrap; grad NULL:
      * frozen. *grad may be NULL, and its content is not used */
@@ -161,6 +161,11 @@ struct zero_tensor {
     /* along dimension 0 of a tensor of one block: of the whole, where parts are padded to one shape (token
      * ids); the last parts are then the shorter ones. 0: as much as all parts have */
     int64_t tp_size;
+    /* with stages_per_rank above 1: of which of this rank's stages it is, from 0; all tensors of a unit are
+     * of one. Tensors of two stages may have one name where ZERO_STACKED, as those of two ranks may */
+    int32_t pp_stage;
+    /* 0 */
+    int32_t reserved;
 };
 
 /* One call of the model's step, for cfg.order. */
@@ -210,7 +215,11 @@ enum zero_schedule {
      * stages behind, and one */
     ZERO_SCHEDULE_1F1B = 0,
     /* all forwards, then all backwards: every micro-batch's activations are kept */
-    ZERO_SCHEDULE_GPIPE = 1
+    ZERO_SCHEDULE_GPIPE = 1,
+    /* as 1f1b, for stages_per_rank of 2 and more: stages wait for each other so many times less, and each
+     * micro-batch's activations go so many times as often from rank to rank. grad_accum_steps is a multiple
+     * of pp, or as many times another number of pp and more, or less than pp */
+    ZERO_SCHEDULE_INTERLEAVED = 2
 };
 
 /* cfg.hybrid: sharding within groups of cfg.shard_group ranks, with a copy of the parameters in each. Gathers
@@ -426,7 +435,7 @@ struct zero_config {
      * have the same part. Read by zero_wrap and zero_plan, and not kept; default NULL: all ranks are data-
      * parallel */
     const struct zero_mesh *mesh;
-    /* + with a mesh's pp above 1: enum zero_schedule: 1f1b, gpipe; default 1f1b */
+    /* + with a mesh's pp above 1: enum zero_schedule: 1f1b, gpipe, interleaved; default 1f1b */
     int32_t schedule;
     /* the bytes of struct zero_action as the program has it; see size */
     uint32_t action_size;
@@ -434,12 +443,19 @@ struct zero_config {
      * give the same. Default 0: none, which pp 1 alone takes */
     int64_t activation_bytes;
     /* with a mesh's pp above 1: a file that says in which order stages take the micro-batches of a step, in
-     * place of schedule: CSV as PyTorch's torch.distributed.pipelining writes it, a line for each stage,
+     * place of schedule: CSV as PyTorch's torch.distributed.pipelining writes it, a line for each rank,
      * computations alone (F and B) or with messages. It is checked before zero_wrap returns: what waits in a
      * circle, is left out or done twice is ZERO_ERR_ARG, with the action; each stage's backwards are in the
      * order of micro-batches. Every rank reads the same. Evaluations are as ever. Read by zero_wrap and
      * zero_plan, and not kept; default NULL: as schedule says */
     const char *schedule_file;
+    /* stages of the pipeline that each rank has, with schedule interleaved or gpipe, or with a schedule_file:
+     * of pp ranks, rank r has stages r, pp + r, 2 pp + r and on of the model, which its table and its actions
+     * number 0, 1, 2 and on. So the last stage is the last rank's last. With pp 1, too, where this rank then
+     * has all of them. Default 1 */
+    int32_t stages_per_rank;
+    /* 0 */
+    int32_t reserved;
 };
 
 /* One tensor of a file of weights. */
@@ -482,7 +498,8 @@ struct zero_weight {
     X(param_budget_bytes, ZERO_AUTO)                                                                         \
     X(copy_engine, ZERO_AUTO)                                                                                \
     X(shard_group, ZERO_AUTO)                                                                                \
-    X(start_timeout_ms, ZERO_AUTO)
+    X(start_timeout_ms, ZERO_AUTO)                                                                           \
+    X(stages_per_rank, 1)
 
 #ifdef __cplusplus
 static inline zero_config zero_config_started(void)

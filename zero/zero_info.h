@@ -125,9 +125,9 @@ struct zero_stats {
 };
 
 /* A pipeline: cfg.mesh's pp cuts the model into stages, one after another, of which each rank of pp wraps its
- * own. A step's micro-batches (cfg.grad_accum_steps) go through them as cfg.schedule says, forward and back,
- * so that stages compute at the same time. This is what one of them does: its forward or its backward of one
- * micro-batch, whose units it brackets as ever. */
+ * own one, or several. A step's micro-batches (cfg.grad_accum_steps) go through them as cfg.schedule says,
+ * forward and back, so that stages compute at the same time. This is what one of them does: its forward or
+ * its backward of one micro-batch, whose units it brackets as ever. */
 struct zero_action {
     /* enum zero_phase */
     int32_t phase;
@@ -144,6 +144,10 @@ struct zero_action {
     void *out;
     /* backward: `in` of the micro-batch's forward, which is still there; NULL on the first stage */
     const void *kept;
+    /* of this rank's stages, which: 0 to cfg.stages_per_rank - 1, as its tensors have it */
+    int32_t pp_stage;
+    /* 0 */
+    int32_t reserved;
 };
 
 struct zero_step_info {

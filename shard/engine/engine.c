@@ -60,9 +60,9 @@ static int attach_role(struct zr_engine *e, enum zr_role role, struct zr_arena *
     return c ? c->ops->attach(c, a) : 0;
 }
 
-/* An arena, made with the communicator of a role, and moved by that of another one, too, if anybody has it;
- * holds_agreement: and by that of all ranks. */
-static int open_arena(struct zr_engine *e, enum zr_role role, enum zr_role too, bool holds_agreement,
+/* An arena, made with the communicator of a role, and moved by those of two others, too, if anybody has
+ * them. */
+static int open_arena(struct zr_engine *e, enum zr_role role, enum zr_role too, enum zr_role third,
                       int64_t bytes, char **base)
 {
     struct zr_comm *c = e->role[role].comm;
@@ -74,28 +74,41 @@ static int open_arena(struct zr_engine *e, enum zr_role role, enum zr_role too, 
     err = attach_role(e, role, a);
     if (!err && too != role)
         err = attach_role(e, too, a);
-    if (!err && holds_agreement)
-        err = attach_role(e, ZR_ROLE_WORLD, a);
+    if (!err && third != role)
+        err = attach_role(e, third, a);
     zr_arena_drop(a); /* it is the communicators' now */
+    return err;
+}
+
+/* The slots between pipeline stages: memory of this rank's own, where it has all of them. */
+static int open_pipe_arena(struct zr_engine *e, int64_t bytes)
+{
+    void *base;
+    if (e->pp > 1)
+        return open_arena(e, ZR_ROLE_EVEN_PAIR, ZR_ROLE_ODD_PAIR, ZR_ROLE_CLOSING_PAIR, bytes, &e->pipe_base);
+    int err = e->dev->ops->alloc(e->dev, bytes, &base);
+    e->pipe_base = err ? NULL : base;
     return err;
 }
 
 static int open_arenas(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
-    int err = open_arena(e, ZR_ROLE_GATHER, ZR_ROLE_GATHER_OUTER, false, p->gather_bytes, &e->gather_base);
+    int err =
+        open_arena(e, ZR_ROLE_GATHER, ZR_ROLE_GATHER_OUTER, ZR_ROLE_GATHER, p->gather_bytes, &e->gather_base);
     if (!err)
-        err = open_arena(e, ZR_ROLE_REDUCE, ZR_ROLE_REDUCE_OUTER, !p->control_bytes, p->reduce_bytes,
-                         &e->reduce_base);
+        err = open_arena(e, ZR_ROLE_REDUCE, ZR_ROLE_REDUCE_OUTER,
+                         p->control_bytes ? ZR_ROLE_REDUCE : ZR_ROLE_WORLD, p->reduce_bytes, &e->reduce_base);
     e->control_base = e->reduce_base;
     if (!err && p->control_bytes)
-        err = open_arena(e, ZR_ROLE_CONTROL, ZR_ROLE_CONTROL, true, p->control_bytes, &e->control_base);
+        err = open_arena(e, ZR_ROLE_CONTROL, ZR_ROLE_CONTROL, ZR_ROLE_WORLD, p->control_bytes,
+                         &e->control_base);
     if (!err && p->pipe_bytes)
-        err = open_arena(e, ZR_ROLE_EVEN_PAIR, ZR_ROLE_ODD_PAIR, false, p->pipe_bytes, &e->pipe_base);
+        err = open_pipe_arena(e, p->pipe_bytes);
     if (!err && p->tied_bytes)
-        err = open_arena(e, ZR_ROLE_TIED, ZR_ROLE_TIED, false, p->tied_bytes, &e->tied_base);
+        err = open_arena(e, ZR_ROLE_TIED, ZR_ROLE_TIED, ZR_ROLE_TIED, p->tied_bytes, &e->tied_base);
     if (!err && p->model_bytes)
-        err = open_arena(e, ZR_ROLE_MODEL, ZR_ROLE_MODEL, false, p->model_bytes, &e->model_base);
+        err = open_arena(e, ZR_ROLE_MODEL, ZR_ROLE_MODEL, ZR_ROLE_MODEL, p->model_bytes, &e->model_base);
     return err;
 }
 
@@ -260,10 +273,11 @@ int zr_engine_allocate(struct zr_engine *e)
 void zr_engine_leave_streams(struct zr_engine *e)
 {
     struct zr_stream *const all[] = {e->gather_stream, e->gather_outer_stream, e->reduce_outer_stream,
-                                     e->reduce_stream, e->pair_stream[0],      e->pair_stream[1],
-                                     e->tied_stream};
+                                     e->reduce_stream, e->tied_stream};
     for (size_t i = 0; i < sizeof all / sizeof *all && e->dev->ops->stream_leave; i++)
         e->dev->ops->stream_leave(all[i]);
+    for (int i = 0; i < ZR_PAIR_ROLES && e->dev->ops->stream_leave; i++)
+        e->dev->ops->stream_leave(e->pair_stream[i]);
 }
 
 /* Finishes what is on the streams first. */
@@ -284,6 +298,8 @@ static void close_device_side(struct zr_engine *e)
     zr_aside_close(e);
     if (e->master)
         d->free(e->dev, e->master, e->master_bytes);
+    if (e->pipe_base && e->pp == 1)
+        d->free(e->dev, e->pipe_base, e->plan->pipe_bytes);
     if (e->snapshot)
         d->host_free(e->dev, e->snapshot, e->plan->snapshot_bytes);
     if (e->agreed)

@@ -20,9 +20,11 @@ struct zr_engine;
 
 /* ---- opening, failing, closing ---- */
 
-/* Slots of the arena between pipeline stages (engine_pipe.c): how many messages of a pair of ranks may be on
- * their way, or in use. */
+/* Slots of the arena between pipeline stages (engine_pipe.c): how many messages from a stage to the next, and
+ * back, may be on their way, or in use. */
 struct zr_pipe_room {
+    /* stages of a rank, >= 1, and the ranks that have all of them together */
+    int32_t per_rank, pp;
     /* of one message, a multiple of 4096 */
     int64_t slot_bytes;
     int32_t n_onward, n_back;
@@ -284,7 +286,7 @@ enum zr_pipe_way { ZR_PIPE_ONWARD, ZR_PIPE_BACK };
 
 struct zr_pipe_message {
     enum zr_pipe_way way;
-    /* from stage edge to edge + 1, or back; and of which micro-batch */
+    /* from stage edge of the whole model to edge + 1, or back; and of which micro-batch */
     int32_t edge, micro_batch;
 };
 

@@ -216,7 +216,7 @@ struct zr_engine {
     /* NULL: no step has any gathers, or reductions, between groups */
     struct zr_stream *compute, *gather_stream, *reduce_stream, *gather_outer_stream, *reduce_outer_stream;
     /* of the pairs of neighbouring stages; NULL: this rank has no such neighbour */
-    struct zr_stream *pair_stream[2];
+    struct zr_stream *pair_stream[ZR_PAIR_ROLES];
     /* of tied tensors; NULL: this rank has none */
     struct zr_stream *tied_stream;
     struct zr_events ev;

@@ -2,13 +2,17 @@
  * one rank's memory to another's.
  *
  * A rank sends to the rank of the next stage, and that one's gradients come back; each neighbour is a pair of
- * ranks with a communicator and a stream of its own. The arena of both has, for each of the two pairs, slots
- * for what goes forward and slots for what comes back; a message is in the same slot on both sides, where the
- * sender's model has written it and the receiver's model reads it. So a message is one copy, and the model's
- * thread waits for none but those that it needs next:
+ * ranks with a communicator and a stream of its own. Stages are dealt to the ranks in turn, so with several
+ * on a rank the pairs are a ring, and a pair's messages are those between several stages. The arena of both
+ * has, for each pair and each of a rank's stages, slots for what goes forward and slots for what comes back;
+ * a message is in the same slot on both sides, where the sender's model has written it and the receiver's
+ * model reads it. So a message is one copy, and the model's thread waits for none but those that it needs
+ * next:
  *
  *   done[slot]    compute -> pair   sender: the model has written the slot; receiver: it needs it no more
  *   moved[slot]   pair -> compute   sender: the slot may be written again; receiver: the message is there
+ *
+ * One rank that has all stages reads in a slot what it wrote there, and nothing moves.
  *
  * In which order messages go is the schedule's (shard/pipeline/), the same on both sides. */
 #include "shard/engine/engine_inside.h"
@@ -19,7 +23,7 @@
 
 struct zr_pipe {
     struct zr_pipe_room room;
-    /* (n_events) two for each slot of both pairs: the model is done with it, written or read; and it moved */
+    /* (n_events) two for each slot: the model is done with it, written or read; and it moved */
     struct zr_event **all;
     int32_t n_events;
 };
@@ -31,16 +35,38 @@ static int32_t slots_of(const struct zr_pipe_room *r, enum zr_pipe_way way)
     return way == ZR_PIPE_ONWARD ? r->n_onward : r->n_back;
 }
 
-int64_t zr_pipe_room_bytes(const struct zr_pipe_room *r)
+/* Places for pairs in the arena: a rank has two, which lie elsewhere than those of its neighbours' others. In
+ * a ring of an odd number of ranks that takes three. */
+static int32_t pair_places(const struct zr_pipe_room *r)
 {
-    return 2 * (int64_t)(r->n_onward + r->n_back) * r->slot_bytes;
+    if (r->pp == 1)
+        return 1;
+    return r->per_rank > 1 && r->pp % 2 ? 3 : 2;
 }
 
-/* Of all slots of both pairs. */
-static int32_t slot_number(const struct zr_pipe_room *r, const struct zr_pipe_message *m)
+/* The pair's, of which `pair` is the earlier stage's rank. */
+static int32_t place_of_pair(const struct zr_pipe_room *r, int32_t pair)
 {
-    int32_t pair = m->edge % 2 * (r->n_onward + r->n_back);
-    return pair + (m->way == ZR_PIPE_ONWARD ? 0 : r->n_onward) + m->micro_batch % slots_of(r, m->way);
+    return pair == r->pp - 1 ? pair_places(r) - 1 : pair % 2;
+}
+
+/* Of all pairs. */
+static int64_t count_slots(const struct zr_pipe_room *r)
+{
+    return (int64_t)pair_places(r) * r->per_rank * (r->n_onward + r->n_back);
+}
+
+int64_t zr_pipe_room_bytes(const struct zr_pipe_room *r)
+{
+    return count_slots(r) * r->slot_bytes;
+}
+
+/* Of all slots of all pairs. */
+static int64_t slot_number(const struct zr_pipe_room *r, const struct zr_pipe_message *m)
+{
+    int64_t edge = (int64_t)place_of_pair(r, m->edge % r->pp) * r->per_rank + m->edge / r->pp;
+    return edge * (r->n_onward + r->n_back) + (m->way == ZR_PIPE_ONWARD ? 0 : r->n_onward) +
+           m->micro_batch % slots_of(r, m->way);
 }
 
 static int64_t slot_at(const struct zr_pipe_room *r, const struct zr_pipe_message *m)
@@ -48,16 +74,13 @@ static int64_t slot_at(const struct zr_pipe_room *r, const struct zr_pipe_messag
     return slot_number(r, m) * r->slot_bytes;
 }
 
-static enum zr_role role_of(const struct zr_pipe_message *m)
+static enum zr_role role_of(const struct zr_engine *e, const struct zr_pipe_message *m)
 {
-    return m->edge % 2 ? ZR_ROLE_ODD_PAIR : ZR_ROLE_EVEN_PAIR;
-}
-
-/* This rank is the one of the earlier stage. */
-static bool is_first_of(const struct zr_engine *e, const struct zr_pipe_message *m)
-{
-    ZR_ASSERT(m->edge == e->pp_at || m->edge + 1 == e->pp_at);
-    return m->edge == e->pp_at;
+    int32_t pair = m->edge % e->pp;
+    ZR_ASSERT(pair == e->pp_at || (pair + 1) % e->pp == e->pp_at);
+    if (pair == e->pp - 1)
+        return ZR_ROLE_CLOSING_PAIR;
+    return pair % 2 ? ZR_ROLE_ODD_PAIR : ZR_ROLE_EVEN_PAIR;
 }
 
 static struct zr_event *event_of(const struct zr_engine *e, const struct zr_pipe_message *m, bool moved)
@@ -74,10 +97,10 @@ void *zr_engine_pipe_at(const struct zr_engine *e, const struct zr_pipe_message 
 
 int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room)
 {
-    if (e->pp == 1)
+    if (e->pp == 1 && room->per_rank < 2)
         return 0;
     struct zr_pipe *p = e->pipe = calloc(1, sizeof *p);
-    int32_t n = 4 * (room->n_onward + room->n_back);
+    int32_t n = (int32_t)(2 * count_slots(room));
     if (p)
         p->all = calloc((size_t)n, sizeof *p->all);
     if (!p || !p->all)
@@ -85,11 +108,11 @@ int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room)
     p->room = *room;
     for (; p->n_events < n; p->n_events++)
         ZR_TRY(e->dev->ops->event_open(e->dev, &p->all[p->n_events]));
-    for (int odd = 0; odd < 2; odd++) {
-        const struct zr_comm *c = e->role[ZR_ROLE_EVEN_PAIR + odd].comm;
+    for (int i = 0; i < ZR_PAIR_ROLES; i++) {
+        static const char *const name[ZR_PAIR_ROLES] = {"zero-even-pair", "zero-odd-pair", "zero-closing"};
+        const struct zr_comm *c = e->role[ZR_ROLE_EVEN_PAIR + i].comm;
         if (c && c->group.size > 1)
-            ZR_TRY(e->dev->ops->stream_open(e->dev, ZR_STREAM_QUEUE, odd ? "zero-odd-pair" : "zero-even-pair",
-                                            NULL, &e->pair_stream[odd]));
+            ZR_TRY(e->dev->ops->stream_open(e->dev, ZR_STREAM_QUEUE, name[i], NULL, &e->pair_stream[i]));
     }
     zr_roles_streams(e);
     return 0;
@@ -99,8 +122,8 @@ void zr_pipe_close(struct zr_engine *e)
 {
     if (!e->pipe)
         return;
-    for (int odd = 0; odd < 2; odd++)
-        e->dev->ops->stream_close(e->pair_stream[odd]);
+    for (int i = 0; i < ZR_PAIR_ROLES; i++)
+        e->dev->ops->stream_close(e->pair_stream[i]);
     for (int32_t i = 0; i < e->pipe->n_events; i++)
         e->dev->ops->event_close(e->pipe->all[i]);
     free(e->pipe->all);
@@ -130,11 +153,12 @@ static struct zr_tag tag_of(const struct zr_engine *e, const struct zr_pipe_mess
 /* The pair's stream goes on when the model's is here; the model's, when the message has moved. */
 static int move_message(struct zr_engine *e, const struct zr_pipe_message *m, bool sends)
 {
-    struct zr_stream *s = e->role[role_of(m)].stream;
+    const enum zr_role role = role_of(e, m);
+    struct zr_stream *s = e->role[role].stream;
     const struct zr_tag tag = tag_of(e, m, e->pipe->room.slot_bytes);
-    int root = is_first_of(e, m) == sends ? 0 : 1;
+    int own = e->role[role].comm->group.rank, root = sends ? own : 1 - own;
     ZR_TRY(e->dev->ops->stream_wait(s, event_of(e, m, false)));
-    ZR_TRY(zr_pair_send(e, role_of(m), slot_at(&e->pipe->room, m), e->pipe->room.slot_bytes, root, &tag));
+    ZR_TRY(zr_pair_send(e, role, slot_at(&e->pipe->room, m), e->pipe->room.slot_bytes, root, &tag));
     return e->dev->ops->event_record(event_of(e, m, true), s);
 }
 

@@ -41,8 +41,8 @@ void zr_roles_streams(struct zr_engine *e)
     if (e->reduce_outer_stream)
         e->role[ZR_ROLE_REDUCE_OUTER].stream = e->reduce_outer_stream;
     e->role[ZR_ROLE_MODEL].stream = e->compute;
-    e->role[ZR_ROLE_EVEN_PAIR].stream = e->pair_stream[0];
-    e->role[ZR_ROLE_ODD_PAIR].stream = e->pair_stream[1];
+    for (int i = 0; i < ZR_PAIR_ROLES; i++)
+        e->role[ZR_ROLE_EVEN_PAIR + i].stream = e->pair_stream[i];
     e->role[ZR_ROLE_TIED].stream = e->tied_stream;
 }
 
@@ -158,8 +158,10 @@ void zr_roles_abort(struct zr_engine *e, int code, const char *text)
 /* Of activations, between parts or stages, and of what two stages have, which the model's thread moves. */
 static bool moves_activations(const struct zr_engine *e, const struct zr_comm *c)
 {
-    return c == e->role[ZR_ROLE_MODEL].comm || c == e->role[ZR_ROLE_EVEN_PAIR].comm ||
-           c == e->role[ZR_ROLE_ODD_PAIR].comm || c == e->role[ZR_ROLE_TIED].comm;
+    bool moves = c == e->role[ZR_ROLE_MODEL].comm;
+    for (int r = ZR_ROLE_EVEN_PAIR; r <= ZR_ROLE_TIED; r++)
+        moves |= c == e->role[r].comm;
+    return moves;
 }
 
 /* The model's thread may wait. */

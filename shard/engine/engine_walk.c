@@ -5,6 +5,11 @@
 
 /* ---- what the row says ---- */
 
+int32_t zr_walk_stages(const struct zr_walk *w)
+{
+    return w->pp * w->per_rank;
+}
+
 const struct zr_walk_row *zr_walk_row(const struct zr_walk *w)
 {
     return w->evaluates ? &w->evaluation : &w->step;
@@ -24,23 +29,29 @@ bool zr_walk_is_over(const struct zr_walk *w)
     return w->at == zr_walk_row(w)->n;
 }
 
-/* What goes to the next stage and back from it, and from the one before and back. */
-static struct zr_pipe_message to_next(const struct zr_walk *w, enum zr_pipe_way way, int32_t micro)
+/* What goes from the action's stage to the next and back from it, and from the one before and back. */
+static struct zr_pipe_message to_next(const struct zr_pipe_action *a, enum zr_pipe_way way)
 {
-    return (struct zr_pipe_message){.way = way, .edge = w->pp_at, .micro_batch = micro};
+    return (struct zr_pipe_message){.way = way, .edge = a->stage, .micro_batch = a->micro_batch};
 }
 
-static struct zr_pipe_message to_last(const struct zr_walk *w, enum zr_pipe_way way, int32_t micro)
+static struct zr_pipe_message to_last(const struct zr_pipe_action *a, enum zr_pipe_way way)
 {
-    return (struct zr_pipe_message){.way = way, .edge = w->pp_at - 1, .micro_batch = micro};
+    return (struct zr_pipe_message){.way = way, .edge = a->stage - 1, .micro_batch = a->micro_batch};
 }
 
-static struct zr_pipe_message message_of(const struct zr_walk *w, const struct zr_pipe_action *a)
+static struct zr_pipe_message message_of(const struct zr_pipe_action *a)
 {
     bool onward = a->kind == ZR_PIPE_SEND_F || a->kind == ZR_PIPE_RECV_F;
     bool next = a->kind == ZR_PIPE_SEND_F || a->kind == ZR_PIPE_RECV_B;
     enum zr_pipe_way way = onward ? ZR_PIPE_ONWARD : ZR_PIPE_BACK;
-    return next ? to_next(w, way, a->micro_batch) : to_last(w, way, a->micro_batch);
+    return next ? to_next(a, way) : to_last(a, way);
+}
+
+/* A backward whose gradients another stage has to do with: the first stage's, or the last's. */
+static bool ends_ties(const struct zr_walk *w, const struct zr_pipe_action *a)
+{
+    return a->kind == ZR_PIPE_BACKWARD && (a->stage == 0 || a->stage == zr_walk_stages(w) - 1);
 }
 
 /* ---- one action after the other ---- */
@@ -54,7 +65,7 @@ int zr_walk_move(struct zr_engine *e, struct zr_walk *w)
             break;
         if (!zr_pipe_sends(a.kind) && !zr_pipe_receives(a.kind))
             continue; /* units are gathered and reduced as brackets say */
-        struct zr_pipe_message m = message_of(w, &a);
+        struct zr_pipe_message m = message_of(&a);
         err = zr_engine_pipe_move(e, &m, zr_pipe_sends(a.kind));
     }
     return err;
@@ -64,14 +75,14 @@ int zr_walk_move(struct zr_engine *e, struct zr_walk *w)
 static int give_slots(struct zr_engine *e, const struct zr_walk *w, struct zr_walk_given *out)
 {
     const struct zr_pipe_action *a = &out->action;
-    bool backward = a->kind == ZR_PIPE_BACKWARD, has_next = w->pp_at + 1 < w->pp, has_last = w->pp_at > 0;
-    struct zr_pipe_message next = to_next(w, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD, a->micro_batch),
-                           last = to_last(w, next.way, a->micro_batch),
-                           kept = to_last(w, ZR_PIPE_ONWARD, a->micro_batch);
+    bool backward = a->kind == ZR_PIPE_BACKWARD, has_next = a->stage + 1 < zr_walk_stages(w),
+         has_last = a->stage > 0;
+    struct zr_pipe_message next = to_next(a, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD),
+                           last = to_last(a, next.way), kept = to_last(a, ZR_PIPE_ONWARD);
     int err = has_next ? zr_engine_pipe_await(e, &next) : 0;
     if (!err && has_last)
         err = zr_engine_pipe_await(e, &last);
-    if (!err && backward)
+    if (!err && ends_ties(w, a))
         err = zr_engine_tied_begin(e, a->micro_batch);
     if (err)
         return err;
@@ -101,12 +112,11 @@ int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_given *o
  * given only where no backward follows. */
 static int take_slots(struct zr_engine *e, const struct zr_walk *w, const struct zr_pipe_action *a)
 {
-    bool backward = a->kind == ZR_PIPE_BACKWARD, has_last = w->pp_at > 0;
-    const struct zr_pipe_message next = to_next(w, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD, a->micro_batch),
-                                 given = to_last(w, ZR_PIPE_ONWARD, a->micro_batch),
-                                 back = to_last(w, ZR_PIPE_BACK, a->micro_batch);
-    int err = backward ? zr_engine_tied_end(e) : 0;
-    if (!err && w->pp_at + 1 < w->pp)
+    bool backward = a->kind == ZR_PIPE_BACKWARD, has_last = a->stage > 0;
+    const struct zr_pipe_message next = to_next(a, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD),
+                                 given = to_last(a, ZR_PIPE_ONWARD), back = to_last(a, ZR_PIPE_BACK);
+    int err = ends_ties(w, a) ? zr_engine_tied_end(e) : 0;
+    if (!err && a->stage + 1 < zr_walk_stages(w))
         err = zr_engine_pipe_done(e, &next);
     if (!err && has_last && (backward || w->evaluates))
         err = zr_engine_pipe_done(e, &given);

@@ -2,8 +2,8 @@
  * the row comes to them; a computation is given the slots that it reads and writes once they may be read and
  * written, and gives them back at its end.
  *
- * With one stage a row has no list of actions: it is forward and backward of each micro-batch in turn, and
- * nothing moves. Of the model's thread alone. Functions return 0 or a zr_err, with zr_error_text(). */
+ * With one stage in all a row has no list of actions: it is forward and backward of each micro-batch in turn,
+ * and nothing moves. Of the model's thread alone. Functions return 0 or a zr_err, with zr_error_text(). */
 #ifndef ZR_SHARD_ENGINE_WALK_H
 #define ZR_SHARD_ENGINE_WALK_H
 
@@ -22,6 +22,8 @@ struct zr_walk_row {
 };
 
 struct zr_walk {
+    /* stages of a rank, of which the nth is stage n * pp + pp_at of the whole model */
+    int32_t per_rank;
     int32_t pp, pp_at, n_micro;
     /* in a step, and in an evaluation, which is under way */
     struct zr_walk_row step, evaluation;
@@ -39,6 +41,8 @@ struct zr_walk_given {
     void *kept;
 };
 
+/* Stages of the whole model. */
+int32_t zr_walk_stages(const struct zr_walk *w);
 const struct zr_walk_row *zr_walk_row(const struct zr_walk *w);
 struct zr_pipe_action zr_walk_action(const struct zr_walk *w, int64_t i);
 /* All actions of the step, or of the evaluation, are over. */

@@ -125,9 +125,10 @@ struct zr_pipe_cost {
 int zr_pipeline_lower(struct zr_pipeline **out, const struct zr_pipeline *p, const struct zr_pipe_cost *cost,
                       int32_t most_unsharded);
 
-/* Slots for messages that every rank needs of what goes on to the next stage, and of what comes back, where
- * micro-batch m takes slot m % slots on both sides: what is received stays in its slot until its stage's
- * backward is done (in a schedule without, its forward), what is computed until it was sent. p has messages.
+/* Slots for messages that every rank needs of what goes on from a stage to the next, and of what comes back,
+ * where micro-batch m takes slot m % slots on both sides: what is received stays in its slot until its
+ * stage's backward is done (in a schedule without, its forward), what is computed until it was sent. Between
+ * two stages of one rank, it is in its slot from where it is computed. p has messages, or one rank.
  * ZR_ERR_NOMEM. */
 int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n_back);
 

@@ -43,15 +43,27 @@ static bool is_enough(const struct places *at, int32_t n, int32_t onward, int32_
            comes_behind(at->of[ZR_PIPE_BACKWARD], at->of[ZR_PIPE_SEND_B], n, back);
 }
 
+/* The same where the next stage is this rank's, too: what one computes the other reads where it is. */
+static bool is_enough_within(const struct places *at, const struct places *next, int32_t n, int32_t onward,
+                             int32_t back)
+{
+    bool forward_only = at->of[ZR_PIPE_BACKWARD][0] < 0;
+    const int64_t *last = next->of[forward_only ? ZR_PIPE_FORWARD : ZR_PIPE_BACKWARD];
+    return comes_behind(at->of[ZR_PIPE_FORWARD], last, n, onward) &&
+           comes_behind(next->of[ZR_PIPE_BACKWARD], at->of[ZR_PIPE_BACKWARD], n, back);
+}
+
 int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n_back)
 {
     int32_t n = p->n_micro_batches;
-    int64_t *room = malloc((size_t)ZR_PIPE_N_KINDS * (size_t)n * sizeof *room);
-    struct places at;
+    int64_t *room = malloc(2 * (size_t)ZR_PIPE_N_KINDS * (size_t)n * sizeof *room);
+    struct places at, next;
     if (!room)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the slots of %d micro-batches", n);
-    for (int k = 0; k < ZR_PIPE_N_KINDS; k++)
+    for (int k = 0; k < ZR_PIPE_N_KINDS; k++) {
         at.of[k] = room + (int64_t)k * n;
+        next.of[k] = room + (int64_t)(ZR_PIPE_N_KINDS + k) * n;
+    }
     *n_onward = *n_back = 1;
     int32_t *rank_of = zr_pipe_places(p);
     for (int32_t s = 0; rank_of && s < p->n_stages; s++) {
@@ -61,6 +73,13 @@ int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n
         while (*n_onward < n && !is_enough(&at, n, *n_onward, n))
             ++*n_onward;
         while (*n_back < n && !is_enough(&at, n, n, *n_back))
+            ++*n_back;
+        if (s + 1 == p->n_stages || rank_of[s + 1] != rank_of[s])
+            continue;
+        find_places(p, &p->rows[rank_of[s]], s + 1, &next);
+        while (*n_onward < n && !is_enough_within(&at, &next, n, *n_onward, n))
+            ++*n_onward;
+        while (*n_back < n && !is_enough_within(&at, &next, n, n, *n_back))
             ++*n_back;
     }
     int err = rank_of ? 0 : ZR_ERR_NOMEM;

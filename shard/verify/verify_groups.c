@@ -69,6 +69,7 @@ static const struct zr_group *group_of(const struct zr_mesh *mesh, enum zr_role 
         return &mesh->pair[role - ZR_ROLE_EVEN_PAIR];
     case ZR_ROLE_TIED:
         return &mesh->ends;
+    case ZR_ROLE_CLOSING_PAIR:
     case ZR_ROLE_CONTROL:
     case ZR_ROLES:
         break;
@@ -137,6 +138,8 @@ static bool is_opened(const struct zr_verify_world *v, enum zr_role role)
     case ZR_ROLE_EVEN_PAIR:
     case ZR_ROLE_TIED:
         return stages;
+    case ZR_ROLE_CLOSING_PAIR:
+        return false; /* of several stages on a rank */
     case ZR_ROLE_GATHER:
     case ZR_ROLE_REDUCE:
     case ZR_ROLES:

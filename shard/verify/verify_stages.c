@@ -184,6 +184,8 @@ static void set_room(struct zr_verify_stage *s, const struct zr_verify_case *c)
         tied_bytes += t->tie != ZR_TIE_NONE ? zr_tied_bytes(t) : 0;
         sum_bytes += t->tie != ZR_TIE_NONE ? zr_tied_sum_bytes(t) : 0;
     }
+    s->room.pp = s->walk.pp;
+    s->room.per_rank = s->walk.per_rank;
     s->room.slot_bytes = 4096;
     s->room.tied_bytes = zr_round_up(tied_bytes, 4096);
     s->room.n_tied = (int32_t)zr_min((c->pp + 1) / 2, c->accum);
@@ -271,7 +273,7 @@ int zr_stages_make(struct zr_verify_world *v)
         abort();
     for (int32_t s = 0; !err && s < n; s++) {
         v->stages[s].at = s;
-        v->stages[s].walk = (struct zr_walk){.pp = n, .pp_at = s, .n_micro = c->accum};
+        v->stages[s].walk = (struct zr_walk){.per_rank = 1, .pp = n, .pp_at = s, .n_micro = c->accum};
         err = zr_verify_layout(c, s, v->speed, &v->stages[s].layout);
     }
     if (!err && n > 1)

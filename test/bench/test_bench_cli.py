@@ -457,6 +457,33 @@ class PlanOfStages(unittest.TestCase):
         row = self.of(*self.SIZES, '--micro-batches=4')[0]
         self.assertAlmostEqual(row['bubble'], 1 - (36 + 24) / 2 / 39, delta=1e-12)
 
+    def test_several_stages_on_a_rank(self):
+        """What they stand still is as many times less; of two stages of two ranks each byte by hand."""
+        for pp, m, v in [(2, 4, 2), (2, 8, 3), (4, 8, 3), (3, 12, 2), (12, 24, 1)]:
+            row = self.of('--model=gpt2-124M', f'--pp={pp}', f'--world={pp}', f'--micro-batches={m}', '--schedule=interleaved', f'--stages-per-rank={v}')[0]
+            self.assertAlmostEqual(row['bubble'], (pp - 1) / (v * m + pp - 1), delta=1e-12)
+            self.assertEqual(row.get('stages_per_rank', 1), v)
+            self.assertEqual(sum(s['layers'] for s in row['pp_stages']), 12)
+            self.assertEqual(sum(s['n_params'] for s in row['pp_stages']), 124439808 + 50257 * 768)
+        c, t, v = self.C, self.T, self.V
+        row = self.of(*self.SIZES, '--layers=4', '--micro-batches=4', '--schedule=interleaved', '--stages-per-rank=2')[0]
+        first, last = row['pp_stages']
+        self.assertEqual([s['layers'] for s in row['pp_stages']], [2, 2])
+        self.assertEqual([s['moved_bytes'] for s in row['pp_stages']], 2 * [3 * 4 * 4 * t * c])
+        layer, messages = 16 * c, 4 * t * c
+        # Two pairs, and for each of two stages four slots forward, as all of what the first stage gives may come before its neighbour's first backward of it, and
+        # one back; and one gradient of the embedding.
+        self.assertEqual(first['bytes']['comm'], 2 * 2 * 5 * messages + 4 * v * c)
+        # The first rank: forward of stages 0 0 2 2 0, backward of 2, forward of 0: then it keeps four of stage 0 and one of stage 2, whose input is in a slot.
+        self.assertEqual(first['activation_bytes'], 4 * t * (4 * layer + layer - c))
+        done = bench('plan', *self.SIZES, '--layers=4', '--micro-batches=4', '--schedule=interleaved', '--stages-per-rank=2')
+        self.assertIn('2 ranks: 4 pipeline stages of 1 to 1 of 4 layers, 2 on each rank', done.stdout)
+        for says, *args in [('--stages-per-rank: is of --pp with', '--stages-per-rank=2'), ('--stages-per-rank: is of --pp with', '--stages-per-rank=2', '--pp=2', '--world=2'),
+                            ('--pp: 6 stages are more than the 5 layers', *self.SIZES, '--stages-per-rank=3', '--schedule=gpipe')]:
+            done = bench('plan', *args)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(says, done.stderr)
+
     def test_stages_make_up_the_model(self):
         """All stages together have each parameter once, and the embedding on the last one again; what does not divide goes to the stages between."""
         for pp, layers in [(5, [2, 3, 3, 2, 2]), (12, 12 * [1]), (3, 3 * [4])]:

@@ -383,6 +383,18 @@ class Stages(unittest.TestCase):
                 with self.subTest(tp=tp, dtype=dtype, pp=pp, n_dp=n_dp, schedule=schedule, how=how):
                     self.assertEqual(self.run_of(pp, n_dp, tp, f'--dtype={dtype}', f'--schedule={schedule}', *how), one)
 
+    def test_several_stages_on_a_rank(self):
+        one = self.run_of(1, 1, 1, '--layers=6')
+        for pp, n_dp, per_rank, schedule, stage in [(2, 1, 2, 'interleaved', 0), (2, 2, 3, 'interleaved', 3), (3, 2, 2, 'interleaved', 1), (3, 1, 2, 'gpipe', 2)]:
+            with self.subTest(pp=pp, n_dp=n_dp, per_rank=per_rank, schedule=schedule, stage=stage):
+                how = [f'--schedule={schedule}', f'--stages-per-rank={per_rank}', f'--stage={stage}']
+                self.assertEqual(self.run_of(pp, n_dp, 1, '--layers=6', *how), one)
+        with tempfile.TemporaryDirectory() as folder:  # saved in four stages on two ranks, which one rank goes on from
+            args = [*TINY, *self.SIZES, '--layers=6', f'--accum={self.PER_STEP}', f'--{{}}={folder}']
+            train(2, *[a.format('save') for a in args], '--steps=2', '--pp=2', '--schedule=interleaved', '--stages-per-rank=2')
+            steps, summary = train(1, *[a.format('load') for a in args], f'--steps={STEPS}')
+            self.assertEqual(([(s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']), (one[0][2:], one[1]))
+
     def test_checkpoints(self):
         """A run goes on in other stages, and in one, as if it had not stopped."""
         straight = self.run_of(1, 1, 1)
@@ -415,7 +427,8 @@ class Stages(unittest.TestCase):
         """What plan says of a stage is what its ranks allocate: here of the last one, which reports."""
         sizes = ['--layers=5', '--heads=4', '--channels=32', '--context=32']  # activations are more than the digests of a state
         for pp, n_dp, tp, schedule, more, hybrids in [(2, 1, 1, '1f1b', [], []), (3, 2, 1, 'gpipe', [], []), (2, 2, 2, '1f1b', ['--tp=2'], []), (2, 4, 1, '1f1b', [], ['--shard-group=2']),
-                                                      (2, 1, 2, '1f1b', ['--tp=2', '--sequence-parallel'], [])]:
+                                                      (2, 1, 2, '1f1b', ['--tp=2', '--sequence-parallel'], []),
+                                                      (2, 2, 1, 'interleaved', ['--stages-per-rank=2'], []), (3, 1, 1, 'interleaved', ['--stages-per-rank=2', '--layers=6', '--accum=9'], [])]:
             args = [*sizes, f'--accum={8 // n_dp}', '--batch=2', '--dtype=f32', '--deterministic=on', f'--pp={pp}', f'--schedule={schedule}', *more]
             done = bench('plan', '--json', f'--world={pp * n_dp * tp}', *args, *hybrids)
             self.assertEqual((done.returncode, done.stderr), (0, ''))
@@ -464,11 +477,18 @@ class Stages(unittest.TestCase):
         done = run([ZERO_RUN, '-n', '4', '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES, '--accum=4', '--pp=2', '--steps=1'])
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         self.assertIn('stage 0 on 4 ranks, in 2 pipeline stages (shm)', done.stdout)
+        four = ['--accum=4', '--pp=2', '--schedule=interleaved', '--stages-per-rank=2', '--steps=1']
+        done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES, *four])
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        self.assertIn('stage 0 on 2 ranks, in 4 pipeline stages (shm)', done.stdout)
 
     def test_refused(self):
         for world, args, says in [(2, ['--pp=6'], '--pp: 6 stages are more than the 5 layers'), (2, ['--pp=2', '--plain'], '--pp: not with --plain'),
                                   (2, ['--pp=3'], 'do not multiply to the world of 2'), (1, ['--schedule=gpipe'], '--schedule: is of the stages of --pp'),
                                   (1, ['--schedule=zb'], '--schedule'), (1, ['--schedule-file=x'], '--schedule-file: is of the stages of --pp'),
+                                  (1, ['--stages-per-rank=2'], '--stages-per-rank: is of the stages of --pp'),
+                                  (2, ['--pp=2', '--stages-per-rank=3'], '--pp: 6 stages are more than the 5 layers'),
+                                  (2, ['--pp=2', '--stages-per-rank=2'], 'stages_per_rank is 2, but schedule is 1f1b'),
                                   (2, ['--pp=2', '--schedule-file=/nowhere'], '/nowhere: No such file')]:
             with self.subTest(args=args):
                 done = run([ZERO_RUN, '-n', str(world), '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES, *args])

@@ -1264,6 +1264,34 @@ static void gradients_are_returned(void **state)
     }
 }
 
+/* Two stages of a rank, of two units each, in turns: at the end of each backward action, which the order may
+ * say, else wherever one could be. */
+static void gradients_of_stages_in_turns(void **state)
+{
+    (void)state;
+    static const char order[] =
+        "0(0) 1(1) 0(0) 1(1) 2(2) 3(3) 2(2) 3(3) 3[3] 2[2] 3[3] 2[2] 1[1] 0[0] 1[1] 0[0]";
+    static const char *const returned[] = {
+        "0(0) 1(1) 0(0) 1(1) 2(2) 3(3) 2(2) 3(3) 3[3]! 2[2]! 3[3]! 2[2]! 1[1]! 0[0]! 1[1]! 0[0]! S",
+        "0(0) 1(1) 0(0) 1(1) 2(2) 3(3) 2(2) 3(3) 3[3] 2[2]! 3[3] 2[2]! 1[1] 0[0]! 1[1] 0[0]! S"};
+    for (int says = 0; says < 2; says++) {
+        struct model m;
+        struct watch w;
+        make_model(&m, 4, 0, 0, order);
+        make_resident(&m, 1);
+        m.spec.grad_accum_steps = 2;
+        m.spec.order_of_step = true;
+        for (int32_t i = 0; i < m.spec.n_order; i++)
+            m.order[i].ends_action =
+                says && m.order[i].backward && m.order[i].is_end && m.order[i].unit % 2 == 0;
+        watch_open(&w, &m.spec);
+        for (int step = 0; step < 3; step++)
+            watch_run(&w, returned[says]);
+        assert_int_equal(zr_core_counts(w.core).n_replans, 0);
+        watch_close(&w);
+    }
+}
+
 /* A step too long to record, whose calls repeat within a micro-batch: where one ends they do not tell. */
 static void gradients_of_a_long_step(void **state)
 {
@@ -1531,6 +1559,7 @@ int main(void)
         cmocka_unit_test(groups_reduce_undeclared_uses),
         cmocka_unit_test(reduces_once),
         cmocka_unit_test(gradients_are_returned),
+        cmocka_unit_test(gradients_of_stages_in_turns),
         cmocka_unit_test(gradients_of_a_long_step),
         cmocka_unit_test(any_calls),
         cmocka_unit_test(a_copy_goes_on),

@@ -154,12 +154,12 @@ static void leave(struct slots *s, int32_t micro)
         s->of[micro % s->n] = -1;
 }
 
-/* The row of a rank with one stage, action by action: no message takes a slot of one that is still needed.
- * The first rank sends nothing back and the last nothing on. */
-static bool row_fits(const struct zr_pipeline *p, int32_t rank, int32_t onward, int32_t back,
-                     bool forward_only)
+/* What a rank does of a stage, action by action: no message takes a slot of one that is still needed. The
+ * first stage sends nothing back and the last nothing on. */
+static bool stage_fits(const struct zr_pipeline *p, int32_t stage, int32_t onward, int32_t back,
+                       bool forward_only)
 {
-    const struct zr_pipe_row *row = &p->rows[rank];
+    const struct zr_pipe_row *row = &p->rows[stage % p->n_ranks];
     struct slots in = {.n = onward}, out = {.n = onward}, grad_in = {.n = back}, grad_out = {.n = back};
     struct slots *all[] = {&in, &out, &grad_in, &grad_out};
     bool fits = true;
@@ -167,12 +167,14 @@ static bool row_fits(const struct zr_pipeline *p, int32_t rank, int32_t onward, 
         memset(all[k]->of, 0xff, sizeof all[k]->of);
     for (int64_t i = 0; i < row->n; i++) {
         int32_t m = row->at[i].micro_batch;
+        if (row->at[i].stage != stage)
+            continue;
         switch (row->at[i].kind) {
         case ZR_PIPE_RECV_F:
             fits &= fill(&in, m);
             break;
         case ZR_PIPE_FORWARD:
-            if (rank < p->n_ranks - 1)
+            if (stage < p->n_stages - 1)
                 fits &= fill(&out, m);
             if (forward_only)
                 leave(&in, m);
@@ -184,7 +186,7 @@ static bool row_fits(const struct zr_pipeline *p, int32_t rank, int32_t onward, 
             fits &= fill(&grad_in, m);
             break;
         case ZR_PIPE_BACKWARD:
-            if (rank > 0)
+            if (stage > 0)
                 fits &= fill(&grad_out, m);
             leave(&in, m);
             leave(&grad_in, m);
@@ -199,10 +201,35 @@ static bool row_fits(const struct zr_pipeline *p, int32_t rank, int32_t onward, 
     return fits;
 }
 
+/* Between a stage and the next, where one rank has all: each reads what the other wrote in its place. */
+static bool fits_within(const struct zr_pipeline *p, int32_t stage, int32_t onward, int32_t back,
+                        bool forward_only)
+{
+    struct slots out = {.n = onward}, grad = {.n = back};
+    bool fits = true;
+    memset(out.of, 0xff, sizeof out.of);
+    memset(grad.of, 0xff, sizeof grad.of);
+    for (int64_t i = 0; i < p->rows[0].n && stage < p->n_stages - 1; i++) {
+        const struct zr_pipe_action *a = &p->rows[0].at[i];
+        bool forward = a->kind == ZR_PIPE_FORWARD, next = a->stage == stage + 1;
+        if (!zr_pipe_computes(a->kind) || (a->stage != stage && !next))
+            continue;
+        if (forward && !next)
+            fits &= fill(&out, a->micro_batch);
+        if (next && forward == forward_only)
+            leave(&out, a->micro_batch);
+        if (!forward && next)
+            fits &= fill(&grad, a->micro_batch);
+        if (!forward && !next)
+            leave(&grad, a->micro_batch);
+    }
+    return fits;
+}
+
 static bool all_fit(const struct zr_pipeline *p, int32_t onward, int32_t back, bool forward_only)
 {
-    for (int32_t r = 0; r < p->n_ranks; r++)
-        if (!row_fits(p, r, onward, back, forward_only))
+    for (int32_t s = 0; s < p->n_stages; s++)
+        if (!(p->n_ranks > 1 ? stage_fits : fits_within)(p, s, onward, back, forward_only))
             return false;
     return true;
 }
@@ -231,6 +258,31 @@ static void test_slots(void **state)
                 zr_pipeline_close(lowered);
                 zr_pipeline_close(p);
             }
+}
+
+/* The same of several stages on a rank, each with slots of its own. */
+static void test_slots_of_several(void **state)
+{
+    (void)state;
+    for (int32_t ranks = 1; ranks <= 5; ranks++)
+        for (int32_t per_rank = 2; per_rank <= 3; per_rank++)
+            for (int32_t n = 1; n <= 20; n++)
+                for (int k = 0; k < 4; k++) {
+                    enum zr_pipeline_kind kind = k % 2 ? ZR_GPIPE : ZR_INTERLEAVED;
+                    bool forward_only = k >= 2;
+                    struct zr_pipeline *p, *lowered;
+                    int32_t onward = -1, back = -1;
+                    if (kind == ZR_INTERLEAVED && n > ranks && n % (n / ranks))
+                        continue;
+                    expect_ok(zr_pipeline_build(&p, kind, ranks, per_rank, n, forward_only));
+                    expect_ok(zr_pipeline_lower(&lowered, p, &unit_cost, 0));
+                    expect_ok(zr_pipeline_slots(lowered, &onward, &back));
+                    assert_true(all_fit(lowered, onward, back, forward_only));
+                    assert_true(onward == 1 || !all_fit(lowered, onward - 1, n, forward_only));
+                    assert_true(back == 1 || !all_fit(lowered, n, back - 1, forward_only));
+                    zr_pipeline_close(lowered);
+                    zr_pipeline_close(p);
+                }
 }
 
 /* Stages of 1, 3, 1 and 1 units, and a way between ranks: by hand. */
@@ -765,13 +817,21 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_published), cmocka_unit_test(test_forward_only),
-        cmocka_unit_test(test_slots),     cmocka_unit_test(test_uneven),
-        cmocka_unit_test(test_any_order), cmocka_unit_test(test_wrong),
-        cmocka_unit_test(test_mutants),   cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_files),     cmocka_unit_test(test_link),
-        cmocka_unit_test(test_costs),     cmocka_unit_test(test_pairs),
-        cmocka_unit_test(test_garbled),   cmocka_unit_test(test_what_cannot_be_lowered),
+        cmocka_unit_test(test_published),
+        cmocka_unit_test(test_forward_only),
+        cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_slots_of_several),
+        cmocka_unit_test(test_uneven),
+        cmocka_unit_test(test_any_order),
+        cmocka_unit_test(test_wrong),
+        cmocka_unit_test(test_mutants),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_link),
+        cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_garbled),
+        cmocka_unit_test(test_what_cannot_be_lowered),
         cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests_name("pipeline schedules", tests, NULL, NULL);

@@ -24,6 +24,9 @@ struct layer {
 struct model {
     /* of the whole model, and this stage's first one */
     int n_layers, first;
+    /* where the stage's units and tensors begin in the rank's table; the rank's next stage */
+    int first_unit, first_tensor;
+    struct model *next;
     /* the first layer's bracket is open around those of the others */
     bool nests, lingers;
     /* a forward bracket around each backward one, as declared */
@@ -113,6 +116,42 @@ static struct model *make_model(int pp, int stage, int tp, int part)
     return m;
 }
 
+static void free_model(struct model *m)
+{
+    while (m) {
+        struct model *next = m->next;
+        free(m);
+        m = next;
+    }
+}
+
+/* All stages of a rank, n of them, with one table in the first. Stages behind the last layer have none: they
+ * give on what they take. */
+static struct model *make_stages(int pp, int at, int n, int tp, int part, int *n_tensors)
+{
+    struct model *first = make_model(pp * n, at, tp, part), *last = first;
+    *n_tensors = first->n_layers * OF_LAYER;
+    for (int k = 1; k < n; k++) {
+        struct model *m = last->next = make_model(pp * n, k * pp + at, tp, part);
+        m->first_unit = last->first_unit + last->n_layers;
+        m->first_tensor = *n_tensors;
+        for (int t = 0; t < m->n_layers * OF_LAYER; t++) {
+            m->table[t].unit += m->first_unit;
+            m->table[t].pp_stage = k;
+            first->table[(*n_tensors)++] = m->table[t];
+        }
+        last = m;
+    }
+    return first;
+}
+
+static struct model *stage_of(struct model *m, int stage)
+{
+    while (stage-- > 0)
+        m = m->next;
+    return m;
+}
+
 #define OR_RETURN(call)                                                                                      \
     do {                                                                                                     \
         int err_ = (call);                                                                                   \
@@ -123,14 +162,15 @@ static struct model *make_model(int pp, int stage, int tp, int part)
 /* h = tanh(w1 x); y = x + w2 h + b */
 static int forward(struct model *m, zero_ctx *z, int micro)
 {
-    if (m->nests)
-        OR_RETURN(zero_begin(z, 0, ZERO_FORWARD));
+    bool nests = m->nests && m->n_layers;
+    if (nests)
+        OR_RETURN(zero_begin(z, m->first_unit, ZERO_FORWARD));
     for (int l = 0; l < m->n_layers; l++) {
         const struct layer *a = &m->layer[l];
         float *x = m->x[micro][l], *y = m->x[micro][l + 1], *h = m->h[micro][l];
         float u[ROWS * C];
-        if (l || !m->nests)
-            OR_RETURN(zero_begin(z, l, ZERO_FORWARD));
+        if (l || !nests)
+            OR_RETURN(zero_begin(z, m->first_unit + l, ZERO_FORWARD));
         OR_RETURN(zero_tp_enter(z, u, x, ROWS * C, ZERO_F32, ZERO_FORWARD));
         for (int r = 0; r < ROWS; r++) {
             for (int j = 0; j < m->hidden; j++) {
@@ -149,25 +189,26 @@ static int forward(struct model *m, zero_ctx *z, int micro)
         OR_RETURN(zero_tp_leave(z, y, y, ROWS * C, ZERO_F32, ZERO_FORWARD));
         for (int i = 0; i < ROWS * C; i++)
             y[i] += x[i] + a->b[i % C];
-        if (l || !m->nests)
-            OR_RETURN(zero_end(z, l, ZERO_FORWARD));
+        if (l || !nests)
+            OR_RETURN(zero_end(z, m->first_unit + l, ZERO_FORWARD));
     }
-    return m->nests ? zero_end(z, 0, ZERO_FORWARD) : 0;
+    return nests ? zero_end(z, m->first_unit, ZERO_FORWARD) : 0;
 }
 
 /* dx: of the stage's output, and then of its input. */
 static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C])
 {
-    if (m->nests)
-        OR_RETURN(zero_begin(z, 0, ZERO_BACKWARD));
+    bool nests = m->nests && m->n_layers;
+    if (nests)
+        OR_RETURN(zero_begin(z, m->first_unit, ZERO_BACKWARD));
     for (int l = m->n_layers; l-- > 0;) {
         const struct layer *a = &m->layer[l];
         const float *h = m->h[micro][l], *x = m->x[micro][l];
         float du[ROWS * C], da[ROWS * H], dy[ROWS * C];
         if (m->recomputes)
-            OR_RETURN(zero_begin(z, l, ZERO_FORWARD));
-        if (l || !m->nests)
-            OR_RETURN(zero_begin(z, l, ZERO_BACKWARD));
+            OR_RETURN(zero_begin(z, m->first_unit + l, ZERO_FORWARD));
+        if (l || !nests)
+            OR_RETURN(zero_begin(z, m->first_unit + l, ZERO_BACKWARD));
         for (int i = 0; i < ROWS * C; i++)
             a->db[i % C] += dx[i];
         if (m->poisoned && micro == 1)
@@ -194,18 +235,20 @@ static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C])
         OR_RETURN(zero_tp_enter(z, du, du, ROWS * C, ZERO_F32, ZERO_BACKWARD));
         for (int i = 0; i < ROWS * C; i++)
             dx[i] += du[i];
-        if (l || !m->nests)
-            OR_RETURN(zero_end(z, l, ZERO_BACKWARD));
+        if (l || !nests)
+            OR_RETURN(zero_end(z, m->first_unit + l, ZERO_BACKWARD));
         if (m->recomputes)
-            OR_RETURN(zero_end(z, l, ZERO_FORWARD));
+            OR_RETURN(zero_end(z, m->first_unit + l, ZERO_FORWARD));
     }
-    return m->nests ? zero_end(z, 0, ZERO_BACKWARD) : 0;
+    return nests ? zero_end(z, m->first_unit, ZERO_BACKWARD) : 0;
 }
 
 /* ---- one rank ---- */
 
 struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
+    /* stages of a rank; 0: one */
+    int per_rank;
     bool check, evaluates, nests, lingers, recomputes;
     /* a line for each stage; NULL: as schedule says. keeps: micro-batches of each stage, at most */
     const char *file;
@@ -214,6 +257,11 @@ struct setup {
     double norm[STEPS], loss[STEPS];
     bool known;
 };
+
+static int per_rank(const struct setup *s)
+{
+    return s->per_rank ? s->per_rank : 1;
+}
 
 struct place {
     int32_t pp, dp, n_dp, tp;
@@ -236,6 +284,7 @@ static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_conf
     cfg->mesh = *mesh;
     cfg->shard_group = ZERO_AUTO;
     cfg->schedule = s->schedule;
+    cfg->stages_per_rank = per_rank(s);
     cfg->schedule_file = s->file;
     cfg->activation_bytes = ROWS * C * (int64_t)sizeof(float);
     return err;
@@ -254,6 +303,7 @@ static void linger(const struct zero_action *a, int batch)
 /* The stage's forward or backward of one micro-batch. */
 static int run_action(struct model *m, zero_ctx *z, const struct zero_action *a, int batch, double *loss)
 {
+    m = stage_of(m, a->pp_stage);
     float *x = m->x[a->micro_batch][0], *y = m->x[a->micro_batch][m->n_layers];
     float input[ROWS * C], target[ROWS * C], dx[ROWS * C];
     draw_batch(batch, input, target);
@@ -285,25 +335,31 @@ static int run_actions(struct toy_rank *r, struct model *m, zero_ctx *z, int ste
                        double *loss)
 {
     const struct setup *s = r->arg;
-    int n_micro = MICRO / at->n_dp, n = 0, n_forward = 0, most = 0, n_backward = 0;
+    enum { MOST_STAGES = 4 };
+    int n_micro = MICRO / at->n_dp, n = 0, most = 0, v = per_rank(s);
+    int n_forward[MOST_STAGES] = {0}, n_backward[MOST_STAGES] = {0};
     for (;; n++) {
         struct zero_action a;
         memset(&a, 0x55, sizeof a);
         OR_RETURN(zero_next(z, &a));
         if (a.micro_batch < 0)
             break;
-        bool ends = a.phase == ZERO_FORWARD ? at->pp == s->pp - 1 : at->pp == 0;
+        if (a.pp_stage < 0 || a.pp_stage >= v)
+            toy_wrong(r, "stage is %d", a.pp_stage);
+        int stage = a.pp_stage * s->pp + at->pp;
+        bool ends = a.phase == ZERO_FORWARD ? stage == s->pp * v - 1 : stage == 0;
         if ((a.out == NULL) != ends)
-            toy_wrong(r, "stage %d, phase %d: out is %p", at->pp, a.phase, a.out);
-        if (a.micro_batch != (a.phase == ZERO_FORWARD ? n_forward++ : n_backward++))
+            toy_wrong(r, "stage %d, phase %d: out is %p", stage, a.phase, a.out);
+        int *seen = a.phase == ZERO_FORWARD ? n_forward : n_backward;
+        if (a.micro_batch != seen[a.pp_stage]++)
             toy_wrong(r, "phase %d: micro-batch %d comes out of its turn", a.phase, a.micro_batch);
-        most = n_forward - n_backward > most ? n_forward - n_backward : most;
+        most = n_forward[0] - n_backward[0] > most ? n_forward[0] - n_backward[0] : most;
         OR_RETURN(run_action(m, z, &a, step * MICRO + a.micro_batch * at->n_dp + at->dp, loss));
         OR_RETURN(zero_finish(z));
     }
     int behind = s->pp - at->pp, want = s->pp > 1 && s->schedule == ZERO_SCHEDULE_GPIPE ? n_micro : behind;
     want = s->file ? s->keeps[at->pp] : want;
-    if (n != 2 * n_micro || n_forward != n_micro || most != (want < n_micro ? want : n_micro))
+    if (n != 2 * n_micro * v || (v == 1 && most != (want < n_micro ? want : n_micro)))
         toy_wrong(r, "stage %d: %d actions, %d micro-batches at most, instead of %d", at->pp, n, most, want);
     *loss /= n_micro;
     return 0;
@@ -315,7 +371,7 @@ static int evaluate(struct toy_rank *r, struct model *m, zero_ctx *z, int step, 
     const struct setup *s = r->arg;
     struct zero_action a;
     double loss = 0;
-    int n = 0, n_micro = MICRO / at->n_dp;
+    int n = 0, n_micro = MICRO / at->n_dp, seen[4] = {0};
     OR_RETURN(zero_evaluate(z));
     toy_expect(r, zero_evaluate(z), ZERO_ERR_ORDER, "zero_evaluate: actions of an evaluation have begun");
     toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_ORDER, "zero_step: ");
@@ -323,14 +379,14 @@ static int evaluate(struct toy_rank *r, struct model *m, zero_ctx *z, int step, 
         OR_RETURN(zero_next(z, &a));
         if (a.micro_batch < 0)
             break;
-        if (a.phase != ZERO_FORWARD || a.micro_batch != n || a.kept)
+        if (a.phase != ZERO_FORWARD || a.micro_batch != seen[a.pp_stage]++ || a.kept)
             toy_wrong(r, "phase %d of micro-batch %d in an evaluation", a.phase, a.micro_batch);
-        OR_RETURN(run_action(m, z, &a, step * MICRO + n * at->n_dp + at->dp, &loss));
+        OR_RETURN(run_action(m, z, &a, step * MICRO + a.micro_batch * at->n_dp + at->dp, &loss));
         OR_RETURN(zero_finish(z));
     }
     loss /= n_micro;
     OR_RETURN(zero_mean(z, &loss, 1));
-    if (n != n_micro ||
+    if (n != n_micro * per_rank(s) ||
         (at->pp == s->pp - 1 && s->known && !(fabs(loss - s->loss[step]) <= 1e-5 * s->loss[step])))
         toy_wrong(r, "evaluated at step %d: %d micro-batches, loss %.17g", step, n, loss);
     return 0;
@@ -338,7 +394,7 @@ static int evaluate(struct toy_rank *r, struct model *m, zero_ctx *z, int step, 
 
 /* A sum over this stage's tensors of what they and their states come to: of all stages together, the same
  * however they are divided. */
-static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z, int tp)
+static int hash_stage(struct toy_rank *r, struct model *m, zero_ctx *z, int tp)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
     for (int t = 0; t < m->n_layers * OF_LAYER; t++)
@@ -346,7 +402,7 @@ static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z, int tp)
             float w[C * H];
             uint64_t hash = 1469598103934665603u + (uint64_t)((m->first * OF_LAYER + t) * 3 + v);
             memset(w, 0xff, sizeof w);
-            OR_RETURN(zero_read(z, t, values[v], 0, n_elems(t, tp), w));
+            OR_RETURN(zero_read(z, m->first_tensor + t, values[v], 0, n_elems(t, tp), w));
             for (int64_t i = 0; i < n_elems(t, tp); i++) {
                 uint32_t bits;
                 memcpy(&bits, &w[i], sizeof bits);
@@ -354,6 +410,13 @@ static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z, int tp)
             }
             r->hash += hash ^ hash >> 29;
         }
+    return 0;
+}
+
+static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z, int tp)
+{
+    for (; m; m = m->next)
+        OR_RETURN(hash_stage(r, m, z, tp));
     return 0;
 }
 
@@ -412,18 +475,21 @@ static int wrap(struct toy_rank *r, struct zero_config *cfg, struct place *at, s
     if (err)
         return err;
     cfg->grad_accum_steps = MICRO / at->n_dp;
-    *m = make_model(s->pp, at->pp, s->tp, at->tp);
-    (*m)->nests = s->nests;
-    (*m)->recomputes = s->recomputes;
+    int n_tensors;
+    *m = make_stages(s->pp, at->pp, per_rank(s), s->tp, at->tp, &n_tensors);
+    for (struct model *x = *m; x; x = x->next) {
+        x->nests = s->nests;
+        x->recomputes = s->recomputes;
+        x->lingers = s->lingers;
+    }
     struct zero_call order[6 * LAYERS];
     if (s->recomputes) {
         cfg->order = order;
-        cfg->n_order = declare(order, (*m)->n_layers);
+        cfg->n_order = declare(order, n_tensors / OF_LAYER);
     }
-    (*m)->lingers = s->lingers;
-    err = zero_plan((*m)->table, (*m)->n_layers * OF_LAYER, cfg, plan);
+    err = zero_plan((*m)->table, n_tensors, cfg, plan);
     if (!err)
-        err = zero_wrap(z, (*m)->table, (*m)->n_layers * OF_LAYER, cfg);
+        err = zero_wrap(z, (*m)->table, n_tensors, cfg);
     zero_mesh_close(&mesh);
     return err;
 }
@@ -455,14 +521,20 @@ static void train(struct toy_rank *r)
         toy_wrong(r, "the plan said %lld bytes, not %lld", (long long)plan.bytes.total,
                   (long long)stats.planned.total);
     /* A page for each message, from one neighbour or two. */
-    int n_passes = (at.pp > 0) * (STEPS + s->evaluates) + (at.pp + 1 < s->pp) * STEPS;
+    int n_passes = 0, n_replans = 0;
+    for (int k = 0; k < per_rank(s) && s->pp > 1; k++) {
+        int stage = k * s->pp + at.pp;
+        n_passes += (stage > 0) * (STEPS + s->evaluates) + (stage + 1 < s->pp * per_rank(s)) * STEPS;
+    }
+    for (const struct model *x = m; x; x = x->next)
+        n_replans |= s->nests && x->n_layers > 1;
     if (!err && (stats.pp != s->pp || stats.pp_bytes != (int64_t)MICRO / s->dp * n_passes * 4096))
         toy_wrong(r, "pp is %lld, with %lld bytes", (long long)stats.pp, (long long)stats.pp_bytes);
-    if (!err && s->pp > 1 &&
-        stats.n_replans != (s->nests && m->n_layers > 1)) /* the schedule says which calls come */
+    if (!err && s->pp * per_rank(s) > 1 &&
+        stats.n_replans != n_replans) /* the schedule says which calls come */
         toy_wrong(r, "the order was learned anew %lld times", (long long)stats.n_replans);
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 /* ---- tests ---- */
@@ -529,6 +601,44 @@ static void the_same_bits_however_layers_are_divided(void **state)
     }
 }
 
+/* Everything but what the loops go through is drawn. */
+static void the_same_bits_with_several_stages_on_a_rank(void **state)
+{
+    struct setup s = {.dp = 1, .tp = 1, .pp = 1};
+    struct toy_rank r[MOST_WORLD];
+    uint32_t seed = (uint32_t)time(NULL), drawn = seed;
+    (void)state;
+    toy_ranks(1, train, &s, r);
+    toy_assert_well(r, 1, "one stage");
+    const uint64_t want = hash_of(&s, r, 0);
+    s.known = true;
+    for (s.per_rank = 2; s.per_rank <= 3; s.per_rank++)
+        for (s.pp = 1; s.pp <= 4; s.pp++)
+            for (s.dp = 1; s.dp <= 2; s.dp++)
+                for (s.stage = 0; s.stage <= 3; s.stage++) {
+                    char what[160];
+                    draw(&drawn);
+                    uint32_t bits = drawn >> 8;
+                    s.prefetch = bits % 3;
+                    s.schedule = bits / 3 % 4 ? ZERO_SCHEDULE_INTERLEAVED : ZERO_SCHEDULE_GPIPE;
+                    s.check = bits / 12 % 4 == 0;
+                    s.evaluates = bits / 48 % 2;
+                    s.nests = bits / 96 % 3 == 0 && s.prefetch == 2;
+                    s.lingers = bits / 288 % 4 == 0;
+                    s.recomputes = bits / 1152 % 3 == 0 && !s.nests;
+                    snprintf(what, sizeof what,
+                             "%d stages a rank, pp %d, dp %d, stage %d, schedule %d, prefetch %d, check %d, "
+                             "evaluates %d, nests %d, recomputes %d, seed %u",
+                             s.per_rank, s.pp, s.dp, s.stage, s.schedule, s.prefetch, s.check, s.evaluates,
+                             s.nests, s.recomputes, seed);
+                    toy_ranks(s.pp * s.dp, train, &s, r);
+                    toy_assert_well(r, s.pp * s.dp, what);
+                    check_copies(&s, r, what);
+                    if (hash_of(&s, r, 0) != want)
+                        fail_msg("%s: other bits", what);
+                }
+}
+
 /* ---- schedules of the program's own ---- */
 
 /* Writes text to a new file, whose name goes to path. */
@@ -549,6 +659,9 @@ static const char two_stages[] = "0F0,0F1,0F2,0B0,0F3,0B1,0F4,0B2,0F5,0B3,0F6,0B
 static const char three_stages[] = "0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,0B0,0B1,0B2,0B3,0B4,0B5,0B6,0B7\n"
                                    "1F0,1F1,1F2,1F3,1F4,1F5,1F6,1F7,1B0,1B1,1B2,1B3,1B4,1B5,1B6,1B7\n"
                                    "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3,2F4,2B4,2F5,2B5,2F6,2B6,2F7,2B7\n";
+/* Of two ranks, with two stages each; the second rank's first stage waits longer than it must. */
+static const char two_of_two[] = "0F0,0F1,2F0,2F1,0F2,0F3,2B0,2F2,2B1,2F3,0B0,0B1,2B2,2B3,0B2,0B3\n"
+                                 "1F0,1F1,3F0,3B0,3F1,3B1,1F2,1F3,1B0,1B1,3F2,3B2,3F3,3B3,1B2,1B3\n";
 /* As PyTorch lowers it, of 2 micro-batches. */
 static const char with_messages[] =
     "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD\n"
@@ -558,8 +671,11 @@ static void a_schedule_from_a_file(void **state)
 {
     static const struct {
         const char *text;
-        int pp, dp, keeps[4];
-    } given[] = {{two_stages, 2, 1, {3, 2}}, {three_stages, 3, 1, {8, 8, 1}}, {with_messages, 2, 4, {2, 1}}};
+        int pp, dp, per_rank, keeps[4];
+    } given[] = {{two_stages, 2, 1, 1, {3, 2}},
+                 {three_stages, 3, 1, 1, {8, 8, 1}},
+                 {with_messages, 2, 4, 1, {2, 1}},
+                 {two_of_two, 2, 2, 2, {0}}};
     (void)state;
     for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
         struct toy_rank r[MOST_WORLD];
@@ -570,6 +686,7 @@ static void a_schedule_from_a_file(void **state)
         uint64_t want = hash_of(&one, r, 0);
         write_file(path, given[i].text);
         s.pp = given[i].pp;
+        s.per_rank = given[i].per_rank;
         s.file = path;
         memcpy(s.keeps, given[i].keeps, sizeof s.keeps);
         for (s.stage = 0; s.stage <= 3; s.stage++) {
@@ -609,7 +726,7 @@ static void wrap_by_file(struct toy_rank *r)
     toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), bad->code, bad->says);
     zero_unwrap(&z);
     zero_mesh_close(&mesh);
-    free(m);
+    free_model(m);
 }
 
 static void what_a_file_cannot_say_is_refused(void **state)
@@ -618,6 +735,8 @@ static void what_a_file_cannot_say_is_refused(void **state)
         {"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n2F0,2B0,2F1,2B1\n", ZERO_ERR_ARG, "3 ranks; allowed: a line for"},
         {"0F0,0B0\n1F0,1B0\n", ZERO_ERR_ARG, "1 micro-batches; allowed: grad_accum_steps, which is 2"},
         {"1F0,1B0,1F1,1B1\n0F0,0F1,0B0,0B1\n", ZERO_ERR_NOTSUP, "rank 0: 1F0; allowed: actions of stage 0"},
+        {"0F0,2F0,2B0,0F1,2F1,0B0,2B1,0B1\n1F0,1F1,1B0,1B1\n", ZERO_ERR_ARG,
+         "3 stages; allowed: 2, as pp is 2 and stages_per_rank 1"},
         {"0F0,0F1,0I0,0W0,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_NOTSUP, "rank 0: 0I0; allowed: F and B, one"},
         {"0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_NOTSUP, "rank 0: 0F1; allowed: F and"},
         {"0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n", ZERO_ERR_NOTSUP, "backwards are not in the order of micro-"},
@@ -662,7 +781,7 @@ static void no_file(struct toy_rank *r)
                s->schedule ? "schedule is set, too; allowed: one of them"
                            : "schedule_file: /nowhere/schedule.csv: No such file");
     zero_mesh_close(&mesh);
-    free(m);
+    free_model(m);
 }
 
 static void a_file_that_is_not_there(void **state)
@@ -700,7 +819,7 @@ static void scale_tokens(struct toy_rank *r)
     if (!err && scale != (double)MICRO / (3 + 7))
         toy_wrong(r, "scale is %.17g instead of %.17g", scale, (double)MICRO / (3 + 7));
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void tokens_count_where_the_loss_is(void **state)
@@ -746,7 +865,7 @@ static void skip_step(struct toy_rank *r)
         toy_wrong(r, "after it: skipped %d, t %lld, clipped %d", info.skipped, (long long)info.t,
                   info.clipped);
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void all_stages_skip_a_step(void **state)
@@ -754,7 +873,10 @@ static void all_stages_skip_a_step(void **state)
     struct setup s = {.pp = 3, .dp = 2, .tp = 1};
     struct toy_rank r[MOST_WORLD];
     (void)state;
-    for (s.stage = 0; s.stage <= 3; s.stage++) {
+    for (int k = 0; k < 8; k++) {
+        s.stage = k % 4;
+        s.per_rank = 1 + k / 4;
+        s.schedule = k < 4 ? ZERO_SCHEDULE_1F1B : ZERO_SCHEDULE_INTERLEAVED;
         toy_ranks(6, skip_step, &s, r);
         toy_assert_well(r, 6, "a step that is skipped");
     }
@@ -792,7 +914,7 @@ static void write_alone(struct toy_rank *r)
     TOY_TRY(run_actions(r, m, z, 0, &at, &loss));
     TOY_TRY(zero_step(z, 0.01f, NULL));
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void a_stage_reads_and_writes_its_own(void **state)
@@ -845,7 +967,7 @@ static void drop_where_all_is_frozen(struct toy_rank *r)
     }
     zero_unwrap(&z);
     zero_mesh_close(&mesh);
-    free(m);
+    free_model(m);
 }
 
 static void a_frozen_stage_drops_with_the_others(void **state)
@@ -892,7 +1014,7 @@ static void init_by_call(struct toy_rank *r)
     }
     zero_unwrap(&z);
     zero_mesh_close(&mesh);
-    free(m);
+    free_model(m);
 }
 
 static void first_values_by_a_callback(void **state)
@@ -965,7 +1087,7 @@ static void misuse_calls(struct toy_rank *r)
         toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_ORDER,
                    "zero_step: 1 of the step's 16 actions are over; zero_next gives the next");
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void calls_out_of_turn_are_named(void **state)
@@ -1008,7 +1130,7 @@ static void other_schedule(struct zero_config *cfg, struct model *m, const struc
 static void unknown_schedule(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)m, (void)at;
-    cfg->schedule = 2;
+    cfg->schedule = 3;
 }
 
 static void check_in_one_stage(struct zero_config *cfg, struct model *m, const struct place *at)
@@ -1055,7 +1177,7 @@ static void bad_wrap(struct toy_rank *r)
         toy_wrong(r, "there is a context");
     zero_unwrap(&z);
     zero_mesh_close(&mesh);
-    free(m);
+    free_model(m);
 }
 
 static void what_cannot_be_is_refused(void **state)
@@ -1068,7 +1190,7 @@ static void what_cannot_be_is_refused(void **state)
         {no_bytes, ZERO_ERR_ARG, "pp is 2, but activation_bytes is 0; allowed: the bytes that a stage gives"},
         {other_bytes, ZERO_ERR_MISMATCH, "activation_bytes is 81 on rank 2 and 80 on rank 0"},
         {other_schedule, ZERO_ERR_MISMATCH, "schedule is gpipe on rank 2 and 1f1b on rank 0"},
-        {unknown_schedule, ZERO_ERR_ARG, "schedule is 2; allowed: 1f1b (0), gpipe (1)"},
+        {unknown_schedule, ZERO_ERR_ARG, "schedule is 3; allowed: 1f1b (0), gpipe (1), interleaved (2)"},
         {check_in_one_stage, ZERO_ERR_MISMATCH, "check is 1 on rank 2 and 0 on rank 0; all ranks must have"},
         {many_micro_batches, ZERO_ERR_ARG, "grad_accum_steps is 16777216; allowed with pp 2: 1..8388608"},
         {another_tensor, ZERO_ERR_MISMATCH, "rank 3 and rank 2 differ in its name, shape"},
@@ -1083,6 +1205,151 @@ static void what_cannot_be_is_refused(void **state)
         struct toy_rank r[MOST_WORLD];
         toy_ranks(4, bad_wrap, &b, r);
         toy_assert_well(r, 4, bad[i].says);
+    }
+}
+
+/* ---- several stages on a rank, wrongly ---- */
+
+struct bad_stages {
+    struct setup s;
+    void (*spoil)(struct zero_config *cfg, struct zero_tensor *table, const struct place *at);
+    int code;
+    const char *says;
+};
+
+static void one_stage_alone(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)table, (void)at;
+    cfg->schedule = ZERO_SCHEDULE_1F1B;
+}
+
+static void no_whole_rounds(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)table, (void)at;
+    cfg->grad_accum_steps = 5;
+}
+
+static void others_on_one_rank(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)table;
+    cfg->stages_per_rank += at->pp;
+}
+
+static void no_such_stage(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)cfg, (void)at;
+    table[1].pp_stage = 2;
+}
+
+static void a_unit_of_two(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)cfg, (void)at;
+    table[1].pp_stage = 1;
+}
+
+static void one_name_twice(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)cfg, (void)at;
+    table[OF_LAYER * 2].name = table[0].name; /* the second stage's first */
+}
+
+static void tied_to_itself(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)cfg, (void)at;
+    table[0].flags = ZERO_TIED;
+}
+
+static void no_room(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)table, (void)at;
+    cfg->activation_bytes = 0;
+}
+
+static void bad_stages(struct toy_rank *r)
+{
+    const struct bad_stages *b = r->arg;
+    struct zero_config cfg = toy_config(r, b->s.stage);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0, n;
+    cfg.log = forget_line;
+    cfg.grad_accum_steps = MICRO / b->s.dp;
+    TOY_TRY(open_mesh(r, &b->s, &cfg, &mesh, &at));
+    struct model *m = make_stages(b->s.pp, at.pp, per_rank(&b->s), 1, 0, &n);
+    b->spoil(&cfg, m->table, &at);
+    toy_expect(r, zero_wrap(&z, m->table, n, &cfg), b->code, b->says);
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free_model(m);
+}
+
+static void what_stages_cannot_be_is_refused(void **state)
+{
+    const struct setup two = {
+        .pp = 2, .dp = 1, .tp = 1, .per_rank = 2, .schedule = ZERO_SCHEDULE_INTERLEAVED};
+    struct setup one = two;
+    one.pp = 1;
+    const struct bad_stages bad[] = {
+        {two, one_stage_alone, ZERO_ERR_ARG, "stages_per_rank is 2, but schedule is 1f1b, of one stage"},
+        {two, no_whole_rounds, ZERO_ERR_ARG, "takes 5 micro-batches in 2 rounds on 2 ranks, which does not"},
+        {two, others_on_one_rank, ZERO_ERR_MISMATCH, "stages_per_rank is 3 on rank 1 and 2 on rank 0"},
+        {two, no_such_stage, ZERO_ERR_ARG, "): pp_stage is 2; allowed: 0..1, by stages_per_rank"},
+        {two, a_unit_of_two, ZERO_ERR_ARG, "): its unit 0 is of stage 1, but another tensor of that unit of"},
+        {one, one_name_twice, ZERO_ERR_ARG, "are both named w10; names must be unique"},
+        {one, tied_to_itself, ZERO_ERR_NOTSUP, "(w10): ZERO_TIED with pp 1 and stages_per_rank 2"},
+        {one, no_room, ZERO_ERR_ARG, "pp is 1, but activation_bytes is 0"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct bad_stages b = bad[i];
+        struct toy_rank r[MOST_WORLD];
+        toy_ranks(b.s.pp, bad_stages, &b, r);
+        toy_assert_well(r, b.s.pp, bad[i].says);
+    }
+}
+
+/* Brackets of another stage's units, of this rank's, are refused and change nothing. */
+static void bracket_another_stage(struct toy_rank *r)
+{
+    struct zero_config cfg;
+    struct zero_plan_info plan;
+    struct zero_action a;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    double loss = 0;
+    char says[96];
+    int err = 0, n = 0;
+    TOY_TRY(wrap(r, &cfg, &at, &m, &z, &plan));
+    toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "so the schedule says where micro-batches end");
+    for (; !err; n++) {
+        TOY_TRY(zero_next(z, &a));
+        if (err || a.micro_batch < 0)
+            break;
+        int unit = stage_of(m, !a.pp_stage)->first_unit;
+        snprintf(says, sizeof says,
+                 "zero_begin: unit %d is of stage %d of this rank, but the action is of stage %d", unit,
+                 !a.pp_stage, a.pp_stage);
+        toy_expect(r, zero_begin(z, unit, a.phase), ZERO_ERR_ORDER, says);
+        TOY_TRY(run_action(m, z, &a, a.micro_batch, &loss));
+        TOY_TRY(zero_finish(z));
+    }
+    if (!err && n != 4 * MICRO)
+        toy_wrong(r, "%d actions", n);
+    TOY_TRY(zero_step(z, 0.01f, NULL));
+    zero_unwrap(&z);
+    free_model(m);
+}
+
+static void units_of_another_stage_are_refused(void **state)
+{
+    struct setup s = {.dp = 1, .tp = 1, .per_rank = 2, .stage = 3, .schedule = ZERO_SCHEDULE_INTERLEAVED};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (s.pp = 1; s.pp <= 2; s.pp++) {
+        toy_ranks(s.pp, bracket_another_stage, &s, r);
+        toy_assert_well(r, s.pp, "a bracket of another stage");
     }
 }
 
@@ -1113,7 +1380,7 @@ static void stop_in_the_middle(struct toy_rank *r)
             toy_wrong(r, "code %d, \"%s\"", err, zero_last_error());
     }
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void a_stage_that_leaves_ends_all(void **state)
@@ -1121,7 +1388,10 @@ static void a_stage_that_leaves_ends_all(void **state)
     struct setup s = {.pp = 2, .dp = 2, .tp = 1};
     struct toy_rank r[MOST_WORLD];
     (void)state;
-    for (s.stage = 0; s.stage <= 3; s.stage++) {
+    for (int k = 0; k < 8; k++) {
+        s.stage = k % 4;
+        s.per_rank = 1 + k / 4;
+        s.schedule = k < 4 ? ZERO_SCHEDULE_1F1B : ZERO_SCHEDULE_INTERLEAVED;
         toy_ranks(4, stop_in_the_middle, &s, r);
         toy_assert_well(r, 4, "a rank that leaves");
     }
@@ -1131,6 +1401,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_bits_however_layers_are_divided),
+        cmocka_unit_test(the_same_bits_with_several_stages_on_a_rank),
         cmocka_unit_test(tokens_count_where_the_loss_is),
         cmocka_unit_test(all_stages_skip_a_step),
         cmocka_unit_test(a_schedule_from_a_file),
@@ -1141,6 +1412,8 @@ int main(void)
         cmocka_unit_test(first_values_by_a_callback),
         cmocka_unit_test(calls_out_of_turn_are_named),
         cmocka_unit_test(what_cannot_be_is_refused),
+        cmocka_unit_test(what_stages_cannot_be_is_refused),
+        cmocka_unit_test(units_of_another_stage_are_refused),
         cmocka_unit_test(a_stage_that_leaves_ends_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -24,6 +24,7 @@ enum {
     MOST_ELEMS = 1 << 10,
     MOST_TABLE = 12
 };
+enum { TEXT = 128 };
 enum { EMBEDDING = 0, SEEN = 2, SCALE = 5, NORM = 8, MEAN = 9, ACTIVATIONS = 4 };
 
 /* Where a tensor is. */
@@ -51,13 +52,15 @@ static struct shape shapes[TENSORS] = {
     {"mean", {5}, ZERO_BF16, -1, 0, IN_LAST, 0, 0, false, true, true},
 };
 
+/* v: stages of a rank, 0: one. */
 struct mesh {
-    int pp, dp, tp, stage;
+    int pp, dp, tp, stage, v;
 };
 /* Behind stage 3: hybrids. */
-static const struct mesh meshes[] = {{1, 1, 1, 0}, {2, 2, 1, 3}, {3, 1, 2, 1}, {1, 2, 2, 2},
-                                     {4, 2, 1, 2}, {2, 4, 1, 4}, {2, 2, 2, 3}, {3, 2, 1, 0},
-                                     {4, 1, 2, 3}, {1, 4, 1, 5}, {2, 1, 1, 1}, {2, 4, 1, 5}};
+static const struct mesh meshes[] = {{1, 1, 1, 0},    {2, 2, 1, 3},    {3, 1, 2, 1},   {1, 2, 2, 2},
+                                     {4, 2, 1, 2},    {2, 4, 1, 4},    {2, 2, 2, 3},   {3, 2, 1, 0},
+                                     {4, 1, 2, 3},    {1, 4, 1, 5},    {2, 1, 1, 1},   {2, 4, 1, 5},
+                                     {2, 2, 1, 2, 2}, {3, 1, 2, 3, 2}, {2, 1, 1, 0, 3}};
 enum { N_MESHES = sizeof meshes / sizeof *meshes };
 
 #include "test/zero/tp_shape.inc"
@@ -126,7 +129,19 @@ struct model {
     void *param[MOST_TABLE], *grad[MOST_TABLE];
     float memory[MOST_TABLE][MOST_ELEMS];
     struct zero_tensor table[MOST_TABLE];
+    /* where the stage's units and tensors begin in the rank's; the rank's next stage */
+    int first_unit, first_tensor;
+    struct model *next;
 };
+
+static void free_model(struct model *m)
+{
+    while (m) {
+        struct model *next = m->next;
+        free(m);
+        m = next;
+    }
+}
 
 static int layers_before(int pp, int stage)
 {
@@ -166,7 +181,7 @@ static bool has_tensor(const struct model *m, int tensor)
     case IN_FIRST:
         return m->stage == 0;
     case IN_LAYERS:
-        return true;
+        return m->n_layers > 0;
     case IN_LAYER_3:
         return m->first <= 3 && 3 < m->first + m->n_layers;
     case IN_LAST:
@@ -175,7 +190,7 @@ static bool has_tensor(const struct model *m, int tensor)
     return false;
 }
 
-static void add_tensor(struct model *m, int tensor)
+static void add_tensor(struct model *m, int n_ranks, int tensor)
 {
     const struct shape *s = &shapes[tensor];
     struct own *o = &m->own[m->n];
@@ -199,7 +214,8 @@ static void add_tensor(struct model *m, int tensor)
                               .param = &m->param[m->n],
                               .grad = s->frozen ? NULL : &m->grad[m->n],
                               .dtype = (enum zero_dtype)s->dtype,
-                              .unit = unit_of(m, tensor, o->copy),
+                              .unit = m->first_unit + unit_of(m, tensor, o->copy),
+                              .pp_stage = m->stage / n_ranks,
                               .flags = stacked               ? ZERO_STACKED
                                        : s->buffer           ? ZERO_BUFFER
                                        : tensor == EMBEDDING ? ZERO_TIED
@@ -234,6 +250,23 @@ struct place {
     int32_t pp, dp, n_dp, tp;
 };
 
+static struct model *make_stage(const struct mesh *on, int stage, const struct place *at, int first_unit)
+{
+    struct model *m = calloc(1, sizeof *m);
+    m->pp = on->pp * (on->v ? on->v : 1);
+    m->stage = stage;
+    m->tp = on->tp;
+    m->dp = at->dp;
+    m->part = at->tp;
+    m->first_unit = first_unit;
+    m->first = layers_before(m->pp, stage);
+    m->n_layers = layers_before(m->pp, stage + 1) - m->first;
+    for (int t = 0; t < TENSORS; t++)
+        if (has_tensor(m, t))
+            add_tensor(m, on->pp, t);
+    return m;
+}
+
 static int wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx **z)
 {
     const struct setup *s = r->arg;
@@ -255,20 +288,20 @@ static int wrap(struct toy_rank *r, struct model **out, struct place *at, zero_c
     cfg.init_from = s->later ? ZERO_INIT_LATER : ZERO_INIT_MODEL;
     cfg.activation_bytes = ACTIVATIONS;
     cfg.grad_accum_steps = MICRO / at->n_dp;
-    struct model *m = *out = calloc(1, sizeof *m);
-    m->pp = on->pp;
-    m->stage = at->pp;
-    m->dp = at->dp;
-    m->tp = on->tp;
-    m->part = at->tp;
-    m->first = layers_before(on->pp, at->pp);
-    m->n_layers = layers_before(on->pp, at->pp + 1) - m->first;
-    for (int t = 0; t < TENSORS; t++)
-        if (has_tensor(m, t))
-            add_tensor(m, t);
+    int v = on->v ? on->v : 1, n = 0, units = 0;
+    struct zero_tensor table[3 * MOST_TABLE];
+    cfg.stages_per_rank = v;
+    cfg.schedule = v > 1 ? ZERO_SCHEDULE_INTERLEAVED : ZERO_SCHEDULE_1F1B;
+    for (int k = 0; k < v; k++, out = &(*out)->next) {
+        struct model *m = *out = make_stage(on, k * on->pp + at->pp, at, units);
+        m->first_tensor = n;
+        memcpy(table + n, m->table, (size_t)m->n * sizeof *table);
+        n += m->n;
+        units += n_units(m);
+    }
     if (s->spoil)
-        s->spoil(m->table, m->n, at->pp);
-    int err = zero_wrap(z, m->table, m->n, &cfg);
+        s->spoil(table, n, at->pp);
+    int err = zero_wrap(z, table, n, &cfg);
     zero_mesh_close(&mesh);
     return err;
 }
@@ -277,7 +310,7 @@ static int wrap(struct toy_rank *r, struct model **out, struct place *at, zero_c
 
 /* Adds to the gradients of a unit, of one micro-batch of all; of a tied tensor one half on the last stage,
  * then the other on the first. */
-static void add_gradients(struct model *m, int unit, int step, int micro)
+static void add_gradients(const struct model *m, int unit, int step, int micro)
 {
     for (int k = 0; k < m->n; k++) {
         const struct own *o = &m->own[k];
@@ -306,17 +339,21 @@ static void change_buffers(struct model *m, int step)
         }
 }
 
-static int one_step(struct model *m, zero_ctx *z, int step, const struct place *at)
+static int one_step(struct model *first, zero_ctx *z, int step, const struct place *at)
 {
-    change_buffers(m, step);
+    for (struct model *m = first; m; m = m->next)
+        change_buffers(m, step);
     for (;;) {
         struct zero_action a;
+        const struct model *m = first;
         OR_RETURN(zero_next(z, &a));
         if (a.micro_batch < 0)
             break;
+        for (int k = 0; k < a.pp_stage; k++)
+            m = m->next;
         int n = n_units(m);
         for (int u = 0; u < n; u++) {
-            int unit = a.phase == ZERO_FORWARD ? u : n - 1 - u;
+            int unit = m->first_unit + (a.phase == ZERO_FORWARD ? u : n - 1 - u);
             OR_RETURN(zero_begin(z, unit, a.phase));
             if (a.phase == ZERO_BACKWARD)
                 add_gradients(m, unit, step, a.micro_batch * at->n_dp + at->dp);
@@ -335,10 +372,9 @@ struct bits {
     uint64_t all, tied;
 };
 
-static int look(struct model *m, zero_ctx *z, struct bits *out)
+static int look_at_stage(const struct model *m, zero_ctx *z, struct bits *out)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_MASTER, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
-    *out = (struct bits){0};
     for (int k = 0; k < m->n; k++) {
         const struct own *o = &m->own[k];
         const struct shape *s = &shapes[o->tensor];
@@ -346,7 +382,7 @@ static int look(struct model *m, zero_ctx *z, struct bits *out)
             float x[MOST_ELEMS];
             bool narrow = v == 0 && s->dtype == ZERO_BF16;
             memset(x, 0x7f, sizeof x);
-            OR_RETURN(zero_read(z, k, values[v], 0, o->n, x));
+            OR_RETURN(zero_read(z, m->first_tensor + k, values[v], 0, o->n, x));
             for (int64_t i = 0; i < o->n; i++) {
                 int64_t whole = whole_of(s, m->tp, m->part, o->from + i);
                 uint64_t h = (uint64_t)whole * 0x9e3779b97f4a7c15u + (uint64_t)(o->tensor * 8 + v);
@@ -363,6 +399,14 @@ static int look(struct model *m, zero_ctx *z, struct bits *out)
             }
         }
     }
+    return 0;
+}
+
+static int look(const struct model *m, zero_ctx *z, struct bits *out)
+{
+    *out = (struct bits){0};
+    for (; m; m = m->next)
+        OR_RETURN(look_at_stage(m, z, out));
     return 0;
 }
 
@@ -391,7 +435,7 @@ static void save_one(struct toy_rank *r)
     TOY_TRY(zero_save_wait(z));
     TOY_TRY(look(m, z, &found[r->rank][1]));
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void load_one(struct toy_rank *r)
@@ -420,7 +464,7 @@ static void load_one(struct toy_rank *r)
     TOY_TRY(one_step(m, z, STEPS, &at));
     TOY_TRY(look(m, z, &found[r->rank][1]));
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 /* ---- first values by zero_write ---- */
@@ -438,8 +482,18 @@ static int write_tensor(struct model *m, zero_ctx *z, int k)
     }
     const char *from = (const char *)x + half * size;
     bool counts = m->dp == 0 && !o->copy;
-    OR_RETURN(zero_write(z, k, value, half, o->n - half, counts ? from : NULL));
-    return zero_write(z, k, value, 0, half, counts ? x : NULL);
+    OR_RETURN(zero_write(z, m->first_tensor + k, value, half, o->n - half, counts ? from : NULL));
+    return zero_write(z, m->first_tensor + k, value, 0, half, counts ? x : NULL);
+}
+
+/* Of all of the rank's stages: norm, or all but it. */
+static int write_tensors(struct model *m, zero_ctx *z, bool later, bool norm)
+{
+    for (; later && m; m = m->next)
+        for (int k = 0; k < m->n; k++)
+            if ((m->own[k].tensor == NORM) == norm && !shapes[m->own[k].tensor].buffer)
+                OR_RETURN(write_tensor(m, z, k));
+    return 0;
 }
 
 /* All but norm, which the last stage has: until it is written no stage goes on. */
@@ -452,33 +506,33 @@ static void write_one(struct toy_rank *r)
     zero_ctx *z = NULL;
     int err = 0;
     TOY_TRY(wrap(r, &m, &at, &z));
-    for (int k = 0; !err && s->later && k < m->n; k++)
-        if (m->own[k].tensor != NORM && !shapes[m->own[k].tensor].buffer)
-            TOY_TRY(write_tensor(m, z, k));
+    TOY_TRY(write_tensors(m, z, s->later, false));
     if (!err && s->later) {
         const char *says = "tensor norm (unit ";
         toy_expect(r, zero_next(z, &a), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_evaluate(z), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_save(z, s->folder), ZERO_ERR_ORDER, says);
-        toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER, says);
+        if (s->mesh->v < 2)
+            toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, says);
     }
-    for (int k = 0; !err && s->later && k < m->n; k++)
-        if (m->own[k].tensor == NORM)
-            TOY_TRY(write_tensor(m, z, k));
+    TOY_TRY(write_tensors(m, z, s->later, true));
     TOY_TRY(look(m, z, &found[r->rank][0]));
     for (int step = 0; step < STEPS; step++)
         TOY_TRY(one_step(m, z, step, &at));
-    if (!err && m->table[0].flags == ZERO_TIED && s->check) { /* in training, too; but with the same values */
+    for (struct model *t = err || !s->check ? NULL : m; t;
+         t = t->next) { /* in training, too; the same values */
         float x[MOST_ELEMS];
-        int64_t n = m->own[0].n;
-        if (!m->own[0].copy)
-            TOY_TRY(zero_read(z, 0, ZERO_VALUE_MASTER, 0, n, x));
-        TOY_TRY(zero_write(z, 0, ZERO_VALUE_MASTER, 0, n, m->own[0].copy ? NULL : x));
+        int64_t n = t->own[0].n;
+        if (t->table[0].flags != ZERO_TIED)
+            continue;
+        if (!t->own[0].copy)
+            TOY_TRY(zero_read(z, t->first_tensor, ZERO_VALUE_MASTER, 0, n, x));
+        TOY_TRY(zero_write(z, t->first_tensor, ZERO_VALUE_MASTER, 0, n, t->own[0].copy ? NULL : x));
     }
     TOY_TRY(look(m, z, &found[r->rank][1]));
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 /* ---- buffers ---- */
@@ -556,7 +610,7 @@ static void sync_one(struct toy_rank *r)
     if (spoils)
         m->param[SEEN] = own;
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 /* ---- weights alone ---- */
@@ -630,7 +684,7 @@ static void export_one(struct toy_rank *r)
     TOY_TRY(zero_export(z, folder, NULL, 0, 0));
     TOY_TRY(one_step(m, z, STEPS, &at));
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void import_one(struct toy_rank *r)
@@ -652,14 +706,32 @@ static void import_one(struct toy_rank *r)
     TOY_TRY(one_step(m, z, STEPS, &at));
     TOY_TRY(look(m, z, &found[r->rank][1]));
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
+}
+
+/* With several stages on a rank. */
+static void refuse_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    static const char says[] = "stages_per_rank is ";
+    struct model *m = NULL;
+    struct place at = {0};
+    zero_ctx *z = NULL;
+    int err = 0;
+    TOY_TRY(wrap(r, &m, &at, &z));
+    if (!err) {
+        toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_NOTSUP, says);
+        toy_expect(r, zero_import(z, s->folder, NULL, 0), ZERO_ERR_NOTSUP, says);
+    }
+    zero_unwrap(&z);
+    free_model(m);
 }
 
 /* ---- tests ---- */
 
 static void remove_folder(const char *path)
 {
-    char command[512];
+    char command[1024];
     snprintf(command, sizeof command, "rm -rf '%s'", path);
     assert_int_equal(system(command), 0);
 }
@@ -669,9 +741,10 @@ static int world_of(const struct mesh *m)
     return m->pp * m->dp * m->tp;
 }
 
-static const char *text_of(const struct mesh *m, const char *what, char text[128])
+static const char *text_of(const struct mesh *m, const char *what, char text[TEXT])
 {
-    snprintf(text, 128, "%s with pp %d, dp %d, tp %d, stage %d", what, m->pp, m->dp, m->tp, m->stage);
+    snprintf(text, TEXT, "%s with pp %d, dp %d, tp %d, stage %d, %d stages a rank", what, m->pp, m->dp, m->tp,
+             m->stage, m->v ? m->v : 1);
     return text;
 }
 
@@ -749,7 +822,7 @@ static void load_on_others(int each)
             s.check = (from + to) % 5 == 0;
             s.later = (from + to) % 5 == 1;
             toy_ranks(world_of(s.mesh), load_one, &s, r);
-            char both[288], loaded[128];
+            char both[2 * TEXT + 4], loaded[TEXT];
             snprintf(both, sizeof both, "%s; %s", text_of(saved, "saved", what),
                      text_of(s.mesh, "loaded", loaded));
             toy_assert_well(r, world_of(s.mesh), both);
@@ -799,8 +872,10 @@ static void weights_are_the_whole_models(void **state)
         strcpy(folder[i], "/tmp/zero-pp-weights-XXXXXX");
         assert_non_null(mkdtemp(folder[i]));
         struct setup s = {.mesh = mesh, .folder = folder[i]};
-        toy_ranks(world_of(mesh), export_one, &s, r);
+        toy_ranks(world_of(mesh), mesh->v > 1 ? refuse_one : export_one, &s, r);
         toy_assert_well(r, world_of(mesh), text_of(mesh, "exported", what));
+        if (mesh->v > 1)
+            continue;
         snprintf(command, sizeof command, "diff -rq '%s' '%s' >&2", folder[0], folder[i]);
         if (system(command))
             fail_msg("%s: other files than of one stage", what);
@@ -925,7 +1000,7 @@ static void wrap_wrongly(struct toy_rank *r)
     zero_ctx *z = NULL;
     toy_expect(r, wrap(r, &m, &at, &z), s->code, s->says);
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void stages_that_do_not_fit_are_named(void **state)
@@ -971,7 +1046,7 @@ static void load_wrongly(struct toy_rank *r)
     if (!err && memcmp(&before, &after, sizeof before) != 0)
         toy_wrong(r, "the load that failed has changed something; ");
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void checkpoints_of_another_model_are_named(void **state)
@@ -1077,7 +1152,7 @@ static void exchange_weights_wrongly(struct toy_rank *r)
     }
 out:
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void maps_of_stages_are_checked(void **state)

@@ -26,6 +26,9 @@ struct array {
 struct model {
     bool bf16;
     int n_layers, first;
+    /* where the stage's units and tensors begin in the rank's table; the rank's next stage */
+    int first_unit, first_tensor;
+    struct model *next;
     /* rows of e that this rank has, from which on */
     int n_rows, row;
     bool has_embedding, has_head, forgets, nan, gains, overwrites;
@@ -33,7 +36,7 @@ struct model {
     float x[MICRO][LAYERS + 1][ROWS * C], d_logits[MICRO][ROWS * V];
     /* where values begin */
     float own[LAYERS + 2][V * C];
-    struct zero_tensor table[LAYERS + 2];
+    struct zero_tensor table[LAYERS + 3];
     int n_tensors;
     char name[LAYERS + 2][16];
 };
@@ -145,14 +148,31 @@ static struct model *make_model(int pp, int stage, int tp, int part, bool bf16)
     return m;
 }
 
+static void free_model(struct model *m)
+{
+    while (m) {
+        struct model *next = m->next;
+        free(m);
+        m = next;
+    }
+}
+
+/* Of a rank's stages. */
+static struct model *stage_of(struct model *m, int stage)
+{
+    while (stage-- > 0)
+        m = m->next;
+    return m;
+}
+
 static int unit_of_e(const struct model *m)
 {
-    return m->has_embedding ? 0 : m->n_layers;
+    return m->first_unit + (m->has_embedding ? 0 : m->n_layers);
 }
 
 static int unit_of_layer(const struct model *m, int l)
 {
-    return m->has_embedding + l;
+    return m->first_unit + m->has_embedding + l;
 }
 
 #define OR_RETURN(call)                                                                                      \
@@ -285,6 +305,8 @@ static int backward(struct model *m, zero_ctx *z, int batch, int micro, float *d
 
 struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
+    /* stages of a rank; 0: one. Micro-batches of a rank, 0: of all MICRO */
+    int per_rank, micro;
     bool bf16, check, evaluates, drops, frozen, gains;
     /* sums need not be those of one stage; the last stage's backward stores its gradient of e */
     bool free_order, unclipped, overwrites;
@@ -317,13 +339,14 @@ static int configure(struct toy_rank *r, struct zero_config *cfg, zero_mesh **me
     cfg->shard_group = ZERO_AUTO;
     cfg->schedule = s->file ? ZERO_SCHEDULE_1F1B : s->schedule;
     cfg->schedule_file = s->pp > 1 ? s->file : NULL;
+    cfg->stages_per_rank = s->per_rank ? s->per_rank : 1;
     cfg->activation_bytes = ROWS * C * (int64_t)sizeof(float);
     cfg->log = forget_line;
     cfg->prefetch = s->prefetch;
     cfg->check = s->check;
     cfg->clip = s->unclipped ? 0 : 0.5f;
     cfg->deterministic = s->free_order ? 0 : ZERO_AUTO;
-    cfg->grad_accum_steps = MICRO / at->n_dp;
+    cfg->grad_accum_steps = s->micro ? s->micro : MICRO / at->n_dp;
     return 0;
 }
 
@@ -350,9 +373,48 @@ static int32_t declare(struct zero_call *order)
     return n;
 }
 
+static struct model *make_stage(const struct setup *s, const struct place *at, int n_stages, int stage)
+{
+    struct model *m = make_model(n_stages, stage, s->tp, at->tp, s->bf16);
+    if (s->gains && (m->has_embedding || m->has_head))
+        add_gain(m, unit_of_e(m), ZERO_TP_PARTIAL);
+    for (int t = 0; s->frozen && t < m->n_tensors; t++)
+        if (m->table[t].flags & ZERO_TIED)
+            m->table[t].grad = NULL;
+    m->overwrites = s->overwrites && m->has_head && n_stages > 1;
+    for (int t = 0; m->overwrites && t < m->n_tensors; t++)
+        if (m->name[t][0] == 'e')
+            m->table[t].flags |= ZERO_GRAD_OVERWRITE;
+    if (n_stages > 1 && m->has_head) /* the first stage's count */
+        memset(m->e.at, 0x3f, sizeof m->own[0]);
+    if (n_stages > 1 && m->has_head && s->gains)
+        memset(m->g.at, 0x3f, sizeof m->own[0]);
+    return m;
+}
+
+/* All stages of a rank; table gets the tensors of all. Returns how many. */
+static int make_stages(const struct setup *s, const struct place *at, struct model **first,
+                       struct zero_tensor *table)
+{
+    int n = 0, units = 0, per_rank = s->per_rank ? s->per_rank : 1;
+    for (int k = 0; k < per_rank; k++, first = &(*first)->next) {
+        struct model *m = *first = make_stage(s, at, s->pp * per_rank, k * s->pp + at->pp);
+        m->first_unit = units;
+        m->first_tensor = n;
+        for (int t = 0; t < m->n_tensors; t++) {
+            units = m->table[t].unit + m->first_unit >= units ? m->table[t].unit + m->first_unit + 1 : units;
+            m->table[t].unit += m->first_unit;
+            m->table[t].pp_stage = k;
+            table[n++] = m->table[t];
+        }
+    }
+    return n;
+}
+
 static int open_model(struct toy_rank *r, struct model **m, struct place *at, zero_ctx **z,
                       struct zero_plan_info *plan)
 {
+    struct zero_tensor table[LAYERS + 4];
     const struct setup *s = r->arg;
     struct zero_config cfg;
     zero_mesh *mesh = NULL;
@@ -362,28 +424,14 @@ static int open_model(struct toy_rank *r, struct model **m, struct place *at, ze
         cfg.order = order;
         cfg.n_order = declare(order);
     }
-    *m = make_model(s->pp, at->pp, s->tp, at->tp, s->bf16);
-    if (s->gains && ((*m)->has_embedding || (*m)->has_head))
-        add_gain(*m, unit_of_e(*m), ZERO_TP_PARTIAL);
-    for (int t = 0; s->frozen && t < (*m)->n_tensors; t++)
-        if ((*m)->table[t].flags & ZERO_TIED)
-            (*m)->table[t].grad = NULL;
-    (*m)->overwrites = s->overwrites && (*m)->has_head && s->pp > 1;
-    for (int t = 0; (*m)->overwrites && t < (*m)->n_tensors; t++)
-        if ((*m)->name[t][0] == 'e')
-            (*m)->table[t].flags |= ZERO_GRAD_OVERWRITE;
-    if (s->pp > 1 && (*m)->has_head) /* the first stage's count */
-        memset((*m)->e.at, 0x3f, sizeof(*m)->own[0]);
-    if (s->pp > 1 && (*m)->has_head && s->gains)
-        memset((*m)->g.at, 0x3f, sizeof(*m)->own[0]);
-    int err = zero_plan((*m)->table, (*m)->n_tensors, &cfg, plan);
+    int n = make_stages(s, at, m, table), err = zero_plan(table, n, &cfg, plan);
     if (!err)
-        err = zero_wrap(z, (*m)->table, (*m)->n_tensors, &cfg);
+        err = zero_wrap(z, table, n, &cfg);
     zero_mesh_close(&mesh);
     return err;
 }
 
-static int run_actions(struct model *m, zero_ctx *z, int step, const struct place *at)
+static int run_actions(struct model *first, zero_ctx *z, int step, const struct place *at)
 {
     struct zero_action a;
     float dx[ROWS * C];
@@ -392,6 +440,7 @@ static int run_actions(struct model *m, zero_ctx *z, int step, const struct plac
         if (a.micro_batch < 0)
             return 0;
         int batch = step * MICRO + a.micro_batch * at->n_dp + at->dp;
+        struct model *m = stage_of(first, a.pp_stage);
         if (a.phase == ZERO_FORWARD) {
             OR_RETURN(forward(m, z, batch, a.micro_batch, a.in, a.out));
         } else {
@@ -413,10 +462,9 @@ static uint64_t hash_values(uint64_t hash, const void *at, int64_t n_bytes)
 }
 
 /* A sum over the tensors that this stage owns; and the copy has the owner's weights, which go to ms. */
-static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z)
+static int hash_stage(struct toy_rank *r, struct model *m, zero_ctx *z)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_MASTER, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
-    r->ms = 0;
     for (int t = 0; t < m->n_tensors; t++) {
         bool tied = m->table[t].flags & ZERO_TIED, is_gain = m->name[t][0] == 'g',
              copy = tied && !m->has_embedding;
@@ -427,19 +475,29 @@ static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z)
             seed -= !tied && m->has_embedding ? 4 : 0;
             seed += is_gain ? 1000 : 0;
             memset(w, 0xff, sizeof w);
-            OR_RETURN(zero_read(z, t, values[v], 0, n, w));
+            OR_RETURN(zero_read(z, m->first_tensor + t, values[v], 0, n, w));
             uint64_t hash = hash_values(seed, w, n * (m->bf16 && v == 0 ? 2 : 4));
             r->hash += copy ? 0 : hash;
             if (tied && v == 0)
                 r->ms = r->ms * 31 + (int64_t)(hash >> 8);
         }
         if (copy && !is_gain)
-            toy_expect(r, zero_read(z, t, ZERO_VALUE_STATE, 0, 1, &(float){0}), ZERO_ERR_ARG,
+            toy_expect(r, zero_read(z, m->first_tensor + t, ZERO_VALUE_STATE, 0, 1, &(float){0}),
+                       ZERO_ERR_ARG,
                        "zero_read: tensor e is ZERO_TIED: the first pipeline stage has its master weights");
         if (copy && !is_gain)
-            toy_expect(r, zero_write(z, t, ZERO_VALUE_STATE, 0, 1, &(float){0}), ZERO_ERR_ARG,
+            toy_expect(r, zero_write(z, m->first_tensor + t, ZERO_VALUE_STATE, 0, 1, &(float){0}),
+                       ZERO_ERR_ARG,
                        "zero_write: tensor e is ZERO_TIED: the first pipeline stage has its master weights");
     }
+    return 0;
+}
+
+static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z)
+{
+    r->ms = 0;
+    for (; m; m = m->next)
+        OR_RETURN(hash_stage(r, m, z));
     return 0;
 }
 
@@ -498,10 +556,11 @@ static void train(struct toy_rank *r)
     TOY_TRY(hash_state(r, m, z));
     if (!err)
         check_stats(r, z, &plan);
-    if (!err && m->has_head && !m->has_embedding && m->e.grad)
-        toy_wrong(r, "the copy's gradient is still shown");
+    for (const struct model *x = m; x; x = x->next)
+        if (!err && x->has_head && !x->has_embedding && x->e.grad)
+            toy_wrong(r, "the copy's gradient is still shown");
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 /* ---- tests ---- */
@@ -532,13 +591,16 @@ static void one_layout(struct setup *s, uint64_t want[2], int n)
     char what[160];
     int world = s->pp * s->dp * s->tp;
     s->prefetch = n % 3;
-    s->schedule = n % 2 ? ZERO_SCHEDULE_GPIPE : ZERO_SCHEDULE_1F1B;
+    s->schedule = s->per_rank > 1 ? ZERO_SCHEDULE_INTERLEAVED : ZERO_SCHEDULE_1F1B;
+    s->schedule = n % (s->per_rank > 1 ? 5 : 2) == 1 ? ZERO_SCHEDULE_GPIPE : s->schedule;
     s->check = n % 5 == 4;
     s->evaluates = n % 4 >= 2;
     s->drops = n % 3 == 1;
     snprintf(
-        what, sizeof what, "%s, pp %d, dp %d, tp %d, stage %d, schedule %d, check %d, drops %d, frozen %d",
-        s->bf16 ? "bf16" : "f32", s->pp, s->dp, s->tp, s->stage, s->schedule, s->check, s->drops, s->frozen);
+        what, sizeof what,
+        "%s, %d stages a rank, pp %d, dp %d, tp %d, stage %d, schedule %d, check %d, drops %d, frozen %d",
+        s->bf16 ? "bf16" : "f32", s->per_rank, s->pp, s->dp, s->tp, s->stage, s->schedule, s->check, s->drops,
+        s->frozen);
     toy_ranks(world, train, s, r);
     toy_assert_well(r, world, what);
     check_copies(s, r, what);
@@ -593,6 +655,36 @@ static void the_same_bits_of_shares(void **state)
     (void)state;
     every_layout((struct setup){.gains = true}, false);
     every_layout((struct setup){.gains = true, .bf16 = true}, false);
+}
+
+/* The first stage is the first rank's first, the last the last rank's last. */
+static void the_same_bits_with_several_stages_on_a_rank(void **state)
+{
+    struct setup s = {.dp = 1, .pp = 1, .tp = 1};
+    uint64_t want[2] = {0};
+    int n = 0;
+    (void)state;
+    one_layout(&s, want, n++);
+    for (s.per_rank = 2; s.per_rank <= 3; s.per_rank++)
+        for (s.pp = 2; s.pp <= 4; s.pp++)
+            for (s.dp = 1; s.dp <= 2; s.dp++)
+                for (s.stage = 0; s.stage < 4; s.stage++)
+                    one_layout(&s, want, n++);
+}
+
+/* In rounds that are longer than the ranks are many the last stage gives all gradients of a round before the
+ * first takes one, and its rank's other stages come behind: it must not wait for room. */
+static void a_round_of_many_micro_batches(void **state)
+{
+    (void)state;
+    for (int ranks = 2; ranks <= 4; ranks++) {
+        struct setup s = {.dp = 1, .pp = 1, .tp = 1, .micro = 2 * ranks - 1};
+        uint64_t want[2] = {0};
+        one_layout(&s, want, 0);
+        s.pp = ranks;
+        s.per_rank = 2;
+        one_layout(&s, want, 0);
+    }
 }
 
 static void the_same_bits_frozen(void **state)
@@ -797,7 +889,7 @@ static void skip_step(struct toy_rank *r)
     if (!err && (!info.skipped || r->hash != before || r->ms != weights))
         toy_wrong(r, "skipped is %d, the state is %s", info.skipped, r->hash == before ? "equal" : "another");
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 /* What is no number in the copy's gradient reaches the owner. */
@@ -852,7 +944,7 @@ static void forget_bracket(struct toy_rank *r)
     }
     TOY_TRY(zero_step(z, 0.01f, NULL));
     zero_unwrap(&z);
-    free(m);
+    free_model(m);
 }
 
 static void what_is_left_out_is_named(void **state)
@@ -942,7 +1034,7 @@ static void wrap_wrongly(struct toy_rank *r)
     toy_expect(r, zero_wrap(&z, m->table, m->n_tensors, &cfg), x->what->code, x->what->says);
     zero_unwrap(&z);
     zero_mesh_close(&mesh);
-    free(m);
+    free_model(m);
 }
 
 static void what_cannot_be_is_refused(void **state)
@@ -968,11 +1060,16 @@ static void what_cannot_be_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_same_bits_in_f32),     cmocka_unit_test(the_same_bits_in_bf16),
-        cmocka_unit_test(the_same_bits_of_shares),  cmocka_unit_test(the_same_bits_frozen),
-        cmocka_unit_test(sums_go_once_a_step),      cmocka_unit_test(the_last_stage_may_be_far_ahead),
-        cmocka_unit_test(all_stages_skip_a_step),   cmocka_unit_test(what_is_left_out_is_named),
-        cmocka_unit_test(what_cannot_be_is_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(the_same_bits_in_f32),
+                                       cmocka_unit_test(the_same_bits_in_bf16),
+                                       cmocka_unit_test(the_same_bits_of_shares),
+                                       cmocka_unit_test(the_same_bits_with_several_stages_on_a_rank),
+                                       cmocka_unit_test(a_round_of_many_micro_batches),
+                                       cmocka_unit_test(the_same_bits_frozen),
+                                       cmocka_unit_test(sums_go_once_a_step),
+                                       cmocka_unit_test(the_last_stage_may_be_far_ahead),
+                                       cmocka_unit_test(all_stages_skip_a_step),
+                                       cmocka_unit_test(what_is_left_out_is_named),
+                                       cmocka_unit_test(what_cannot_be_is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

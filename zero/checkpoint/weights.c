@@ -222,6 +222,10 @@ int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call,
 {
     if (!z || !dir || !*dir)
         return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
+    if (z->config.user.stages_per_rank > 1)
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "%s: stages_per_rank is %d; allowed: 1 (a checkpoint of several loads there)", call,
+                       z->config.user.stages_per_rank);
     int err = zr_refuse_in_bracket(z, call);
     if (!err)
         err = zr_refuse_in_actions(z, call);
