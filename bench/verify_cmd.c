@@ -71,10 +71,73 @@ static void report_fault(const struct verify_options *o, struct zr_verify_case *
         printf("%s\n  shrunk to: %s\n  %s\n", whole, small, r->text);
 }
 
+/* What the schedules were, and had. */
+struct verified {
+    int64_t n_faults, n_ops, n_accesses, n_ranks, n_refused, n_died, n_starved, n_reordered, n_snapshots;
+    int64_t n_meshes, n_tied, n_several;
+};
+
+static void count_case(struct verified *v, const struct zr_verify_case *c, const struct zr_verify_result *r)
+{
+    v->n_ops += r->n_ops;
+    v->n_accesses += r->n_accesses;
+    v->n_ranks += c->world;
+    v->n_refused += r->refused != 0;
+    v->n_died += r->died;
+    v->n_starved += r->starved;
+    v->n_reordered += r->reordered;
+    v->n_snapshots += r->n_snapshots;
+    v->n_meshes += c->pp > 1 || c->tp > 1 || c->per_rank > 1;
+    v->n_tied += c->tied;
+    v->n_several += c->per_rank > 1;
+}
+
+static void report_verified(const struct verify_options *o, const struct verified *v, double s)
+{
+    const struct {
+        const char *key;
+        int64_t n;
+    } counts[] = {{"seed", o->seed},
+                  {"schedules", o->seeds},
+                  {"reports", v->n_faults},
+                  {"ranks", v->n_ranks},
+                  {"operations", v->n_ops},
+                  {"accesses", v->n_accesses},
+                  {"refused", v->n_refused},
+                  {"dead_rank", v->n_died},
+                  {"allocation_refused", v->n_starved},
+                  {"order_changed", v->n_reordered},
+                  {"snapshots", v->n_snapshots},
+                  {"in_stages_or_parts", v->n_meshes},
+                  {"tied", v->n_tied},
+                  {"several_stages_on_a_rank", v->n_several}};
+    if (!o->json) {
+        printf("%lld schedules from seed %lld: %lld reports; %lld ranks, %lld operations, %lld accesses "
+               "checked, "
+               "%lld snapshots read; %lld of models in stages or parts, %lld with a tied tensor, %lld with "
+               "several "
+               "stages on a rank; %lld schedules with a rank that dies, %lld with an allocation refused, "
+               "%lld in "
+               "which the model changes its order, %lld refused as too small; %.1f s, %.0f schedules/s\n",
+               (long long)o->seeds, (long long)o->seed, (long long)v->n_faults, (long long)v->n_ranks,
+               (long long)v->n_ops, (long long)v->n_accesses, (long long)v->n_snapshots,
+               (long long)v->n_meshes, (long long)v->n_tied, (long long)v->n_several, (long long)v->n_died,
+               (long long)v->n_starved, (long long)v->n_reordered, (long long)v->n_refused, s,
+               (double)o->seeds / s);
+        return;
+    }
+    json_t *line = json_object();
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        json_object_set_new(line, counts[i].key, json_integer((json_int_t)counts[i].n));
+    json_object_set_new(line, "seconds", report_number(s));
+    json_object_set_new(line, "schedules_per_s", report_number((double)o->seeds / s));
+    report_line(line);
+}
+
 static int run_seeds(const char *name, const struct verify_options *o)
 {
-    int64_t n_faults = 0, n_ops = 0, n_accesses = 0, n_ranks = 0, n_refused = 0, start = zr_now_ns();
-    int64_t n_died = 0, n_starved = 0, n_reordered = 0, n_snapshots = 0, n_meshes = 0, n_tied = 0;
+    struct verified v = {0};
+    int64_t start = zr_now_ns();
     for (int64_t i = 0; i < o->seeds; i++) {
         struct zr_verify_case c;
         struct zr_verify_result r;
@@ -87,41 +150,12 @@ static int run_seeds(const char *name, const struct verify_options *o)
             fprintf(stderr, "%s: seed %lld: %s\n", name, (long long)c.seed, zr_error_text());
             return EXIT_FAILURE;
         }
-        n_ops += r.n_ops;
-        n_accesses += r.n_accesses;
-        n_ranks += c.world;
-        n_refused += r.refused != 0;
-        n_died += r.died;
-        n_starved += r.starved;
-        n_reordered += r.reordered;
-        n_snapshots += r.n_snapshots;
-        n_meshes += c.pp > 1 || c.tp > 1;
-        n_tied += c.tied;
-        if (r.n_reports && n_faults++ < 10)
+        count_case(&v, &c, &r);
+        if (r.n_reports && v.n_faults++ < 10)
             report_fault(o, &c, &r);
     }
-    double s = (double)(zr_now_ns() - start) / 1e9;
-    if (o->json)
-        report_line(json_pack(
-            "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "seed",
-            (json_int_t)o->seed, "schedules", (json_int_t)o->seeds, "reports", (json_int_t)n_faults, "ranks",
-            (json_int_t)n_ranks, "operations", (json_int_t)n_ops, "accesses", (json_int_t)n_accesses,
-            "refused", (json_int_t)n_refused, "dead_rank", (json_int_t)n_died, "allocation_refused",
-            (json_int_t)n_starved, "in_stages_or_parts", (json_int_t)n_meshes, "tied", (json_int_t)n_tied,
-            "order_changed", (json_int_t)n_reordered, "snapshots", (json_int_t)n_snapshots, "seconds",
-            report_number(s), "schedules_per_s", report_number((double)o->seeds / s)));
-    else
-        printf("%lld schedules from seed %lld: %lld reports; %lld of models in stages or parts, %lld of them "
-               "with "
-               "a tied tensor; %lld ranks, %lld operations, %lld accesses checked, %lld snapshots read; %lld "
-               "schedules with a rank that dies, %lld with an allocation "
-               "refused, %lld in which the model changes its order, %lld refused as too small; %.1f s, %.0f "
-               "schedules/s\n",
-               (long long)o->seeds, (long long)o->seed, (long long)n_faults, (long long)n_meshes,
-               (long long)n_tied, (long long)n_ranks, (long long)n_ops, (long long)n_accesses,
-               (long long)n_snapshots, (long long)n_died, (long long)n_starved, (long long)n_reordered,
-               (long long)n_refused, s, (double)o->seeds / s);
-    return n_faults ? EXIT_FAILURE : EXIT_SUCCESS;
+    report_verified(o, &v, (double)(zr_now_ns() - start) / 1e9);
+    return v.n_faults ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 static int run_mutants(const struct verify_options *o)

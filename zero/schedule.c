@@ -90,42 +90,6 @@ static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
     return 0;
 }
 
-/* When a stage's backward of each micro-batch is, on the virtual clock, by what its rank computes. */
-static void list_backwards(const struct zr_pipeline *all, struct zr_pipe_time *const *times, int32_t stage,
-                           struct zr_pipe_time *out)
-{
-    const struct zr_pipe_row *row = &all->rows[stage % all->n_ranks];
-    const struct zr_pipe_time *at = times[stage % all->n_ranks];
-    for (int64_t i = 0; i < row->n; i++) {
-        if (row->at[i].kind == ZR_PIPE_BACKWARD && row->at[i].stage == stage)
-            out[row->at[i].micro_batch] = *at;
-        at += zr_pipe_computes(row->at[i].kind);
-    }
-}
-
-/* Slots for tied tensors' gradients, of which twice as many are on their way: the last stage's backward waits
- * for the first stage's of so many micro-batches before. With one stage on each rank that is as many behind
- * as there are stages; by a file it may be more: the last rank then waits, for nothing that waits for it.
- * With several the last rank waits with its other stages, too, for which the first may be waiting: so as many
- * as make nobody wait on the virtual clock, where the others' order then has no circle with them either. */
-static int32_t tied_slots(const struct zr_schedule *s, const struct zr_pipeline *all,
-                          struct zr_pipe_time *const *times)
-{
-    int32_t n = s->walk.n_micro, apart = 1;
-    if (s->walk.per_rank == 1 || s->walk.pp == 1)
-        return (int32_t)zr_min((s->walk.pp + 1) / 2, n);
-    struct zr_pipe_time *first = malloc(2 * (size_t)n * sizeof *first), *last = first + n;
-    if (!first) /* as many as can be */
-        return n;
-    list_backwards(all, times, 0, first);
-    list_backwards(all, times, zr_walk_stages(&s->walk) - 1, last);
-    for (int32_t m = 0; m < n; m++)
-        while (m >= apart && first[m - apart].end_ns > last[m].start_ns)
-            apart++;
-    free(first);
-    return (apart + 1) / 2;
-}
-
 /* This rank's row of what is checked and lowered, and the slots that it takes. */
 static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
 {
@@ -143,19 +107,16 @@ static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct
     return 0;
 }
 
-/* On which it is decided which messages go first: a backward takes twice as long as a forward. */
-static const struct zr_pipe_cost cost = {.forward_ns = 1000, .backward_ns = 2000};
-
 /* Sums have the plain program's bits where gradients are added in the order of micro-batches. */
 static int check_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
 {
     struct zr_pipe_report report;
-    int err = zr_pipeline_check(all, &cost, &report);
+    int err = zr_pipeline_check(all, zr_pipe_assumed_cost(), &report);
     if (err)
         return err;
     bool in_order = report.in_order;
     if (row == &s->walk.step)
-        s->room.n_tied = tied_slots(s, all, report.times);
+        s->room.n_tied = zr_pipeline_tied_slots(all, &report);
     zr_pipe_report_close(&report, all);
     if (!in_order)
         return zr_fail(ZR_ERR_NOTSUP, "a stage's backwards are not in the order of micro-batches, in which "
@@ -169,7 +130,7 @@ static int make_row(struct zr_schedule *s, enum zr_pipeline_kind kind, bool forw
     struct zr_pipeline *computed = NULL, *all = NULL;
     int err = zr_pipeline_build(&computed, kind, s->walk.pp, s->walk.per_rank, s->walk.n_micro, forward_only);
     if (!err)
-        err = zr_pipeline_lower(&all, computed, &cost, 0);
+        err = zr_pipeline_lower(&all, computed, zr_pipe_assumed_cost(), 0);
     if (!err)
         err = check_row(s, all, row);
     zr_pipeline_close(all);
@@ -197,7 +158,7 @@ static int read_row(const struct zr_config *c, struct zr_schedule *s, struct zr_
     bool whole = !err && given->has_messages;
     if (!err) {
         s->file_hash = hash_rows(given);
-        err = whole ? 0 : zr_pipeline_lower(&lowered, given, &cost, 0);
+        err = whole ? 0 : zr_pipeline_lower(&lowered, given, zr_pipe_assumed_cost(), 0);
         err = err ? err : check_row(s, whole ? given : lowered, row);
         err = err ? zr_fail_more(err, "schedule_file %s", c->user.schedule_file) : 0;
     }

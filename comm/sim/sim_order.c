@@ -48,8 +48,7 @@ void zr_sim_order_close(struct zr_sim_order *o)
 
 static bool issues_apart(enum zr_role role)
 {
-    return role == ZR_ROLE_MODEL || role == ZR_ROLE_EVEN_PAIR || role == ZR_ROLE_ODD_PAIR ||
-           role == ZR_ROLE_TIED;
+    return role == ZR_ROLE_MODEL || (role >= ZR_ROLE_EVEN_PAIR && role <= ZR_ROLE_TIED);
 }
 
 void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_sim_part *p)

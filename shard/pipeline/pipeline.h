@@ -116,6 +116,10 @@ struct zr_pipe_cost {
     const int32_t *units;
 };
 
+/* On which it is decided which messages go first, where nothing was measured: a backward takes twice as
+ * long as a forward. */
+const struct zr_pipe_cost *zr_pipe_assumed_cost(void);
+
 /* Adds messages to what is computed: sends and receives stand in the order in which they are ready by cost,
  * which is the same on both sides, so transports that block cannot stand still; a stage is gathered before
  * its first use and given up after its last, or earlier where more than most_unsharded (0: any number) would
@@ -131,6 +135,11 @@ int zr_pipeline_lower(struct zr_pipeline **out, const struct zr_pipeline *p, con
  * two stages of one rank, it is in its slot from where it is computed. p has messages, or one rank.
  * ZR_ERR_NOMEM. */
 int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n_back);
+
+struct zr_pipe_report;
+/* Slots for gradients of tensors that the first and the last stage have, of which twice as many are on
+ * their way. report: of p. */
+int32_t zr_pipeline_tied_slots(const struct zr_pipeline *p, const struct zr_pipe_report *report);
 
 struct zr_pipe_rank {
     /* computing; and not, between the first action of any rank and the last of any */

@@ -87,3 +87,40 @@ int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n
     free(room);
     return err;
 }
+
+/* ---- of tied tensors ---- */
+
+/* When a stage's backward of each micro-batch is, on the virtual clock, by what its rank computes. */
+static void list_backwards(const struct zr_pipeline *p, struct zr_pipe_time *const *times, int32_t stage,
+                           struct zr_pipe_time *out)
+{
+    const struct zr_pipe_row *row = &p->rows[stage % p->n_ranks];
+    const struct zr_pipe_time *at = times[stage % p->n_ranks];
+    for (int64_t i = 0; i < row->n; i++) {
+        if (row->at[i].kind == ZR_PIPE_BACKWARD && row->at[i].stage == stage)
+            out[row->at[i].micro_batch] = *at;
+        at += zr_pipe_computes(row->at[i].kind);
+    }
+}
+
+/* The last stage's backward waits for the first stage's of so many micro-batches before. With one stage
+ * on each rank that is as many behind as there are stages; by a schedule of another kind it may be more:
+ * the last rank then waits, for nothing that waits for it. With several the last rank waits with its
+ * other stages, too, for which the first may be waiting: so as many as make nobody wait on the virtual
+ * clock, where the others' order then has no circle with them either. */
+int32_t zr_pipeline_tied_slots(const struct zr_pipeline *p, const struct zr_pipe_report *report)
+{
+    int32_t n = p->n_micro_batches, apart = 1;
+    if (p->n_stages <= p->n_ranks || p->n_ranks == 1)
+        return (p->n_ranks + 1) / 2 < n ? (p->n_ranks + 1) / 2 : n;
+    struct zr_pipe_time *first = malloc(2 * (size_t)n * sizeof *first), *last = first + n;
+    if (!first) /* as many as can be */
+        return n;
+    list_backwards(p, report->times, 0, first);
+    list_backwards(p, report->times, p->n_stages - 1, last);
+    for (int32_t m = 0; m < n; m++)
+        while (m >= apart && first[m - apart].end_ns > last[m].start_ns)
+            apart++;
+    free(first);
+    return (apart + 1) / 2;
+}

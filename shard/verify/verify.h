@@ -39,7 +39,7 @@ enum zr_verify_pattern {
 };
 
 /* In which order a stage's actions come. */
-enum zr_verify_schedule { ZR_RUN_GPIPE, ZR_RUN_1F1B, ZR_RUN_ANY, ZR_RUN_SCHEDULES };
+enum zr_verify_schedule { ZR_RUN_GPIPE, ZR_RUN_1F1B, ZR_RUN_ANY, ZR_RUN_INTERLEAVED, ZR_RUN_SCHEDULES };
 
 /* When the loop carries out what it was given: the host's freedom. */
 enum zr_verify_pace { ZR_PACE_AT_ONCE, ZR_PACE_LATE, ZR_PACE_RANDOM, ZR_PACE_MIXED, ZR_PACES };
@@ -104,16 +104,20 @@ struct zr_verify_case {
     bool dealt;
     /* elements of every tensor that stay on one rank, or all of a smaller tensor's; 0: any */
     int granule;
-    /* Pipeline stages, and parts of each of them: their product divides the world. 0 and 1: it is whole.
+    /* Ranks that have all pipeline stages, and parts of each of them: their product divides the world. 0
+     * and 1: it is whole.
      *
      * With stages no unit is left out, used twice or without brackets, as one stage would be refused a step
      * that others take: skipped, repeats, unbracketed and late_evals are 0, and the pattern is not
      * ZR_USE_TWICE. Where several units are open at once (patterns but PLAIN and RECOMPUTE), or a budget is
      * given, the order is declared, does not change, and no evaluation or gathering of all comes between. */
     int pp, tp;
+    /* stages of a rank, also where pp is 1; 0 and 1: one. 1F1B is of one, the interleaved schedule of
+     * micro-batches that divide into rounds */
+    int per_rank;
     /* with stages: enum zr_verify_schedule, of accum micro-batches */
     int schedule;
-    /* with stages: the first one's first unit is one tensor, which the last one's last unit is, too;
+    /* with pp above 1: the first stage's first unit is one tensor, which the last one's last unit is, too;
      * nothing is stacked then, nor are several micro-batches summed in place */
     bool tied;
     /* with parts: percent of units of which all parts have all, each with a gradient of its own; and of

@@ -4,14 +4,25 @@
 
 /* ---- writing ---- */
 
-static void write_action_op(struct zr_writing *w, enum zr_script_op_kind kind, bool backward, int32_t micro)
+static void write_action_op(struct zr_writing *w, enum zr_script_op_kind kind, const struct zr_pipe_action *a)
 {
     zr_write(w->s, (struct zr_script_op){.kind = (uint8_t)kind,
-                                         .backward = backward,
+                                         .backward = a && a->kind == ZR_PIPE_BACKWARD,
                                          .unit = -1,
                                          .step = w->step,
-                                         .micro = micro,
+                                         .pp_stage = a ? a->stage : -1,
+                                         .micro = a ? a->micro_batch : -1,
                                          .pass = w->n_passes});
+}
+
+/* Of the action's stage, in order of forward. Returns how many. */
+static int32_t list_units(struct zr_writing *w, const struct zr_pipe_action *a)
+{
+    int32_t own = a->stage / zr_case_pp(w->c), n = 0;
+    for (int32_t i = 0; i < w->n_units; i++)
+        if (w->all[i] >= w->stage->first_unit[own] && w->all[i] < w->stage->first_unit[own + 1])
+            w->list[n++] = w->all[i];
+    return n;
 }
 
 void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool evaluates)
@@ -23,16 +34,17 @@ void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool 
         bool backward = a->kind == ZR_PIPE_BACKWARD;
         if (!zr_pipe_computes(a->kind))
             continue;
-        write_action_op(w, ZR_DO_NEXT, backward, a->micro_batch);
-        write_action_op(w, ZR_DO_TAKE, backward, a->micro_batch);
+        int32_t n = list_units(w, a);
+        write_action_op(w, ZR_DO_NEXT, a);
+        write_action_op(w, ZR_DO_TAKE, a);
         if (!evaluates)
             zr_write_zero(w, backward ? 2 : 1, a->micro_batch);
-        (backward ? zr_write_backward : zr_write_forward)(w, w->all, w->n_units);
-        write_action_op(w, ZR_DO_GIVE, backward, a->micro_batch);
-        write_action_op(w, ZR_DO_FINISH, backward, a->micro_batch);
+        (backward ? zr_write_backward : zr_write_forward)(w, w->list, n);
+        write_action_op(w, ZR_DO_GIVE, a);
+        write_action_op(w, ZR_DO_FINISH, a);
     }
     if (evaluates || zr_verify_chance(w->random, 50)) /* a step may follow its last action at once */
-        write_action_op(w, ZR_DO_NEXT, false, -1);
+        write_action_op(w, ZR_DO_NEXT, NULL);
     w->n_passes++;
 }
 
@@ -64,9 +76,10 @@ void zr_write_parts(struct zr_writing *w, bool backward)
 static bool is_given(struct zr_verify_rank *r, const struct zr_script_op *op, const struct zr_walk_given *g,
                      bool more)
 {
-    bool same =
-        more ? g->action.micro_batch == op->micro && (g->action.kind == ZR_PIPE_BACKWARD) == op->backward
-             : op->micro < 0;
+    const struct zr_pipe_action *a = &g->action;
+    int32_t pp_stage = more ? a->stage : -1, micro = more ? a->micro_batch : -1;
+    bool backward = more && a->kind == ZR_PIPE_BACKWARD;
+    bool same = pp_stage == op->pp_stage && micro == op->micro && backward == op->backward;
     if (!same)
         zr_report(zr_sim_recorder(r->v->sim),
                   "rank %d: zero_next gave micro-batch %d, and not %s of micro-batch %d", r->id,
@@ -102,7 +115,8 @@ int zr_actions_finish(struct zr_verify_rank *r)
 static struct zr_content activation(const struct zr_verify_rank *r, const struct zr_script_op *op,
                                     enum zr_pipe_way way, int32_t edge)
 {
-    int64_t which = ((int64_t)op->pass * 100 + op->micro) * 100 + r->id % (r->v->c->world / r->v->c->pp);
+    int64_t which =
+        ((int64_t)op->pass * 100 + op->micro) * 100 + r->id % (r->v->c->world / zr_case_pp(r->v->c));
     return (struct zr_content){
         .kind = ZR_CONTENT_ACTIVATION, .size = 1, .flat = 2 * edge + (int32_t)way, .value = (uint64_t)which};
 }
@@ -118,14 +132,14 @@ static void expect_slot(struct zr_verify_rank *r, const void *at, bool there, co
 {
     if ((at != NULL) != there)
         zr_report(zr_sim_recorder(r->v->sim), "rank %d, stage %d: zero_next gave %s for %s", r->id,
-                  r->of_stage->at, at ? "a slot" : "none", what);
+                  r->given.action.stage, at ? "a slot" : "none", what);
 }
 
 int zr_actions_move(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
     const struct zr_walk_given *g = &r->given;
-    int32_t at = r->of_stage->at, before = at - 1;
-    bool has_next = at + 1 < r->v->c->pp, has_last = at > 0, gives = op->kind == ZR_DO_GIVE;
+    int32_t at = op->pp_stage, before = at - 1;
+    bool has_next = at + 1 < zr_case_stages(r->v->c), has_last = at > 0, gives = op->kind == ZR_DO_GIVE;
     struct zr_sim_touch touch[3];
     int n = 0;
     expect_slot(r, g->in, op->backward ? has_next : has_last, "what it reads");

@@ -19,7 +19,7 @@ bool zr_verify_model_holds(const struct zr_verify_case *c)
     return zr_placement_asked(&o).model_holds;
 }
 
-int zr_verify_layout(const struct zr_verify_case *c, int32_t stage, const struct zr_verify_speed *speed,
+int zr_verify_layout(const struct zr_verify_case *c, int32_t at, const struct zr_verify_speed *speed,
                      struct zr_layout **out)
 {
     const struct zr_options o = options_of(c);
@@ -28,7 +28,7 @@ int zr_verify_layout(const struct zr_verify_case *c, int32_t stage, const struct
     int32_t n;
     int err = zr_placement_in(&o, zr_verify_dp(c), &place);
     if (!err)
-        err = zr_script_tensors(c, stage, speed, &tensors, &n);
+        err = zr_script_tensors(c, at, speed, &tensors, &n);
     return err ? err
                : zr_layout_make(tensors, n, place.size[ZR_INNER], place.size[ZR_OUTER], place.model_holds,
                                 false, out);
@@ -48,15 +48,25 @@ static bool stages_possible(const struct zr_verify_case *c)
         !c->skipped && !c->repeats && !c->late_evals && !c->unbracketed && c->pattern != ZR_USE_TWICE;
     bool room = !may_lack_room(c) || (c->declared && !c->changes && !c->n_evals && !c->alls);
     bool ties = !c->tied || (!c->stacked && (!c->grad_in_place || c->accum == 1));
-    return c->pp < 2 || (calls && room && ties);
+    return !zr_in_stages(c) || (calls && room && ties);
+}
+
+static bool schedule_possible(const struct zr_verify_case *c)
+{
+    int pp = zr_case_pp(c), rounds = c->accum / pp;
+    bool divides = rounds < 2 || c->accum % rounds == 0;
+    return c->per_rank >= 0 && c->per_rank <= ZR_VERIFY_PER_RANK && c->schedule >= 0 &&
+           c->schedule < ZR_RUN_SCHEDULES && (zr_in_stages(c) || !c->schedule) &&
+           (c->schedule != ZR_RUN_1F1B || zr_case_per_rank(c) == 1) &&
+           (c->schedule != ZR_RUN_INTERLEAVED || divides);
 }
 
 static bool mesh_possible(const struct zr_verify_case *c)
 {
     int pp = c->pp > 1 ? c->pp : 1, tp = c->tp > 1 ? c->tp : 1;
     return c->pp >= 0 && c->tp >= 0 && pp <= 64 && tp <= 64 && c->world % (pp * tp) == 0 &&
-           c->schedule >= 0 && c->schedule < ZR_RUN_SCHEDULES && (pp > 1 || (!c->schedule && !c->tied)) &&
-           (tp > 1 || (!c->partial && !c->sums)) && stages_possible(c);
+           schedule_possible(c) && (pp > 1 || !c->tied) && (tp > 1 || (!c->partial && !c->sums)) &&
+           stages_possible(c);
 }
 
 bool zr_verify_possible(const struct zr_verify_case *c)
@@ -183,8 +193,8 @@ static int draw_axis(uint64_t *s, int most)
 
 static void draw_stages(uint64_t *s, struct zr_verify_case *c)
 {
-    c->schedule = (int)zr_verify_below(s, ZR_RUN_SCHEDULES);
-    c->tied = zr_verify_chance(s, 40);
+    c->schedule = (int)zr_verify_below(s, ZR_RUN_INTERLEAVED);
+    c->tied = c->pp > 1 && zr_verify_chance(s, 40);
     if (zr_verify_chance(s, 70)) /* one micro-batch tells little */
         c->accum = 1 + (int)zr_verify_below(s, 8);
     c->skipped = c->repeats = c->unbracketed = 0;
@@ -201,6 +211,18 @@ static void draw_stages(uint64_t *s, struct zr_verify_case *c)
     }
 }
 
+/* Of several stages on a rank. */
+static void draw_rounds(uint64_t *s, struct zr_verify_case *c)
+{
+    int pp = zr_case_pp(c);
+    if (c->schedule == ZR_RUN_1F1B)
+        c->schedule = ZR_RUN_INTERLEAVED;
+    if (c->schedule == ZR_RUN_INTERLEAVED && c->accum > pp) /* rounds of as many each */
+        c->accum = pp * (1 + (int)zr_verify_below(s, 3));
+    if (c->tied)
+        c->grad_in_place &= c->accum == 1;
+}
+
 /* The world so far is that of one part of one stage. */
 static void draw_mesh(uint64_t *s, struct zr_verify_case *c)
 {
@@ -210,8 +232,12 @@ static void draw_mesh(uint64_t *s, struct zr_verify_case *c)
     c->pp = draw_axis(s, most);
     c->tp = draw_axis(s, most / c->pp);
     c->world *= c->pp * c->tp;
-    if (c->pp > 1)
+    if (c->pp == 1 ? zr_verify_chance(s, 15) : zr_verify_chance(s, 40))
+        c->per_rank = 2 + (int)zr_verify_below(s, 2);
+    if (zr_in_stages(c))
         draw_stages(s, c);
+    if (c->per_rank > 1)
+        draw_rounds(s, c);
     if (c->tp > 1) {
         c->partial = zr_verify_chance(s, 60) ? 40 : 0;
         c->sums = zr_verify_chance(s, 70) ? 40 : 0;
@@ -252,7 +278,7 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     X(poison, int) X(dead, int) X(dead_at, int) X(fail_alloc, int) X(snapshots, int)                      \
     X(zeroes, int) X(grad_in_place, bool) X(norms, int) X(drops, int) X(alls, int) X(mixed, bool)          \
     X(group, int) X(hybrid, int) X(dealt, bool) X(granule, int) X(repeats, int)                            \
-    X(pp, int) X(tp, int) X(schedule, int) X(tied, bool) X(partial, int) X(sums, int)
+    X(pp, int) X(tp, int) X(per_rank, int) X(schedule, int) X(tied, bool) X(partial, int) X(sums, int)
 /* clang-format on */
 
 void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n)
@@ -342,10 +368,10 @@ static void settle_groups(struct zr_verify_case *c)
         c->group = 0;
         c->dealt = false;
     }
-    if (c->pp < 2) {
+    if (!zr_in_stages(c))
         c->schedule = 0;
+    if (c->pp < 2)
         c->tied = false;
-    }
     if (c->tp < 2)
         c->partial = c->sums = 0;
 }

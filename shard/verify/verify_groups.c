@@ -67,9 +67,9 @@ static const struct zr_group *group_of(const struct zr_mesh *mesh, enum zr_role 
     case ZR_ROLE_EVEN_PAIR:
     case ZR_ROLE_ODD_PAIR:
         return &mesh->pair[role - ZR_ROLE_EVEN_PAIR];
+    case ZR_ROLE_CLOSING_PAIR:
     case ZR_ROLE_TIED:
         return &mesh->ends;
-    case ZR_ROLE_CLOSING_PAIR:
     case ZR_ROLE_CONTROL:
     case ZR_ROLES:
         break;
@@ -139,7 +139,7 @@ static bool is_opened(const struct zr_verify_world *v, enum zr_role role)
     case ZR_ROLE_TIED:
         return stages;
     case ZR_ROLE_CLOSING_PAIR:
-        return false; /* of several stages on a rank */
+        return stages && zr_case_per_rank(v->c) > 1;
     case ZR_ROLE_GATHER:
     case ZR_ROLE_REDUCE:
     case ZR_ROLES:

@@ -271,7 +271,7 @@ int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n
         if (c.world > 6 && !m->on)
             c.world = 2 + c.world % 3;
         if (!zr_verify_possible(&c)) { /* its groups, stages and parts do not divide that */
-            c.group = c.hybrid = c.pp = c.tp = c.schedule = c.partial = c.sums = 0;
+            c.group = c.hybrid = c.pp = c.tp = c.per_rank = c.schedule = c.partial = c.sums = 0;
             c.dealt = c.tied = false;
         }
         if (zr_verify_run(&c, m, out))

@@ -98,9 +98,9 @@ static void set_speed(const struct zr_verify_world *v, struct zr_sim_options *o)
 static int open_sim(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
-    /* beside the five of every rank: two neighbours, and tensors of two stages */
+    /* beside the five of every rank: three pairs of neighbours, and tensors of two stages */
     struct zr_sim_options o = {.world = v->n_ranks,
-                               .n_streams = c->pp > 1 ? 5 + 3 : 5,
+                               .n_streams = c->pp > 1 ? 5 + 4 : 5,
                                .compute_on_caller = c->caller,
                                .event_done = c->event_done,
                                .fail_alloc = c->fail_alloc,

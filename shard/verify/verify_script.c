@@ -158,7 +158,7 @@ static void all_at_once(struct zr_writing *w)
     zr_write_call(w, ZR_DO_GATHER_ALL);
     for (int32_t i = 0; i < w->n_units; i++)
         use(w, w->all[i], false);
-    if (w->c->pp < 2) /* else brackets are of actions */
+    if (!zr_in_stages(w->c)) /* else brackets are of actions */
         zr_write_forward(w, w->all, w->n_units);
     zr_write_call(w, ZR_DO_RELEASE_ALL);
 }
@@ -213,7 +213,7 @@ static void drop_actions(struct zr_writing *w)
 /* A step that is given up: part of it, all of it, or after its norm was asked for. */
 static void drop_step(struct zr_writing *w)
 {
-    if (w->c->pp > 1) {
+    if (zr_in_stages(w->c)) {
         drop_actions(w);
         return;
     }
@@ -249,7 +249,7 @@ static void change_order(struct zr_writing *w)
 static void evaluate(struct zr_writing *w)
 {
     for (int e = 0; e < w->c->n_evals; e++) {
-        if (w->c->pp > 1)
+        if (zr_in_stages(w->c))
             zr_write_actions(w, &w->stage->walk.evaluation, true);
         else
             zr_write_forward(w, w->all, w->n_units);
@@ -360,7 +360,7 @@ int zr_script_make(const struct zr_verify_case *c, const struct zr_verify_stage 
                            .s = &script,
                            .n_units = stage->layout->n_units,
                            .common = &common,
-                           .random = c->pp > 1 ? &own : &common};
+                           .random = zr_in_stages(c) ? &own : &common};
     open_writing(&w);
     choose_units(&w);
     for (w.step = 0; w.step < c->n_steps; w.step++) {
@@ -368,7 +368,7 @@ int zr_script_make(const struct zr_verify_case *c, const struct zr_verify_stage 
         evaluate(&w);
         if (zr_verify_chance(w.common, c->drops))
             drop_step(&w);
-        if (c->pp > 1)
+        if (zr_in_stages(c))
             train_actions(&w);
         else
             train(&w);

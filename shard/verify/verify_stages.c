@@ -10,9 +10,9 @@ enum { FLATS = 1 << 16 };
 
 /* ---- who is where ---- */
 
-static int32_t n_stages(const struct zr_verify_case *c)
+int32_t zr_case_stages(const struct zr_verify_case *c)
 {
-    return c->pp > 1 ? c->pp : 1;
+    return zr_case_pp(c) * zr_case_per_rank(c);
 }
 
 static int32_t n_parts(const struct zr_verify_case *c)
@@ -22,31 +22,31 @@ static int32_t n_parts(const struct zr_verify_case *c)
 
 int32_t zr_verify_dp(const struct zr_verify_case *c)
 {
-    return c->world / n_stages(c) / n_parts(c);
+    return c->world / zr_case_pp(c) / n_parts(c);
 }
 
 int32_t zr_stage_units(const struct zr_verify_case *c, int32_t stage)
 {
     uint64_t s = c->seed ^ 0x0417 ^ (uint64_t)stage << 40;
-    return c->pp > 1 ? 1 + (int32_t)zr_verify_below(&s, c->n_units) : c->n_units;
+    return zr_in_stages(c) ? 1 + (int32_t)zr_verify_below(&s, c->n_units) : c->n_units;
 }
 
-static int32_t stage_of(const struct zr_verify_case *c, int32_t rank)
+static int32_t place_in_pp(const struct zr_verify_case *c, int32_t rank)
 {
-    return rank / (c->world / n_stages(c));
+    return rank / (c->world / zr_case_pp(c));
 }
 
 void zr_stage_enter(struct zr_verify_world *v, struct zr_verify_rank *r)
 {
     int32_t rank = v->by_symmetry ? 0 : r->id;
-    r->of_stage = &v->stages[stage_of(v->c, rank)];
+    r->of_stage = &v->stages[place_in_pp(v->c, rank)];
     r->part = rank % n_parts(v->c);
     r->walk = r->of_stage->walk;
 }
 
 int zr_stage_class(const struct zr_verify_case *c, int32_t rank)
 {
-    return stage_of(c, rank) * n_parts(c) + rank % n_parts(c);
+    return place_in_pp(c, rank) * n_parts(c) + rank % n_parts(c);
 }
 
 int32_t zr_stage_flat(const struct zr_verify_rank *r, const struct zr_tensor *t, int32_t flat)
@@ -70,7 +70,7 @@ static void add_shares(const struct zr_verify_world *v, const struct zr_verify_s
                        struct zr_content *sum)
 {
     for (int32_t rank = 0; rank < v->c->world; rank++) {
-        if (&v->stages[stage_of(v->c, rank)] != stage || (!t->partial && rank % n_parts(v->c) != part))
+        if (&v->stages[place_in_pp(v->c, rank)] != stage || (!t->partial && rank % n_parts(v->c) != part))
             continue;
         for (int32_t k = 0; k < n; k++)
             sum->value += zr_sim_share(zr_stage_contributor(v, rank, t), step, sum->flat, k);
@@ -84,7 +84,7 @@ struct zr_content zr_stage_whole_grad(void *arg, int32_t flat, uint32_t step)
     bool whole = v->c->pp < 2 && v->c->tp < 2;
     int32_t parts = n_parts(v->c), group = whole ? 0 : flat / FLATS, at = whole ? flat : flat % FLATS;
     struct zr_content sum = {.kind = ZR_CONTENT_GRAD, .size = sizeof(float), .flat = flat};
-    if (v->by_symmetry || flat < 0 || group >= n_stages(v->c) * parts || step < 1 ||
+    if (v->by_symmetry || flat < 0 || group >= zr_case_pp(v->c) * parts || step < 1 ||
         (int)step > v->c->n_steps)
         return sum;
     const struct zr_verify_stage *stage = &v->stages[group / parts];
@@ -106,29 +106,26 @@ struct zr_content zr_stage_whole_grad(void *arg, int32_t flat, uint32_t step)
 
 /* ---- the schedule's rows ---- */
 
-/* As zero_wrap: on which it is decided which messages go first. */
-static const struct zr_pipe_cost cost = {.forward_ns = 1000, .backward_ns = 2000};
-
 /* Any order in which each stage could come: of all computations that are ready the next is drawn. */
 static int draw_schedule(const struct zr_verify_case *c, struct zr_pipeline **out)
 {
     uint64_t s = c->seed ^ 0x5ced;
     int percent = 10 + (int)zr_verify_below(&s, 80);
-    int32_t n_forward[64] = {0}, n_backward[64] = {0};
-    struct zr_pipeline *p = *out = zr_pipeline_new(c->pp);
+    int32_t n_forward[64 * ZR_VERIFY_PER_RANK] = {0}, n_backward[64 * ZR_VERIFY_PER_RANK] = {0},
+                           n = zr_case_stages(c);
+    struct zr_pipeline *p = *out = zr_pipeline_new(zr_case_pp(c));
     int err = p ? 0 : ZR_ERR_NOMEM;
-    for (int64_t left = 2 * (int64_t)c->pp * c->accum; !err && left;) {
-        int32_t at = (int32_t)zr_verify_below(&s, c->pp);
+    for (int64_t left = 2 * (int64_t)n * c->accum; !err && left;) {
+        int32_t at = (int32_t)zr_verify_below(&s, n);
         bool backward = zr_verify_chance(&s, percent);
         bool forth = n_forward[at] < c->accum && (at == 0 || n_forward[at - 1] > n_forward[at]);
-        bool back =
-            n_backward[at] < n_forward[at] && (at == c->pp - 1 || n_backward[at + 1] > n_backward[at]);
+        bool back = n_backward[at] < n_forward[at] && (at == n - 1 || n_backward[at + 1] > n_backward[at]);
         if (backward ? !back : !forth)
             continue;
         int32_t micro = backward ? n_backward[at]++ : n_forward[at]++;
         enum zr_pipe_kind kind = backward ? ZR_PIPE_BACKWARD : ZR_PIPE_FORWARD;
-        err =
-            zr_pipeline_add(p, at, (struct zr_pipe_action){.kind = kind, .stage = at, .micro_batch = micro});
+        err = zr_pipeline_add(p, at % zr_case_pp(c),
+                              (struct zr_pipe_action){.kind = kind, .stage = at, .micro_batch = micro});
         left--;
     }
     return err;
@@ -138,7 +135,7 @@ static int take_rows(struct zr_verify_world *v, const struct zr_pipeline *all, b
 {
     int32_t n_onward, n_back;
     int err = zr_pipeline_slots(all, &n_onward, &n_back);
-    for (int32_t s = 0; !err && s < v->c->pp; s++) {
+    for (int32_t s = 0; !err && s < zr_case_pp(v->c); s++) {
         struct zr_verify_stage *stage = &v->stages[s];
         struct zr_walk_row *row = evaluation ? &stage->walk.evaluation : &stage->walk.step;
         size_t bytes = (size_t)all->rows[s].n * sizeof *row->actions;
@@ -153,6 +150,16 @@ static int take_rows(struct zr_verify_world *v, const struct zr_pipeline *all, b
     return err;
 }
 
+/* As zero_wrap chooses it. */
+static enum zr_pipeline_kind kind_of(const struct zr_verify_case *c, bool evaluation)
+{
+    bool interleaved = zr_case_per_rank(c) > 1;
+    int32_t rounds = c->accum / zr_case_pp(c);
+    if (c->schedule == ZR_RUN_GPIPE || (evaluation && interleaved && rounds > 1 && c->accum % rounds))
+        return ZR_GPIPE;
+    return interleaved || c->schedule == ZR_RUN_INTERLEAVED ? ZR_INTERLEAVED : ZR_1F1B;
+}
+
 static int make_rows(struct zr_verify_world *v, bool evaluation)
 {
     const struct zr_verify_case *c = v->c;
@@ -160,13 +167,15 @@ static int make_rows(struct zr_verify_world *v, bool evaluation)
     struct zr_pipe_report report;
     int err = !evaluation && c->schedule == ZR_RUN_ANY
                   ? draw_schedule(c, &computed)
-                  : zr_pipeline_build(&computed, c->schedule == ZR_RUN_GPIPE ? ZR_GPIPE : ZR_1F1B, c->pp, 1,
+                  : zr_pipeline_build(&computed, kind_of(c, evaluation), zr_case_pp(c), zr_case_per_rank(c),
                                       c->accum, evaluation);
     if (!err)
-        err = zr_pipeline_lower(&all, computed, &cost, 0);
+        err = zr_pipeline_lower(&all, computed, zr_pipe_assumed_cost(), 0);
     if (!err)
-        err = zr_pipeline_check(all, &cost, &report);
+        err = zr_pipeline_check(all, zr_pipe_assumed_cost(), &report);
     if (!err) {
+        for (int32_t s = 0; !evaluation && s < zr_case_pp(c); s++)
+            v->stages[s].room.n_tied = zr_pipeline_tied_slots(all, &report);
         zr_pipe_report_close(&report, all);
         err = take_rows(v, all, evaluation);
     }
@@ -188,7 +197,6 @@ static void set_room(struct zr_verify_stage *s, const struct zr_verify_case *c)
     s->room.per_rank = s->walk.per_rank;
     s->room.slot_bytes = 4096;
     s->room.tied_bytes = zr_round_up(tied_bytes, 4096);
-    s->room.n_tied = (int32_t)zr_min((c->pp + 1) / 2, c->accum);
     if (!c->deterministic && c->accum > 1) { /* the last stage adds its micro-batches up */
         s->room.tied_sum_bytes = zr_round_up(sum_bytes, 4096);
         s->room.n_summed = c->accum;
@@ -201,15 +209,19 @@ static void set_room(struct zr_verify_stage *s, const struct zr_verify_case *c)
 /* Where none are declared: each unit forward, then each backward, in the order of the row. */
 static void assume_order(struct zr_verify_stage *s)
 {
-    int32_t n_units = s->layout->n_units, n = 0;
-    struct zr_call *order = calloc((size_t)(2 * n_units * s->walk.step.n) + 1, sizeof *order);
+    int32_t n = 0;
+    struct zr_call *order = calloc((size_t)(2 * s->layout->n_units * s->walk.step.n) + 1, sizeof *order);
     if (!order)
         abort();
     for (int64_t i = 0; i < s->walk.step.n; i++) {
-        bool backward = s->walk.step.actions[i].kind == ZR_PIPE_BACKWARD;
-        for (int32_t k = 0; k < 2 * n_units && zr_pipe_computes(s->walk.step.actions[i].kind); k++)
-            order[n++] = (struct zr_call){
-                .unit = (backward ? 2 * n_units - 1 - k : k) / 2, .backward = backward, .is_end = k & 1};
+        const struct zr_pipe_action *a = &s->walk.step.actions[i];
+        bool backward = a->kind == ZR_PIPE_BACKWARD;
+        int32_t first = s->first_unit[a->stage / s->walk.pp],
+                units = s->first_unit[a->stage / s->walk.pp + 1] - first;
+        for (int32_t k = 0; k < 2 * units && zr_pipe_computes(a->kind); k++)
+            order[n++] = (struct zr_call){.unit = first + (backward ? 2 * units - 1 - k : k) / 2,
+                                          .backward = backward,
+                                          .is_end = k & 1};
     }
     s->script.order = order;
     s->script.n_order = n;
@@ -218,7 +230,7 @@ static void assume_order(struct zr_verify_stage *s)
 static void set_options(const struct zr_verify_world *v, struct zr_verify_stage *s)
 {
     const struct zr_verify_case *c = v->c;
-    bool assumed = c->pp > 1 && !s->script.n_order;
+    bool assumed = zr_in_stages(c) && !s->script.n_order;
     if (assumed)
         assume_order(s);
     s->opt = (struct zr_options){.stage = c->stage,
@@ -236,7 +248,7 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
                                  .wire_dtype = c->wire_bf16 ? ZR_BF16 : 0,
                                  .order = s->script.order,
                                  .n_order = s->script.n_order,
-                                 .order_of_step = c->pp > 1,
+                                 .order_of_step = zr_in_stages(c),
                                  .order_assumed = assumed,
                                  .timeout_ms = 1000,
                                  .save_async = c->snapshots > 0};
@@ -249,10 +261,10 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
         s->opt.update = zr_rank_user_update;
         s->opt.n_states = 2;
     }
-    if (c->pp > 1) {
+    if (zr_in_stages(c))
         s->opt.pipe_bytes = zr_pipe_room_bytes(&s->room);
+    if (c->pp > 1)
         s->opt.tied_bytes = zr_tied_room_bytes(&s->room);
-    }
     int64_t all = 0;
     for (int32_t u = 0; u < s->layout->n_units; u++)
         all += s->layout->units[u].param_bytes;
@@ -266,19 +278,22 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
 int zr_stages_make(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
-    int32_t n = n_stages(c);
+    int32_t n = zr_case_pp(c);
     int err = 0;
     v->stages = calloc((size_t)n, sizeof *v->stages);
     if (!v->stages)
         abort();
     for (int32_t s = 0; !err && s < n; s++) {
         v->stages[s].at = s;
-        v->stages[s].walk = (struct zr_walk){.per_rank = 1, .pp = n, .pp_at = s, .n_micro = c->accum};
+        v->stages[s].walk =
+            (struct zr_walk){.per_rank = zr_case_per_rank(c), .pp = n, .pp_at = s, .n_micro = c->accum};
+        for (int32_t k = 0; k < zr_case_per_rank(c); k++)
+            v->stages[s].first_unit[k + 1] = v->stages[s].first_unit[k] + zr_stage_units(c, k * n + s);
         err = zr_verify_layout(c, s, v->speed, &v->stages[s].layout);
     }
-    if (!err && n > 1)
+    if (!err && zr_in_stages(c))
         err = make_rows(v, false);
-    if (!err && n > 1)
+    if (!err && zr_in_stages(c))
         err = make_rows(v, true);
     for (int32_t s = 0; !err && s < n; s++) {
         struct zr_verify_stage *stage = &v->stages[s];
@@ -296,7 +311,7 @@ int zr_stages_make(struct zr_verify_world *v)
 
 void zr_stages_free(struct zr_verify_world *v)
 {
-    for (int32_t s = 0; v->stages && s < n_stages(v->c); s++) {
+    for (int32_t s = 0; v->stages && s < zr_case_pp(v->c); s++) {
         struct zr_verify_stage *stage = &v->stages[s];
         zr_plan_free(stage->plan);
         zr_layout_free(stage->layout);

@@ -44,10 +44,10 @@ static int tied_tensor(const struct zr_verify_case *c, bool owner, int32_t unit,
     return t.name ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a name");
 }
 
-/* The unit that is one tensor of two stages; -1: none of this one. */
+/* Of a stage of the whole model the unit that is one tensor of two stages; -1: it has none. */
 static int32_t tied_unit(const struct zr_verify_case *c, int32_t stage, int32_t n_units)
 {
-    bool first = stage == 0, last = stage == c->pp - 1;
+    bool first = stage == 0, last = stage == zr_case_stages(c) - 1;
     return !c->tied || (!first && !last) ? -1 : first ? 0 : n_units - 1;
 }
 
@@ -60,42 +60,48 @@ static void place_on_parts(const struct zr_verify_case *c, uint64_t *s, bool par
     t->partial = !t->cut && partial;
 }
 
-int zr_script_tensors(const struct zr_verify_case *c, int32_t stage, const struct zr_verify_speed *speed,
-                      struct zr_tensor **out, int32_t *n)
+/* What a rank's tensors are put into. */
+struct table {
+    const struct zr_verify_case *c;
+    const struct zr_verify_speed *speed;
+    struct zr_tensor *t;
+    int32_t n;
+};
+
+/* Of a stage of the whole model, which is the rank's own-th, with its units from first_unit on. */
+static int add_stage(struct table *to, int32_t stage, int32_t own, int32_t first_unit)
 {
+    const struct zr_verify_case *c = to->c;
+    const struct zr_verify_speed *speed = to->speed;
     uint64_t s = c->seed ^ 0x7e45 ^ (uint64_t)stage << 40, parts = s + 1;
     int32_t n_units = zr_stage_units(c, stage), tied = tied_unit(c, stage, n_units);
-    struct zr_tensor *t = calloc((size_t)n_units * 3 + 1, sizeof *t);
-    if (!t)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the tensors of %d units", n_units);
-    *n = 0;
     /* One tensor over several units, and one to three of each unit's own. */
     int32_t first = c->stacked ? (int32_t)zr_verify_below(&s, n_units) : 0;
     for (int32_t u = c->stacked ? -1 : 0; u < n_units; u++) {
         int32_t k = u < 0 || speed ? 1 : 1 + (int32_t)zr_verify_below(&s, 3);
         bool partial = c->tp > 1 && zr_verify_chance(&parts, c->partial);
         if (u >= 0 && u == tied) {
-            int err = tied_tensor(c, stage == 0, u, &t[(*n)++]);
-            if (!err)
-                continue;
-            zr_tensors_free(t, *n);
-            return err;
+            struct zr_tensor *x = &to->t[to->n++];
+            int err = tied_tensor(c, stage == 0, first_unit + u, x);
+            x->pp_stage = own;
+            if (err)
+                return err;
+            continue;
         }
-        for (; k > 0; k--, ++*n) {
-            struct zr_tensor *x = &t[*n];
+        for (; k > 0; k--, to->n++) {
+            struct zr_tensor *x = &to->t[to->n];
             *x = (struct zr_tensor){.param = &nowhere,
                                     .grad = &nowhere,
                                     .dtype = ZR_F32,
                                     .n_slices = 1,
-                                    .unit = u < 0 ? first : u};
+                                    .unit = first_unit + (u < 0 ? first : u),
+                                    .pp_stage = own};
             x->n_elems = !speed         ? any_size(&s)
                          : speed->units ? speed->units[zr_max(u, 0)].elems
                                         : speed->unit_elems;
-            name_tensor(x, *n);
-            if (!x->name) {
-                zr_tensors_free(t, *n);
+            name_tensor(x, to->n);
+            if (!x->name)
                 return zr_fail(ZR_ERR_NOMEM, "no memory for a name");
-            }
             if (u < 0) {
                 x->stacked = x->pointer_per_begin = true;
                 x->n_slices = n_units - first;
@@ -108,7 +114,7 @@ int zr_script_tensors(const struct zr_verify_case *c, int32_t stage, const struc
             x->lr_scale = 1;
             x->decay_scale = zr_verify_chance(&s, 30) ? 0 : 1;
             if (c->mixed) /* of several kinds, some without state */
-                x->optimizer = (enum zr_optimizer)((c->seed + (uint64_t)*n * 7) % ZR_OPTIMIZER_COUNT);
+                x->optimizer = (enum zr_optimizer)((c->seed + (uint64_t)to->n * 7) % ZR_OPTIMIZER_COUNT);
             /* Stored instead of added: only where the model writes each gradient just once before it is
              * handed in. */
             bool often =
@@ -120,6 +126,25 @@ int zr_script_tensors(const struct zr_verify_case *c, int32_t stage, const struc
             place_on_parts(c, &parts, partial, x);
         }
     }
-    *out = t;
     return 0;
+}
+
+int zr_script_tensors(const struct zr_verify_case *c, int32_t at, const struct zr_verify_speed *speed,
+                      struct zr_tensor **out, int32_t *n)
+{
+    struct table to = {.c = c, .speed = speed};
+    int32_t n_units = 0, pp = zr_case_pp(c);
+    for (int32_t k = 0; k < zr_case_per_rank(c); k++)
+        n_units += zr_stage_units(c, k * pp + at);
+    to.t = calloc((size_t)n_units * 3 + ZR_VERIFY_PER_RANK, sizeof *to.t);
+    int err = to.t ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the tensors of %d units", n_units);
+    for (int32_t k = 0, unit = 0; !err && k < zr_case_per_rank(c); k++) {
+        err = add_stage(&to, k * pp + at, k, unit);
+        unit += zr_stage_units(c, k * pp + at);
+    }
+    if (err && to.t)
+        zr_tensors_free(to.t, to.n);
+    *out = to.t;
+    *n = to.n;
+    return err;
 }

@@ -78,9 +78,9 @@ struct zr_script_op {
     uint8_t how;
     bool bf16, in_place;
     int32_t n;
-    /* of an action: the micro-batch, -1: none is left; and of which evaluation or step, all counted
-     * together */
-    int32_t micro, pass;
+    /* of an action: the stage of the whole model and the micro-batch, -1: none is left; and of which
+     * evaluation or step, all counted together */
+    int32_t pp_stage, micro, pass;
 };
 
 struct zr_script {
@@ -95,9 +95,15 @@ struct zr_script {
     bool reordered;
 };
 
-/* What the ranks of a pipeline stage have alike. */
+/* The most stages of a rank. */
+enum { ZR_VERIFY_PER_RANK = 4 };
+
+/* What the ranks that have the same pipeline stages, or stage, have alike. */
 struct zr_verify_stage {
+    /* of pp */
     int32_t at;
+    /* (stages of a rank) where each one's units begin, and where the last one's end */
+    int32_t first_unit[ZR_VERIFY_PER_RANK + 1];
     struct zr_layout *layout;
     /* its rows; each rank goes through them on its own */
     struct zr_walk walk;
@@ -108,11 +114,11 @@ struct zr_verify_stage {
 };
 
 /* verify_case.c: where a stage's tensors are, on its groups. */
-int zr_verify_layout(const struct zr_verify_case *c, int32_t stage, const struct zr_verify_speed *speed,
+int zr_verify_layout(const struct zr_verify_case *c, int32_t at, const struct zr_verify_speed *speed,
                      struct zr_layout **out);
 
 /* verify_tensors.c: freed by the layout they go into. */
-int zr_script_tensors(const struct zr_verify_case *c, int32_t stage, const struct zr_verify_speed *speed,
+int zr_script_tensors(const struct zr_verify_case *c, int32_t at, const struct zr_verify_speed *speed,
                       struct zr_tensor **out, int32_t *n);
 /* verify_script.c: the stage's layout and rows are there. */
 int zr_script_make(const struct zr_verify_case *c, const struct zr_verify_stage *stage,
@@ -305,6 +311,20 @@ void zr_stages_free(struct zr_verify_world *v);
  * part of the same stage. */
 int32_t zr_verify_dp(const struct zr_verify_case *c);
 int32_t zr_stage_units(const struct zr_verify_case *c, int32_t stage);
+/* Of the whole model; more than one: ranks take actions. */
+int32_t zr_case_stages(const struct zr_verify_case *c);
+static inline bool zr_in_stages(const struct zr_verify_case *c)
+{
+    return zr_case_stages(c) > 1;
+}
+static inline int32_t zr_case_pp(const struct zr_verify_case *c)
+{
+    return c->pp > 1 ? c->pp : 1;
+}
+static inline int32_t zr_case_per_rank(const struct zr_verify_case *c)
+{
+    return c->per_rank > 1 ? c->per_rank : 1;
+}
 int zr_stage_class(const struct zr_verify_case *c, int32_t rank);
 /* Its stage and part, at the beginning of its rows. */
 void zr_stage_enter(struct zr_verify_world *v, struct zr_verify_rank *r);

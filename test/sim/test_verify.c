@@ -63,7 +63,7 @@ static void seeds(void **state)
     const char *given = getenv("SEED"), *n = getenv("N_SEEDS");
     uint64_t first = given ? strtoull(given, NULL, 0) : 1, n_seeds = n ? strtoull(n, NULL, 0) : 1000;
     int64_t n_ops = 0, n_died = 0, n_starved = 0, n_reordered = 0, n_snapshots = 0, n_refused = 0;
-    int n_hybrid[3] = {0}, n_pp = 0, n_tp = 0, n_tied = 0;
+    int n_hybrid[3] = {0}, n_pp = 0, n_tp = 0, n_tied = 0, n_several = 0;
     for (uint64_t s = first; s < first + n_seeds; s++) {
         struct zr_verify_case c;
         struct zr_verify_result r;
@@ -79,16 +79,18 @@ static void seeds(void **state)
         n_pp += c.pp > 1;
         n_tp += c.tp > 1;
         n_tied += c.tied;
+        n_several += c.per_rank > 1;
     }
     print_message(
         "%lld with a rank that dies, %lld starved, %lld reordered, %lld snapshots, %lld refused, %d "
-        "HSDP, %d HFSDP, %d in stages, %d tied, %d in parts\n",
+        "HSDP, %d HFSDP, %d in stages, %d tied, %d with several on a rank, %d in parts\n",
         (long long)n_died, (long long)n_starved, (long long)n_reordered, (long long)n_snapshots,
-        (long long)n_refused, n_hybrid[1], n_hybrid[2], n_pp, n_tied, n_tp);
+        (long long)n_refused, n_hybrid[1], n_hybrid[2], n_pp, n_tied, n_several, n_tp);
     assert_true(n_ops > 100 * (int64_t)n_seeds);
     if (n_seeds < 1000) /* too few for some of everything */
         return;
-    assert_true(n_hybrid[1] > 15 && n_hybrid[2] > 15 && n_pp > 150 && n_tied > 50 && n_tp > 150);
+    assert_true(n_hybrid[1] > 15 && n_hybrid[2] > 15 && n_pp > 150 && n_tied > 50 && n_several > 50 &&
+                n_tp > 150);
     assert_true(n_died > 25 && n_starved > 10 && n_reordered > 50 && n_snapshots > 500 && n_refused > 10);
 }
 
