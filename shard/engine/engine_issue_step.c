@@ -1,17 +1,38 @@
 /* engine_issue_step.c: the jobs of a step: the norm, on which all ranks agree, and the optimizer. */
 #include "kernels/check/guard.h"
 #include "shard/engine/engine_issue.h"
+#include "shard/layout_cut.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+/* Elements whose squares are still to be summed. */
+struct squares {
+    struct zr_engine *e;
+    const float *x;
+    int64_t n;
+};
+
+static int put_squares(struct squares *q)
+{
+    return q->n ? q->e->dev->ops->sum_squares(q->e->reduce_stream, zr_engine_norm_at(q->e), q->x, q->n) : 0;
+}
+
+/* What lies end to end is one operation, which is a kernel's launch on a GPU, as long as no canonical block is
+ * begun: then the blocks of the whole are those of its parts. */
 static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
-    struct zr_engine *e = arg;
+    struct squares *q = arg;
+    const float *x = zr_sum_at(q->e, f, 0) + (first - zr_engine_own(q->e, f).first);
     (void)p;
-    return e->dev->ops->sum_squares(e->reduce_stream, zr_engine_norm_at(e),
-                                    zr_sum_at(e, f, 0) + (first - zr_engine_own(e, f).first), n);
+    if (q->n == 0 || q->x + q->n != x || q->n % ZR_NORM_BLOCK) {
+        ZR_TRY(put_squares(q));
+        q->x = x;
+        q->n = 0;
+    }
+    q->n += n;
+    return 0;
 }
 
 /* The squares of what this rank owns of the gradient; of what every part of the model has, one part counts
@@ -19,14 +40,15 @@ static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece 
 static int sum_own_squares(struct zr_engine *e)
 {
     struct zr_exact_sum *norm = zr_engine_norm_at(e);
+    struct squares q = {.e = e};
     ZR_TRY(e->dev->ops->zero(e->reduce_stream, norm, sizeof *norm));
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *flat = &e->layout->flats[i];
         struct zr_span own = zr_engine_own(e, flat);
         if (flat->trainable && (flat->cut || e->part == 0))
-            ZR_TRY(zr_flat_ranges(e->layout, flat, own.first, own.first + own.n, norm_range, e));
+            ZR_TRY(zr_flat_ranges(e->layout, flat, own.first, own.first + own.n, norm_range, &q));
     }
-    return 0;
+    return put_squares(&q);
 }
 
 static int begin_agreement(struct zr_engine *e, const struct zr_job *job)
