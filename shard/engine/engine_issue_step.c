@@ -19,8 +19,8 @@ static int put_squares(struct squares *q)
     return q->n ? q->e->dev->ops->sum_squares(q->e->reduce_stream, zr_engine_norm_at(q->e), q->x, q->n) : 0;
 }
 
-/* What lies end to end is one operation, which is a kernel's launch on a GPU, as long as no canonical block is
- * begun: then the blocks of the whole are those of its parts. */
+/* What lies end to end is one operation, which is a kernel's launch on a GPU, as long as no canonical block
+ * is begun: then the blocks of the whole are those of its parts. */
 static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
     struct squares *q = arg;
@@ -117,7 +117,18 @@ struct updating {
     const struct zr_job *job;
     const float *grad;  /* of the flat's first kept element */
     int64_t first_kept; /* element of the flat */
+    /* Spans that are still to be updated, in the arrays of the flat from the first one's first element on. */
+    struct zr_update u;
+    int n_spans;
+    struct zr_update_span span[ZR_MAX_SPANS];
 };
+
+static int put_update(struct updating *up)
+{
+    int n = up->n_spans;
+    up->n_spans = 0;
+    return n ? up->e->dev->ops->update_spans(up->e->reduce_stream, &up->u, up->span, n) : 0;
+}
 
 struct user_call {
     struct zr_engine *e;
@@ -190,6 +201,8 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
     return 0;
 }
 
+/* The pieces of a flat are updated by one operation, which is a kernel's launch on a GPU: they differ in
+ * their tensors' scales alone. cfg.update has a call for each. */
 static int update_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first,
                         int64_t n)
 {
@@ -226,7 +239,12 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     /* A kind whose first step makes its states of the gradient alone goes on from those that there are. */
     if (k.t == 1 && up->job->tuned->has_states)
         k.t = 2;
-    return e->dev->ops->update(e->reduce_stream, &k);
+    if (up->n_spans == 0)
+        up->u = k;
+    int64_t at = k.grad - up->u.grad;
+    up->span[up->n_spans++] = (struct zr_update_span){at, n, k.lr, k.decay};
+    up->u.n = at + n;
+    return up->n_spans == ZR_MAX_SPANS ? put_update(up) : 0;
 }
 
 /* The reduced gradient of the flat's first kept element; full: where gather_sums put the flat's. */
@@ -262,6 +280,7 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
                               .first_kept = kept.first,
                               .grad = update_grad(e, &last, &f[i], gathered ? (const float *)full : NULL)};
         ZR_TRY(zr_flat_ranges(e->layout, &f[i], kept.first, kept.first + kept.n, update_range, &up));
+        ZR_TRY(put_update(&up));
         full += zr_hop_sum_bytes(&last, &f[i]);
     }
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
