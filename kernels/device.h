@@ -52,6 +52,13 @@ struct zr_update {
     const struct zr_step_scalars *scalars;
 };
 
+/* Elements of an update with numbers of their own, which stand for the update's: n from element first on. */
+struct zr_update_span {
+    int64_t first, n;
+    float lr, decay;
+};
+#define ZR_MAX_SPANS 64 /* of an update */
+
 /* An exact sum of doubles: order does not matter, so ranks, shards and streams may add in any order and get
  * the same bits (a long accumulator after Kulisch; see exact_sum.h). Plain data, may be copied and merged by
  * bytes. */
@@ -250,6 +257,10 @@ struct zr_device_ops {
     /* x[i] = x[i] * scalars->grad_scale; nothing when scalars->skip */
     int (*scale)(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars);
     int (*update)(struct zr_stream *s, const struct zr_update *u);
+    /* n_spans (0 to ZR_MAX_SPANS) spans of an update of u->n elements at once, in no order: none may overlap
+     * another. What lies in no span stays as it is. One kernel on a GPU. The table is copied. */
+    int (*update_spans)(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
+                        int n_spans);
     /* The two ends of a step's agreement (agreement.h); their arguments are copied. */
     int (*agree_begin)(struct zr_stream *s, const struct zr_agree_begin *b);
     int (*agree_end)(struct zr_stream *s, const struct zr_agree_end *e);

@@ -134,6 +134,42 @@ int zr_check_update(const struct zr_update *u)
     return err;
 }
 
+int zr_check_update_spans(const struct zr_update *u, const struct zr_update_span *spans, int n_spans)
+{
+    if (n_spans < 0 || n_spans > ZR_MAX_SPANS)
+        return zr_fail(ZR_ERR_ARG, "update: %d spans, 0 to %d are allowed", n_spans, ZR_MAX_SPANS);
+    int err = zr_check_update(u);
+    for (int i = 0; i < n_spans && !err; i++) {
+        const struct zr_update_span *a = &spans[i];
+        if (a->n < 0 || a->first < 0 || a->n > u->n - a->first)
+            err = zr_fail(ZR_ERR_ARG, "update: span %d is %lld elements from %lld on, of %lld", i,
+                          (long long)a->n, (long long)a->first, (long long)u->n);
+        for (int k = 0; k < i && !err; k++)
+            if (a->n > 0 && spans[k].n > 0 && a->first < spans[k].first + spans[k].n &&
+                spans[k].first < a->first + a->n)
+                err = zr_fail(ZR_ERR_ARG, "update: spans %d and %d overlap: not allowed", k, i);
+    }
+    return err;
+}
+
+struct zr_update zr_update_of_span(const struct zr_update *u, const struct zr_update_span *span)
+{
+    struct zr_update part = *u;
+    part.lr = span->lr;
+    part.decay = span->decay;
+    part.n = span->n;
+    part.master += span->first;
+    part.grad += span->first;
+    if (u->param == u->master)
+        part.param = part.master;
+    else if (u->param)
+        part.param = (char *)u->param + span->first * zr_dtype_bytes(u->param_dtype);
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
+        if (u->state[i])
+            part.state[i] += span->first;
+    return part;
+}
+
 static int check_carried(const char *op, int32_t n)
 {
     if (n < 0 || n > ZR_MAX_CARRIED)

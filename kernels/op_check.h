@@ -15,6 +15,9 @@ int zr_check_cast(enum zr_dtype dst, enum zr_dtype src, int64_t n);
 int zr_check_sum_tree(int n_src, enum zr_dtype src, int64_t n);
 int zr_check_sum_ranges(const struct zr_sum_range *table, int n_sums, int n_src, enum zr_dtype src);
 int zr_check_update(const struct zr_update *u);
+int zr_check_update_spans(const struct zr_update *u, const struct zr_update_span *spans, int n_spans);
+/* The span as an update by itself. */
+struct zr_update zr_update_of_span(const struct zr_update *u, const struct zr_update_span *span);
 int zr_check_agree_begin(const struct zr_agree_begin *b);
 int zr_check_agree_end(const struct zr_agree_end *e);
 

@@ -2,9 +2,10 @@
  * number per query instead of a (T, T) matrix (Dao, arXiv:2307.08691). bf16 heads of 16, 32 or 64 channels.
  * Compiled by nvcc, and as C++ by the tests' stand-in.
  *
- * A block has a tile of 64 queries (or keys, for their gradients), a warp 16 rows of it, and goes through the
- * tiles on the other side in order: the same bits every time. Backward makes the matrix again, once for the
- * queries' gradients and once for the keys' and values', so that neither needs an atomic addition. */
+ * A block has a tile of queries (or keys, for their gradients), and each of its warps some rows of it as the
+ * left side of products, in registers. It goes through the rows on the other side in order, fetching the next
+ * ones while it works: the same bits every time. Backward makes the matrix again, once for the queries'
+ * gradients and once for the keys' and values', so that neither needs an atomic addition. */
 #include <cuda_runtime.h>
 
 #include <math.h>
@@ -18,93 +19,121 @@ extern "C" {
 namespace
 {
 
-const int TILE = 64, N_WARPS = 4, N_THREADS = 32 * N_WARPS;
-const int N_COLS = TILE / 8; /* products of 8 columns that a tile's row of the matrix takes */
+/* Of a block. A warp has 16 * M rows: what it loads of the other side serves M products; with one, shared
+ * memory would be slower than the tensor cores are. */
+const int TILE = 128, FORWARD_M = 2, DQ_M = 2, DKV_M = 2;
+/* Rows of the other side that are fetched at once, and multiplied at once: as many as registers allow. */
+const int KEYS = 64, DQ_KEYS = 32, QUERIES = 32, DKV_QUERIES = 16;
+/* Their keys and values, 32 MiB at most, stay in the L2 cache of large GPUs. */
+const int BLOCKS_AT_ONCE = 1024;
 const float LOG2_E = 1.442695041f;
 
-/* Rows of a tile, with space after each: the rows that are read together then lie in different banks. */
-template <int HS> struct alignas(16) rows {
-    real x[TILE][HS + 8];
+/* With space after each row: the rows that are read together then lie in different banks. */
+template <int HS, int N> struct alignas(16) rows {
+    real x[N][HS + 8];
 };
 
-struct alignas(16) chunk {
-    real x[8];
-};
-
-/* Rows first.. of a matrix whose rows are stride elements apart; those from n on are zeros. All of the block.
- */
-template <int HS>
-__device__ __forceinline__ void load_rows(rows<HS> &to, const real *from, int64_t stride, int first, int n)
+/* Begins to fetch rows first.. of a matrix whose rows are stride elements apart; those from n on are zeros.
+ * All of the block, of N_THREADS. */
+template <int N_THREADS, int HS, int N>
+__device__ __forceinline__ void fetch_rows(rows<HS, N> &to, const real *from, int64_t stride, int first,
+                                           int n)
 {
-    for (int i = (int)threadIdx.x; i < TILE * HS / 8; i += N_THREADS) {
-        int row = i / (HS / 8), col = i % (HS / 8) * 8;
-        chunk c = {};
-        if (first + row < n)
-            c = *reinterpret_cast<const chunk *>(from + (first + row) * stride + col);
-        *reinterpret_cast<chunk *>(&to.x[row][col]) = c;
-    }
+    const int PER_ROW = HS / 8, BY = N_THREADS / PER_ROW;
+    int row = (int)threadIdx.x / PER_ROW, col = (int)threadIdx.x % PER_ROW * 8;
+    from += (first + row) * stride + col;
+    for (int i = 0; i < N; i += BY)
+        if (N % BY == 0 || i + row < N)
+            copy_16_bytes(&to.x[i + row][col], from + i * stride, first + i + row < n);
 }
 
-/* The calling warp's place in a tile, and the lane's in what tensor_core.h hands out. */
-struct place_in_tile {
+/* The calling warp's first row in a tile, and the lane's place in what tensor_core.h hands out. */
+template <int M> struct place_in_tile {
+    static const int N_THREADS = TILE / (16 * M) * 32;
     int warp_row, lane, g, t;
     __device__ __forceinline__ place_in_tile()
-        : warp_row((int)threadIdx.x / 32 * 16), lane((int)threadIdx.x % 32), g(lane / 4), t(lane % 4)
+        : warp_row((int)threadIdx.x / 32 * 16 * M), lane((int)threadIdx.x % 32), g(lane / 4), t(lane % 4)
     {
+    }
+    /* Row of element j of the m-th product's result. */
+    __device__ __forceinline__ int row(int m, int j) const
+    {
+        return 16 * m + j / 2 * 8 + g;
+    }
+    __device__ __forceinline__ int col(int n, int j) const
+    {
+        return 8 * n + t * 2 + j % 2;
     }
 };
 
-/* matrix (16, TILE) = the warp's rows of a times b's rows, transposed */
-template <int HS>
-__device__ __forceinline__ void multiply_rows(float matrix[N_COLS][4], const rows<HS> &a, const rows<HS> &b,
-                                              const place_in_tile &at)
+/* The warp's rows of a matrix, of which the first is row first, as the left side of products. Rows from n on
+ * are zeros. */
+template <int HS, int M>
+__device__ __forceinline__ void load_left(uint32_t (&to)[M][HS / 16][4], const real *from, int64_t stride,
+                                          int first, int n, const place_in_tile<M> &at)
 {
-    for (int col = 0; col < N_COLS; col++)
-        for (int j = 0; j < 4; j++)
-            matrix[col][j] = 0;
-    for (int k = 0; k < HS; k += 16) {
-        uint32_t fa[4], fb[4];
-        load_matrices(fa, &a.x[at.warp_row + at.lane % 16][k + at.lane / 16 * 8]);
-        for (int col = 0; col < N_COLS; col += 2) {
-            load_matrices(fb, &b.x[col * 8 + at.lane / 16 * 8 + at.lane % 8][k + at.lane / 8 % 2 * 8]);
-            mma_bf16(matrix[col], fa, fb);
-            mma_bf16(matrix[col + 1], fa, fb + 2);
+    for (int m = 0; m < M; m++)
+        for (int j = 0; j < 4; j++) {
+            int row = first + at.row(m, j % 2 * 2);
+            const uint32_t *two = reinterpret_cast<const uint32_t *>(from + row * stride) + at.t + j / 2 * 4;
+            for (int k = 0; k < HS / 16; k++)
+                to[m][k][j] = row < n ? two[k * 8] : 0;
         }
-    }
 }
 
-/* sum (16, HS) += matrix (16, TILE), rounded, times b (TILE, HS) */
-template <int HS>
-__device__ __forceinline__ void add_product(float sum[HS / 8][4], const float matrix[N_COLS][4],
-                                            const rows<HS> &b, const place_in_tile &at)
+/* matrix (16*M, 8*N) += left times b's rows from first on, transposed */
+template <int HS, int M, int N, int N_ROWS>
+__device__ __forceinline__ void multiply_rows(float (&matrix)[M][N][4], const uint32_t (&left)[M][HS / 16][4],
+                                              const rows<HS, N_ROWS> &b, int first,
+                                              const place_in_tile<M> &at)
 {
-    for (int col = 0; col < N_COLS; col += 2) {
-        const float *left = matrix[col], *right = matrix[col + 1];
-        const uint32_t fa[4] = {two_bf16(left[0], left[1]), two_bf16(left[2], left[3]),
-                                two_bf16(right[0], right[1]), two_bf16(right[2], right[3])};
+    for (int k = 0; k < HS / 16; k++)
+        for (int n = 0; n < N; n += 2) {
+            uint32_t right[4];
+            load_matrices(right,
+                          &b.x[first + n * 8 + at.lane / 16 * 8 + at.lane % 8][k * 16 + at.lane / 8 % 2 * 8]);
+            for (int m = 0; m < M; m++) {
+                mma_bf16(matrix[m][n], left[m][k], right);
+                mma_bf16(matrix[m][n + 1], left[m][k], right + 2);
+            }
+        }
+}
+
+/* sum (16*M, HS) += matrix (16*M, 8*N), rounded, times b's rows from first on */
+template <int HS, int M, int N, int N_ROWS>
+__device__ __forceinline__ void add_product(float (&sum)[M][HS / 8][4], const float (&matrix)[M][N][4],
+                                            const rows<HS, N_ROWS> &b, int first, const place_in_tile<M> &at)
+{
+    for (int n = 0; n < N; n += 2) {
+        uint32_t left[M][4];
+        for (int m = 0; m < M; m++)
+            for (int j = 0; j < 4; j++)
+                left[m][j] = two_bf16(matrix[m][n + j / 2][j % 2 * 2], matrix[m][n + j / 2][j % 2 * 2 + 1]);
         for (int i = 0; i < HS / 8; i += 2) {
-            uint32_t fb[4];
-            load_transposed(fb, &b.x[col * 8 + at.lane % 16][i * 8 + at.lane / 16 * 8]);
-            mma_bf16(sum[i], fa, fb);
-            mma_bf16(sum[i + 1], fa, fb + 2);
+            uint32_t right[4];
+            load_transposed(right, &b.x[first + n * 8 + at.lane % 16][i * 8 + at.lane / 16 * 8]);
+            for (int m = 0; m < M; m++) {
+                mma_bf16(sum[m][i], left[m], right);
+                mma_bf16(sum[m][i + 1], left[m], right + 2);
+            }
         }
     }
 }
 
-/* Writes the warp's rows, each times its factor: factor[0] for row g, [1] for row g + 8. */
-template <int HS>
+/* Writes the warp's rows, of which the first is row first, each times its factor. */
+template <int HS, int M>
 __device__ __forceinline__ void store_rows(real *to, int64_t stride, int first, int n,
-                                           const float sum[HS / 8][4], const float factor[2],
-                                           const place_in_tile &at)
+                                           const float (&sum)[M][HS / 8][4], const float (&factor)[M][2],
+                                           const place_in_tile<M> &at)
 {
-    for (int half = 0; half < 2; half++) {
-        int row = first + at.warp_row + at.g + 8 * half;
-        if (row >= n)
-            continue;
-        for (int i = 0; i < HS / 8; i++)
-            *reinterpret_cast<uint32_t *>(to + row * stride + i * 8 + at.t * 2) =
-                two_bf16(sum[i][2 * half] * factor[half], sum[i][2 * half + 1] * factor[half]);
-    }
+    for (int m = 0; m < M; m++)
+        for (int half = 0; half < 2; half++) {
+            int row = first + at.row(m, 2 * half);
+            uint32_t *two = reinterpret_cast<uint32_t *>(to + row * stride) + at.t;
+            for (int i = 0; i < HS / 8 && row < n; i++)
+                two[i * 4] = two_bf16(sum[m][i][2 * half] * factor[m][half],
+                                      sum[m][i][2 * half + 1] * factor[m][half]);
+        }
 }
 
 /* Over the four lanes that share a row. */
@@ -120,196 +149,304 @@ __device__ __forceinline__ float row_sum(float x)
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/* What a block works on: one head of one row of the batch. */
 struct attention {
     const real *qkv, *atty, *datty; /* (B, T, 3*C), (B, T, C), (B, T, C) */
     real *out, *dqkv;               /* forward's atty; (B, T, 3*C) */
     float *logsum, *dots;           /* (B, NH, T) each */
-    int T, C;
-    float scale; /* of the scores, for powers of two */
+    int T, C, NH, n_heads, n_tiles; /* heads of all rows of the batch, tiles of each */
+    int heads_at_once;
+    float scale, grad_scale; /* of the scores, for powers of two; of their gradients */
 };
+
+/* What a block works on: a tile of one head, the turn-th by the work it makes. Blocks begin in the order of
+ * their numbers: of the heads that are worked on at once the long ones first, so that all end together. */
+struct block_work {
+    int head, turn;
+    int64_t of_qkv, of_atty, of_logsum; /* where the head begins */
+    __device__ __forceinline__ explicit block_work(const attention &a)
+    {
+        int size = a.heads_at_once * a.n_tiles, before = (int)blockIdx.x / size * a.heads_at_once;
+        int rest = (int)blockIdx.x % size, left = a.n_heads - before;
+        int n = left < a.heads_at_once ? left : a.heads_at_once;
+        head = before + rest % n;
+        turn = rest / n;
+        of_atty = (int64_t)(head / a.NH) * a.T * a.C + (int64_t)(head % a.NH) * (a.C / a.NH);
+        of_qkv = (int64_t)(head / a.NH) * a.T * 3 * a.C + (int64_t)(head % a.NH) * (a.C / a.NH);
+        of_logsum = (int64_t)head * a.T;
+    }
+};
+
+/* What goes from key to key in the next two kernels. */
+template <int HS> struct of_keys {
+    rows<HS, KEYS> k, v;
+};
+
+/* All of the block fetches the i-th of them. */
+template <int HS, int N_THREADS>
+__device__ __forceinline__ void fetch_keys(of_keys<HS> &to, const attention &a, const block_work &work, int i)
+{
+    const real *k = a.qkv + work.of_qkv + a.C;
+    fetch_rows<N_THREADS>(to.k, k, 3 * a.C, i * KEYS, a.T);
+    fetch_rows<N_THREADS>(to.v, k + a.C, 3 * a.C, i * KEYS, a.T);
+}
+
+/* How many of them a tile of queries sees, of which the first is first. */
+__device__ __forceinline__ int n_seen(const attention &a, int first)
+{
+    int end = first + TILE < a.T ? first + TILE : a.T;
+    return (end + KEYS - 1) / KEYS;
+}
 
 /* atty = softmax(q k^T) v; logsum: of each query, log2 of the sum of its weights. The largest score so far is
  * taken off before a power is taken, and what was summed with a smaller one is scaled down. */
-template <int HS> __global__ void __launch_bounds__(N_THREADS) attention_forward_kernel(attention a)
+template <int HS, int M>
+__global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
+    attention_forward_kernel(const __grid_constant__ attention a)
 {
-    __shared__ rows<HS> q, k, v;
-    const place_in_tile at;
-    int T = a.T, C = a.C, tile = (int)(gridDim.x - 1 - blockIdx.x), first = tile * TILE; /* long ones first */
-    int64_t head = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
-    const real *from = a.qkv + (int64_t)blockIdx.z * T * 3 * C + (int)blockIdx.y * HS;
-    float sum[HS / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {0, 0};
-    load_rows(q, from, 3 * C, first, T);
-    for (int other = 0; other <= tile; other++) {
-        float s[N_COLS][4];
-        __syncthreads(); /* the tiles before have been read */
-        load_rows(k, from + C, 3 * C, other * TILE, T);
-        load_rows(v, from + 2 * C, 3 * C, other * TILE, T);
-        __syncthreads();
-        multiply_rows(s, q, k, at);
-        for (int half = 0; half < 2; half++) {
-            int row = at.warp_row + at.g + 8 * half;
-            float most = top[half];
-            for (int col = 0; col < N_COLS; col++)
-                for (int j = 2 * half; j < 2 * half + 2; j++) {
-                    if (other == tile && col * 8 + at.t * 2 + j % 2 > row)
-                        s[col][j] = -INFINITY;
-                    most = fmaxf(most, s[col][j]);
-                }
-            most = row_max(most);
-            float shrink = exp2f((top[half] - most) * a.scale);
-            top[half] = most;
-            total[half] *= shrink;
-            for (int col = 0; col < N_COLS; col++)
-                for (int j = 2 * half; j < 2 * half + 2; j++) {
-                    s[col][j] = exp2f((s[col][j] - most) * a.scale);
-                    total[half] += s[col][j];
-                }
-            for (int i = 0; i < HS / 8; i++)
-                for (int j = 2 * half; j < 2 * half + 2; j++)
-                    sum[i][j] *= shrink;
-        }
-        add_product(sum, s, v, at);
-    }
-    float factor[2];
-    for (int half = 0; half < 2; half++) {
-        int row = first + at.warp_row + at.g + 8 * half;
-        float all = row_sum(total[half]);
-        factor[half] = 1.0f / all;
-        if (at.t == 0 && row < T)
-            a.logsum[head * T + row] = top[half] * a.scale + log2f(all);
-    }
-    store_rows<HS>(a.out + (int64_t)blockIdx.z * T * C + (int)blockIdx.y * HS, C, first, T, sum, factor, at);
-}
-
-/* dots = atty . datty of each query and head: what each query's weights' gradients, weighted, add up to. */
-template <int HS> __global__ void attention_dots_kernel(attention a, int64_t n, int NH)
-{
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, from = i / NH * a.C + i % NH * HS;
-    if (i >= n)
-        return;
-    float sum = 0;
-    for (int c = 0; c < HS; c += 8) {
-        chunk x = *reinterpret_cast<const chunk *>(a.atty + from + c),
-              y = *reinterpret_cast<const chunk *>(a.datty + from + c);
-        for (int j = 0; j < 8; j++)
-            sum += to_float(x.x[j]) * to_float(y.x[j]);
-    }
-    int64_t row = i / NH; /* b * T + t */
-    a.dots[(row / a.T * NH + i % NH) * a.T + row % a.T] = sum;
-}
-
-/* The gradients of the queries. */
-template <int HS> __global__ void __launch_bounds__(N_THREADS) attention_dq_kernel(attention a)
-{
-    __shared__ rows<HS> q, dy, k, v;
-    const place_in_tile at;
-    int T = a.T, C = a.C, tile = (int)(gridDim.x - 1 - blockIdx.x), first = tile * TILE;
-    int64_t head = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
-    const real *from = a.qkv + (int64_t)blockIdx.z * T * 3 * C + (int)blockIdx.y * HS;
-    float dq[HS / 8][4] = {}, logsum[2] = {0, 0}, dot[2] = {0, 0};
-    load_rows(q, from, 3 * C, first, T);
-    load_rows(dy, a.datty + (int64_t)blockIdx.z * T * C + (int)blockIdx.y * HS, C, first, T);
-    for (int half = 0; half < 2; half++) {
-        int row = first + at.warp_row + at.g + 8 * half;
-        if (row < T) {
-            logsum[half] = a.logsum[head * T + row];
-            dot[half] = a.dots[head * T + row];
-        }
-    }
-    for (int other = 0; other <= tile; other++) {
-        float s[N_COLS][4], d[N_COLS][4];
-        __syncthreads();
-        load_rows(k, from + C, 3 * C, other * TILE, T);
-        load_rows(v, from + 2 * C, 3 * C, other * TILE, T);
-        __syncthreads();
-        multiply_rows(s, q, k, at);
-        multiply_rows(d, dy, v, at);
-        for (int col = 0; col < N_COLS; col++)
-            for (int j = 0; j < 4; j++) {
-                bool seen = other < tile || col * 8 + at.t * 2 + j % 2 <= at.warp_row + at.g + j / 2 * 8;
-                float weight = exp2f(s[col][j] * a.scale - logsum[j / 2]);
-                d[col][j] = seen ? weight * (d[col][j] - dot[j / 2]) : 0.0f;
+    __shared__ of_keys<HS> keys[2];
+    const place_in_tile<M> at;
+    const block_work work(a);
+    int T = a.T, first = (a.n_tiles - 1 - work.turn) * TILE, mine = first + at.warp_row;
+    int n = n_seen(a, first);
+    uint32_t left[M][HS / 16][4];
+    float sum[M][HS / 8][4] = {}, top[M][2], total[M][2] = {};
+    fetch_keys<HS, at.N_THREADS>(keys[0], a, work, 0);
+    load_left<HS>(left, a.qkv + work.of_qkv, 3 * a.C, mine, T, at);
+    for (int m = 0; m < M; m++)
+        top[m][0] = top[m][1] = -INFINITY;
+    for (int i = 0; i < n; i++) {
+        const of_keys<HS> &on = keys[i % 2];
+        wait_for_copies();
+        __syncthreads(); /* all have them, and have used those before */
+        if (i + 1 < n)
+            fetch_keys<HS, at.N_THREADS>(keys[(i + 1) % 2], a, work, i + 1);
+        int key = i * KEYS - mine; /* the first, counted from the warp's first query */
+        if (key >= 16 * M || mine >= T)
+            continue;
+        float s[M][KEYS / 8][4] = {};
+        multiply_rows<HS>(s, left, on.k, 0, at);
+        if (key + KEYS > 1)
+            for (int m = 0; m < M; m++)
+                for (int c = 0; c < KEYS / 8; c++)
+                    for (int j = 0; j < 4; j++)
+                        if (key + at.col(c, j) > at.row(m, j))
+                            s[m][c][j] = -INFINITY;
+        for (int m = 0; m < M; m++)
+            for (int half = 0; half < 2; half++) {
+                float most = top[m][half];
+                for (int c = 0; c < KEYS / 8; c++)
+                    most = fmaxf(most, fmaxf(s[m][c][2 * half], s[m][c][2 * half + 1]));
+                most = row_max(most);
+                float shrink = power_of_two((top[m][half] - most) * a.scale), less = -most * a.scale;
+                top[m][half] = most;
+                total[m][half] *= shrink;
+                for (int c = 0; c < KEYS / 8; c++)
+                    for (int j = 2 * half; j < 2 * half + 2; j++) {
+                        s[m][c][j] = power_of_two(__fmaf_rn(s[m][c][j], a.scale, less));
+                        total[m][half] += s[m][c][j];
+                    }
+                for (int c = 0; c < HS / 8; c++)
+                    for (int j = 2 * half; j < 2 * half + 2; j++)
+                        sum[m][c][j] *= shrink;
             }
-        add_product(dq, d, k, at);
+        add_product<HS>(sum, s, on.v, 0, at);
     }
-    const float factor[2] = {a.scale / LOG2_E, a.scale / LOG2_E};
-    store_rows<HS>(a.dqkv + (int64_t)blockIdx.z * T * 3 * C + (int)blockIdx.y * HS, 3 * C, first, T, dq,
-                   factor, at);
+    float factor[M][2];
+    for (int m = 0; m < M; m++)
+        for (int half = 0; half < 2; half++) {
+            int row = mine + at.row(m, 2 * half);
+            float all = row_sum(total[m][half]);
+            factor[m][half] = 1.0f / all;
+            if (at.t == 0 && row < T)
+                a.logsum[work.of_logsum + row] = top[m][half] * a.scale + log2f(all);
+        }
+    store_rows<HS>(a.out + work.of_atty, a.C, mine, T, sum, factor, at);
+}
+
+/* The gradients of the queries; and dots = atty . datty of each query: what its weights' gradients, weighted,
+ * add up to. */
+template <int HS, int M>
+__global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
+    attention_dq_kernel(const __grid_constant__ attention a)
+{
+    __shared__ of_keys<HS> keys[2];
+    const place_in_tile<M> at;
+    const block_work work(a);
+    int T = a.T, first = (a.n_tiles - 1 - work.turn) * TILE, mine = first + at.warp_row;
+    int n = n_seen(a, first);
+    uint32_t left[M][HS / 16][4], dy[M][HS / 16][4], y[M][HS / 16][4];
+    float dq[M][HS / 8][4] = {}, logsum[M][2], dot[M][2] = {};
+    fetch_keys<HS, at.N_THREADS>(keys[0], a, work, 0);
+    load_left<HS>(dy, a.datty + work.of_atty, a.C, mine, T, at);
+    load_left<HS>(y, a.atty + work.of_atty, a.C, mine, T, at);
+    load_left<HS>(left, a.qkv + work.of_qkv, 3 * a.C, mine, T, at);
+    for (int m = 0; m < M; m++)
+        for (int half = 0; half < 2; half++) {
+            for (int i = 0; i < HS / 16 * 4; i += 2) {
+                uint32_t x = y[m][i / 4][i % 4 + half], d = dy[m][i / 4][i % 4 + half];
+                dot[m][half] = __fmaf_rn(to_float((real)x), to_float((real)d), dot[m][half]);
+                dot[m][half] = __fmaf_rn(to_float((real)(x >> 16)), to_float((real)(d >> 16)), dot[m][half]);
+            }
+            dot[m][half] = row_sum(dot[m][half]);
+            int row = mine + at.row(m, 2 * half);
+            logsum[m][half] = row < T ? a.logsum[work.of_logsum + row] : 0.0f;
+            if (at.t == 0 && row < T)
+                a.dots[work.of_logsum + row] = dot[m][half];
+        }
+    for (int i = 0; i < n; i++) {
+        const of_keys<HS> &on = keys[i % 2];
+        wait_for_copies();
+        __syncthreads();
+        if (i + 1 < n)
+            fetch_keys<HS, at.N_THREADS>(keys[(i + 1) % 2], a, work, i + 1);
+        for (int from = 0; from < KEYS; from += DQ_KEYS) {
+            int key = i * KEYS + from - mine;
+            if (key >= 16 * M || mine >= T)
+                break;
+            float s[M][DQ_KEYS / 8][4] = {}, d[M][DQ_KEYS / 8][4];
+            for (int m = 0; m < M; m++)
+                for (int c = 0; c < DQ_KEYS / 8; c++)
+                    for (int j = 0; j < 4; j++)
+                        d[m][c][j] = -dot[m][j / 2];
+            multiply_rows<HS>(s, left, on.k, from, at);
+            multiply_rows<HS>(d, dy, on.v, from, at);
+            for (int m = 0; m < M; m++)
+                for (int c = 0; c < DQ_KEYS / 8; c++)
+                    for (int j = 0; j < 4; j++)
+                        d[m][c][j] *= power_of_two(__fmaf_rn(s[m][c][j], a.scale, -logsum[m][j / 2]));
+            if (key + DQ_KEYS > 1)
+                for (int m = 0; m < M; m++)
+                    for (int c = 0; c < DQ_KEYS / 8; c++)
+                        for (int j = 0; j < 4; j++)
+                            if (key + at.col(c, j) > at.row(m, j))
+                                d[m][c][j] = 0;
+            add_product<HS>(dq, d, on.k, from, at);
+        }
+    }
+    float factor[M][2];
+    for (int m = 0; m < M; m++)
+        factor[m][0] = factor[m][1] = a.grad_scale;
+    store_rows<HS>(a.dqkv + work.of_qkv, 3 * a.C, mine, T, dq, factor, at);
+}
+
+/* What goes from query to query in the kernel below. */
+template <int HS> struct of_queries {
+    rows<HS, QUERIES> q, dy;
+    alignas(16) float logsum[QUERIES], dot[QUERIES];
+};
+
+/* All of the block fetches the i-th of them; what there is not is zeros, and adds nothing as dy is. */
+template <int HS, int N_THREADS>
+__device__ __forceinline__ void fetch_queries(of_queries<HS> &to, const attention &a, const block_work &work,
+                                              int i)
+{
+    int row = (int)threadIdx.x % QUERIES, query = i * QUERIES + row;
+    fetch_rows<N_THREADS>(to.q, a.qkv + work.of_qkv, 3 * a.C, i * QUERIES, a.T);
+    fetch_rows<N_THREADS>(to.dy, a.datty + work.of_atty, a.C, i * QUERIES, a.T);
+    if (threadIdx.x < QUERIES)
+        copy_4_bytes(&to.logsum[row], a.logsum + work.of_logsum + query, query < a.T);
+    else if (threadIdx.x < 2 * QUERIES)
+        copy_4_bytes(&to.dot[row], a.dots + work.of_logsum + query, query < a.T);
 }
 
 /* The gradients of the keys and values: here the matrix stands transposed, a row a key. */
-template <int HS> __global__ void __launch_bounds__(N_THREADS) attention_dkv_kernel(attention a)
+template <int HS, int M>
+__global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
+    attention_dkv_kernel(const __grid_constant__ attention a)
 {
-    __shared__ rows<HS> k, v, q, dy;
-    __shared__ float logsum[TILE], dot[TILE];
-    const place_in_tile at;
-    int T = a.T, C = a.C, tile = (int)blockIdx.x, first = tile * TILE;
-    int64_t head = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
-    const real *from = a.qkv + (int64_t)blockIdx.z * T * 3 * C + (int)blockIdx.y * HS;
-    const real *dy_from = a.datty + (int64_t)blockIdx.z * T * C + (int)blockIdx.y * HS;
-    float dk[HS / 8][4] = {}, dv[HS / 8][4] = {};
-    load_rows(k, from + C, 3 * C, first, T);
-    load_rows(v, from + 2 * C, 3 * C, first, T);
-    for (int other = tile; other < (int)gridDim.x; other++) {
-        float s[N_COLS][4], d[N_COLS][4];
-        int query = other * TILE + (int)threadIdx.x;
+    __shared__ of_queries<HS> queries[2];
+    /* The warp's rows of v, which registers have no room for: each lane's own. */
+    __shared__ uint4 values[M][HS / 16][place_in_tile<M>::N_THREADS];
+    const place_in_tile<M> at;
+    const block_work work(a);
+    int T = a.T, first = work.turn * TILE, mine = first + at.warp_row;
+    const real *k = a.qkv + work.of_qkv + a.C;
+    int n = (T + QUERIES - 1) / QUERIES;
+    uint32_t left[M][HS / 16][4], v[M][HS / 16][4];
+    float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+    fetch_queries<HS, at.N_THREADS>(queries[first / QUERIES % 2], a, work, first / QUERIES);
+    load_left<HS>(v, k + a.C, 3 * a.C, mine, T, at);
+    for (int m = 0; m < M; m++)
+        for (int c = 0; c < HS / 16; c++)
+            values[m][c][threadIdx.x] = make_uint4(v[m][c][0], v[m][c][1], v[m][c][2], v[m][c][3]);
+    load_left<HS>(left, k, 3 * a.C, mine, T, at);
+    for (int i = first / QUERIES; i < n; i++) {
+        const of_queries<HS> &on = queries[i % 2];
+        wait_for_copies();
         __syncthreads();
-        load_rows(q, from, 3 * C, other * TILE, T);
-        load_rows(dy, dy_from, C, other * TILE, T);
-        if (threadIdx.x < TILE) {
-            logsum[threadIdx.x] = query < T ? a.logsum[head * T + query] : 0.0f; /* and dy is 0 */
-            dot[threadIdx.x] = query < T ? a.dots[head * T + query] : 0.0f;
+        if (i + 1 < n)
+            fetch_queries<HS, at.N_THREADS>(queries[(i + 1) % 2], a, work, i + 1);
+        for (int from = 0; from < QUERIES; from += DKV_QUERIES) {
+            int query = i * QUERIES + from - mine; /* the first, counted from the warp's first key */
+            if (query + DKV_QUERIES <= 0 || mine >= T)
+                continue;
+            float s[M][DKV_QUERIES / 8][4] = {}, d[M][DKV_QUERIES / 8][4];
+            multiply_rows<HS>(s, left, on.q, from, at);
+            for (int m = 0; m < M; m++)
+                for (int c = 0; c < DKV_QUERIES / 8; c++)
+                    for (int j = 0; j < 4; j++)
+                        d[m][c][j] = -on.dot[from + at.col(c, j)];
+            for (int m = 0; m < M; m++)
+                for (int c = 0; c < HS / 16; c++) {
+                    uint4 own = values[m][c][threadIdx.x];
+                    v[m][c][0] = own.x, v[m][c][1] = own.y, v[m][c][2] = own.z, v[m][c][3] = own.w;
+                }
+            multiply_rows<HS>(d, v, on.dy, from, at);
+            for (int m = 0; m < M; m++)
+                for (int c = 0; c < DKV_QUERIES / 8; c++)
+                    for (int j = 0; j < 4; j++) {
+                        s[m][c][j] =
+                            power_of_two(__fmaf_rn(s[m][c][j], a.scale, -on.logsum[from + at.col(c, j)]));
+                        d[m][c][j] *= s[m][c][j];
+                    }
+            if (query < 16 * M - 1)
+                for (int m = 0; m < M; m++)
+                    for (int c = 0; c < DKV_QUERIES / 8; c++)
+                        for (int j = 0; j < 4; j++)
+                            if (at.row(m, j) > query + at.col(c, j))
+                                s[m][c][j] = d[m][c][j] = 0;
+            add_product<HS>(dv, s, on.dy, from, at);
+            add_product<HS>(dk, d, on.q, from, at);
         }
-        __syncthreads();
-        multiply_rows(s, k, q, at);
-        multiply_rows(d, v, dy, at);
-        for (int col = 0; col < N_COLS; col++)
-            for (int j = 0; j < 4; j++) {
-                int to = col * 8 + at.t * 2 + j % 2;
-                bool seen = other > tile || at.warp_row + at.g + j / 2 * 8 <= to;
-                s[col][j] = seen ? exp2f(s[col][j] * a.scale - logsum[to]) : 0.0f;
-                d[col][j] = s[col][j] * (d[col][j] - dot[to]);
-            }
-        add_product(dv, s, dy, at);
-        add_product(dk, d, q, at);
     }
-    real *to = a.dqkv + (int64_t)blockIdx.z * T * 3 * C + (int)blockIdx.y * HS;
-    const float scale[2] = {a.scale / LOG2_E, a.scale / LOG2_E}, one[2] = {1, 1};
-    store_rows<HS>(to + C, 3 * C, first, T, dk, scale, at);
-    store_rows<HS>(to + 2 * C, 3 * C, first, T, dv, one, at);
+    float scale[M][2], one[M][2];
+    for (int m = 0; m < M; m++) {
+        scale[m][0] = scale[m][1] = a.grad_scale;
+        one[m][0] = one[m][1] = 1;
+    }
+    store_rows<HS>(a.dqkv + work.of_qkv + a.C, 3 * a.C, mine, T, dk, scale, at);
+    store_rows<HS>(a.dqkv + work.of_qkv + 2 * a.C, 3 * a.C, mine, T, dv, one, at);
 }
 
-dim3 tiles(const attention &a, int64_t B, int64_t NH)
+template <int HS> int forward(const struct place *on, attention a)
 {
-    return dim3(ceil_div(a.T, TILE), (unsigned)NH, (unsigned)B);
+    return launch(on, "attention", attention_forward_kernel<HS, FORWARD_M>, a.n_heads * a.n_tiles,
+                  place_in_tile<FORWARD_M>::N_THREADS, a);
 }
 
-template <int HS> int forward(const struct place *on, attention a, int64_t B, int64_t NH)
+template <int HS> int backward(const struct place *on, attention a)
 {
-    return launch(on, "attention", attention_forward_kernel<HS>, tiles(a, B, NH), N_THREADS, a);
-}
-
-template <int HS> int backward(const struct place *on, attention a, int64_t B, int64_t NH)
-{
-    int64_t n = B * a.T * NH;
-    int err =
-        launch(on, "attention backward", attention_dots_kernel<HS>, ceil_div(n, 256), 256, a, n, (int)NH);
+    int err = launch(on, "attention backward", attention_dq_kernel<HS, DQ_M>, a.n_heads * a.n_tiles,
+                     place_in_tile<DQ_M>::N_THREADS, a);
     if (!err)
-        err = launch(on, "attention backward", attention_dq_kernel<HS>, tiles(a, B, NH), N_THREADS, a);
-    if (!err)
-        err = launch(on, "attention backward", attention_dkv_kernel<HS>, tiles(a, B, NH), N_THREADS, a);
+        err = launch(on, "attention backward", attention_dkv_kernel<HS, DKV_M>, a.n_heads * a.n_tiles,
+                     place_in_tile<DKV_M>::N_THREADS, a);
     return err;
 }
 
-attention describe(const real *qkv, float *logsum, int64_t T, int64_t NH, int64_t HS)
+attention describe(const real *qkv, float *logsum, int64_t B, int64_t T, int64_t NH, int64_t HS)
 {
     attention a = {};
     a.qkv = qkv;
     a.logsum = logsum;
     a.T = (int)T;
     a.C = (int)(NH * HS);
-    a.scale = LOG2_E / sqrtf((float)HS);
+    a.NH = (int)NH;
+    a.n_heads = (int)(B * NH);
+    a.n_tiles = (int)ceil_div(T, TILE);
+    a.heads_at_once = (int)ceil_div(a.n_heads, ceil_div((int64_t)a.n_heads * a.n_tiles, BLOCKS_AT_ONCE));
+    a.grad_scale = 1.0f / sqrtf((float)HS);
+    a.scale = a.grad_scale * LOG2_E;
     return a;
 }
 
@@ -321,24 +458,20 @@ bool fits(int64_t HS)
 int attention_forward(const struct place *on, real *atty, float *logsum, const real *qkv, int64_t B,
                       int64_t T, int64_t NH, int64_t HS)
 {
-    attention a = describe(qkv, logsum, T, NH, HS);
+    attention a = describe(qkv, logsum, B, T, NH, HS);
     a.out = atty;
-    return HS == 64   ? forward<64>(on, a, B, NH)
-           : HS == 32 ? forward<32>(on, a, B, NH)
-                      : forward<16>(on, a, B, NH);
+    return HS == 64 ? forward<64>(on, a) : HS == 32 ? forward<32>(on, a) : forward<16>(on, a);
 }
 
 int attention_backward(const struct place *on, real *dqkv, float *dots, const real *datty, const real *atty,
                        float *logsum, const real *qkv, int64_t B, int64_t T, int64_t NH, int64_t HS)
 {
-    attention a = describe(qkv, logsum, T, NH, HS);
+    attention a = describe(qkv, logsum, B, T, NH, HS);
     a.dqkv = dqkv;
     a.dots = dots;
     a.datty = datty;
     a.atty = atty;
-    return HS == 64   ? backward<64>(on, a, B, NH)
-           : HS == 32 ? backward<32>(on, a, B, NH)
-                      : backward<16>(on, a, B, NH);
+    return HS == 64 ? backward<64>(on, a) : HS == 32 ? backward<32>(on, a) : backward<16>(on, a);
 }
 
 } // namespace

@@ -1,5 +1,5 @@
 /* tensor_core.h: the instructions of tensor cores for bf16, with fp32 sums, by a warp whose 32 lanes all call
- * (PTX ISA: mma.m16n8k16, ldmatrix). Needs sm_80.
+ * (PTX ISA: mma.m16n8k16, ldmatrix), and what feeds them (cp.async, ex2). Needs sm_80.
  *
  * With lane = 4 * g + t: of A (16, 16) a lane holds in a[0..3] rows g, g+8, g, g+8 and columns 2t, 2t, 2t+8,
  * 2t+8, and the column after each; of B (16, 8) in b[0..1] rows 2t and 2t+8, and the row after each, of
@@ -42,6 +42,37 @@ __device__ __forceinline__ void load_transposed(uint32_t to[4], const void *row)
                  : "memory");
 }
 
+/* Begins to copy 16 bytes (4) to shared memory, both places a multiple of that; zeros, and nothing is read,
+ * when there is nothing there. It is done for the calling thread after wait_for_copies, for others after a
+ * barrier behind that. */
+__device__ __forceinline__ void copy_16_bytes(void *to, const void *from, bool there)
+{
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0)
+        : "memory");
+}
+
+__device__ __forceinline__ void copy_4_bytes(void *to, const void *from, bool there)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(there ? 4 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void wait_for_copies(void)
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* 2^x to 22 bits, 0 for what is not a normal number: one instruction where exp2f takes four. */
+__device__ __forceinline__ float power_of_two(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Both rounded to nearest, ties to even. */
 __device__ __forceinline__ uint32_t two_bf16(float first, float second)
 {
@@ -56,6 +87,10 @@ extern "C" {
 void mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2]);
 void load_matrices(uint32_t to[4], const void *row);
 void load_transposed(uint32_t to[4], const void *row);
+void copy_16_bytes(void *to, const void *from, bool there);
+void copy_4_bytes(void *to, const void *from, bool there);
+void wait_for_copies(void);
+float power_of_two(float x);
 uint32_t two_bf16(float first, float second);
 }
 

@@ -268,25 +268,44 @@ static int scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_
     return s->check->inner->ops->scale(s->inner, x, n, scalars);
 }
 
-static int update(struct zr_stream *s, const struct zr_update *u)
+static void touch_update(struct zr_stream *s, struct zr_line *l, const struct zr_update *u)
 {
-    int err = zr_check_update(u);
-    if (err)
-        return err;
     int64_t bytes = u->n * (int64_t)sizeof(float);
     struct zr_access used[] = {{u->scalars, sizeof *u->scalars, false},
                                {u->grad, bytes, false},
                                {u->master, bytes, true},
                                {u->param, u->param ? u->n * zr_dtype_bytes(u->param_dtype) : 0, true}};
-    struct zr_line *l = zr_check_issue(s, "update");
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i].at)
             zr_shadow_touch(&s->check->rec, l, &used[i], 1);
     for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
         if (u->state[i])
             zr_shadow_touch(&s->check->rec, l, &(struct zr_access){u->state[i], bytes, true}, 1);
+}
+
+static int update(struct zr_stream *s, const struct zr_update *u)
+{
+    int err = zr_check_update(u);
+    if (err)
+        return err;
+    touch_update(s, zr_check_issue(s, "update"), u);
     zr_check_issued(s);
     return s->check->inner->ops->update(s->inner, u);
+}
+
+static int update_spans(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
+                        int n_spans)
+{
+    int err = zr_check_update_spans(u, spans, n_spans);
+    if (err)
+        return err;
+    struct zr_line *l = zr_check_issue(s, "update");
+    for (int i = 0; i < n_spans; i++) {
+        const struct zr_update part = zr_update_of_span(u, &spans[i]);
+        touch_update(s, l, &part);
+    }
+    zr_check_issued(s);
+    return s->check->inner->ops->update_spans(s->inner, u, spans, n_spans);
 }
 
 static void ask_while_waiting(struct zr_device *dev, int (*ask)(void *arg), void *arg)
@@ -334,11 +353,12 @@ static const struct zr_device_ops check_ops = {
     .sum_squares = sum_squares,
     .scale = scale,
     .update = update,
+    .update_spans = update_spans,
     .agree_begin = agree_begin,
     .agree_end = agree_end,
 };
 
-_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 39,
+_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 40,
                "a device has another call now: it must be passed on here");
 
 int zr_check_open(struct zr_device *inner, int rank, int world, struct zr_check **out)

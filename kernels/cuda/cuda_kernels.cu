@@ -136,67 +136,123 @@ __global__ void __launch_bounds__(THREADS) sum_ranges(const __grid_constant__ st
             t.from.template keep<1>(r.dst + i, r.at + i, r.accumulate);
 }
 
-template <zr_optimizer KIND, update_variant VARIANT, update_param OUT> struct update_op {
-    struct zr_update u;
-    template <int W> __device__ __forceinline__ void run(int64_t i) const
-    {
-        const int n_read = update_states_read(KIND, VARIANT), n_states = update_states(KIND, VARIANT);
-        floats<W> w, g, s0 = {}, s1 = {};
-        w.load(u.master + i);
-        g.load(u.grad + i);
-        if (n_read > 0)
-            s0.load(u.state[0] + i);
-        if (n_read > 1)
-            s1.load(u.state[1] + i);
-        if (u.scalars->skip) /* asked last, so that all loads are under way at once */
-            return;
-        const struct update_numbers k = update_numbers_of(&u, u.scalars->grad_scale);
-        for (int j = 0; j < W; j++)
-            w.v[j] = update_element(&k, KIND, VARIANT, w.v[j], g.v[j], &s0.v[j], &s1.v[j]);
-        if (n_states > 0)
-            s0.store(u.state[0] + i);
-        if (n_states > 1)
-            s1.store(u.state[1] + i);
-        w.store(u.master + i);
-        if (OUT == PARAM_F32)
-            w.store(static_cast<float *>(u.param) + i);
-        else if (OUT == PARAM_BF16)
-            w.store(static_cast<uint16_t *>(u.param) + i);
-    }
+/* An update's spans, as sums are dealt to blocks of threads. */
+struct update_span {
+    struct zr_update_span at;
+    int32_t first_block;
+    int32_t width;
 };
 
+struct update_table {
+    struct zr_update u;
+    int n;
+    struct update_span span[ZR_MAX_SPANS];
+};
+static_assert(sizeof(struct update_table) <= 4096, "all that a kernel takes as arguments");
+
+/* W elements from i. */
+template <zr_optimizer KIND, update_variant VARIANT, update_param OUT, int W>
+__device__ __forceinline__ void update_elements(const struct zr_update &u, float lr, float decay, int64_t i)
+{
+    const int n_read = update_states_read(KIND, VARIANT), n_states = update_states(KIND, VARIANT);
+    floats<W> w, g, s0 = {}, s1 = {};
+    w.load(u.master + i);
+    g.load(u.grad + i);
+    if (n_read > 0)
+        s0.load(u.state[0] + i);
+    if (n_read > 1)
+        s1.load(u.state[1] + i);
+    if (u.scalars->skip) /* asked last, so that all loads are under way at once */
+        return;
+    struct zr_update own = u;
+    own.lr = lr;
+    own.decay = decay;
+    const struct update_numbers k = update_numbers_of(&own, u.scalars->grad_scale);
+    for (int j = 0; j < W; j++)
+        w.v[j] = update_element(&k, KIND, VARIANT, w.v[j], g.v[j], &s0.v[j], &s1.v[j]);
+    if (n_states > 0)
+        s0.store(u.state[0] + i);
+    if (n_states > 1)
+        s1.store(u.state[1] + i);
+    w.store(u.master + i);
+    if (OUT == PARAM_F32)
+        w.store(static_cast<float *>(u.param) + i);
+    else if (OUT == PARAM_BF16)
+        w.store(static_cast<uint16_t *>(u.param) + i);
+}
+
+template <zr_optimizer KIND, update_variant VARIANT, update_param OUT>
+__global__ void __launch_bounds__(THREADS) update_spans(const __grid_constant__ struct update_table t)
+{
+    int k = 0;
+    while (k + 1 < t.n && (int)blockIdx.x >= t.span[k + 1].first_block)
+        k++;
+    const struct zr_update_span &at = t.span[k].at;
+    const int width = t.span[k].width;
+    int64_t i = (((int64_t)blockIdx.x - t.span[k].first_block) * THREADS + threadIdx.x) * width;
+    if (width == WIDTH && i + WIDTH <= at.n)
+        update_elements<KIND, VARIANT, OUT, WIDTH>(t.u, at.lr, at.decay, at.first + i);
+    else
+        for (int64_t end = i + width; i < end && i < at.n; i++)
+            update_elements<KIND, VARIANT, OUT, 1>(t.u, at.lr, at.decay, at.first + i);
+}
+
+/* Whether WIDTH elements from element first on are one access of every array. */
+bool update_is_aligned(const struct zr_update *u, int n_states, enum update_param out, int64_t first)
+{
+    const int param_bytes = out == PARAM_BF16 ? 2 : 4;
+    bool aligned = (uintptr_t)(u->master + first) % (WIDTH * 4) == 0 &&
+                   (uintptr_t)(u->grad + first) % (WIDTH * 4) == 0 &&
+                   (out == PARAM_NONE ||
+                    ((uintptr_t)u->param + (uintptr_t)(first * param_bytes)) % (WIDTH * param_bytes) == 0);
+    for (int i = 0; i < n_states; i++)
+        aligned &= (uintptr_t)(u->state[i] + first) % (WIDTH * 4) == 0;
+    return aligned;
+}
+
 template <zr_optimizer KIND, update_variant VARIANT>
-cudaError_t update_with(cudaStream_t s, const struct zr_update *u)
+cudaError_t update_with(cudaStream_t s, const struct zr_update *u, const struct zr_update_span *spans,
+                        int n_spans)
 {
     const enum update_param out = update_param_of(u);
-    const struct operand all[] = {{u->master, 4},
-                                  {u->grad, 4},
-                                  {update_states(KIND, VARIANT) > 0 ? u->state[0] : NULL, 4},
-                                  {update_states(KIND, VARIANT) > 1 ? u->state[1] : NULL, 4},
-                                  {out == PARAM_NONE ? NULL : u->param, out == PARAM_BF16 ? 2 : 4}};
+    struct update_table t = {};
+    int64_t n_blocks = 0;
+    t.u = *u;
+    for (int i = 0; i < n_spans; i++) {
+        if (spans[i].n <= 0)
+            continue;
+        const int width = update_is_aligned(u, update_states(KIND, VARIANT), out, spans[i].first) ? WIDTH : 1;
+        t.span[t.n++] = {spans[i], (int32_t)n_blocks, width};
+        n_blocks += ceil_div(spans[i].n, THREADS * width);
+        if (n_blocks > INT32_MAX)
+            return cudaErrorInvalidValue;
+    }
+    if (n_blocks == 0)
+        return cudaSuccess;
     switch (out) {
     case PARAM_F32:
-        return run_each(s, update_op<KIND, VARIANT, PARAM_F32>{*u}, u->n, all, 5);
+        return launch(update_spans<KIND, VARIANT, PARAM_F32>, n_blocks, s, t);
     case PARAM_BF16:
-        return run_each(s, update_op<KIND, VARIANT, PARAM_BF16>{*u}, u->n, all, 5);
+        return launch(update_spans<KIND, VARIANT, PARAM_BF16>, n_blocks, s, t);
     default:
-        return run_each(s, update_op<KIND, VARIANT, PARAM_NONE>{*u}, u->n, all, 4);
+        return launch(update_spans<KIND, VARIANT, PARAM_NONE>, n_blocks, s, t);
     }
 }
 
 /* Only the variants that the kind has are compiled. */
 template <zr_optimizer KIND, bool MOMENTUM_ONLY, bool FIRST_STEP>
-cudaError_t update_kind(cudaStream_t s, const struct zr_update *u)
+cudaError_t update_kind(cudaStream_t s, const struct zr_update *u, const struct zr_update_span *spans,
+                        int n_spans)
 {
     if constexpr (MOMENTUM_ONLY) {
         if (!u->state[0])
-            return update_with<KIND, UPDATE_STATELESS>(s, u);
+            return update_with<KIND, UPDATE_STATELESS>(s, u, spans, n_spans);
     }
     if constexpr (FIRST_STEP) {
         if (u->t == 1)
-            return update_with<KIND, UPDATE_FIRST>(s, u);
+            return update_with<KIND, UPDATE_FIRST>(s, u, spans, n_spans);
     }
-    return update_with<KIND, UPDATE_USUAL>(s, u);
+    return update_with<KIND, UPDATE_USUAL>(s, u, spans, n_spans);
 }
 
 /* --- narrowing in place ---
@@ -384,12 +440,13 @@ cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_s
     return run_each(s, scale_op{x, scalars}, n, one, 1);
 }
 
-cudaError_t zr_cuda_update(cudaStream_t s, const struct zr_update *u)
+cudaError_t zr_cuda_update_spans(cudaStream_t s, const struct zr_update *u,
+                                 const struct zr_update_span *spans, int n_spans)
 {
     switch (u->kind) {
 #define KIND(NAME, name, number)                                                                             \
     case ZR_##NAME:                                                                                          \
-        return update_kind<ZR_##NAME, NAME##_MOMENTUM_ONLY, NAME##_FIRST_STEP>(s, u);
+        return update_kind<ZR_##NAME, NAME##_MOMENTUM_ONLY, NAME##_FIRST_STEP>(s, u, spans, n_spans);
         ZR_OPTIMIZER_MAP(KIND)
 #undef KIND
     default:

@@ -28,7 +28,8 @@ cudaError_t zr_cuda_sum_ranges(cudaStream_t s, const struct zr_sum_range *table,
 cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,
                                 int most_blocks);
 cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_step_scalars *scalars);
-cudaError_t zr_cuda_update(cudaStream_t s, const struct zr_update *u);
+cudaError_t zr_cuda_update_spans(cudaStream_t s, const struct zr_update *u,
+                                 const struct zr_update_span *spans, int n_spans);
 cudaError_t zr_cuda_agree_begin(cudaStream_t s, const struct zr_agree_begin *b);
 cudaError_t zr_cuda_agree_end(cudaStream_t s, const struct zr_agree_end *e);
 

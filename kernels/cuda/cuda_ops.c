@@ -90,10 +90,17 @@ static int op_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_st
     return err ? err : ZR_CUDA(s->dev, "scale", zr_cuda_scale(s->native, x, n, scalars));
 }
 
+static int op_update_spans(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
+                           int n_spans)
+{
+    int err = zr_check_update_spans(u, spans, n_spans);
+    return err ? err : ZR_CUDA(s->dev, "update", zr_cuda_update_spans(s->native, u, spans, n_spans));
+}
+
 static int op_update(struct zr_stream *s, const struct zr_update *u)
 {
-    int err = zr_check_update(u);
-    return err ? err : ZR_CUDA(s->dev, "update", zr_cuda_update(s->native, u));
+    const struct zr_update_span all = {.n = u->n, .lr = u->lr, .decay = u->decay};
+    return op_update_spans(s, u, &all, 1);
 }
 
 static int op_agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
@@ -140,6 +147,7 @@ const struct zr_device_ops zr_cuda_ops = {
     .sum_squares = op_sum_squares,
     .scale = op_scale,
     .update = op_update,
+    .update_spans = op_update_spans,
     .agree_begin = op_agree_begin,
     .agree_end = op_agree_end,
 };

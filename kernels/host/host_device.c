@@ -104,6 +104,7 @@ static const struct zr_device_ops host_ops = {
     .sum_squares = zr_host_sum_squares,
     .scale = zr_host_scale,
     .update = zr_host_update,
+    .update_spans = zr_host_update_spans,
     .agree_begin = zr_host_agree_begin,
     .agree_end = zr_host_agree_end,
 };

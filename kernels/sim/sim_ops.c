@@ -221,6 +221,17 @@ static int update(struct zr_stream *s, const struct zr_update *u)
     return zr_sim_op_put(s, op);
 }
 
+static int update_spans(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
+                        int n_spans)
+{
+    int err = zr_check_update_spans(u, spans, n_spans);
+    for (int i = 0; i < n_spans && !err; i++) {
+        const struct zr_update part = zr_update_of_span(u, &spans[i]);
+        err = update(s, &part);
+    }
+    return err;
+}
+
 int zr_sim_compute(struct zr_stream *s, const char *name, const struct zr_sim_touch *touch, int n, int64_t ns)
 {
     struct zr_sim_op *op = zr_sim_op_new(s, ZR_SIM_OP_COMPUTE, name);
@@ -276,6 +287,7 @@ const struct zr_device_ops zr_sim_ops = {
     .sum_squares = sum_squares,
     .scale = scale,
     .update = update,
+    .update_spans = update_spans,
     .agree_begin = agree_begin,
     .agree_end = agree_end,
 };

@@ -1,17 +1,38 @@
 /* engine_issue_step.c: the jobs of a step: the norm, on which all ranks agree, and the optimizer. */
 #include "kernels/check/guard.h"
 #include "shard/engine/engine_issue.h"
+#include "shard/layout_cut.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+/* Elements whose squares are still to be summed. */
+struct squares {
+    struct zr_engine *e;
+    const float *x;
+    int64_t n;
+};
+
+static int put_squares(struct squares *q)
+{
+    return q->n ? q->e->dev->ops->sum_squares(q->e->reduce_stream, zr_engine_norm_at(q->e), q->x, q->n) : 0;
+}
+
+/* What lies end to end is one operation, which is a kernel's launch on a GPU, as long as no canonical block
+ * is begun: then the blocks of the whole are those of its parts. */
 static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
-    struct zr_engine *e = arg;
+    struct squares *q = arg;
+    const float *x = zr_sum_at(q->e, f, 0) + (first - zr_engine_own(q->e, f).first);
     (void)p;
-    return e->dev->ops->sum_squares(e->reduce_stream, zr_engine_norm_at(e),
-                                    zr_sum_at(e, f, 0) + (first - zr_engine_own(e, f).first), n);
+    if (q->n == 0 || q->x + q->n != x || q->n % ZR_NORM_BLOCK) {
+        ZR_TRY(put_squares(q));
+        q->x = x;
+        q->n = 0;
+    }
+    q->n += n;
+    return 0;
 }
 
 /* The squares of what this rank owns of the gradient; of what every part of the model has, one part counts
@@ -19,14 +40,15 @@ static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece 
 static int sum_own_squares(struct zr_engine *e)
 {
     struct zr_exact_sum *norm = zr_engine_norm_at(e);
+    struct squares q = {.e = e};
     ZR_TRY(e->dev->ops->zero(e->reduce_stream, norm, sizeof *norm));
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *flat = &e->layout->flats[i];
         struct zr_span own = zr_engine_own(e, flat);
         if (flat->trainable && (flat->cut || e->part == 0))
-            ZR_TRY(zr_flat_ranges(e->layout, flat, own.first, own.first + own.n, norm_range, e));
+            ZR_TRY(zr_flat_ranges(e->layout, flat, own.first, own.first + own.n, norm_range, &q));
     }
-    return 0;
+    return put_squares(&q);
 }
 
 static int begin_agreement(struct zr_engine *e, const struct zr_job *job)
@@ -95,7 +117,18 @@ struct updating {
     const struct zr_job *job;
     const float *grad;  /* of the flat's first kept element */
     int64_t first_kept; /* element of the flat */
+    /* Spans that are still to be updated, in the arrays of the flat from the first one's first element on. */
+    struct zr_update u;
+    int n_spans;
+    struct zr_update_span span[ZR_MAX_SPANS];
 };
+
+static int put_update(struct updating *up)
+{
+    int n = up->n_spans;
+    up->n_spans = 0;
+    return n ? up->e->dev->ops->update_spans(up->e->reduce_stream, &up->u, up->span, n) : 0;
+}
 
 struct user_call {
     struct zr_engine *e;
@@ -168,6 +201,8 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
     return 0;
 }
 
+/* The pieces of a flat are updated by one operation, which is a kernel's launch on a GPU: they differ in
+ * their tensors' scales alone. cfg.update has a call for each. */
 static int update_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first,
                         int64_t n)
 {
@@ -204,7 +239,12 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     /* A kind whose first step makes its states of the gradient alone goes on from those that there are. */
     if (k.t == 1 && up->job->tuned->has_states)
         k.t = 2;
-    return e->dev->ops->update(e->reduce_stream, &k);
+    if (up->n_spans == 0)
+        up->u = k;
+    int64_t at = k.grad - up->u.grad;
+    up->span[up->n_spans++] = (struct zr_update_span){at, n, k.lr, k.decay};
+    up->u.n = at + n;
+    return up->n_spans == ZR_MAX_SPANS ? put_update(up) : 0;
 }
 
 /* The reduced gradient of the flat's first kept element; full: where gather_sums put the flat's. */
@@ -240,6 +280,7 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
                               .first_kept = kept.first,
                               .grad = update_grad(e, &last, &f[i], gathered ? (const float *)full : NULL)};
         ZR_TRY(zr_flat_ranges(e->layout, &f[i], kept.first, kept.first + kept.n, update_range, &up));
+        ZR_TRY(put_update(&up));
         full += zr_hop_sum_bytes(&last, &f[i]);
     }
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,

@@ -2,9 +2,9 @@
  *
  * A stream of the host holds a bounded number, and who puts more on it waits. The loop's thread must not: it
  * looks after sockets. Of most jobs there are a few for each flat of a unit. The norm and an update have some
- * for each tensor, a snapshot for each array of each flat, and these go on the reduce stream alone. So room
- * for the largest job is reserved with the engine's tables, some 200 bytes an operation, and a job is issued
- * when there is room for all of it. */
+ * for each tensor at most, a snapshot for each array of each flat, and these go on the reduce stream alone.
+ * So room for the largest job is reserved with the engine's tables, some 200 bytes an operation, and a job is
+ * issued when there is room for all of it. */
 #include "shard/engine/engine_issue.h"
 
 /* Of any job: waits, stamps, collectives, and what the norm has besides its squares. Of a flat: narrowed,

@@ -327,6 +327,115 @@ static void test_sum_ranges(void **state)
     ops->stream_close(s);
 }
 
+/* --- spans of an update --- */
+
+enum { UPDATED = 6000 };
+
+/* Spans of any length and alignment, with and without weights of another dtype, as the portable kernel's. */
+static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
+{
+    const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
+    const struct zr_device_ops *ops = dev->ops;
+    enum { MASTER, GRAD, FIRST, SECOND, PARAM, N_ARRAYS };
+    const int64_t bytes = UPDATED * (int64_t)sizeof(float);
+    const struct zr_step_scalars step = {.grad_scale = 0.5f};
+    struct zr_step_scalars *scalars = device_memory(dev, sizeof *scalars);
+    float *there[N_ARRAYS], *want[N_ARRAYS], *got = malloc((size_t)bytes);
+    assert_int_equal(ops->copy(s, scalars, &step, sizeof step), 0);
+    for (int j = 0; j < N_ARRAYS; j++) {
+        there[j] = device_memory(dev, bytes);
+        want[j] = malloc((size_t)bytes);
+    }
+    for (int round = 0; round < 24; round++) {
+        struct zr_update_span span[ZR_MAX_SPANS];
+        int n = 0, most = (int)(random_bits(&suite_rng) % (ZR_MAX_SPANS + 1)),
+            off = (int)(random_bits(&suite_rng) % 8) % 4;
+        struct zr_update u = {.kind = 1 + (int)(random_bits(&suite_rng) % (ZR_OPTIMIZER_COUNT - 1)),
+                              .param_dtype = round % 2 ? ZR_BF16 : ZR_F32,
+                              .lr = NAN,
+                              .beta1 = 0.9f,
+                              .beta2 = 0.99f,
+                              .eps = 1e-8f,
+                              .decay = NAN,
+                              .c1 = 0.1f,
+                              .c2 = 0.01f,
+                              .t = 1 + round % 3,
+                              .master = there[MASTER] + off,
+                              .param = round % 4 ? (char *)there[PARAM] + off * (round % 2 ? 2 : 4) : NULL,
+                              .grad = there[GRAD] + off,
+                              .state = {there[FIRST] + off, there[SECOND] + off},
+                              .scalars = scalars};
+        for (int j = 0; j < N_ARRAYS; j++) {
+            for (int i = 0; i < UPDATED; i++)
+                want[j][i] = j == SECOND ? fabsf(random_normal(&suite_rng)) : random_normal(&suite_rng);
+            assert_int_equal(ops->copy(s, there[j], want[j], bytes), 0);
+        }
+        assert_int_equal(ops->stream_sync(s), 0);
+        for (; n < most; n++) {
+            bool aligned = random_bits(&suite_rng) % 2;
+            int64_t length = (int64_t)(random_bits(&suite_rng) % (n % 9 ? 100 : 2000));
+            int64_t first = u.n + (aligned ? -u.n & 31 : (int64_t)(random_bits(&suite_rng) % 5));
+            if (off + first + length > UPDATED)
+                break;
+            span[n] = (struct zr_update_span){first, length, 0.01f * (float)(n + 1), 0.1f * (float)(n % 3)};
+            u.n = first + length;
+            struct zr_update one = u;
+            one.n = length;
+            one.lr = span[n].lr;
+            one.decay = span[n].decay;
+            one.master = want[MASTER] + off + first;
+            one.param = !u.param    ? NULL
+                        : round % 2 ? (void *)((uint16_t *)want[PARAM] + off + first)
+                                    : (void *)(want[PARAM] + off + first);
+            one.grad = want[GRAD] + off + first;
+            one.state[0] = want[FIRST] + off + first;
+            one.state[1] = want[SECOND] + off + first;
+            one.scalars = &step;
+            k->update(&one);
+        }
+        assert_int_equal(ops->update_spans(s, &u, span, n), 0);
+        memset(span, 0xff, sizeof span); /* they were copied */
+        for (int j = 0; j < N_ARRAYS; j++) {
+            assert_int_equal(ops->copy(s, got, there[j], bytes), 0);
+            assert_int_equal(ops->stream_sync(s), 0);
+            assert_memory_equal(got, want[j], (size_t)bytes);
+        }
+    }
+    for (int j = 0; j < N_ARRAYS; j++) {
+        ops->free(dev, there[j], bytes);
+        free(want[j]);
+    }
+    ops->free(dev, scalars, sizeof *scalars);
+    free(got);
+}
+
+static void test_update_spans(void **state)
+{
+    struct zr_device *dev = *state;
+    const struct zr_device_ops *ops = dev->ops;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    run_update_spans(dev, s);
+    float *p = device_memory(dev, 4096);
+    const struct zr_update u = {
+        .kind = ZR_SGD, .n = 100, .master = p, .grad = p + 100, .state = {p + 200}, .scalars = (void *)p};
+    const struct zr_update_span spans[] = {{0, 11, 1, 0}, {10, 5, 1, 0}, {90, 11, 1, 0}, {-1, 1, 1, 0}};
+    const struct {
+        const char *text;
+        int first, n;
+    } cases[] = {{"spans 0 and 1 overlap", 0, 2},
+                 {"span 0 is 11 elements from 90 on, of 100", 2, 1},
+                 {"span 0 is 1 elements from -1 on, of 100", 3, 1},
+                 {"65 spans, 0 to 64", 0, 65}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(ops->update_spans(s, &u, spans + cases[i].first, cases[i].n), ZR_ERR_ARG);
+        if (!strstr(zr_error_text(), cases[i].text))
+            fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), cases[i].text);
+    }
+    assert_int_equal(ops->update_spans(s, &u, spans, 0), 0);
+    ops->free(dev, p, 4096);
+    ops->stream_close(s);
+}
+
 /* --- tables of copies --- */
 
 enum { TABLE_BYTES = 1 << 17, POISON = 0xa5 };
@@ -496,7 +605,7 @@ int suite_of_work(struct zr_device *dev)
         cmocka_unit_test(test_kernels),    cmocka_unit_test(test_sums),
         cmocka_unit_test(test_put),        cmocka_unit_test(test_host_memory_and_stamps),
         cmocka_unit_test(test_copy_rows),  cmocka_unit_test(test_copy_rows_refused),
-        cmocka_unit_test(test_sum_ranges),
+        cmocka_unit_test(test_sum_ranges), cmocka_unit_test(test_update_spans),
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         tests[i].initial_state = dev;

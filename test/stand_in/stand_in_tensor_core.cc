@@ -1,5 +1,6 @@
 /* stand_in_tensor_core.cc: bench/gpt2/tensor_core.h on the CPU: the lanes of a warp lay open what each holds,
- * and each takes what is its own, as the PTX manual deals it out. */
+ * and each takes what is its own, as the PTX manual deals it out. Bytes that are copied come when their
+ * thread waits for them, as late as they may; until then what was there is spoilt, as early as it may be. */
 #include <cuda_runtime.h>
 
 #include "bench/gpt2/tensor_core.h"
@@ -47,6 +48,55 @@ void lay_open_row(const void *row)
     __syncwarp();
 }
 
+/* A copy that a thread of the block has begun. */
+struct copy {
+    void *to;
+    const void *from; /* NULL: zeros */
+    size_t bytes;
+};
+
+const int MOST_THREADS = 256, MOST_COPIES = 16;
+
+/* Of each thread of the block. */
+__shared__ struct copies {
+    copy list[MOST_COPIES];
+    int n;
+    uint3 block; /* that the thread is of */
+} begun[MOST_THREADS];
+
+copies &copies_of_thread(void)
+{
+    unsigned int i = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    if (i >= MOST_THREADS)
+        stand_in_misuse("copies to shared memory by blocks of more than %d threads are not modelled",
+                        MOST_THREADS);
+    return begun[i % MOST_THREADS];
+}
+
+bool of_another_block(const uint3 &block)
+{
+    return block.x != blockIdx.x || block.y != blockIdx.y || block.z != blockIdx.z;
+}
+
+void begin_copy(void *to, const void *from, size_t bytes, bool there)
+{
+    copies &mine = copies_of_thread();
+    if ((uintptr_t)to % bytes || (there && (uintptr_t)from % bytes))
+        stand_in_misuse("%zu bytes are copied from %p to %p, of which one is not a multiple of that", bytes,
+                        from, to);
+    if (mine.n && of_another_block(mine.block)) {
+        stand_in_misuse("a thread ended that had not waited for what it copies");
+        mine.n = 0;
+    }
+    if (mine.n == MOST_COPIES) {
+        stand_in_misuse("more than %d copies by a thread that waits for none are not modelled", MOST_COPIES);
+        return;
+    }
+    mine.block = {blockIdx.x, blockIdx.y, blockIdx.z};
+    mine.list[mine.n++] = {to, there ? from : nullptr, bytes};
+    std::memset(to, 0xff, bytes);
+}
+
 } // namespace
 
 void mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2])
@@ -79,6 +129,35 @@ void load_transposed(uint32_t to[4], const void *row)
     for (int j = 0; j < 4; j++)
         to[j] = two(open[warp()].row[8 * j + 2 * t][g], open[warp()].row[8 * j + 2 * t + 1][g]);
     __syncwarp();
+}
+
+void copy_16_bytes(void *to, const void *from, bool there)
+{
+    begin_copy(to, from, 16, there);
+}
+
+void copy_4_bytes(void *to, const void *from, bool there)
+{
+    begin_copy(to, from, 4, there);
+}
+
+void wait_for_copies(void)
+{
+    copies &mine = copies_of_thread();
+    for (int i = 0; i < mine.n; i++) {
+        const copy &c = mine.list[i];
+        if (c.from)
+            std::memcpy(c.to, c.from, c.bytes);
+        else
+            std::memset(c.to, 0, c.bytes);
+    }
+    mine.n = 0;
+}
+
+float power_of_two(float x)
+{
+    float y = std::exp2(x);
+    return y < 0x1p-126f ? 0 : y;
 }
 
 uint32_t two_bf16(float first, float second)

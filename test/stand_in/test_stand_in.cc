@@ -2,6 +2,8 @@
  * each other, and notices misuse. */
 #include <cuda_runtime.h>
 
+#include "bench/gpt2/tensor_core.h"
+
 #include <pthread.h>
 #include <unistd.h>
 
@@ -114,6 +116,55 @@ static void test_exchanges(void **)
     }
     OK(cudaFree(out));
     nothing_wrong();
+}
+
+/* How each copy looks before it is waited for and after, of those there is something for and of those not. */
+__global__ static void copy_kernel(const int *in, int *out, int off, bool wait)
+{
+    alignas(16) __shared__ int to[32][4];
+    int lane = (int)threadIdx.x;
+    copy_16_bytes(to[lane], in + 4 * lane + off, lane % 2 == 0);
+    if (wait) {
+        out[lane] = to[lane][3];
+        wait_for_copies();
+        __syncwarp();
+        out[32 + lane] = to[lane ^ 2][3];
+        copy_4_bytes(&to[lane][1], in + lane, lane % 3 == 0);
+        wait_for_copies();
+        out[64 + lane] = to[lane][1];
+    }
+}
+
+static void test_copies(void **)
+{
+    int *in, *out, host[129], got[96], off = 0;
+    bool wait = true;
+    OK(cudaMalloc(&in, sizeof host));
+    OK(cudaMalloc(&out, sizeof got));
+    for (int i = 0; i < 129; i++)
+        host[i] = i + 1;
+    OK(cudaMemcpy(in, host, sizeof host, cudaMemcpyHostToDevice));
+    void *args[] = {&in, &out, &off, &wait};
+    OK(cudaLaunchKernel(copy_kernel, dim3(1), dim3(32), args));
+    OK(cudaMemcpy(got, out, sizeof got, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < 32; i++) {
+        assert_int_equal(got[i], -1);
+        assert_int_equal(got[32 + i], i % 2 == 0 ? 4 * (i ^ 2) + 4 : 0);
+        assert_int_equal(got[64 + i], i % 3 == 0 ? i + 1 : 0);
+    }
+    off = 1;
+    OK(cudaLaunchKernel(copy_kernel, dim3(1), dim3(32), args));
+    OK(cudaDeviceSynchronize());
+    off = 0;
+    wait = false;
+    OK(cudaLaunchKernel(copy_kernel, dim3(2), dim3(32), args));
+    OK(cudaFree(in));
+    OK(cudaFree(out));
+    const char *text;
+    assert_int_equal(stand_in_end(&text),
+                     16 + 32); /* the lanes that read from off; those of one block of two */
+    assert_non_null(std::strstr(text, "not a multiple"));
+    assert_non_null(std::strstr(text, "had not waited"));
 }
 
 __global__ static void divergent_kernel(int *out)
@@ -435,6 +486,7 @@ int main()
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kernel_with_barriers),
         cmocka_unit_test(test_exchanges),
+        cmocka_unit_test(test_copies),
         cmocka_unit_test(test_divergence),
         cmocka_unit_test(test_null_stream),
         cmocka_unit_test(test_events),

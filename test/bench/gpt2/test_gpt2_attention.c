@@ -158,14 +158,16 @@ static void compare(const struct fixture *f, const char *what, const double *wan
     }
 }
 
-/* Tiles are 64 tokens: less than one, whole ones, and one that is begun. */
+/* Tiles are 128 tokens, and 64 or 32 of the other side are fetched at once, of which 32 or 16 are multiplied:
+ * less than each, whole ones, and one that is begun. 1024 tiles are worked on at once: the last but one shape
+ * has more. */
 static void test_against_reference(void **state)
 {
     (void)state;
-    static const struct shape shapes[] = {{2, 1, 1, 16, 1},   {1, 2, 3, 32, 1},   {2, 15, 2, 64, 1},
-                                          {1, 63, 2, 16, 1},  {2, 64, 1, 32, 1},  {1, 65, 2, 64, 1},
-                                          {1, 130, 2, 16, 1}, {1, 150, 1, 32, 1}, {1, 193, 1, 64, 1},
-                                          {1, 80, 2, 64, 4},  {1, 96, 1, 16, 30}};
+    static const struct shape shapes[] = {
+        {2, 1, 1, 16, 1},   {1, 2, 3, 32, 1},   {2, 15, 2, 64, 1},  {1, 63, 2, 16, 1},   {2, 64, 1, 32, 1},
+        {1, 65, 2, 64, 1},  {1, 130, 2, 16, 1}, {1, 150, 1, 32, 1}, {1, 193, 1, 64, 1},  {1, 257, 2, 64, 1},
+        {1, 384, 1, 32, 1}, {1, 300, 1, 64, 1}, {1, 80, 2, 64, 4},  {57, 129, 9, 16, 1}, {1, 96, 1, 16, 30}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         struct fixture f;
         open_all(&f, shapes[i]);
@@ -201,7 +203,8 @@ static void test_same_bits(void **state)
     close_all(&f);
 }
 
-/* A query that is not a number makes its own row so, and no other. */
+/* A query that is not a number makes its own row so, and no other; and of the gradients its own and those of
+ * the values it sees. */
 static void test_nan(void **state)
 {
     (void)state;
@@ -214,6 +217,10 @@ static void test_nan(void **state)
     for (int64_t i = 0; i < T * HS; i++) {
         float y = to_float(((real *)f.a[ATTY].at)[i]);
         assert_int_equal(y != y, i / HS == bad);
+        for (int64_t what = 0; what < 3; what += 2) {
+            float d = to_float(((real *)f.a[DQKV].at)[i / HS * 3 * HS + what * HS + i % HS]);
+            assert_int_equal(d != d, what == 0 ? i / HS == bad : i / HS <= bad);
+        }
     }
     close_all(&f);
 }

@@ -165,8 +165,33 @@ static void test_refused(void **state)
     assert_int_equal(d->sum_tree(t.a, x, src, 1, none, 16, true), ZR_ERR_ARG);
     assert_int_equal(d->sum_ranges(t.a, sums, 1, src, 1, none), ZR_ERR_ARG);
     assert_int_equal(d->update(t.a, &u), ZR_ERR_ARG);
+    assert_int_equal(d->update_spans(t.a, &u, NULL, 65), ZR_ERR_ARG);
     d->zero(t.b, t.x, BYTES);
     close_bed(&t, NULL);
+}
+
+/* Of an update's spans: their elements of every array, and no others. */
+static void test_spans(void **state)
+{
+    (void)state;
+    struct bed t;
+    for (int at = 0; at < 192; at += 64) {
+        open_bed(&t, 1);
+        const struct zr_device_ops *d = t.dev->ops;
+        static const struct zr_step_scalars scalars;
+        const struct zr_update u = {.kind = ZR_SGD,
+                                    .n = 48,
+                                    .master = (float *)t.x,
+                                    .grad = (float *)(t.x + 1024),
+                                    .state = {(float *)(t.x + 512)},
+                                    .scalars = &scalars};
+        const struct zr_update_span spans[] = {{32, 16, 0, 0}, {0, 16, 0, 0}};
+        d->zero(t.b, t.x + 1024 + at, 64);
+        d->update_spans(t.a, &u, spans, 2);
+        close_bed(&t, at == 0    ? "at +1024: update (test, unit 3, step 7) on rank 0's a reads"
+                      : at == 64 ? NULL
+                                 : "at +1152: update (test, unit 3, step 7) on rank 0's a reads");
+    }
 }
 
 /* Of sums: what every source has of a range is read, and what a sum is added to. */
@@ -301,11 +326,17 @@ static void test_snapshot(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_streams), cmocka_unit_test(test_reads),
-        cmocka_unit_test(test_tables),      cmocka_unit_test(test_tables_of_sums),
-        cmocka_unit_test(test_refused),     cmocka_unit_test(test_old_record),
-        cmocka_unit_test(test_host_waits),  cmocka_unit_test(test_calls_say_what_they_touch),
-        cmocka_unit_test(test_others),      cmocka_unit_test(test_snapshot),
+        cmocka_unit_test(test_two_streams),
+        cmocka_unit_test(test_reads),
+        cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_tables_of_sums),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_old_record),
+        cmocka_unit_test(test_host_waits),
+        cmocka_unit_test(test_calls_say_what_they_touch),
+        cmocka_unit_test(test_others),
+        cmocka_unit_test(test_snapshot),
         cmocka_unit_test(test_room),
     };
     struct zr_device *host;

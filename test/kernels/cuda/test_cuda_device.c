@@ -102,6 +102,21 @@ static void test_a_table_is_one_kernel(void **state)
         launches += n > 0;
         assert_int_equal(stand_in_calls("cudaLaunchKernel"), launches);
     }
+    float *x = p;
+    struct zr_update_span spans[ZR_MAX_SPANS];
+    const struct zr_update u = {.kind = ZR_ADAMW,
+                                .n = 1 << 16,
+                                .master = x,
+                                .grad = x + (1 << 16),
+                                .state = {x + (2 << 16), x + (3 << 16) - 1024},
+                                .scalars = p};
+    for (int n = 0; n <= ZR_MAX_SPANS; n += 16) {
+        for (int i = 0; i < n; i++)
+            spans[i] = (struct zr_update_span){900 * i, 800 + i, 0.1f, 0};
+        assert_int_equal(dev->ops->update_spans(s, &u, spans, n), 0);
+        launches += n > 0;
+        assert_int_equal(stand_in_calls("cudaLaunchKernel"), launches);
+    }
     assert_int_equal(stand_in_calls("cudaMemcpyAsync"), copies);
     dev->ops->free(dev, p, 1 << 20);
     dev->ops->stream_close(s);

@@ -214,6 +214,16 @@ static int update(struct zr_stream *s, const struct zr_update *u)
     return 0;
 }
 
+static int update_spans(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
+                        int n_spans)
+{
+    (void)s;
+    (void)u;
+    (void)spans;
+    (void)n_spans;
+    return 0;
+}
+
 static const struct zr_device_ops device_ops = {
     .name = "overlap",
     .close = close_device,
@@ -241,6 +251,7 @@ static const struct zr_device_ops device_ops = {
     .sum_squares = sum_squares,
     .scale = scale,
     .update = update,
+    .update_spans = update_spans,
     .agree_begin = agree_begin,
     .agree_end = agree_end,
 };

@@ -192,6 +192,65 @@ static void test_every_call_fails(void **state)
     }
 }
 
+enum { MOST_TENSORS = 24 };
+
+/* Kernels of a model's life: one unit of n tensors, whose decay and rate differ from one to the next. */
+static int64_t launches_of_life(int n, int64_t elements, int n_steps)
+{
+    static const char *const names[MOST_TENSORS] = {"a", "b", "c", "d", "e", "f", "g", "h",
+                                                    "i", "j", "k", "l", "m", "n", "o", "p",
+                                                    "q", "r", "s", "t", "u", "v", "w", "x"};
+    struct zero_config cfg = config(3);
+    struct zero_tensor t[MOST_TENSORS] = {0};
+    void *param[MOST_TENSORS], *grad[MOST_TENSORS];
+    zero_ctx *z;
+    for (int i = 0; i < n; i++) {
+        param[i] = calloc((size_t)elements, 2);
+        grad[i] = NULL;
+        t[i] = (struct zero_tensor){.name = names[i],
+                                    .param = &param[i],
+                                    .grad = &grad[i],
+                                    .shape = {elements},
+                                    .dtype = ZERO_BF16,
+                                    .flags = i % 2 ? ZERO_NO_DECAY : 0,
+                                    .lr_scale = 1 + (float)(i % 3)};
+    }
+    void *own[MOST_TENSORS];
+    memcpy(own, param, sizeof own);
+    int64_t launches = -stand_in_calls("cudaLaunchKernel");
+    assert_int_equal(zero_wrap(&z, t, n, &cfg), 0);
+    for (int step = 0; step < n_steps; step++) {
+        for (int phase = 0; phase < 2; phase++) {
+            assert_int_equal(zero_begin(z, 0, phase ? ZERO_BACKWARD : ZERO_FORWARD), 0);
+            if (phase)
+                assert_int_equal(cudaMemsetAsync(grad[0], 0x3c, 32, NULL), cudaSuccess);
+            assert_int_equal(zero_end(z, 0, phase ? ZERO_BACKWARD : ZERO_FORWARD), 0);
+        }
+        assert_int_equal(zero_step(z, 1e-2f, NULL), 0);
+    }
+    assert_int_equal(zero_unwrap(&z), 0);
+    launches += stand_in_calls("cudaLaunchKernel");
+    for (int i = 0; i < n; i++)
+        free(own[i]);
+    nothing_wrong();
+    return launches;
+}
+
+static int64_t launches_of_step(int n, int64_t elements)
+{
+    return launches_of_life(n, elements, 3) - launches_of_life(n, elements, 2);
+}
+
+/* A step has as many kernels for many tensors as for one, if they lie end to end; else one norm more for
+ * each, since a canonical block of the norm ends where a tensor does. */
+static void test_kernels_of_a_step(void **state)
+{
+    (void)state;
+    int64_t one = launches_of_step(1, 256);
+    assert_int_equal(launches_of_step(MOST_TENSORS, 256), one);
+    assert_int_equal(launches_of_step(MOST_TENSORS, 200), one + MOST_TENSORS - 1);
+}
+
 static void test_lost_gpu(void **state)
 {
     (void)state;
@@ -675,17 +734,12 @@ static void test_checkpoints_move(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_refused),
-        cmocka_unit_test(test_every_call_fails),
-        cmocka_unit_test(test_lost_gpu),
-        cmocka_unit_test(test_host_does_not_wait),
-        cmocka_unit_test(test_gradients_and_numbers),
-        cmocka_unit_test(test_own_optimizer),
-        cmocka_unit_test(test_abort_that_sticks),
-        cmocka_unit_test(test_what_nccl_holds),
-        cmocka_unit_test(test_lent),
-        cmocka_unit_test(test_lent_wrongly),
-        cmocka_unit_test(test_checkpoints_move),
+        cmocka_unit_test(test_what_is_refused),    cmocka_unit_test(test_every_call_fails),
+        cmocka_unit_test(test_kernels_of_a_step),  cmocka_unit_test(test_lost_gpu),
+        cmocka_unit_test(test_host_does_not_wait), cmocka_unit_test(test_gradients_and_numbers),
+        cmocka_unit_test(test_own_optimizer),      cmocka_unit_test(test_abort_that_sticks),
+        cmocka_unit_test(test_what_nccl_holds),    cmocka_unit_test(test_lent),
+        cmocka_unit_test(test_lent_wrongly),       cmocka_unit_test(test_checkpoints_move),
     };
     toy_wait = wait_for_default_stream;
     return cmocka_run_group_tests(tests, NULL, NULL);
