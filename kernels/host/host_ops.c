@@ -286,36 +286,16 @@ int zr_host_update(struct zr_stream *s, const struct zr_update *u)
     return err;
 }
 
-struct update_spans {
-    struct update_args a;
-    int n;
-    struct zr_update_span span[ZR_MAX_SPANS];
-};
-
-static void update_spans_op(void *arg)
-{
-    struct update_spans *t = *(struct update_spans **)arg;
-    for (int i = 0; i < t->n; i++) {
-        const struct zr_update part = zr_update_of_span(&t->a.u, &t->span[i]);
-        t->a.k->update(&part);
-    }
-    free(t);
-}
-
+/* As many operations: on the host one costs little, and none needs memory of its own. */
 int zr_host_update_spans(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
                          int n_spans)
 {
     int err = zr_check_update_spans(u, spans, n_spans);
-    if (err || n_spans == 0)
-        return err;
-    struct update_spans *t = zr_host_take(s->dev, sizeof *t);
-    if (!t)
-        return zr_fail(ZR_ERR_NOMEM, "update: no memory for %d spans", n_spans);
-    t->a = (struct update_args){.k = s->dev->kernels, .u = *u};
-    t->n = n_spans;
-    memcpy(t->span, spans, (size_t)n_spans * sizeof *spans);
-    zr_host_put(s, update_spans_op, &t, sizeof t);
-    return 0;
+    for (int i = 0; !err && i < n_spans; i++) {
+        const struct zr_update part = zr_update_of_span(u, &spans[i]);
+        err = zr_host_update(s, &part);
+    }
+    return err;
 }
 
 static void agree_write_op(void *arg)

@@ -367,7 +367,9 @@ static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
                               .scalars = scalars};
         for (int j = 0; j < N_ARRAYS; j++) {
             for (int i = 0; i < UPDATED; i++)
-                want[j][i] = j == SECOND ? fabsf(random_normal(&suite_rng)) : random_normal(&suite_rng);
+                want[j][i] = j == FIRST || j == SECOND
+                                 ? fabsf(random_normal(&suite_rng)) /* no root of less than 0 */
+                                 : random_normal(&suite_rng);
             assert_int_equal(ops->copy(s, there[j], want[j], bytes), 0);
         }
         assert_int_equal(ops->stream_sync(s), 0);

@@ -686,7 +686,10 @@ static const struct disagreement {
     {"invalid unit", invalid_unit, ZERO_ERR_ARG, {"unit 3 has no tensor", "without gaps"}},
     {"invalid backend", invalid_backend, ZERO_ERR_ARG, {"backend is self", "auto, shm"}},
     {"invalid budget", invalid_budget, ZERO_ERR_BUDGET, {"param_budget_bytes is 100", "alone needs"}},
-    {"too large", too_large, ZERO_ERR_NOMEM, {"parameter shards", "optimizer moments"}},
+    {"too large",
+     too_large,
+     ZERO_ERR_MISMATCH,
+     {"tensors[4]", "differ in its"}}, /* before memory is looked at */
 };
 
 struct wrap_case {
