@@ -27,6 +27,7 @@ static int32_t list_units(struct zr_writing *w, const struct zr_pipe_action *a)
 
 void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool evaluates)
 {
+    int n_before[2] = {0}; /* forward and backward, whatever the stage: what is zeroed is of all */
     if (evaluates)
         zr_write_call(w, ZR_DO_EVALUATE);
     for (int64_t i = 0; i < row->n; i++) {
@@ -38,7 +39,7 @@ void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool 
         write_action_op(w, ZR_DO_NEXT, a);
         write_action_op(w, ZR_DO_TAKE, a);
         if (!evaluates)
-            zr_write_zero(w, backward ? 2 : 1, a->micro_batch);
+            zr_write_zero(w, backward ? 2 : 1, n_before[backward]++);
         (backward ? zr_write_backward : zr_write_forward)(w, w->list, n);
         write_action_op(w, ZR_DO_GIVE, a);
         write_action_op(w, ZR_DO_FINISH, a);
