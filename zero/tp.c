@@ -74,10 +74,22 @@ static void say(struct zero_ctx *z, enum zr_called_name call, int64_t n, int32_t
     zr_engine_called(z->engine, call, -1, hash);
 }
 
+/* An activation is whole, the same on all ranks of tp, or partial, a contribution of each, or a part of it.
+ * cfg.check looks at the bits: what is taken for whole must be, and what is added up is most likely not. */
+static int compare(struct zero_ctx *z, enum zr_called_name call, const void *src, int64_t n, int32_t dtype,
+                   enum zero_phase phase, bool whole)
+{
+    return zr_engine_compare_activation(z->engine, call, phase == ZERO_BACKWARD, src, n, (enum zr_dtype)dtype,
+                                        whole);
+}
+
 static int move(struct zero_ctx *z, enum zr_called_name call, void *dst, const void *src, int64_t n,
-                int32_t dtype, bool sums)
+                int32_t dtype, enum zero_phase phase, bool sums)
 {
     say(z, call, n, dtype, sums);
+    int err = compare(z, call, src, n, dtype, phase, !sums);
+    if (err)
+        return err;
     if (sums && z->mesh.parts > 1)
         return zr_engine_sum_parts(z->engine, call, dst, src, n, (enum zr_dtype)dtype);
     return zr_engine_copy(z->engine, dst, src, n * zr_dtype_bytes((enum zr_dtype)dtype));
@@ -87,21 +99,24 @@ int zero_tp_enter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dt
 {
     ZR_IN_CALL(z, ZR_CALLED_TP_ENTER, phase == ZERO_BACKWARD, -1);
     int err = check_pair(z, "zero_tp_enter", dst, src, n, dtype, phase);
-    return err ? err : move(z, ZR_CALLED_TP_ENTER, dst, src, n, dtype, phase == ZERO_BACKWARD);
+    return err ? err : move(z, ZR_CALLED_TP_ENTER, dst, src, n, dtype, phase, phase == ZERO_BACKWARD);
 }
 
 int zero_tp_leave(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype, enum zero_phase phase)
 {
     ZR_IN_CALL(z, ZR_CALLED_TP_LEAVE, phase == ZERO_BACKWARD, -1);
     int err = check_pair(z, "zero_tp_leave", dst, src, n, dtype, phase);
-    return err ? err : move(z, ZR_CALLED_TP_LEAVE, dst, src, n, dtype, phase == ZERO_FORWARD);
+    return err ? err : move(z, ZR_CALLED_TP_LEAVE, dst, src, n, dtype, phase, phase == ZERO_FORWARD);
 }
 
 /* gathers: n elements of the parts, else each rank's part of their sum. */
 static int move_parts(struct zero_ctx *z, enum zr_called_name call, void *dst, const void *src, int64_t n,
-                      int32_t dtype, bool gathers)
+                      int32_t dtype, enum zero_phase phase, bool gathers)
 {
     say(z, call, n, dtype, gathers);
+    int err = gathers ? 0 : compare(z, call, src, n, dtype, phase, false);
+    if (err)
+        return err;
     if (z->mesh.parts == 1)
         return zr_engine_copy(z->engine, dst, src, n * zr_dtype_bytes((enum zr_dtype)dtype));
     return gathers ? zr_engine_gather_parts(z->engine, call, dst, src, n, (enum zr_dtype)dtype)
@@ -113,7 +128,7 @@ int zero_tp_gather(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t d
     ZR_IN_CALL(z, ZR_CALLED_TP_GATHER, phase == ZERO_BACKWARD, -1);
     bool gathers = phase == ZERO_FORWARD;
     int err = check_part(z, "zero_tp_gather", dst, src, n, dtype, phase, gathers);
-    return err ? err : move_parts(z, ZR_CALLED_TP_GATHER, dst, src, n, dtype, gathers);
+    return err ? err : move_parts(z, ZR_CALLED_TP_GATHER, dst, src, n, dtype, phase, gathers);
 }
 
 int zero_tp_scatter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype, enum zero_phase phase)
@@ -121,7 +136,7 @@ int zero_tp_scatter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t 
     ZR_IN_CALL(z, ZR_CALLED_TP_SCATTER, phase == ZERO_BACKWARD, -1);
     bool gathers = phase == ZERO_BACKWARD;
     int err = check_part(z, "zero_tp_scatter", dst, src, n, dtype, phase, gathers);
-    return err ? err : move_parts(z, ZR_CALLED_TP_SCATTER, dst, src, n, dtype, gathers);
+    return err ? err : move_parts(z, ZR_CALLED_TP_SCATTER, dst, src, n, dtype, phase, gathers);
 }
 
 int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op)

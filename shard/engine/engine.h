@@ -331,6 +331,11 @@ int zr_engine_scatter_parts(struct zr_engine *e, enum zr_called_name call, void 
 int zr_engine_gather_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
                            int64_t n, enum zr_dtype dtype);
 int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, float *x, int64_t n);
+/* With cfg.check, in the steps that compare: n elements of dtype in the host's memory, of which every part
+ * should have the same (whole), or a contribution of its own. call, backward: for messages. ZR_ERR_MISMATCH,
+ * which ends the context, names two ranks that differ; contributions that are equal are warned of once. */
+int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, bool backward, const void *x,
+                                 int64_t n, enum zr_dtype dtype, bool whole);
 /* A call of the program's around parts, whether it moves anything or not, as a hash of all that must be
  * equal: the next that moves compares. */
 void zr_engine_parts_called(struct zr_engine *e, uint64_t call);

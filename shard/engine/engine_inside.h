@@ -58,6 +58,8 @@ struct zr_model_side {
     int parts_out;
     /* that a gradient which each part should have of its own was the same on all */
     bool said_partial;
+    /* that what is added up was the same on all */
+    bool said_sum;
     /* a hash of all zero_tp_ calls so far, those that move nothing included */
     uint64_t parts_calls;
     /* and of the calls that ranks of all pipeline stages make: none of brackets */

@@ -21,7 +21,8 @@ enum {
     IN_BYTES = ZR_MODEL_ELEMS * (int)sizeof(float),
     /* slices are cut at 128 bytes; one of bf16 is there once more, as fp32 */
     OUT_BYTES = IN_BYTES + MOST_PARTS * CUT_BYTES * 2,
-    FEW_ELEMS = 8, /* of a gradient: equal ones tell nothing */
+    FEW_ELEMS = 8, /* of a gradient or an activation: equal ones tell nothing */
+    COMPARED = -2, /* in the place of a dtype: nothing moves */
 };
 _Static_assert(ZR_MODEL_BYTES >= IN_BYTES + 2 * OUT_BYTES && ZR_MODEL_BYTES % 4096 == 0, "in, and out twice");
 
@@ -308,6 +309,64 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
         *any |= n > 0;
     }
     return *any ? zr_engine_status(e) : 0;
+}
+
+/* ---- whole and partial activations ---- */
+
+/* What each part has of x, where all see it: its hash, or 0 where all of it is 0. */
+static int exchange_hashes(struct zr_engine *e, enum zr_called_name call, const void *x, int64_t n,
+                           int64_t n_bytes)
+{
+    const struct zr_tag tag = parts_tag(e, call, n, COMPARED);
+    uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
+    bool zero = true;
+    for (int64_t i = 0; i < n_bytes && zero; i++)
+        zero = ((const char *)x)[i] == 0;
+    all[e->part] = zero ? 0 : XXH3_64bits(x, (size_t)n_bytes);
+    int err = zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, sizeof *all, &tag);
+    return err ? err : zr_engine_status(e);
+}
+
+static int fail_apart(const struct zr_engine *e, const char *call, const char *phase, int32_t p)
+{
+    const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
+    return zr_fail(ZR_ERR_MISMATCH,
+                   "%s, %s: check: src is not the same on all ranks of tp: rank %d and rank %d differ; "
+                   "allowed: what all of them have, as zero_tp_leave makes it of partial sums and "
+                   "zero_tp_gather of parts",
+                   call, phase, zr_comm_rank(c, 0), zr_comm_rank(c, p));
+}
+
+static void warn_of_sum(struct zr_engine *e, const char *call, const char *phase)
+{
+    if (!e->m.said_sum)
+        zr_warn(e->opt.log,
+                "check: %s, %s: src is the same on all %d ranks of tp, and is added up: if each has all of "
+                "it, it now counts %d times",
+                call, phase, e->parts, e->parts);
+    e->m.said_sum = true;
+}
+
+int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, bool backward, const void *x,
+                                 int64_t n, enum zr_dtype dtype, bool whole)
+{
+    const uint64_t *all = (const uint64_t *)(e->model_base + IN_AT);
+    const char *phase = backward ? "backward" : "forward";
+    char text[ZR_CALLED_CHARS];
+    if (e->parts == 1 || !zr_compare_is_due(e) || (!whole && n < FEW_ELEMS))
+        return 0;
+    struct received before = received_so_far(e);
+    int err = exchange_hashes(e, call, x, n, n * zr_dtype_bytes(dtype));
+    leave_out_since(e, before);
+    int32_t p = 1;
+    while (!err && p < e->parts && all[p] == all[0])
+        p++;
+    zr_called_describe(&(struct zr_called){.name = call, .subject = -1, .step = e->m.step + 1}, text);
+    if (!err && whole && p < e->parts)
+        err = fail_apart(e, text, phase, p);
+    if (!err && !whole && p == e->parts && all[0])
+        warn_of_sum(e, text, phase);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
 
 /* ---- what every part has ---- */

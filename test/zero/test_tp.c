@@ -776,6 +776,85 @@ static void values_that_differ(void **state)
     }
 }
 
+/* Where an activation should be whole, or partial. */
+struct transition {
+    const char *name;
+    int (*call)(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype, enum zero_phase phase);
+    enum zero_phase phase;
+    bool whole;
+};
+static const struct transition transitions[] = {
+    {"zero_tp_enter in step 1, forward", zero_tp_enter, ZERO_FORWARD, true},
+    {"zero_tp_leave in step 1, backward", zero_tp_leave, ZERO_BACKWARD, true},
+    {"zero_tp_enter in step 1, backward", zero_tp_enter, ZERO_BACKWARD, false},
+    {"zero_tp_leave in step 1, forward", zero_tp_leave, ZERO_FORWARD, false},
+    {"zero_tp_gather in step 1, backward", zero_tp_gather, ZERO_BACKWARD, false},
+    {"zero_tp_scatter in step 1, forward", zero_tp_scatter, ZERO_FORWARD, false},
+};
+
+/* Ranks are threads. */
+static _Atomic int n_said_sum;
+static char said_sum[256];
+
+static void note_sum(void *arg, const char *line)
+{
+    (void)arg;
+    if (strstr(line, "is added up") && !n_said_sum++)
+        snprintf(said_sum, sizeof said_sum, "%s", line);
+}
+
+struct crossing {
+    int stage;
+    const struct transition *t;
+    bool check, wrong;
+};
+
+/* Activations that are wrong where they go, or right: with cfg.check what should be whole and is not is an
+ * error, and what is added up though all have it a line. */
+static void cross(struct toy_rank *r)
+{
+    const struct crossing *c = r->arg;
+    const struct transition *t = c->t;
+    float src[8], dst[8], zeros[8] = {0};
+    struct unwrapped u;
+    zero_ctx *z = NULL;
+    int err = 0;
+    TOY_TRY(open_unwrapped(r, &u));
+    u.cfg.check = c->check;
+    u.cfg.log = note_sum;
+    TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
+    bool same = t->whole != c->wrong, fails = c->check && c->wrong && t->whole;
+    for (int i = 0; i < 8; i++)
+        src[i] = (float)(1 + i + (same ? 0 : r->rank));
+    TOY_TRY(t->call(z, dst, zeros, 8, ZERO_F32, t->phase)); /* zeros tell nothing */
+    if (!err && fails) {
+        char says[256];
+        snprintf(says, sizeof says,
+                 "%s: check: src is not the same on all ranks of tp: rank 0 and rank 1 differ", t->name);
+        toy_expect(r, t->call(z, dst, src, 8, ZERO_F32, t->phase), ZERO_ERR_MISMATCH, says);
+    } else {
+        TOY_TRY(t->call(z, dst, src, 8, ZERO_F32, t->phase));
+        TOY_TRY(t->call(z, dst, src, 8, ZERO_F32, t->phase)); /* said once */
+    }
+    zero_unwrap(&z);
+    close_unwrapped(&u);
+}
+
+static void activations_that_are_not_what_they_should_be(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof transitions / sizeof *transitions; i++)
+        for (int k = 0; k < 8; k++) {
+            struct crossing c = {.stage = k / 4 * 3, .t = &transitions[i], .check = k & 1, .wrong = k & 2};
+            struct toy_rank r[2];
+            n_said_sum = 0;
+            toy_ranks(2, cross, &c, r);
+            toy_assert_well(r, 2, c.t->name);
+            assert_int_equal(n_said_sum, c.check && c.wrong && !c.t->whole ? 2 : 0);
+            assert_true(!n_said_sum || (strstr(said_sum, c.t->name) && strstr(said_sum, "counts 2 times")));
+        }
+}
+
 /* A backward that leaves out the sum over tp: what no rank has cut comes apart, and cfg.check finds it. */
 static void forget_the_sum(struct toy_rank *r)
 {
@@ -830,6 +909,7 @@ int main(void)
         cmocka_unit_test(calls_that_are_refused),
         cmocka_unit_test(values_that_differ),
         cmocka_unit_test(gradients_that_differ),
+        cmocka_unit_test(activations_that_are_not_what_they_should_be),
     };
     return cmocka_run_group_tests_name("tp", tests, set_up, tear_down);
 }
