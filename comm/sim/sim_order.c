@@ -18,10 +18,11 @@ struct issues {
 };
 
 struct zr_sim_order {
-    /* of each class of ranks, as many as ranks are room enough */
-    struct issues all[ZR_SIM_MOST_RANKS];
+    /* of each class of ranks, of which there are at most as many as ranks: those that the schedule issues, and
+     * those of the model's thread (is_models) */
+    struct issues all[2][ZR_SIM_MOST_RANKS];
     int32_t class_of[ZR_SIM_MOST_RANKS];
-    int64_t at[ZR_SIM_MOST_RANKS]; /* how many each rank has issued */
+    int64_t at[2][ZR_SIM_MOST_RANKS]; /* how many each rank has issued */
     /* Of each rank a byte that issuing writes, and for each role one that its collectives write. */
     char turn[ZR_SIM_MOST_RANKS][ZR_ROLES + 1];
 };
@@ -42,11 +43,13 @@ struct zr_sim_order *zr_sim_order_open(struct zr_sim *w, const int32_t *class_of
 void zr_sim_order_close(struct zr_sim_order *o)
 {
     for (int k = 0; o && k < ZR_SIM_MOST_RANKS; k++)
-        free(o->all[k].issue);
+        for (int models = 0; models < 2; models++)
+            free(o->all[models][k].issue);
     free(o);
 }
 
-static bool issues_apart(enum zr_role role)
+/* Of activations and of tied tensors: the model's thread gives them, whatever the schedule issues meanwhile. */
+static bool is_models(enum zr_role role)
 {
     return role == ZR_ROLE_MODEL || (role >= ZR_ROLE_EVEN_PAIR && role <= ZR_ROLE_TIED);
 }
@@ -54,13 +57,14 @@ static bool issues_apart(enum zr_role role)
 void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_sim_part *p)
 {
     struct zr_sim_order *o = d->order;
-    struct issues *all = &o->all[o->class_of[rank]];
+    bool models = is_models(d->role);
+    struct issues *all = &o->all[models][o->class_of[rank]];
     struct zr_line *host = zr_sim_speaker(d->w);
-    if (issues_apart(d->role))
-        return;
-    zr_sim_begin(d->w, host, "issue", p->tag.unit, p->tag.step);
-    zr_shadow_write(d->rec, host, &o->turn[rank][ZR_ROLES], 1);
-    int64_t k = o->at[rank]++;
+    if (!models) {
+        zr_sim_begin(d->w, host, "issue", p->tag.unit, p->tag.step);
+        zr_shadow_write(d->rec, host, &o->turn[rank][ZR_ROLES], 1);
+    }
+    int64_t k = o->at[models][rank]++;
     if (k == all->cap) {
         all->cap = all->cap ? all->cap * 2 : 256;
         all->issue = realloc(all->issue, (size_t)all->cap * sizeof *all->issue);

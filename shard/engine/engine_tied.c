@@ -13,11 +13,12 @@
  * Both keep the parameters whole. They have an arena of their own, alike on both, of slots in each of which
  * all tied tensors lie, and a communicator of the two with a stream beside the model's:
  *
- *   done[slot]    compute -> tied   copy: the model has written its gradients; owner: they were read
+ *   done[slot]    compute -> tied   copy: the model has written its gradients; owner: they were read; before
+ *                                   values come, both: the model has read the ones before
  *   moved[slot]   tied -> compute   copy: the slot may be written again; owner: they are there
  *
- * Between steps the first slot takes the values the other way: behind the owner's update, which waits for the
- * step's agreement, and so for what every model did before it. Those that nobody trains stay. */
+ * Between steps the first slot takes the values the other way: behind the owner's update, and behind what each
+ * of the two models did before. Those that nobody trains stay. */
 #include "shard/engine/engine_inside.h"
 #include "shard/engine/engine_issue.h"
 
@@ -94,16 +95,11 @@ static char *tied_sum(const struct zr_engine *e, const struct tied_tensor *t)
     return e->tied_base + t->sum_at;
 }
 
-/* Backward adds to the sum itself. */
-static bool adds_to_sum(const struct zr_engine *e, const struct tied_tensor *t)
-{
-    return e->tied->sum_bytes && tensor_of(e, t)->dtype == ZR_F32 && !tensor_of(e, t)->overwrite;
-}
-
-/* Where the copy's backward writes. */
+/* Where the copy's backward writes. Never the sum, of f32 either: a model may zero its gradients at the start
+ * of a backward. */
 static char *tied_grad(const struct zr_engine *e, const struct tied_tensor *t)
 {
-    return adds_to_sum(e, t) ? tied_sum(e, t) : tied_slot(e, e->tied->micro_batch, t) + e->tied->sum_bytes;
+    return tied_slot(e, e->tied->micro_batch, t) + e->tied->sum_bytes;
 }
 
 static bool is_summed_up(const struct zr_tied *ties)
@@ -246,7 +242,7 @@ static int show_grads(struct zr_engine *e)
         char *at = tied_grad(e, t);
         if (!t->grad)
             continue;
-        if (!tensor_of(e, t)->overwrite && !(adds_to_sum(e, t) && ties->micro_batch))
+        if (!tensor_of(e, t)->overwrite)
             ZR_TRY(e->dev->ops->zero(e->compute, at, tied_tensor_bytes(e, t)));
         *tensor_of(e, t)->tied_grad = at;
     }
@@ -279,7 +275,7 @@ bool zr_tied_is_due(const struct zr_engine *e, int32_t tensor)
     return due;
 }
 
-/* What the copy's backward has just written, where it is not in the sum already. */
+/* What the copy's backward has just written. */
 static int add_to_sums(struct zr_engine *e)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -287,7 +283,7 @@ static int add_to_sums(struct zr_engine *e)
         const struct tied_tensor *t = &e->tied->list[i];
         const struct zr_tensor *of = tensor_of(e, t);
         float *sum = (float *)tied_sum(e, t);
-        if (!t->grad || adds_to_sum(e, t))
+        if (!t->grad)
             continue;
         if (e->tied->micro_batch)
             ZR_TRY(d->add(e->compute, sum, tied_grad(e, t), of->dtype, of->n_elems));
@@ -382,6 +378,15 @@ static char *values_at(const struct zr_engine *e, const struct tied_tensor *t)
     return e->gather_base + zr_plan_param_full(e->plan, f, -1) + p->first * zr_dtype_bytes(f->dtype);
 }
 
+/* What the model was given to do, as an evaluation or a step that was dropped, may still read the copy's values
+ * or what the first slot held. */
+static int values_after_model(struct zr_engine *e)
+{
+    struct zr_event *done = tied_event(e->tied, 0, false);
+    ZR_TRY(e->dev->ops->event_record(done, e->compute));
+    return e->dev->ops->stream_wait(e->tied_stream, done);
+}
+
 /* Behind the unit's update and the gather that makes it whole. */
 static int give_values(struct zr_engine *e)
 {
@@ -425,7 +430,9 @@ int zr_engine_tied_values(struct zr_engine *e)
     if (!e->tied)
         return 0;
     zr_tied_forget(e);
-    int err = zr_engine_note(e, e->tied->owner ? give_values(e) : take_values(e));
+    int err = zr_engine_note(e, values_after_model(e));
+    if (!err)
+        err = zr_engine_note(e, e->tied->owner ? give_values(e) : take_values(e));
     return err ? err : zr_engine_status(e);
 }
 

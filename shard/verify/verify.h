@@ -7,7 +7,7 @@
  *   verify_tensors.c  the tensors of a stage
  *   verify_compute.c  which bytes the model's compute touches
  *   verify_parts.c    what it adds up and gathers over the ranks that have its parts
- *   verify_stages.c   pipeline stages: the plan, the script and the schedule's row of each
+ *   verify_stages.c   pipeline stages: plan, script and row of the schedule of each; sums of gradients
  *   verify_rank.c     one rank of a case: engine, plan, loop and model thread
  *   verify_snapshot.c its snapshots, and what they must hold
  *   verify_turns.c    who goes on next: model threads, loops, ranks that die

@@ -74,18 +74,18 @@ void zr_write_parts(struct zr_writing *w, bool backward)
 
 /* ---- doing ---- */
 
-static bool is_given(struct zr_verify_rank *r, const struct zr_script_op *op, const struct zr_walk_given *g,
-                     bool more)
+static void expect_given(struct zr_verify_rank *r, const struct zr_script_op *op,
+                         const struct zr_walk_given *g, bool more)
 {
     const struct zr_pipe_action *a = &g->action;
     int32_t pp_stage = more ? a->stage : -1, micro = more ? a->micro_batch : -1;
     bool backward = more && a->kind == ZR_PIPE_BACKWARD;
-    bool same = pp_stage == op->pp_stage && micro == op->micro && backward == op->backward;
-    if (!same)
+    if (pp_stage != op->pp_stage || micro != op->micro || backward != op->backward)
         zr_report(zr_sim_recorder(r->v->sim),
-                  "rank %d: zero_next gave micro-batch %d, and not %s of micro-batch %d", r->id,
-                  more ? g->action.micro_batch : -1, op->backward ? "backward" : "forward", op->micro);
-    return same;
+                  "rank %d: zero_next gave %s of micro-batch %d of stage %d, and not %s of micro-batch %d of "
+                  "stage %d",
+                  r->id, backward ? "backward" : "forward", micro, pp_stage,
+                  op->backward ? "backward" : "forward", op->micro, op->pp_stage);
 }
 
 static int end_evaluation(struct zr_verify_rank *r)
@@ -102,7 +102,7 @@ int zr_actions_next(struct zr_verify_rank *r, const struct zr_script_op *op)
     int err = zr_walk_next(&r->engine, &r->walk, &r->given, &more);
     if (err)
         return err;
-    is_given(r, op, &r->given, more);
+    expect_given(r, op, &r->given, more);
     return !more && r->walk.evaluates ? end_evaluation(r) : 0;
 }
 

@@ -320,12 +320,15 @@ int zr_verify_parse(const char *text, struct zr_verify_case *out)
     if (*p)
         return zr_fail(ZR_ERR_ARG, "\"%s\" is not FIELD=NUMBER", p);
     if (!zr_verify_possible(&c))
-        return zr_fail(ZR_ERR_ARG,
-                       "stage is %d (0..3), world %d (1..64), n_units %d (1..1000), accum %d (1..64), "
-                       "n_steps %d (1..100), hybrid %d (0; 1, 2 at stage 3), group %d (0; of a hybrid a "
-                       "number that divides the ranks of a part of a stage), pp %d, tp %d (their product "
-                       "divides the world; what goes with them is said in shard/verify/verify.h)",
-                       c.stage, c.world, c.n_units, c.accum, c.n_steps, c.hybrid, c.group, c.pp, c.tp);
+        return zr_fail(
+            ZR_ERR_ARG,
+            "stage is %d (0..3), world %d (1..64), n_units %d (1..1000), accum %d (1..64), "
+            "n_steps %d (1..100), hybrid %d (0; 1, 2 at stage 3), group %d (0; of a hybrid a "
+            "number that divides the ranks of a part of a stage), pp %d, tp %d (their product "
+            "divides the world), per_rank %d (0..%d), schedule %d (0..%d; what goes together is said in "
+            "shard/verify/verify.h)",
+            c.stage, c.world, c.n_units, c.accum, c.n_steps, c.hybrid, c.group, c.pp, c.tp, c.per_rank,
+            ZR_VERIFY_PER_RANK, c.schedule, ZR_RUN_SCHEDULES - 1);
     *out = c;
     return 0;
 }

@@ -107,9 +107,10 @@ int zr_script_zero(struct zr_verify_rank *r)
     for (int32_t i = 0; i < l->n_pieces; i++) {
         const struct zr_tensor *t = &l->tensors[l->pieces[i].tensor];
         int64_t bytes = l->pieces[i].n * zr_dtype_bytes(t->dtype);
-        if (t->grad && *t->grad && !is_partly_lent(r, l->pieces[i].tensor))
+        void **grad = t->tie == ZR_TIE_COPY ? t->tied_grad : t->grad;
+        if (grad && *grad && !is_partly_lent(r, l->pieces[i].tensor))
             touch[n++] = (struct zr_sim_touch){
-                (char *)*t->grad + l->pieces[i].slice * bytes, bytes, ZR_SIM_SET, {.kind = ZR_CONTENT_ZERO}};
+                (char *)*grad + l->pieces[i].slice * bytes, bytes, ZR_SIM_SET, {.kind = ZR_CONTENT_ZERO}};
     }
     int err = zr_sim_compute(r->engine.compute, "the model's zeroing", touch, n, 0);
     free(touch);

@@ -41,7 +41,7 @@ static int do_values(struct zr_verify_rank *r, const struct zr_script_op *op)
         return err;
     }
     if (op->kind == ZR_DO_WRITE && r->layout.tensors[tensor].tie != ZR_TIE_NONE)
-        return 0; /* refused by zero_write */
+        return 0; /* which two stages call for: ZR_DO_WRITE_TIED */
     if (op->kind == ZR_DO_WRITE) {
         touch_values(r, tensor, ZR_SIM_SET);
         return zr_engine_write(&r->engine, tensor, ZR_VALUE_PARAM, 0, n, r->scratch);
@@ -56,6 +56,21 @@ static int do_values(struct zr_verify_rank *r, const struct zr_script_op *op)
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: the mean of ranks came out as %g, not %g", r->id,
                   r->mean[0], mean);
     return err;
+}
+
+/* Both stages give the tensor values, and the first one's count. */
+static int write_tied(struct zr_verify_rank *r)
+{
+    int err = 0;
+    for (int32_t t = 0; !err && t < r->layout.n_tensors; t++) {
+        const struct zr_tensor *of = &r->layout.tensors[t];
+        if (of->tie == ZR_TIE_NONE)
+            continue;
+        touch_values(r, t, ZR_SIM_SET);
+        if (of->tie == ZR_TIE_OWNER)
+            err = zr_engine_write(&r->engine, t, ZR_VALUE_PARAM, 0, of->n_elems, r->scratch);
+    }
+    return err ? err : zr_engine_tied_values(&r->engine);
 }
 
 /* ---- the model's thread ---- */
@@ -102,6 +117,7 @@ static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
     r->step_to_ns = zr_sim_now(zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL));
     if (r->v->mutant && r->v->mutant->what == ZR_LESS_TIED_VALUES) {
         r->v->n_acted++;
+        zr_tied_forget(&r->engine);
         return 0;
     }
     return zr_engine_tied_step(&r->engine);
@@ -128,11 +144,11 @@ static int gather_all(struct zr_verify_rank *r)
 
 static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
-    static const char *const during[] = {"zero_begin",      "zero_end",         "compute",       "zero_micro",
-                                         "zero_step",       "zero_read",        "zero_write",    "zero_mean",
-                                         "zero_save",       "compute",          "zero_norm",     "zero_drop",
-                                         "zero_gather_all", "zero_release_all", "zero_evaluate", "zero_next",
-                                         "activations",     "activations",      "zero_finish",   "zero_tp"};
+    static const char *const during[] = {
+        "zero_begin",  "zero_end",        "compute",          "zero_micro",    "zero_step", "zero_read",
+        "zero_write",  "zero_write",      "zero_mean",        "zero_save",     "compute",   "zero_norm",
+        "zero_drop",   "zero_gather_all", "zero_release_all", "zero_evaluate", "zero_next", "activations",
+        "activations", "zero_finish",     "zero_tp"};
     struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
     struct zr_core_event ev = {.kind = op->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
                                        : op->kind == ZR_DO_END ? ZR_EV_END
@@ -184,6 +200,8 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
         return zr_actions_finish(r);
     case ZR_DO_PARTS:
         return zr_parts_do(r, op);
+    case ZR_DO_WRITE_TIED:
+        return write_tied(r);
     default:
         return do_values(r, op);
     }
@@ -311,8 +329,8 @@ static void enter(unsigned high, unsigned low)
 
 /* ---- opening and closing ---- */
 
-/* The model's values before zero_wrap: all of the memory of the first rank that has its part, since its
- * count. */
+/* The model's values before zero_wrap: all of the memory of the first rank that has its part, as its
+ * values are the ones that count. */
 static void own_values(struct zr_verify_rank *r)
 {
     struct zr_verify_world *v = r->v;

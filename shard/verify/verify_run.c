@@ -1,5 +1,5 @@
-/* verify_run.c: a case: the simulated world below its ranks, what the world's gradients must add up to, and
- * whether everyone ended as it should. */
+/* verify_run.c: a case: the simulated world below its ranks, what its norms must have, and whether everyone
+ * ended as it should. */
 #include "shard/verify/verify_world.h"
 
 #include <stdio.h>
@@ -33,26 +33,26 @@ static bool poisoned(void *arg, int rank, uint32_t step)
 static void squared(void *arg, int rank, int64_t n)
 {
     struct zr_verify_world *v = arg;
-    (void)rank;
-    v->n_squared += n;
+    v->n_squared[v->by_symmetry ? 0 : zr_stage_class(v->c, rank)] += n;
 }
 
-/* Each element of the model once in each norm: what is cut of each part, what all parts have of one of
- * them. */
+/* Each element of the model once in each norm: what is cut of each part, what all parts have of the
+ * first of them. */
 static void check_norms(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
-    int64_t n = 0;
-    for (int32_t s = 0; s < (c->pp > 1 ? c->pp : 1); s++) {
-        const struct zr_layout *l = v->stages[s].layout;
+    for (int32_t k = 0, parts = c->tp > 1 ? c->tp : 1; k < zr_case_pp(c) * parts; k++) {
+        const struct zr_layout *l = v->stages[k / parts].layout;
+        int64_t n = 0;
         for (int32_t i = 0; i < l->n_pieces; i++) {
             const struct zr_tensor *t = &l->tensors[l->pieces[i].tensor];
-            n += t->grad ? l->pieces[i].n * (t->cut ? c->tp : 1) : 0;
+            n += t->grad && (t->cut || k % parts == 0) ? l->pieces[i].n : 0;
         }
+        if (v->n_squared[k] != v->n_norms * n)
+            zr_report(zr_sim_recorder(v->sim), "stage %d, part %d: %lld norms have %lld elements, not %lld",
+                      k / parts, k % parts, (long long)v->n_norms, (long long)v->n_squared[k],
+                      (long long)(v->n_norms * n));
     }
-    if (v->n_squared != v->n_norms * n)
-        zr_report(zr_sim_recorder(v->sim), "%lld norms have %lld elements, not %lld", (long long)v->n_norms,
-                  (long long)v->n_squared, (long long)(v->n_norms * n));
 }
 
 /* Did everyone end as it should? */

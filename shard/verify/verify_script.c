@@ -16,7 +16,6 @@ void zr_write(struct zr_script *s, struct zr_script_op op)
 
 enum { DROPPED_STEP = 100 }; /* added to the number of a step that is dropped; a case has fewer */
 
-/* A call that is of no unit. */
 void zr_write_call(struct zr_writing *w, enum zr_script_op_kind kind)
 {
     zr_write(w->s, (struct zr_script_op){.kind = (uint8_t)kind, .unit = -1, .step = w->step});
@@ -70,7 +69,6 @@ static void whole(struct zr_writing *w, int32_t u, bool backward)
     whole_as(w, u, backward, false);
 }
 
-/* list: the units used, in order of forward. */
 void zr_write_forward(struct zr_writing *w, const int32_t *list, int32_t n)
 {
     enum zr_verify_pattern p = w->c->pattern;
@@ -163,8 +161,7 @@ static void all_at_once(struct zr_writing *w)
     zr_write_call(w, ZR_DO_RELEASE_ALL);
 }
 
-/* where: as in zr_verify_case.zeroes. Where the sum of the micro-batches is kept, the first alone may be
- * preceded by it. */
+/* Where the sum of the micro-batches is kept, the first alone may be preceded by it. */
 void zr_write_zero(struct zr_writing *w, int where, int micro)
 {
     if ((w->c->zeroes & where) && !(w->c->grad_in_place && micro > 0))
@@ -178,6 +175,8 @@ static void values(struct zr_writing *w, int32_t step)
     for (int k = 0; w->c->values && k < 3; k++)
         if (zr_verify_chance(w->common, 50))
             zr_write(w->s, (struct zr_script_op){.kind = kinds[k], .unit = t, .step = step});
+    if (w->c->values && w->c->tied && zr_in_stages(w->c) && zr_verify_chance(w->common, 50))
+        zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_WRITE_TIED, .unit = -1, .step = step});
 }
 
 /* cut: backward stops in its midst. */
@@ -258,8 +257,9 @@ static void evaluate(struct zr_writing *w)
     }
 }
 
-/* The calls from `at` on are those that the model declares of a micro-batch, or of a step in actions. */
-static void declare(struct zr_script *s, int32_t at)
+/* The calls from `at` on are those that the model declares of a micro-batch, or of a step in actions. per_rank:
+ * stages of a rank; of several, a backward action's last call says that it is. */
+static void declare(struct zr_script *s, int32_t at, int32_t per_rank)
 {
     s->order = calloc((size_t)(s->n - at) + 1, sizeof *s->order);
     if (!s->order)
@@ -268,6 +268,8 @@ static void declare(struct zr_script *s, int32_t at)
         const struct zr_script_op *op = &s->ops[at];
         if (op->kind == ZR_DO_BEGIN || op->kind == ZR_DO_END)
             s->order[s->n_order++] = (struct zr_call){op->unit, op->backward, op->kind == ZR_DO_END};
+        if (op->kind == ZR_DO_FINISH && op->backward && per_rank > 1)
+            s->order[s->n_order - 1].ends_action = 1;
     }
 }
 
@@ -276,7 +278,7 @@ static void train_actions(struct zr_writing *w)
     int32_t at = w->s->n;
     zr_write_actions(w, &w->stage->walk.step, false);
     if (w->step == 0 && w->c->declared)
-        declare(w->s, at);
+        declare(w->s, at, zr_case_per_rank(w->c));
 }
 
 static void train(struct zr_writing *w)
@@ -285,7 +287,7 @@ static void train(struct zr_writing *w)
         int32_t at = w->s->n;
         micro_batch(w, a, false);
         if (w->step == 0 && a == 0 && w->c->declared)
-            declare(w->s, at);
+            declare(w->s, at, 1);
         if (a + 1 < w->c->accum && (w->needs_micro || zr_verify_chance(w->random, 30)))
             zr_write_call(w, ZR_DO_MICRO);
     }

@@ -1,5 +1,6 @@
 /* verify_stages.c: the pipeline stages of a case: of each its tensors, its row of the schedule, its script
- * and its plan; and which of the world's ranks have which. A model that is whole is one stage. */
+ * and its plan; which of the world's ranks have which; and what gradients must add up to. A model that is whole
+ * is one stage. */
 #include "shard/verify/verify_world.h"
 
 #include <stdlib.h>
@@ -206,7 +207,8 @@ static void set_room(struct zr_verify_stage *s, const struct zr_verify_case *c)
 
 /* ---- options ---- */
 
-/* Where none are declared: each unit forward, then each backward, in the order of the row. */
+/* Where none are declared: each unit forward, then each backward, in the order of the row; as zero/schedule.c
+ * does. */
 static void assume_order(struct zr_verify_stage *s)
 {
     int32_t n = 0;
@@ -222,6 +224,8 @@ static void assume_order(struct zr_verify_stage *s)
             order[n++] = (struct zr_call){.unit = first + (backward ? 2 * units - 1 - k : k) / 2,
                                           .backward = backward,
                                           .is_end = k & 1};
+        if (backward && s->walk.per_rank > 1)
+            order[n - 1].ends_action = 1;
     }
     s->script.order = order;
     s->script.n_order = n;

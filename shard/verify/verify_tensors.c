@@ -56,7 +56,7 @@ static void place_on_parts(const struct zr_verify_case *c, uint64_t *s, bool par
 {
     if (c->tp < 2)
         return;
-    t->cut = t->stacked || (!partial && zr_verify_chance(s, 60));
+    t->cut = t->stacked || zr_verify_chance(s, 60);
     t->partial = !t->cut && partial;
 }
 

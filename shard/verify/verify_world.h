@@ -33,7 +33,7 @@ static inline bool zr_verify_chance(uint64_t *state, int percent)
     return zr_verify_below(state, 100) < percent;
 }
 
-/* What the model does, in order; the same on every rank. */
+/* What the model does, in order; the same on every rank of a stage. */
 enum zr_script_op_kind {
     ZR_DO_BEGIN,
     ZR_DO_END,
@@ -42,6 +42,7 @@ enum zr_script_op_kind {
     ZR_DO_STEP,
     ZR_DO_READ,
     ZR_DO_WRITE,
+    ZR_DO_WRITE_TIED, /* all tensors that two stages have */
     ZR_DO_MEAN,
     ZR_DO_SNAPSHOT,
     /* the model zeroes all gradients that it has a pointer to */
@@ -86,7 +87,7 @@ struct zr_script_op {
 struct zr_script {
     struct zr_script_op *ops;
     int32_t n, cap;
-    /* (n_order) of one micro-batch */
+    /* (n_order) of one micro-batch; in stages, of a step */
     struct zr_call *order;
     int32_t n_order;
     /* (n_steps, n_units) contributions, one for each backward use */
@@ -258,6 +259,9 @@ struct zr_verify_rank {
     int64_t received_bytes;
 };
 
+/* Of ranks that have the same part of the same stage: at most as many as a case has ranks. */
+enum { ZR_VERIFY_CLASSES = 64 };
+
 struct zr_verify_world {
     const struct zr_verify_case *c;
     const struct zr_mutant *mutant;
@@ -284,8 +288,8 @@ struct zr_verify_world {
     /* a rank was lost; a hang was broken up */
     bool lost, ended;
     int64_t n_turns, lose_at, n_acted, n_issued;
-    /* elements of gradients, of all norms of all ranks; norms of rank 0 */
-    int64_t n_squared, n_norms;
+    /* elements of gradients, of all norms of the ranks of a class; norms of rank 0 */
+    int64_t n_squared[ZR_VERIFY_CLASSES], n_norms;
     int64_t n_snapshots;
     /* how many ranks have agreed; on what, in this and the one before; the last error of all */
     int n_agreed, agreed[2], agreed_error;
@@ -307,8 +311,7 @@ void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job);
 /* verify_stages.c */
 int zr_stages_make(struct zr_verify_world *v);
 void zr_stages_free(struct zr_verify_world *v);
-/* Of all ranks: data-parallel ones of each part of each stage; units of a stage; ranks that have the same
- * part of the same stage. */
+/* Of all ranks: data-parallel ones of each part of each stage; units of a stage. */
 int32_t zr_verify_dp(const struct zr_verify_case *c);
 int32_t zr_stage_units(const struct zr_verify_case *c, int32_t stage);
 /* Of the whole model; more than one: ranks take actions. */
@@ -325,6 +328,7 @@ static inline int32_t zr_case_per_rank(const struct zr_verify_case *c)
 {
     return c->per_rank > 1 ? c->per_rank : 1;
 }
+/* Ranks that have the same part of the same stage are of one class, from 0 on. */
 int zr_stage_class(const struct zr_verify_case *c, int32_t rank);
 /* Its stage and part, at the beginning of its rows. */
 void zr_stage_enter(struct zr_verify_world *v, struct zr_verify_rank *r);

@@ -31,7 +31,7 @@ struct model {
     struct model *next;
     /* rows of e that this rank has, from which on */
     int n_rows, row;
-    bool has_embedding, has_head, forgets, nan, gains, overwrites;
+    bool has_embedding, has_head, forgets, nan, gains, overwrites, zeroes;
     struct array e, g, w[LAYERS];
     float x[MICRO][LAYERS + 1][ROWS * C], d_logits[MICRO][ROWS * V];
     /* where values begin */
@@ -241,7 +241,7 @@ static int head_backward(struct model *m, zero_ctx *z, int micro, float *dx)
 {
     const float *x = m->x[micro][m->n_layers], *d = m->d_logits[micro];
     memset(dx, 0, ROWS * C * sizeof *dx);
-    if (m->overwrites)
+    if (m->overwrites || m->zeroes)
         memset(m->e.grad, 0, (size_t)m->n_rows * C * (m->bf16 ? 2 : 4));
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < m->n_rows; v++)
@@ -308,8 +308,9 @@ struct setup {
     /* stages of a rank; 0: one. Micro-batches of a rank, 0: of all MICRO */
     int per_rank, micro;
     bool bf16, check, evaluates, drops, frozen, gains;
-    /* sums need not be those of one stage; the last stage's backward stores its gradient of e */
-    bool free_order, unclipped, overwrites;
+    /* sums need not be those of one stage; the last stage's backward stores its gradient of e; or zeroes it
+     * before it adds, without a word to the library */
+    bool free_order, unclipped, overwrites, zeroes;
     const char *file;
     double norm[STEPS];
     bool known;
@@ -382,6 +383,7 @@ static struct model *make_stage(const struct setup *s, const struct place *at, i
         if (m->table[t].flags & ZERO_TIED)
             m->table[t].grad = NULL;
     m->overwrites = s->overwrites && m->has_head && n_stages > 1;
+    m->zeroes = s->zeroes && m->has_head && n_stages > 1;
     for (int t = 0; m->overwrites && t < m->n_tensors; t++)
         if (m->name[t][0] == 'e')
             m->table[t].flags |= ZERO_GRAD_OVERWRITE;
@@ -838,6 +840,7 @@ static void sums_go_once_a_step(void **state)
                           .gains = n / 48,
                           .unclipped = true,
                           .overwrites = n % 5 == 1,
+                          .zeroes = n % 5 == 3,
                           .drops = n % 4 == 3,
                           .check = n % 7 == 6,
                           .prefetch = n % 3,
@@ -851,8 +854,9 @@ static void sums_go_once_a_step(void **state)
         for (int free_order = 0; free_order < 2; free_order++) {
             s.free_order = free_order;
             snprintf(what, sizeof what,
-                     "%s, pp %d, dp %d, tp %d, stage %d, overwrites %d, check %d, order %d",
-                     s.bf16 ? "bf16" : "f32", s.pp, s.dp, s.tp, s.stage, s.overwrites, s.check, free_order);
+                     "%s, pp %d, dp %d, tp %d, stage %d, overwrites %d, zeroes %d, check %d, order %d",
+                     s.bf16 ? "bf16" : "f32", s.pp, s.dp, s.tp, s.stage, s.overwrites, s.zeroes, s.check,
+                     free_order);
             toy_ranks(world, train_in_any_order, &s, r);
             toy_assert_well(r, world, what);
             bytes[free_order] = r[0].ms;
