@@ -86,8 +86,7 @@ int zero_micro(zero_ctx *z)
     if (!err)
         err = zr_awaited_refuse(z, "zero_micro", -1);
     if (!err && zr_stages(z) > 1)
-        return zr_fail(ZR_ERR_ORDER, "zero_micro: pp is %d, so the schedule says where micro-batches end",
-                       z->mesh.stages);
+        return zr_fail(ZR_ERR_ORDER, "zero_micro: a pipeline's schedule says where micro-batches end");
     struct zr_core_event ev = {.kind = ZR_EV_MICRO};
     return err ? err : zr_engine_call(z->engine, &ev);
 }

@@ -203,6 +203,9 @@ static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *
     int64_t n = o->n_order ? o->n_order : 4 * (int64_t)n_units, forward = 0, all = n * s->walk.n_micro;
     if (all > MOST_CALLS)
         all = 0; /* units are then gathered as they are asked for, until calls are seen to repeat */
+    for (int32_t i = 0; i < o->n_order; i++)
+        if (micro[i].unit < 0 || micro[i].unit >= n_units)
+            return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, micro[i].unit, n_units - 1);
     s->order = micro ? malloc((size_t)(all + 1) * sizeof *s->order) : NULL;
     if (!s->order) {
         free(own);
@@ -232,10 +235,16 @@ static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *
 static int check_stages(const struct zr_config *c)
 {
     if (c->user.activation_bytes == 0)
-        return zr_fail(ZR_ERR_ARG,
-                       "pp is %d, but activation_bytes is 0; allowed: the bytes that a stage gives to the "
-                       "next, of one micro-batch",
-                       c->options.pp);
+        return zr_fail(
+            ZR_ERR_ARG,
+            "pp is %d and stages_per_rank %d, but activation_bytes is 0; allowed: the bytes that a "
+            "stage gives to the next, of one micro-batch",
+            c->options.pp, c->user.stages_per_rank);
+    if (c->user.stages_per_rank > 1 && c->user.device == ZERO_DEVICE_CUDA)
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "stages_per_rank is %d, but device is cuda, where this library has no stages yet; "
+                       "allowed: stages_per_rank 1, or device host",
+                       c->user.stages_per_rank);
     if (c->user.schedule == ZERO_SCHEDULE_1F1B && !c->user.schedule_file && c->user.stages_per_rank > 1)
         return zr_fail(ZR_ERR_ARG,
                        "stages_per_rank is %d, but schedule is 1f1b, of one stage on each rank; allowed with "
@@ -421,8 +430,8 @@ int zr_schedule_bracket(const struct zero_ctx *z, const char *call, int32_t unit
     if (zr_walk_stages(&s->walk) == 1 && !s->walk.open)
         return 0;
     if (!s->walk.open)
-        return zr_fail(ZR_ERR_ORDER, "%s: unit %d outside of an action; with pp %d zero_next gives one", call,
-                       unit, s->walk.pp);
+        return zr_fail(ZR_ERR_ORDER, "%s: unit %d outside of an action; in a pipeline zero_next gives one",
+                       call, unit);
     struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
     int32_t stage = stage_here(&s->walk, &a);
     if (s->stage_of && unit >= 0 && unit < s->n_units && s->stage_of[unit] != stage)
@@ -442,9 +451,8 @@ int zr_refuse_in_actions(const struct zero_ctx *z, const char *call)
     if (zr_walk_stages(&s->walk) == 1 ||
         (!s->walk.open && !s->walk.evaluates && (s->walk.at == 0 || zr_walk_is_over(&s->walk))))
         return 0;
-    return zr_fail(ZR_ERR_ORDER,
-                   "%s: actions of %s have begun; with pp %d, call it before the first or after the last",
-                   call, s->walk.evaluates ? "an evaluation" : "the step", s->walk.pp);
+    return zr_fail(ZR_ERR_ORDER, "%s: actions of %s have begun; call it before the first or after the last",
+                   call, s->walk.evaluates ? "an evaluation" : "the step");
 }
 
 static int64_t count_computations(const struct zr_schedule *s, int64_t until)

@@ -331,8 +331,8 @@ ZERO_API int zero_release_all(zero_ctx *z);
  * writing ZERO_VALUE_MASTER sets the parameter to it, rounded. Errors as of zero_read, but a tensor without
  * values takes them; also ZERO_ERR_ARG for ZERO_VALUE_GRAD, and ZERO_ERR_ORDER between zero_gather_all and
  * zero_release_all. Of a ZERO_TIED tensor the first and the last pipeline stage's ranks make this call, alike
- * and in one order with their other calls of all ranks; the first stage's src counts. Its states the first
- * stage's ranks write alone. */
+ * and in one order with their other calls of all ranks; the first stage's src counts. All of it goes to the
+ * last stage each time, so write it in few calls. Its states the first stage's ranks write alone. */
 ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n,
                         const void *src);
 

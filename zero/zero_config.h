@@ -95,9 +95,11 @@ enum {
     ZERO_BUFFER = 1 << 5,
     /* with a mesh whose pp is above 1: the first and the last pipeline stage have this tensor, under one name
      * (an embedding that is the head's matrix). The first owns it: its values and optimizer count, and its
-     * backward finds the last one's gradient of the micro-batch in *grad and adds to it, in one bracket. The
-     * last has no state of it, gets the values with each step, and its *grad is set in backward actions
-     * alone. On both its unit is resident: give it one of its own. Without stages it says nothing */
+     * backward finds the last one's gradient of the micro-batch in *grad and adds to it, in one bracket;
+     * with deterministic off, in the step's last micro-batch the sum of all. The last has no state of it,
+     * gets the values with each step, and its *grad is set in backward actions alone. On both its unit is
+     * resident: give it one of its own. Without stages it says nothing; with pp 1 and several stages on the
+     * rank it is refused */
     ZERO_TIED = 1 << 6,
     /* with a mesh whose tp is above 1: every rank of tp has all of this tensor (tp_cut 0), but its
      * gradient is of the rank's own rows of the sequence alone, as of norms and of biases behind
@@ -332,7 +334,8 @@ struct zero_config {
     /* n_order calls of one micro-batch, copied; default NULL: each unit forward, then each backward,
      * reversed. A hint: gathers ahead are right in the first step already, slots are sized for it, and it
      * says how often a pass uses each unit in backward (see zero_step). A model that calls otherwise is
-     * followed, and its own order learned in one step */
+     * followed, and its own order learned in one step. With several pipeline stages on a rank: all their
+     * forward calls, stage by stage, then all their backward calls */
     int32_t n_order;
     const struct zero_call *order;
 
@@ -435,15 +438,16 @@ struct zero_config {
      * have the same part. Read by zero_wrap and zero_plan, and not kept; default NULL: all ranks are data-
      * parallel */
     const struct zero_mesh *mesh;
-    /* + with a mesh's pp above 1: enum zero_schedule: 1f1b, gpipe, interleaved; default 1f1b */
+    /* + with a mesh's pp, or stages_per_rank, above 1: enum zero_schedule: 1f1b, gpipe, interleaved; default
+     * 1f1b */
     int32_t schedule;
     /* the bytes of struct zero_action as the program has it; see size */
     uint32_t action_size;
-    /* with a mesh's pp above 1: bytes that a stage gives to the next, of one micro-batch, at most; all ranks
-     * give the same. Default 0: none, which pp 1 alone takes */
+    /* with a mesh's pp, or stages_per_rank, above 1: bytes that a stage gives to the next, of one micro-batch,
+     * at most; all ranks give the same. Default 0: none, which a model of one stage alone takes */
     int64_t activation_bytes;
-    /* with a mesh's pp above 1: a file that says in which order stages take the micro-batches of a step, in
-     * place of schedule: CSV as PyTorch's torch.distributed.pipelining writes it, a line for each rank,
+    /* with a mesh's pp, or stages_per_rank, above 1: a file that says in which order stages take the micro-
+     * batches of a step, in place of schedule: CSV as PyTorch's torch.distributed.pipelining writes it, a line for each rank,
      * computations alone (F and B) or with messages. It is checked before zero_wrap returns: what waits in a
      * circle, is left out or done twice is ZERO_ERR_ARG, with the action; each stage's backwards are in the
      * order of micro-batches. Every rank reads the same. Evaluations are as ever. Read by zero_wrap and

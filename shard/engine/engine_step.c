@@ -249,9 +249,9 @@ int zr_engine_drain(struct zr_engine *e)
         err = drain_stream(e, e->reduce_outer_stream);
     if (!err)
         err = drain_stream(e, e->reduce_stream);
-    for (int odd = 0; !err && odd < 2; odd++)
-        if (e->pair_stream[odd])
-            err = drain_stream(e, e->pair_stream[odd]);
+    for (int pair = 0; !err && pair < ZR_PAIR_ROLES; pair++)
+        if (e->pair_stream[pair])
+            err = drain_stream(e, e->pair_stream[pair]);
     if (!err && e->tied_stream)
         err = drain_stream(e, e->tied_stream);
     if (!err)

@@ -1051,8 +1051,8 @@ static void misuse_calls(struct toy_rank *r)
     TOY_TRY(zero_release_all(z));
     if (s->pp > 1) {
         toy_expect(r, zero_begin(z, 0, ZERO_FORWARD), ZERO_ERR_ORDER,
-                   "zero_begin: unit 0 outside of an action; with pp 2 zero_next gives one");
-        toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "zero_micro: pp is 2, so the schedule says where");
+                   "zero_begin: unit 0 outside of an action; in a pipeline zero_next gives one");
+        toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "zero_micro: a pipeline's schedule says where");
         toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: no action of the step has begun");
         toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_ORDER,
                    "zero_step: 0 of the step's 16 actions are over; zero_next gives the next");
@@ -1066,7 +1066,7 @@ static void misuse_calls(struct toy_rank *r)
     toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: 0 of the step's 16 actions are over");
     if (s->pp > 1) {
         double scale;
-        const char *says = "actions of the step have begun; with pp 2, call it before the first";
+        const char *says = "actions of the step have begun; call it before the first";
         toy_expect(r, zero_read(z, 0, 0, 0, C, sink), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_write(z, 0, 0, 0, C, sink), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_mean(z, &scale, 1), ZERO_ERR_ORDER, says);
@@ -1187,7 +1187,7 @@ static void what_cannot_be_is_refused(void **state)
         int code;
         const char *says;
     } bad[] = {
-        {no_bytes, ZERO_ERR_ARG, "pp is 2, but activation_bytes is 0; allowed: the bytes that a stage gives"},
+        {no_bytes, ZERO_ERR_ARG, "activation_bytes is 0; allowed: the bytes that a stage gives"},
         {other_bytes, ZERO_ERR_MISMATCH, "activation_bytes is 81 on rank 2 and 80 on rank 0"},
         {other_schedule, ZERO_ERR_MISMATCH, "schedule is gpipe on rank 2 and 1f1b on rank 0"},
         {unknown_schedule, ZERO_ERR_ARG, "schedule is 3; allowed: 1f1b (0), gpipe (1), interleaved (2)"},
@@ -1259,6 +1259,21 @@ static void tied_to_itself(struct zero_config *cfg, struct zero_tensor *table, c
     table[0].flags = ZERO_TIED;
 }
 
+static void on_a_gpu(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    (void)table, (void)at;
+    cfg->device = ZERO_DEVICE_CUDA;
+}
+
+static void no_such_unit(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
+{
+    static const struct zero_call calls[] = {
+        {0, ZERO_FORWARD, 0}, {0, ZERO_FORWARD, 1}, {99, ZERO_BACKWARD, 0}, {99, ZERO_BACKWARD, 1}};
+    (void)table, (void)at;
+    cfg->order = calls;
+    cfg->n_order = 4;
+}
+
 static void no_room(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
 {
     (void)table, (void)at;
@@ -1298,7 +1313,10 @@ static void what_stages_cannot_be_is_refused(void **state)
         {two, a_unit_of_two, ZERO_ERR_ARG, "): its unit 0 is of stage 1, but another tensor of that unit of"},
         {one, one_name_twice, ZERO_ERR_ARG, "are both named w10; names must be unique"},
         {one, tied_to_itself, ZERO_ERR_NOTSUP, "(w10): ZERO_TIED with pp 1 and stages_per_rank 2"},
-        {one, no_room, ZERO_ERR_ARG, "pp is 1, but activation_bytes is 0"},
+        {two, no_such_unit, ZERO_ERR_ARG, "order[2].unit is 99; allowed: 0.."},
+        {one, no_such_unit, ZERO_ERR_ARG, "order[2].unit is 99; allowed: 0.."},
+        {one, on_a_gpu, ZERO_ERR_NOTSUP, "stages_per_rank is 2, but device is cuda"},
+        {one, no_room, ZERO_ERR_ARG, "pp is 1 and stages_per_rank 2, but activation_bytes is 0"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -1322,7 +1340,7 @@ static void bracket_another_stage(struct toy_rank *r)
     char says[96];
     int err = 0, n = 0;
     TOY_TRY(wrap(r, &cfg, &at, &m, &z, &plan));
-    toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "so the schedule says where micro-batches end");
+    toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "schedule says where micro-batches end");
     for (; !err; n++) {
         TOY_TRY(zero_next(z, &a));
         if (err || a.micro_batch < 0)

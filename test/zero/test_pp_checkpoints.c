@@ -269,6 +269,7 @@ static struct model *make_stage(const struct mesh *on, int stage, const struct p
 
 static int wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx **z)
 {
+    struct model **first = out;
     const struct setup *s = r->arg;
     const struct mesh *on = s->mesh;
     const struct zero_axis axes[] = {
@@ -295,9 +296,13 @@ static int wrap(struct toy_rank *r, struct model **out, struct place *at, zero_c
     for (int k = 0; k < v; k++, out = &(*out)->next) {
         struct model *m = *out = make_stage(on, k * on->pp + at->pp, at, units);
         m->first_tensor = n;
-        memcpy(table + n, m->table, (size_t)m->n * sizeof *table);
         n += m->n;
         units += n_units(m);
+    }
+    bool last_first = on->stage % 2; /* a table has its stages in any order */
+    for (struct model *m = *first; m; m = m->next) {
+        m->first_tensor = last_first ? n - m->first_tensor - m->n : m->first_tensor;
+        memcpy(table + m->first_tensor, m->table, (size_t)m->n * sizeof *table);
     }
     if (s->spoil)
         s->spoil(table, n, at->pp);
@@ -1136,6 +1141,12 @@ static void exchange_weights_wrongly(struct toy_rank *r)
                "model-00001-of-00001.safetensors");
     TOY_TRY(zero_export(z, s->folder, map.list, at.pp ? 0 : 1, 0)); /* one stage's alone */
     TOY_TRY(zero_import(z, s->folder, map.list, at.pp ? 0 : 1));
+    void *seen = m->param[SEEN];
+    if (at.pp == 0 && at.dp == 1)
+        m->param[SEEN] = NULL;
+    toy_expect(r, zero_import(z, s->folder, map.list, at.pp ? 0 : 1), ZERO_ERR_ORDER,
+               "*param of buffer seen is NULL");
+    m->param[SEEN] = seen;
     toy_expect(r, zero_import(z, s->folder, map.list, map.n), ZERO_ERR_IO, "is not in it");
     TOY_TRY(look(m, z, &after));
     if (!err && memcmp(&before, &after, sizeof before) != 0)

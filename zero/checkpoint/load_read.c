@@ -493,12 +493,14 @@ static int read_direct(struct zr_loading *l)
                        (long long)layout->buffer_bytes);
     int err = zr_extents_to_load(l->z, NULL, 0, &l->own);
     char *at = l->staged;
-    for (int64_t i = 0; !err && i < l->own.n; i++) { /* in the table's order */
-        const struct zr_tensor *t = &l->z->whole.tensors[l->own.list[i].tensor];
-        if (!t->buffer)
+    for (int32_t t = 0; !err && t < layout->n_tensors;
+         t++) { /* in the table's order, of several stages too */
+        if (!layout->tensors[t].buffer)
             continue;
-        l->own.list[i].at = at;
-        at += zr_buffer_room(t);
+        for (int64_t i = 0; i < l->own.n; i++)
+            if (l->own.list[i].tensor == zr_place_of(l->z, t).tensor)
+                l->own.list[i].at = at;
+        at += zr_buffer_room(&layout->tensors[t]);
     }
     return err ? err : fetch(l);
 }

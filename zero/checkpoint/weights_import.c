@@ -256,6 +256,8 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
     char *buffer = NULL;
     bool reads = zr_weights_has_files(z);
     err = zr_weights_resolve(z, map, n, &ws);
+    if (!err)
+        err = zr_buffers_check(z);
     if (!err && reads)
         err = find_weights(&ws, &s);
     int64_t bytes = ZR_WEIGHTS_PIECE_BYTES;
@@ -280,6 +282,8 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
         err = give_tied(z, &ws);
     struct zr_kept kept;
     zr_keep(&kept, err);
+    if (begun && err && !zr_engine_has_failed(z->engine)) /* both stages have what came before the failure */
+        (void)zr_engine_tied_values(z->engine);
     close_sources(z->files, &s);
     free(buffer);
     zr_weights_free(&ws);
