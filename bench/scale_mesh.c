@@ -212,7 +212,7 @@ static int64_t activation_bytes(const struct mesh_run *r, int64_t stage, int64_t
 }
 
 /* Of what lies between stages: slots of both pairs; and of a tied embedding its copy, with a gradient, and
- * the slots that its gradient goes through. */
+ * what its gradients go through: a slot, and the fp32 sum of several micro-batches. */
 static int64_t stage_bytes(const struct mesh_run *r, int64_t stage, const struct pipe_result *pipe)
 {
     const struct scale_job *j = r->j;
@@ -223,8 +223,8 @@ static int64_t stage_bytes(const struct mesh_run *r, int64_t stage, const struct
     int64_t bytes = r->pp > 1 ? 2 * (int64_t)(pipe->n_onward + pipe->n_back) * slot : 0;
     if (r->pp == 1 || !tied)
         return bytes;
-    int64_t n = (r->pp + 1) / 2 < j->accum ? (r->pp + 1) / 2 : j->accum;
-    return bytes + (outer ? n * words : 0) + (stage == r->pp - 1 ? 2 * words : 0);
+    int64_t sum = j->accum > 1 ? words / elem_bytes(j) * (int64_t)sizeof(float) : 0;
+    return bytes + (outer ? words + sum : 0) + (stage == r->pp - 1 ? 2 * words : 0);
 }
 
 /* All-reduces of tp, of a micro-batch. */

@@ -44,6 +44,9 @@ struct zr_sim_op {
     enum zr_dtype dst_type, src_type;
     const struct zr_step_scalars *scalars;
     struct zr_update update;
+    /* its launch is not counted: it goes on what the operation before began, an update's next span, or the
+     * sum of a norm, whose pieces are more on some ranks than on others */
+    bool goes_on;
     void (*fn)(void *arg);
     bool (*start)(void *arg, struct zr_stream *s);
     void *arg;
@@ -58,6 +61,8 @@ struct zr_stream {
     /* the operation under way ended elsewhere (zr_sim_resume) */
     bool over;
     struct zr_sim_op *head, *tail;
+    /* what was put last */
+    enum zr_sim_op_kind last;
     struct zr_stream *next_waiter, *next_ready;
     bool ready;
     struct zr_access *declared;

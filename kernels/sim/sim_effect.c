@@ -23,10 +23,11 @@ void zr_sim_spend(struct zr_sim *w, struct zr_line *l, int64_t ns)
         w->opt.ran(w->opt.arg, zr_info_at(&w->rec, l->info), l->name, l->rank, from, from + ns);
 }
 
-static int64_t moving(const struct zr_sim *w, int64_t bytes)
+static int64_t moving(const struct zr_sim *w, int64_t bytes, bool launches)
 {
+    int64_t launch_ns = launches ? w->opt.launch_ns : 0;
     return w->opt.memory_bytes_per_s > 0
-               ? w->opt.launch_ns + (int64_t)((double)bytes / w->opt.memory_bytes_per_s * 1e9)
+               ? launch_ns + (int64_t)((double)bytes / w->opt.memory_bytes_per_s * 1e9)
                : 0;
 }
 
@@ -208,6 +209,6 @@ void zr_sim_effect(struct zr_sim *w, struct zr_line *l, struct zr_sim_op *op, in
         touch_all(w, l, op->touch, op->n);
         zr_sim_spend(w, l, op->ns);
     } else {
-        zr_sim_spend(w, l, moving(w, run_moving(w, l, op, rank)));
+        zr_sim_spend(w, l, moving(w, run_moving(w, l, op, rank), !op->goes_on));
     }
 }

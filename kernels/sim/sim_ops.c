@@ -202,6 +202,7 @@ static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const floa
     op->dst = acc;
     op->src = x;
     op->count = n;
+    op->goes_on = s->last == ZR_SIM_OP_SQUARES;
     return zr_sim_op_put(s, op);
 }
 
@@ -214,11 +215,17 @@ static int scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_
     return zr_sim_op_put(s, op);
 }
 
-static int update(struct zr_stream *s, const struct zr_update *u)
+static int put_update(struct zr_stream *s, const struct zr_update *u, bool goes_on)
 {
     struct zr_sim_op *op = zr_sim_op_new(s, ZR_SIM_OP_UPDATE, "update");
     op->update = *u;
+    op->goes_on = goes_on;
     return zr_sim_op_put(s, op);
+}
+
+static int update(struct zr_stream *s, const struct zr_update *u)
+{
+    return put_update(s, u, false);
 }
 
 static int update_spans(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
@@ -227,7 +234,7 @@ static int update_spans(struct zr_stream *s, const struct zr_update *u, const st
     int err = zr_check_update_spans(u, spans, n_spans);
     for (int i = 0; i < n_spans && !err; i++) {
         const struct zr_update part = zr_update_of_span(u, &spans[i]);
-        err = update(s, &part);
+        err = put_update(s, &part, i > 0);
     }
     return err;
 }

@@ -185,6 +185,7 @@ int zr_sim_op_put(struct zr_stream *s, struct zr_sim_op *op)
     else
         s->head = op;
     s->tail = op;
+    s->last = op->kind;
     if (s->head == op) {
         make_ready(s);
         pump(s->dev->w);

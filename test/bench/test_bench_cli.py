@@ -550,10 +550,10 @@ class Scale(unittest.TestCase):
     WITH_MESH = ['tp', 'pp', 'schedule', 'micro_batches', 'bubble', 'activation_bytes', 'all_bytes', 'tp_bytes', 'pp_bytes']
 
     def test_without_a_mesh_nothing_has_changed(self):
-        """Figures of the command before it knew tp and pp."""
+        """Figures of the command before it knew tp and pp, but for some ns: what is one kernel since is rounded once."""
         for args, wanted in [
-                (['--model=gpt2-124M', '--worlds=8'], (1.7211189999999998, 0.69550299999999998, 508707072, 547199792)),
-                (['--model=gpt2-124M', '--worlds=64'], (5.3175289999999995, 4.3505940000000001, 263872768, 616002960))]:
+                (['--model=gpt2-124M', '--worlds=8'], (1.72113, 0.69550299999999998, 508707072, 547199792)),
+                (['--model=gpt2-124M', '--worlds=64'], (5.317533999999999, 4.3505940000000001, 263872768, 616002960))]:
             for given in [], ['--tp=1', '--pp=1']:
                 row, = self.of(*args, *given)
                 self.assertEqual((row['step_ms'], row['exposed_ms'], row['memory_bytes'], row['received_bytes']), wanted)
