@@ -21,19 +21,22 @@ static const struct option_row rows[] = {
      "Layers in parts, on N ranks each, which have the same data: tells what one of them takes (1)", 2,
      OPTION_INT(struct plan_options, model.own.tp, 1, 1024)},
     {"pp", "N",
-     "Layers in so many stages of a pipeline, on ranks of their own: tells what the fullest of them takes "
-     "(1)",
+     "Layers in so many stages of a pipeline, on ranks of their own, or in --stages-per-rank times as many: "
+     "tells "
+     "what the fullest rank takes (1)",
      2, OPTION_INT(struct plan_options, pp, 1, PIPE_MOST_STAGES)},
     {"sequence-parallel", NULL,
      "With --tp and --batch: activations between products are cut by rows, a part on each of the N", 2,
      OPTION_FLAG(struct plan_options, model.own.sequence)},
-    {"schedule", "1f1b|gpipe|interleaved", "With --pp: the order in which stages take micro-batches (1f1b)",
+    {"schedule", "1f1b|gpipe|interleaved",
+     "With --pp: the order in which stages take micro-batches; interleaved of one stage on a rank is 1F1B "
+     "(1f1b)",
      2, OPTION_WORD(struct plan_options, schedule, pipe_all_schedules)},
     {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",
      2, OPTION_INT(struct plan_options, stages_per_rank, 1, TRAIN_MOST_OWN)},
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 2,
      OPTION_WORD(struct plan_options, optimizer, option_optimizers)},
-    {"accum", "N", "Micro-batches per step (1; with --pp two for each stage)", 2,
+    {"accum", "N", "Micro-batches per step (1; with --pp two for each of its ranks)", 2,
      OPTION_INT(struct plan_options, accum, 1, 100000)},
     {"micro-batches", "N", "The same", 2, OPTION_INT(struct plan_options, micro_batches, 1, 100000)},
     {"batch", "ROWS", "Of a micro-batch: tells of the activations that the model keeps, too (with --pp: 1)",

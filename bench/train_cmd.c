@@ -71,12 +71,17 @@ static error_t finish(struct argp_state *state, void *options)
         return EINVAL;
     }
     if (o->pp * o->stages_per_rank > c->layers) {
-        argp_error(state, "--pp: %lld stages are more than the %lld layers",
+        argp_error(state, "--pp%s: %lld stages are more than the %lld layers",
+                   o->stages_per_rank > 1 ? " and --stages-per-rank" : "",
                    (long long)(o->pp * o->stages_per_rank), (long long)c->layers);
         return EINVAL;
     }
     if (o->stages_per_rank > 1 && o->pp <= 1) {
         argp_error(state, "--stages-per-rank: is of the stages of --pp");
+        return EINVAL;
+    }
+    if (o->stages_per_rank > 1 && o->import_from) {
+        argp_error(state, "--import: not with --stages-per-rank");
         return EINVAL;
     }
     if (o->pp > 1 && o->plain) {
@@ -142,14 +147,17 @@ static const struct option_row rows[] = {
     {"tp", "N", "Cut each layer over N ranks, which have the same data; divides ranks and heads (1)", 3,
      OPTION_INT(struct train_options, model.own.tp, 1, 1024)},
     {"pp", "N",
-     "Divide the layers into N stages of a pipeline, on as many ranks; divides ranks. The last stage's first "
-     "rank reports, instead of rank 0 (1)",
+     "Divide the layers into N stages of a pipeline, on as many ranks, or into --stages-per-rank times N; "
+     "divides "
+     "ranks. The last stage's first rank reports, instead of rank 0 (1)",
      3, OPTION_INT(struct train_options, pp, 1, 10000)},
-    {"schedule", "1f1b|gpipe|interleaved", "With --pp: which micro-batch's turn it is (1f1b)", 3,
+    {"schedule", "1f1b|gpipe|interleaved",
+     "With --pp: which micro-batch's turn it is; interleaved of one stage on a rank is 1F1B (1f1b)", 3,
      OPTION_WORD(struct train_options, schedule, pipe_all_schedules)},
     {"stages-per-rank", "N",
-     "With --pp N and --schedule interleaved or gpipe: so many stages on each of the N, so that they stand "
-     "still less (1)",
+     "With --pp N and --schedule interleaved or gpipe, or --schedule-file: so many stages on each of the N, "
+     "so "
+     "that they stand still less (1)",
      3, OPTION_INT(struct train_options, stages_per_rank, 1, TRAIN_MOST_OWN)},
     {"schedule-file", "FILE",
      "The same as PyTorch's CSV has it, a line for each of --pp, of --accum micro-batches", 3,

@@ -85,7 +85,7 @@ int train_load(struct run *r, int64_t *step)
 int train_move_weights(struct run *r)
 {
     const struct train_options *o = r->o;
-    const struct gpt2_config *own = &r->stage[0].own; /* which is the rank's only one */
+    const struct gpt2_config *own = &r->stage[0].own; /* the rank's only one, as --import says */
     int32_t layers = (int32_t)own->layers, n = GPT2_N_NAMES(layers);
     struct zero_weight *map = malloc((size_t)n * sizeof *map);
     char(*text)[40] = malloc((size_t)n * sizeof *text);

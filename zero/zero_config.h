@@ -443,15 +443,16 @@ struct zero_config {
     int32_t schedule;
     /* the bytes of struct zero_action as the program has it; see size */
     uint32_t action_size;
-    /* with a mesh's pp, or stages_per_rank, above 1: bytes that a stage gives to the next, of one micro-batch,
-     * at most; all ranks give the same. Default 0: none, which a model of one stage alone takes */
+    /* with a mesh's pp, or stages_per_rank, above 1: bytes that a stage gives to the next, of one
+     * micro-batch, at most; all ranks give the same. Default 0: none, which a model of one stage alone
+     * takes */
     int64_t activation_bytes;
-    /* with a mesh's pp, or stages_per_rank, above 1: a file that says in which order stages take the micro-
-     * batches of a step, in place of schedule: CSV as PyTorch's torch.distributed.pipelining writes it, a line for each rank,
-     * computations alone (F and B) or with messages. It is checked before zero_wrap returns: what waits in a
-     * circle, is left out or done twice is ZERO_ERR_ARG, with the action; each stage's backwards are in the
-     * order of micro-batches. Every rank reads the same. Evaluations are as ever. Read by zero_wrap and
-     * zero_plan, and not kept; default NULL: as schedule says */
+    /* with a mesh's pp, or stages_per_rank, above 1: a file that says in which order stages take the
+     * micro-batches of a step, in place of schedule: CSV as PyTorch's torch.distributed.pipelining writes it,
+     * a line for each rank, computations alone (F and B) or with messages. It is checked before zero_wrap
+     * returns: what waits in a circle, is left out or done twice is ZERO_ERR_ARG, with the action; each
+     * stage's backwards are in the order of micro-batches. Every rank reads the same. Evaluations are as
+     * ever. Read by zero_wrap and zero_plan, and not kept; default NULL: as schedule says */
     const char *schedule_file;
     /* stages of the pipeline that each rank has, with schedule interleaved or gpipe, or with a schedule_file:
      * of pp ranks, rank r has stages r, pp + r, 2 pp + r and on of the model, which its table and its actions

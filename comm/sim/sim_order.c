@@ -18,8 +18,8 @@ struct issues {
 };
 
 struct zr_sim_order {
-    /* of each class of ranks, of which there are at most as many as ranks: those that the schedule issues, and
-     * those of the model's thread (is_models) */
+    /* of each class of ranks, of which there are at most as many as ranks: those that the schedule issues,
+     * and those of the model's thread (is_models) */
     struct issues all[2][ZR_SIM_MOST_RANKS];
     int32_t class_of[ZR_SIM_MOST_RANKS];
     int64_t at[2][ZR_SIM_MOST_RANKS]; /* how many each rank has issued */
@@ -48,7 +48,8 @@ void zr_sim_order_close(struct zr_sim_order *o)
     free(o);
 }
 
-/* Of activations and of tied tensors: the model's thread gives them, whatever the schedule issues meanwhile. */
+/* Of activations and of tied tensors: the model's thread gives them, whatever the schedule issues
+ * meanwhile. */
 static bool is_models(enum zr_role role)
 {
     return role == ZR_ROLE_MODEL || (role >= ZR_ROLE_EVEN_PAIR && role <= ZR_ROLE_TIED);

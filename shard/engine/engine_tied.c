@@ -17,8 +17,8 @@
  *                                   values come, both: the model has read the ones before
  *   moved[slot]   tied -> compute   copy: the slot may be written again; owner: they are there
  *
- * Between steps the first slot takes the values the other way: behind the owner's update, and behind what each
- * of the two models did before. Those that nobody trains stay. */
+ * Between steps the first slot takes the values the other way: behind the owner's update, and behind what
+ * each of the two models did before. Those that nobody trains stay. */
 #include "shard/engine/engine_inside.h"
 #include "shard/engine/engine_issue.h"
 
@@ -378,8 +378,8 @@ static char *values_at(const struct zr_engine *e, const struct tied_tensor *t)
     return e->gather_base + zr_plan_param_full(e->plan, f, -1) + p->first * zr_dtype_bytes(f->dtype);
 }
 
-/* What the model was given to do, as an evaluation or a step that was dropped, may still read the copy's values
- * or what the first slot held. */
+/* What the model was given to do, as an evaluation or a step that was dropped, may still read the copy's
+ * values or what the first slot held. */
 static int values_after_model(struct zr_engine *e)
 {
     struct zr_event *done = tied_event(e->tied, 0, false);

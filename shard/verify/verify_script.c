@@ -257,8 +257,8 @@ static void evaluate(struct zr_writing *w)
     }
 }
 
-/* The calls from `at` on are those that the model declares of a micro-batch, or of a step in actions. per_rank:
- * stages of a rank; of several, a backward action's last call says that it is. */
+/* The calls from `at` on are those that the model declares of a micro-batch, or of a step in actions.
+ * per_rank: stages of a rank; of several, a backward action's last call says that it is. */
 static void declare(struct zr_script *s, int32_t at, int32_t per_rank)
 {
     s->order = calloc((size_t)(s->n - at) + 1, sizeof *s->order);

@@ -1,6 +1,6 @@
 /* verify_stages.c: the pipeline stages of a case: of each its tensors, its row of the schedule, its script
- * and its plan; which of the world's ranks have which; and what gradients must add up to. A model that is whole
- * is one stage. */
+ * and its plan; which of the world's ranks have which; and what gradients must add up to. A model that is
+ * whole is one stage. */
 #include "shard/verify/verify_world.h"
 
 #include <stdlib.h>

@@ -42,7 +42,8 @@ enum zr_script_op_kind {
     ZR_DO_STEP,
     ZR_DO_READ,
     ZR_DO_WRITE,
-    ZR_DO_WRITE_TIED, /* all tensors that two stages have */
+    /* all tensors that two stages have */
+    ZR_DO_WRITE_TIED,
     ZR_DO_MEAN,
     ZR_DO_SNAPSHOT,
     /* the model zeroes all gradients that it has a pointer to */

@@ -486,8 +486,9 @@ class Stages(unittest.TestCase):
         for world, args, says in [(2, ['--pp=6'], '--pp: 6 stages are more than the 5 layers'), (2, ['--pp=2', '--plain'], '--pp: not with --plain'),
                                   (2, ['--pp=3'], 'do not multiply to the world of 2'), (1, ['--schedule=gpipe'], '--schedule: is of the stages of --pp'),
                                   (1, ['--schedule=zb'], '--schedule'), (1, ['--schedule-file=x'], '--schedule-file: is of the stages of --pp'),
+                                  (2, ['--pp=2', '--stages-per-rank=2', '--schedule=gpipe', '--import=nothing'], '--import: not with --stages-per-rank'),
                                   (1, ['--stages-per-rank=2'], '--stages-per-rank: is of the stages of --pp'),
-                                  (2, ['--pp=2', '--stages-per-rank=3'], '--pp: 6 stages are more than the 5 layers'),
+                                  (2, ['--pp=2', '--stages-per-rank=3'], '--pp and --stages-per-rank: 6 stages are more than the 5 layers'),
                                   (2, ['--pp=2', '--stages-per-rank=2'], 'stages_per_rank is 2, but schedule is 1f1b'),
                                   (2, ['--pp=2', '--schedule-file=/nowhere'], '/nowhere: No such file')]:
             with self.subTest(args=args):
