@@ -22,8 +22,7 @@ static const struct option_row rows[] = {
      OPTION_INT(struct plan_options, model.own.tp, 1, 1024)},
     {"pp", "N",
      "Layers in so many stages of a pipeline, on ranks of their own, or in --stages-per-rank times as many: "
-     "tells "
-     "what the fullest rank takes (1)",
+     "tells what the fullest rank takes (1)",
      2, OPTION_INT(struct plan_options, pp, 1, PIPE_MOST_STAGES)},
     {"sequence-parallel", NULL,
      "With --tp and --batch: activations between products are cut by rows, a part on each of the N", 2,

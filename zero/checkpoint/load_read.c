@@ -493,8 +493,7 @@ static int read_direct(struct zr_loading *l)
                        (long long)layout->buffer_bytes);
     int err = zr_extents_to_load(l->z, NULL, 0, &l->own);
     char *at = l->staged;
-    for (int32_t t = 0; !err && t < layout->n_tensors;
-         t++) { /* in the table's order, of several stages too */
+    for (int32_t t = 0; !err && t < layout->n_tensors; t++) { /* as the table has them */
         if (!layout->tensors[t].buffer)
             continue;
         for (int64_t i = 0; i < l->own.n; i++)
