@@ -185,7 +185,7 @@ static void add_calls(struct zr_schedule *s, const struct zr_call *calls, int64_
 {
     int32_t before = s->n_order;
     for (int64_t i = 0; i < n; i++)
-        if (calls[i].unit < s->n_units && s->stage_of[calls[i].unit] == stage)
+        if (s->stage_of[calls[i].unit] == stage)
             s->order[s->n_order++] = calls[i];
     if (backward && s->walk.per_rank > 1 && s->n_order > before)
         s->order[s->n_order - 1].ends_action = 1;
@@ -204,7 +204,7 @@ static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *
     if (all > MOST_CALLS)
         all = 0; /* units are then gathered as they are asked for, until calls are seen to repeat */
     for (int32_t i = 0; i < o->n_order; i++)
-        if (micro[i].unit < 0 || micro[i].unit >= n_units)
+        if (micro[i].unit >= n_units)
             return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, micro[i].unit, n_units - 1);
     s->order = micro ? malloc((size_t)(all + 1) * sizeof *s->order) : NULL;
     if (!s->order) {
