@@ -33,6 +33,8 @@ static void place(struct zr_core *c, const struct zr_core_spec *s)
     PLACE(borders_at, int32_t, c->cap);
     PLACE(by_size_at, int32_t, s->n_param_slots);
     PLACE(keys_at, uint64_t, 2 * zr_core_leaves(s->n_param_slots));
+    PLACE(places_at, int32_t, c->cap);
+    PLACE(taken_at, int32_t, s->n_param_slots);
 #undef PLACE
     c->total = (at + 15) & ~15u;
 }
@@ -232,14 +234,28 @@ static int refuse_begin(struct zr_core *c, const struct zr_core_event *ev)
     return 0;
 }
 
+/* Where the unit is, or goes for this bracket; -1: nowhere. */
+static int32_t find_param_slot(const struct zr_core *c, const struct zr_core_event *ev)
+{
+    const struct unit *u = &units(c)[ev->unit];
+    struct zr_call call = {.unit = ev->unit, .backward = ev->backward};
+    struct zr_slot_range all = {u->fits, c->n_pslots},
+                         range = zr_core_slots_at(c, zr_core_find_call(c, &call), u);
+    if (u->open_fwd || u->open_bwd || zr_core_in_range(c, range, u->pslot))
+        return u->pslot;
+    int32_t slot = zr_core_pick_param(c, u, range, NEVER);
+    if (slot < 0)
+        slot = u->pslot;
+    return slot < 0 ? zr_core_pick_param(c, u, all, NEVER) : slot;
+}
+
 /* The slots of a bracket, -1 where it needs none. */
 static int find_slots(const struct zr_core *c, const struct zr_core_event *ev, int32_t *pslot, int32_t *gslot)
 {
     const struct unit *u = &units(c)[ev->unit];
-    *pslot = u->pslot;
-    *gslot = -1;
-    if (!u->resident && *pslot < 0) {
-        *pslot = zr_core_pick_param(c, u, NEVER);
+    *pslot = *gslot = -1;
+    if (!u->resident) {
+        *pslot = find_param_slot(c, ev);
         if (*pslot < 0)
             return no_slot(c, "parameter", ev->unit, u->param_bytes);
     }
@@ -286,7 +302,7 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     zr_core_follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward});
     if (!ev->backward && !c->n_open_bwd && zr_core_is_lost(c)) /* the micro-batch before ended early */
         zr_core_return_grads(c, out, n);
-    if (!u->resident && u->pslot < 0)
+    if (!u->resident && u->pslot != pslot)
         zr_core_gather(c, ev->unit, pslot, out, n);
     zr_core_pin(c, pslot, 1);
     *open = true;
@@ -388,7 +404,8 @@ static int snapshot(struct zr_core *c, struct zr_action *out, int32_t *n)
 static bool fetch(struct zr_core *c, int32_t id, struct zr_action *out, int32_t *n)
 {
     const struct unit *u = &units(c)[id];
-    int32_t slot = u->resident || u->pslot >= 0 ? u->pslot : zr_core_pick_param(c, u, NEVER);
+    struct zr_slot_range all = {u->fits, c->n_pslots};
+    int32_t slot = u->resident || u->pslot >= 0 ? u->pslot : zr_core_pick_param(c, u, all, NEVER);
     if (!u->resident && slot < 0)
         return false;
     if (!u->resident && u->pslot < 0)

@@ -1,5 +1,6 @@
 /* core_inside.h: the core's state, and what its files call of each other: core.c (the calls), core_order.c
- * (which call comes next), core_slots.c (what lies where) and core_step.c (gradients, and what a step does).
+ * (which call comes next), core_places.c (sizes of slots that nested brackets take), core_slots.c (what lies
+ * where) and core_step.c (gradients, and what a step does).
  * For these alone. */
 #ifndef ZR_SHARD_CORE_INSIDE_H
 #define ZR_SHARD_CORE_INSIDE_H
@@ -68,12 +69,14 @@ struct zr_core {
     int32_t cap;
     /* restarted: the model went back to its first call before any backward */
     bool restarted, rec_full;
+    /* brackets of the order take slots of the sizes in places; no_room: some found none, so there are none */
+    bool sized, no_room;
 
     /* of the tree over slots; slots that are not the reserved one */
     int32_t n_leaves, n_small;
 
     uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, begins_at, borders_at, by_size_at,
-        keys_at, total;
+        keys_at, places_at, taken_at, total;
 };
 
 struct unit {
@@ -94,6 +97,8 @@ struct unit {
     int64_t next_use;
     /* the first slot, in order of size, that can hold it */
     int32_t fits;
+    /* of core_places.c alone: its open brackets, and the size of the slot that they are in */
+    int32_t n_placed, placed;
     /* backward passes in each micro-batch of the order */
     int32_t n_each;
     /* backward passes in the order so far; of mark_micro_batches alone */
@@ -189,6 +194,24 @@ static inline uint64_t *keys(const struct zr_core *c)
     return (uint64_t *)((char *)c + c->keys_at);
 }
 
+/* Position i of the period begins a sharded unit: the size of the slot that it takes, as the first slot of
+ * that size in the order of size. Where `sized`. */
+static inline int32_t *places(const struct zr_core *c)
+{
+    return (int32_t *)((char *)c + c->places_at);
+}
+
+/* Slots of a size that are taken, by the first of them; of core_places.c alone. */
+static inline int32_t *taken(const struct zr_core *c)
+{
+    return (int32_t *)((char *)c + c->taken_at);
+}
+
+/* Slots in the order of size, from the first to the one before the end. */
+struct zr_slot_range {
+    int32_t first, end;
+};
+
 /* Appends an action, whose other fields are zero. */
 static inline struct zr_action *zr_core_emit(struct zr_action *out, int32_t *n, enum zr_action_kind kind,
                                              int32_t unit, int32_t slot)
@@ -237,6 +260,8 @@ void zr_core_note(struct zr_core *c, uint64_t word);
 uint64_t zr_core_call_word(const struct zr_call *call);
 /* Derives next_begin, first_use and begins from the order, and starts it. */
 void zr_core_index_order(struct zr_core *c);
+/* Where in the order the next call is; -1: nowhere, or it does not matter, as no slots are sized. */
+int64_t zr_core_find_call(const struct zr_core *c, const struct zr_call *call);
 /* A bracket opens or closes: goes on in the order, and records the call. */
 void zr_core_follow(struct zr_core *c, const struct zr_call *call);
 /* The call just passed ends a micro-batch of the order. */
@@ -248,6 +273,16 @@ void zr_core_learn(struct zr_core *c);
 /* The next step begins: nothing of it is recorded yet, and its first call is the order's. */
 void zr_core_start_recording(struct zr_core *c);
 
+/* ---- core_places.c ---- */
+
+/* Finds out whether open brackets of the order could leave one without a slot, and if so their sizes. */
+void zr_core_place_brackets(struct zr_core *c);
+/* The slots that the bracket at that position of the order takes (-1: of one that is not in it): all that hold
+ * u, unless slots are sized. */
+struct zr_slot_range zr_core_slots_at(const struct zr_core *c, int64_t at, const struct unit *u);
+/* slot may be -1: in none. */
+bool zr_core_in_range(const struct zr_core *c, struct zr_slot_range r, int32_t slot);
+
 /* ---- core_slots.c ---- */
 
 /* Leaves of a tree over so many slots. */
@@ -257,8 +292,9 @@ void zr_core_sort_slots(struct zr_core *c);
 void zr_core_touch_slot(struct zr_core *c, int32_t slot);
 /* Of the slots by size, the first of at least so many bytes. */
 int32_t zr_core_first_fit(const struct zr_core *c, int64_t bytes);
-/* A slot for u, wanted at that position of the order (NEVER: now); -1: none. */
-int32_t zr_core_pick_param(const struct zr_core *c, const struct unit *u, int64_t wanted);
+/* One of the slots in r for u, wanted at that position of the order (NEVER: now); -1: none. */
+int32_t zr_core_pick_param(const struct zr_core *c, const struct unit *u, struct zr_slot_range r,
+                           int64_t wanted);
 int32_t zr_core_pick_grad(const struct zr_core *c, int64_t bytes);
 /* Opens or closes a bracket on the slot. */
 void zr_core_pin(struct zr_core *c, int32_t slot, int by);

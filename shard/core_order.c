@@ -132,6 +132,7 @@ void zr_core_index_order(struct zr_core *c)
     for (int32_t i = 0; i < c->period; i++)
         if (!order(c)[i].is_end && !units(c)[order(c)[i].unit].resident)
             begins(c)[c->n_begins++] = i;
+    zr_core_place_brackets(c);
     start_period(c, 0);
 }
 
@@ -199,12 +200,18 @@ static void record(struct zr_core *c, const struct zr_call *call)
     c->n_rec += !c->rec_full;
 }
 
-/* A model that makes its first call again, unexpectedly and with nothing open and nothing reduced, either
- * begins a pass anew (it has been evaluating) or uses its first unit once more (a head tied to the
- * embedding). What it does until its first backward tells which. */
+/* Nothing is open or reduced, so a model that makes its first call again may be evaluating. */
+static bool may_evaluate(const struct zr_core *c)
+{
+    return !c->order_of_step && !c->n_open && !c->any_backward && c->n_rec;
+}
+
+/* A model that makes its first call again unexpectedly either begins a pass anew (it has been evaluating) or
+ * uses its first unit once more (a head tied to the embedding). What it does until its first backward tells
+ * which. */
 static void notice_evaluation(struct zr_core *c, const struct zr_call *call)
 {
-    if (c->order_of_step || c->n_open || c->any_backward || c->n_rec == 0)
+    if (!may_evaluate(c))
         return;
     bool again = same_call(call, &recorded(c)[0]);
     if (again && !is_expected(c, call)) {
@@ -220,25 +227,37 @@ uint64_t zr_core_call_word(const struct zr_call *call)
     return (uint64_t)(uint32_t)call->unit << 2 | (uint64_t)call->backward << 1 | call->is_end;
 }
 
-/* A call further on means that some were left out; one before, that the model went back. What is not in one
- * period is in none. */
+/* Where in the order a call is that is made at pos: further on if some were left out, before if the model
+ * went back. What is not in one period is in none: -1. */
+static int64_t find_from(const struct zr_core *c, const struct zr_call *call, int64_t pos)
+{
+    int64_t ahead = zr_min(c->n_order, pos + c->period), behind = zr_min(pos, c->period);
+    for (int64_t i = pos; i < ahead; i++)
+        if (same_call(call, &order(c)[i % c->period]))
+            return i;
+    for (int64_t i = 0; i < behind; i++)
+        if (same_call(call, &order(c)[i]))
+            return i;
+    return -1;
+}
+
+int64_t zr_core_find_call(const struct zr_core *c, const struct zr_call *call)
+{
+    if (!c->sized)
+        return -1;
+    if (is_expected(c, call))
+        return c->pos;
+    bool anew = may_evaluate(c) && same_call(call, &recorded(c)[0]);
+    return find_from(c, call, anew ? 0 : c->pos);
+}
+
 static void stray(struct zr_core *c, const struct zr_call *call)
 {
     c->counts.n_strays++;
     c->strayed = true;
-    int64_t ahead = zr_min(c->n_order, c->pos + c->period), behind = zr_min(c->pos, c->period);
-    for (int64_t i = c->pos; i < ahead; i++) {
-        if (same_call(call, &order(c)[(i - c->base) % c->period])) {
-            go_to(c, i + 1);
-            return;
-        }
-    }
-    for (int64_t i = 0; i < behind; i++) {
-        if (same_call(call, &order(c)[i])) {
-            go_to(c, i + 1);
-            return;
-        }
-    }
+    int64_t at = find_from(c, call, c->pos);
+    if (at >= 0)
+        go_to(c, at + 1);
 }
 
 void zr_core_follow(struct zr_core *c, const struct zr_call *call)

@@ -110,23 +110,23 @@ static int32_t best_slot(const struct zr_core *c, int32_t first, int32_t last)
     return by_size(c)[best - c->n_leaves];
 }
 
-/* A slot that can hold u, of the smallest n_slots: an empty one, the smallest that does; else the one whose
- * unit is used last, and for a prefetch (wanted < NEVER) only if that is later than the prefetched unit is
- * wanted. -1: none. */
-static int32_t pick_below(const struct zr_core *c, const struct unit *u, int32_t n_slots, int64_t wanted)
+/* One of the slots in r: an empty one, the smallest; else the one whose unit is used last, and for a prefetch
+ * (wanted < NEVER) only if that is later than the prefetched unit is wanted. -1: none. */
+static int32_t pick_in(const struct zr_core *c, struct zr_slot_range r, int64_t wanted)
 {
-    int32_t slot = best_slot(c, u->fits, n_slots);
+    int32_t slot = best_slot(c, r.first, r.end);
     if (slot < 0 || pslots(c)[slot].unit < 0 || wanted == NEVER)
         return slot;
     return units(c)[pslots(c)[slot].unit].next_use > wanted ? slot : -1;
 }
 
-int32_t zr_core_pick_param(const struct zr_core *c, const struct unit *u, int64_t wanted)
+int32_t zr_core_pick_param(const struct zr_core *c, const struct unit *u, struct zr_slot_range r,
+                           int64_t wanted)
 {
-    if (!c->reserved || u->param_bytes > c->second)
-        return pick_below(c, u, c->n_pslots, wanted);
-    int32_t slot = pick_below(c, u, c->n_small, wanted);
-    return slot < 0 && wanted == NEVER ? pick_below(c, u, c->n_pslots, wanted) : slot;
+    if (c->sized || !c->reserved || u->param_bytes > c->second)
+        return pick_in(c, r, wanted);
+    int32_t slot = pick_in(c, (struct zr_slot_range){r.first, c->n_small}, wanted);
+    return slot < 0 && wanted == NEVER ? pick_in(c, r, wanted) : slot;
 }
 
 void zr_core_pin(struct zr_core *c, int32_t slot, int by)
@@ -149,6 +149,8 @@ void zr_core_gather(struct zr_core *c, int32_t u, int32_t slot, struct zr_action
 {
     if (slot >= 0) {
         struct pslot *s = &pslots(c)[slot];
+        if (units(c)[u].pslot >= 0)
+            zr_core_empty_slot(c, units(c)[u].pslot);
         if (s->unit >= 0)
             units(c)[s->unit].pslot = -1;
         s->unit = u;
@@ -172,13 +174,15 @@ static bool is_counted(const struct counted *k, int32_t unit)
     return again;
 }
 
-/* Gathers the unit that begins at position `at`, unless it is there; false: it finds no slot. */
+/* Gathers the unit that begins at position `at`, unless it is there, in a slot that the bracket takes; false:
+ * it finds none. */
 static bool gather_ahead(struct zr_core *c, int32_t unit, int64_t at, struct zr_action *out, int32_t *n)
 {
     struct unit *u = &units(c)[unit];
-    if (u->pslot >= 0)
+    struct zr_slot_range range = zr_core_slots_at(c, at, u);
+    if (zr_core_in_range(c, range, u->pslot))
         return true;
-    int32_t slot = zr_core_pick_param(c, u, at);
+    int32_t slot = zr_core_pick_param(c, u, range, at);
     if (slot < 0)
         return false;
     zr_core_gather(c, unit, slot, out, n);

@@ -46,7 +46,7 @@ static bool stages_possible(const struct zr_verify_case *c)
 {
     bool calls =
         !c->skipped && !c->repeats && !c->late_evals && !c->unbracketed && c->pattern != ZR_USE_TWICE;
-    bool room = !may_lack_room(c) || (c->declared && !c->changes && !c->n_evals && !c->drops && !c->alls);
+    bool room = !may_lack_room(c) || (c->declared && !c->changes);
     bool ties = !c->tied || (!c->stacked && (!c->grad_in_place || c->accum == 1));
     return !zr_in_stages(c) || (calls && room && ties);
 }
@@ -203,7 +203,7 @@ static void draw_stages(uint64_t *s, struct zr_verify_case *c)
         c->pattern = ZR_USE_PLAIN;
     if (may_lack_room(c)) {
         c->declared = true;
-        c->changes = c->n_evals = c->drops = c->alls = 0;
+        c->changes = 0;
     }
     if (c->tied) {
         c->stacked = false;

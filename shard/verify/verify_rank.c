@@ -210,8 +210,10 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
 /* A refusal of the core changes nothing and is the same on all ranks; it ends the run early. */
 static bool is_refusal(const struct zr_verify_rank *r, const struct zr_script_op *op, int err)
 {
-    bool uneven = r->v->c->skipped || r->v->c->repeats || r->v->c->pattern == ZR_USE_TWICE;
-    bool core = (err == ZR_ERR_BUDGET && op->kind == ZR_DO_BEGIN) ||
+    const struct zr_verify_case *c = r->v->c;
+    bool uneven = c->skipped || c->repeats || c->pattern == ZR_USE_TWICE;
+    bool room = c->declared && !c->changes && !c->skipped; /* each bracket of a declared order has a slot */
+    bool core = (err == ZR_ERR_BUDGET && op->kind == ZR_DO_BEGIN && !room) ||
                 (err == ZR_ERR_ORDER && (op->kind == ZR_DO_STEP || op->kind == ZR_DO_NORM) && uneven);
     return core && !zr_engine_has_failed(&r->engine);
 }

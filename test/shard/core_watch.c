@@ -1,6 +1,8 @@
 /* core_watch.c: see core_watch.h. */
 #include "test/shard/core_watch.h"
 
+#include "shard/core_inside.h"
+
 void watch_open(struct watch *w, const struct zr_core_spec *s)
 {
     enum { CANARIES = 8 };
@@ -312,8 +314,15 @@ static void gather(struct watch *w, const struct zr_action *a)
     EXPECT(w->spec.param_slot_bytes[a->slot] >= w->spec.units[a->unit].param_bytes);
     EXPECT(w->pslot[a->slot].n_uses == 0);
     EXPECT(!w->stepping || !w->spec.units[a->unit].trainable || u->updated);
-    for (int32_t i = 0; i < w->spec.n_param_slots; i++)
-        EXPECT(w->pslot[i].unit != a->unit || !w->pslot[i].fresh); /* it is there already */
+    for (int32_t i = 0; i < w->spec.n_param_slots; i++) {
+        struct watch_slot *s = &w->pslot[i];
+        if (s->unit != a->unit || !s->fresh)
+            continue;
+        /* It is there already, in a slot of a size that its next bracket does not take. */
+        EXPECT(w->core->sized && s->n_uses == 0 &&
+               w->spec.param_slot_bytes[i] != w->spec.param_slot_bytes[a->slot]);
+        s->fresh = false;
+    }
     w->pslot[a->slot] = (struct watch_slot){.unit = a->unit, .fresh = true};
 }
 

@@ -257,6 +257,61 @@ static void largest_slot_is_reserved(void **state)
     watch_close(&w);
 }
 
+/* A small unit that lies in the large slot, as zero_gather_all and zero_write leave it, is gathered anew into a
+ * small one where the order opens a large one inside it. */
+static void nested_brackets_find_their_sizes(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 3, 2, 0, "2(0(0)2) 1(1) 1[1] 2[0[0]2]");
+    m.pslot[0] = m.units[0].param_bytes = 200;
+    watch_open(&w, &m.spec);
+    assert_true(w.core->sized && zr_core_has_room(w.core));
+    watch_run(&w, "2(0(0)2) 1(1) 1[1] 2[0[0]2] S GR");
+    assert_int_equal(slot_of(&w, 2), 0); /* all were gathered in turn, this one behind the large one */
+    watch_run(&w, "2(");
+    assert_int_equal(slot_of(&w, 2), 1);
+    watch_run(&w, "0(0)2) 1(1)"); /* an evaluation */
+    watch_run(&w, "2(0(0)2) 1(1) 1[1] 2[0[0]2] S");
+    assert_int_equal(zr_core_counts(w.core).n_replans, 0);
+    watch_close(&w);
+
+    /* Ahead of its bracket, where there is a prefetch. */
+    m.spec.prefetch = 1;
+    watch_open(&w, &m.spec);
+    watch_run(&w, "2(0(0)2) 1(1) 1[1] 2[0[0]2] S GR");
+    assert_int_equal(slot_of(&w, 2), 1);
+    watch_close(&w);
+
+    /* A pass that begins anew has its own sizes: unit 1 is in the large slot further on. */
+    make_model(&m, 3, 2, 0, "1(1) 2(0(0)2) 2(1(1)2) 1[1] 2[2] 0[0]");
+    m.pslot[0] = m.units[0].param_bytes = 200;
+    watch_open(&w, &m.spec);
+    watch_run(&w, "1(1) 2(0(0)2) 1(");
+    assert_int_equal(slot_of(&w, 1), 1);
+    watch_run(&w, "1) 2(0(0)2) 2(1(");
+    assert_int_equal(slot_of(&w, 1), 0);
+    watch_run(&w, "1)2) 1[1] 2[2] 0[0] S");
+    watch_close(&w);
+
+    /* One at a time: whatever lies where, there is a slot, and none is of a size. */
+    make_model(&m, 3, 2, 0, "2(2) 0(0) 1(1) 1[1] 0[0] 2[2]");
+    m.pslot[0] = m.units[0].param_bytes = 200;
+    watch_open(&w, &m.spec);
+    assert_false(w.core->sized);
+    watch_run(&w, "2(2) 0(0) 1(1) 1[1] 0[0] 2[2] S GR 2(2)");
+    assert_int_equal(slot_of(&w, 2), 0);
+    watch_close(&w);
+
+    /* Two large ones at once, and one slot for them. */
+    make_model(&m, 2, 2, 0, "0(1(1)0) 1[1] 0[0]");
+    m.pslot[0] = m.units[0].param_bytes = m.units[1].param_bytes = 200;
+    watch_open(&w, &m.spec);
+    assert_false(zr_core_has_room(w.core));
+    watch_close(&w);
+}
+
 /* Of gradient slots that fit, the one free for longest is handed out: its reduce has had the most time. */
 static void gradient_slots_take_turns(void **state)
 {
@@ -1528,6 +1583,7 @@ int main(void)
         cmocka_unit_test(small_and_empty_slots_first),
         cmocka_unit_test(who_was_left_out_goes_first),
         cmocka_unit_test(largest_slot_is_reserved),
+        cmocka_unit_test(nested_brackets_find_their_sizes),
         cmocka_unit_test(gradient_slots_take_turns),
         cmocka_unit_test(room_for_all),
         cmocka_unit_test(frozen_units_stay),

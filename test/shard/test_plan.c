@@ -1,6 +1,7 @@
 /* test_plan.c: plans of random models: bytes that add up, places that do not overlap, traffic that a run has.
  */
 #include "comm/segment.h"
+#include "shard/core_inside.h"
 #include "shard/plan_slots.h"
 #include "test/shard/core_watch.h"
 #include "test/shard/failing_memory.h"
@@ -1061,6 +1062,85 @@ static void steady_steps_gather_ahead(void **state)
 
 /* ---- orders ---- */
 
+static bool make_calls(struct watch *w, const struct zr_call *calls, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        const struct zr_call *c = &calls[i];
+        int err = watch_call(w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward);
+        CHECK(err == 0, "call %d: %s", i, zr_error_text());
+    }
+    return n > 0;
+}
+
+/* The calls up to the first of backward, which an evaluation makes too; 0 where a bracket is open then. */
+static int32_t forward_calls(const struct planned *p)
+{
+    int32_t n = 0, n_open = 0;
+    for (; n < p->opt.n_order && !p->order[n].backward; n++)
+        n_open += p->order[n].is_end ? -1 : 1;
+    return n_open ? 0 : n;
+}
+
+/* What leaves units in other slots than a step does; nothing is open. */
+static void disturb(struct random_source *r, struct watch *w)
+{
+    if (chance(r, 30)) {
+        CHECK(watch_call(w, ZR_EV_GATHER_ALL, 0, false) == 0, "%s", zr_error_text());
+        CHECK(watch_call(w, ZR_EV_RELEASE_ALL, 0, false) == 0, "%s", zr_error_text());
+    }
+    if (chance(r, 30))
+        CHECK(watch_call(w, ZR_EV_REWRITE, random_below(r, w->spec.n_units), false) == 0, "%s",
+              zr_error_text());
+}
+
+/* A step in which all are gathered, written and dropped in between, behind evaluations. */
+static void disturbed_step(struct random_source *r, struct watch *w, const struct planned *p)
+{
+    int32_t n_open = 0;
+    for (int e = (int)random_below(r, 3); e > 0 && make_calls(w, p->order, forward_calls(p)); e--)
+        disturb(r, w);
+    for (int a = 0; a < p->opt.grad_accum_steps; a++) {
+        for (int32_t i = 0; i < p->opt.n_order; i++) {
+            make_calls(w, &p->order[i], 1);
+            n_open += p->order[i].is_end ? -1 : 1;
+            if (n_open == 0)
+                disturb(r, w);
+        }
+        if (chance(r, 20) && watch_call(w, ZR_EV_DROP, 0, false) == 0)
+            return;
+    }
+    CHECK(watch_call(w, ZR_EV_STEP, 0, false) == 0, "%s", zr_error_text());
+}
+
+/* Each bracket of a declared order finds a slot, whatever came before. */
+static void declared_brackets_find_slots(void **state)
+{
+    (void)state;
+    int32_t n_sized = 0;
+    FOR_CASES(r, 400)
+    {
+        struct planned p;
+        random_planned(&r, &p, 3);
+        if (!p.opt.n_order) {
+            p.opt.n_order = random_calls(&r, p.layout->n_units, p.order);
+            p.opt.order = p.order;
+        }
+        int64_t least = rest_of_units(p.layout);
+        if (chance(&r, 30) && least > 0)
+            p.opt.param_budget_bytes = random_below(&r, least);
+        if (plan_again(&p) == 0 && shows_backward(&p)) {
+            struct watch w;
+            watch_open(&w, &p.plan->spec);
+            n_sized += w.core->sized;
+            for (int step = 0; step < 6; step++)
+                disturbed_step(&r, &w, &p);
+            watch_close(&w);
+        }
+        release(&p);
+    }
+    assert_true(n_sized > 0);
+}
+
 static void wrong_orders_are_refused(void **state)
 {
     (void)state;
@@ -1221,6 +1301,7 @@ int main(void)
         cmocka_unit_test(rehearsal_reaches_a_steady_step),
         cmocka_unit_test(depth_costs_only_shards),
         cmocka_unit_test(steady_steps_gather_ahead),
+        cmocka_unit_test(declared_brackets_find_slots),
         cmocka_unit_test(wrong_orders_are_refused),
         cmocka_unit_test(an_order_without_backward),
         cmocka_unit_test(hash_covers_the_options),
