@@ -8,9 +8,9 @@
  * Parameters. A unit is *resident* (it has a place of its own: always at stages 0 to 2, at world 1, and where
  * the budget allows) or *sharded*: gathered into one of a few slots when it is needed, ahead of time where
  * the order of calls is known. A slot is taken from the unit whose next use is farthest away (Belady, 1966:
- * optimal when the order is known). Open brackets pin their slot; where a declared order holds so many open that
- * a small unit in a large slot could leave a large one without any, each of its brackets takes a slot of the size
- * that it has in every step, so that it finds one whatever came before (core_places.c).
+ * optimal when the order is known). Open brackets pin their slot; where the order holds so many open
+ * that a small unit in a large slot could leave a large one without any, each of its brackets takes a slot of
+ * the size that it has in every step, so that it finds one whatever came before (core_places.c).
  *
  * Gradients. They have memory of their own, whole (stages 0 and 1; elsewhere with grad_in_place), or slots
  * (stages 2 and 3), and are reduced into an fp32 shard. The contributions of one step are added in the shape
@@ -218,8 +218,8 @@ bool zr_core_between_steps(const struct zr_core *c);
 bool zr_core_wrote_nothing(const struct zr_core *c);
 /* A norm was asked for since the step: its gradients are complete. */
 bool zr_core_complete(const struct zr_core *c);
-/* Going through the order leaves no bracket without a parameter slot. Else they may run out, as where an order
- * was not declared that holds several brackets open. */
+/* Going through the order leaves no bracket without a parameter slot. Else they may run out, as where an
+ * order was not declared that holds several brackets open. */
 bool zr_core_has_room(const struct zr_core *c);
 /* All parameters were gathered, and not released. */
 bool zr_core_holds_all(const struct zr_core *c);

@@ -277,8 +277,8 @@ void zr_core_start_recording(struct zr_core *c);
 
 /* Finds out whether open brackets of the order could leave one without a slot, and if so their sizes. */
 void zr_core_place_brackets(struct zr_core *c);
-/* The slots that the bracket at that position of the order takes (-1: of one that is not in it): all that hold
- * u, unless slots are sized. */
+/* The slots that the bracket at that position of the order takes (-1: of one that is not in it): all that
+ * hold u, unless slots are sized. */
 struct zr_slot_range zr_core_slots_at(const struct zr_core *c, int64_t at, const struct unit *u);
 /* slot may be -1: in none. */
 bool zr_core_in_range(const struct zr_core *c, struct zr_slot_range r, int32_t slot);

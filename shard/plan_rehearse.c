@@ -178,9 +178,7 @@ int zr_core_rehearse(const struct zr_core_spec *spec, const struct zr_core_work 
             const struct zr_call *c = &spec->order[i];
             r.per_micro[c->unit] += c->backward && c->is_end && spec->units[c->unit].trainable;
         }
-        err = zr_core_has_room(r.core)
-                  ? steps(&r)
-                  : zr_fail(ZR_ERR_BUDGET, "the order holds brackets open for which there are too few slots");
+        err = zr_core_has_room(r.core) ? steps(&r) : ZR_ERR_BUDGET; /* untold: more slots are tried */
         /* One behind each; of micro-batches that were not run, too. */
         for (size_t u = 0; spec->outer_each && r.outer_reduces && u < n; u++)
             r.outer_reduces[u] = r.reduces[u];

@@ -257,8 +257,8 @@ static void largest_slot_is_reserved(void **state)
     watch_close(&w);
 }
 
-/* A small unit that lies in the large slot, as zero_gather_all and zero_write leave it, is gathered anew into a
- * small one where the order opens a large one inside it. */
+/* A small unit that lies in the large slot, as zero_gather_all leaves it, is gathered anew into a small one
+ * where the order opens a large one inside it. */
 static void nested_brackets_find_their_sizes(void **state)
 {
     (void)state;
