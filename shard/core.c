@@ -139,9 +139,21 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
 
 /* ---- brackets ---- */
 
-static const char *phase_name(int backward)
+static const char *phase_name(const struct zr_core_event *ev)
 {
-    return backward ? "backward" : "forward";
+    return zr_phase_name(ev->backward, ev->apart);
+}
+
+/* Which brackets of u are open. */
+static void name_open(const struct unit *u, char *text, size_t n)
+{
+    const bool open[] = {u->open_fwd, u->open_bwd, u->open_inputs, u->open_weights};
+    size_t at = 0;
+    for (int i = 0; i < 4; i++) {
+        int k = open[i] ? snprintf(text + at, n - at, "%s%s", at ? " and " : "", zr_phase_name(i & 1, i >> 1))
+                        : 0;
+        at += k > 0 ? (size_t)k : 0;
+    }
 }
 
 /* "3 (backward), 7 (forward), ...": the units with an open bracket. */
@@ -151,15 +163,22 @@ static void list_open(const struct zr_core *c, char *text, size_t n)
     int32_t n_listed = 0;
     for (int32_t i = 0; i < c->n_units && at + 1 < n; i++) {
         const struct unit *u = &units(c)[i];
-        if (!u->open_fwd && !u->open_bwd)
+        if (!has_open_bracket(u))
             continue;
-        const char *how = u->open_fwd && u->open_bwd ? "forward and backward" : phase_name(u->open_bwd);
+        char how[96];
+        name_open(u, how, sizeof how);
         int k = n_listed++ < 8 ? snprintf(text + at, n - at, "%s%d (%s)", at ? ", " : "", i, how)
                                : snprintf(text + at, n - at, " and more");
         at += k > 0 ? (size_t)k : 0;
         if (n_listed > 8)
             return;
     }
+}
+
+/* The bracket has the unit's parameters. */
+static bool holds(const struct zr_core_event *ev)
+{
+    return !ev->backward || !ev->apart;
 }
 
 /* No slot is left for a bracket; kind: "parameter". */
@@ -205,22 +224,33 @@ static int bracket_in_all(struct zr_core *c, int32_t unit, bool *open, bool begi
     return 0;
 }
 
-static bool *bracket_of(struct unit *u, bool backward)
+static bool *bracket_of(struct unit *u, const struct zr_core_event *ev)
 {
-    return backward ? &u->open_bwd : &u->open_fwd;
+    bool *whole = ev->backward ? &u->open_bwd : &u->open_fwd;
+    return !ev->apart ? whole : ev->backward ? &u->open_weights : &u->open_inputs;
+}
+
+/* A bracket of the same phase, or one that has the unit's gradient as this one would. */
+static const struct zr_core_event *open_already(const struct unit *u, const struct zr_core_event *ev)
+{
+    static const struct zr_core_event whole = {.backward = 1}, weights = {.backward = 1, .apart = 1};
+    if (ev->backward)
+        return u->open_bwd ? &whole : u->open_weights ? &weights : NULL;
+    return (ev->apart ? u->open_inputs : u->open_fwd) ? ev : NULL;
 }
 
 static int refuse_begin(struct zr_core *c, const struct zr_core_event *ev)
 {
     struct unit *u = &units(c)[ev->unit];
-    if (*bracket_of(u, ev->backward))
+    const struct zr_core_event *open = open_already(u, ev);
+    if (open)
         return zr_fail(ZR_ERR_ORDER, "zero_begin: unit %d is already open in %s; end it first", ev->unit,
-                       phase_name(ev->backward));
-    if (c->all && ev->backward)
+                       phase_name(open));
+    if (c->all && (ev->backward || ev->apart))
         return zr_fail(ZR_ERR_ORDER,
-                       "zero_begin: unit %d in backward while zero_gather_all holds all parameters; call "
+                       "zero_begin: unit %d in %s while zero_gather_all holds all parameters; call "
                        "zero_release_all first",
-                       ev->unit);
+                       ev->unit, phase_name(ev));
     if (ev->backward && c->complete)
         return zr_fail(ZR_ERR_ORDER,
                        "zero_begin: unit %d in backward after zero_norm, which ended the gradients of this "
@@ -238,10 +268,10 @@ static int refuse_begin(struct zr_core *c, const struct zr_core_event *ev)
 static int32_t find_param_slot(const struct zr_core *c, const struct zr_core_event *ev)
 {
     const struct unit *u = &units(c)[ev->unit];
-    struct zr_call call = {.unit = ev->unit, .backward = ev->backward};
+    struct zr_call call = {.unit = ev->unit, .backward = ev->backward, .apart = ev->apart};
     struct zr_slot_range all = {u->fits, c->n_pslots},
                          range = zr_core_slots_at(c, zr_core_find_call(c, &call), u);
-    if (u->open_fwd || u->open_bwd || zr_core_in_range(c, range, u->pslot))
+    if (n_holding(u) || zr_core_in_range(c, range, u->pslot))
         return u->pslot;
     int32_t slot = zr_core_pick_param(c, u, range, NEVER);
     if (slot < 0)
@@ -254,7 +284,7 @@ static int find_slots(const struct zr_core *c, const struct zr_core_event *ev, i
 {
     const struct unit *u = &units(c)[ev->unit];
     *pslot = *gslot = -1;
-    if (!u->resident) {
+    if (!u->resident && holds(ev)) {
         *pslot = find_param_slot(c, ev);
         if (*pslot < 0)
             return no_slot(c, "parameter", ev->unit, u->param_bytes);
@@ -289,7 +319,7 @@ static void give_grad(struct zr_core *c, int32_t unit, int32_t gslot, struct zr_
 static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
 {
     struct unit *u = &units(c)[ev->unit];
-    bool *open = bracket_of(u, ev->backward);
+    bool *open = bracket_of(u, ev);
     int32_t pslot, gslot;
     int err = refuse_begin(c, ev);
     if (!err && c->all)
@@ -299,16 +329,19 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     if (err)
         return err;
 
-    zr_core_follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward});
-    if (!ev->backward && !c->n_open_bwd && zr_core_is_lost(c)) /* the micro-batch before ended early */
+    zr_core_follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward, .apart = ev->apart});
+    if (!ev->backward && !ev->apart && !c->n_open_bwd &&
+        zr_core_is_lost(c)) /* the micro-batch before ended early */
         zr_core_return_grads(c, out, n);
-    if (!u->resident && u->pslot != pslot)
-        zr_core_gather(c, ev->unit, pslot, out, n);
-    zr_core_pin(c, pslot, 1);
+    if (holds(ev)) {
+        if (!u->resident && u->pslot != pslot)
+            zr_core_gather(c, ev->unit, pslot, out, n);
+        zr_core_pin(c, pslot, 1);
+        zr_core_emit_param(c, out, n, ZR_ACT_USE_PARAM, ev->unit, pslot);
+    }
     *open = true;
     c->n_open++;
     c->n_open_bwd += ev->backward;
-    zr_core_emit_param(c, out, n, ZR_ACT_USE_PARAM, ev->unit, pslot);
     if (ev->backward)
         u->used_bwd = true;
     else
@@ -347,20 +380,21 @@ static void take_grad(struct zr_core *c, int32_t unit, struct zr_action *out, in
 static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
 {
     struct unit *u = &units(c)[ev->unit];
-    bool *open = bracket_of(u, ev->backward);
+    bool *open = bracket_of(u, ev);
     if (!*open)
-        return zr_fail(ZR_ERR_ORDER, "zero_end: unit %d is not open in %s", ev->unit,
-                       phase_name(ev->backward));
+        return zr_fail(ZR_ERR_ORDER, "zero_end: unit %d is not open in %s", ev->unit, phase_name(ev));
     if (c->all)
         return bracket_in_all(c, ev->unit, open, false);
-    zr_core_follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward, .is_end = 1});
+    zr_core_follow(
+        c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward, .is_end = 1, .apart = ev->apart});
     *open = false;
     c->n_open--;
     c->n_open_bwd -= ev->backward;
-    zr_core_pin(c, u->pslot, -1);
-    if (!u->open_fwd && !u->open_bwd)
+    if (holds(ev))
+        zr_core_pin(c, u->pslot, -1);
+    if (holds(ev) && n_holding(u) == 0)
         zr_core_emit(out, n, ZR_ACT_HIDE_PARAM, ev->unit, u->pslot);
-    if (ev->backward)
+    if (ev->backward || ev->apart)
         c->any_backward = true;
     if (ev->backward && u->trainable)
         take_grad(c, ev->unit, out, n);
@@ -376,7 +410,7 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
 static int rewrite(struct zr_core *c, const struct zr_core_event *ev)
 {
     struct unit *u = &units(c)[ev->unit];
-    if (u->open_fwd || u->open_bwd)
+    if (has_open_bracket(u))
         return zr_fail(ZR_ERR_ORDER, "zero_write: unit %d has an open bracket; end it first", ev->unit);
     if (c->all)
         return zr_core_refuse_in_all("zero_write");
@@ -531,7 +565,7 @@ struct zr_core_counts zr_core_counts(const struct zr_core *c)
 int32_t zr_core_open_unit(const struct zr_core *c)
 {
     for (int32_t i = 0; c->n_open && i < c->n_units; i++)
-        if (units(c)[i].open_fwd || units(c)[i].open_bwd)
+        if (has_open_bracket(&units(c)[i]))
             return i;
     return -1;
 }

@@ -104,8 +104,8 @@ struct zr_core_event {
     /* BEGIN, END, REWRITE (its parameters were written from outside); of GATHER_ALL, NORM and STEP what all
      * ranks must give alike, besides the call */
     int32_t unit;
-    /* BEGIN, END */
-    uint8_t backward;
+    /* BEGIN, END; as of a zr_call */
+    uint8_t backward, apart;
 };
 
 /* An action, in the order it has to be taken. Those of the first group are taken by the model's thread on the

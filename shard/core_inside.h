@@ -110,7 +110,8 @@ struct unit {
     /* what that sum held has been set aside in this step */
     bool aside;
     bool resident, trainable, sum_in_place, grad_home;
-    bool open_fwd, open_bwd;
+    /* its open brackets; apart: of a backward's inputs alone, and of its weights alone */
+    bool open_fwd, open_bwd, open_inputs, open_weights;
     /* it has been gathered once, so it is gathered after each update */
     bool gathered;
     /* the model has bracketed it once: it brackets every use, or none */
@@ -211,6 +212,17 @@ static inline int32_t *taken(const struct zr_core *c)
 struct zr_slot_range {
     int32_t first, end;
 };
+
+/* Open brackets of u that hold its parameters: each pins the slot. */
+static inline int32_t n_holding(const struct unit *u)
+{
+    return u->open_fwd + u->open_bwd + u->open_inputs;
+}
+
+static inline bool has_open_bracket(const struct unit *u)
+{
+    return n_holding(u) || u->open_weights;
+}
 
 /* Appends an action, whose other fields are zero. */
 static inline struct zr_action *zr_core_emit(struct zr_action *out, int32_t *n, enum zr_action_kind kind,

@@ -95,7 +95,7 @@ static void pass_call(struct zr_core *c)
     int32_t i = (int32_t)(c->pos - c->base);
     const struct zr_call *call = &order(c)[i];
     struct unit *u = &units(c)[call->unit];
-    if (!call->is_end && !u->resident) {
+    if (!call->is_end && !u->resident && zr_call_needs_param(call)) {
         int32_t next = next_begin(c)[i];
         int64_t at = next >= 0 ? c->base + next : c->base + c->period + u->first_use;
         set_next_use(c, u, at < c->n_order ? at : NEVER);
@@ -123,14 +123,14 @@ void zr_core_index_order(struct zr_core *c)
         units(c)[u].first_use = -1;
     for (int32_t i = c->period; i-- > 0;) {
         const struct zr_call *call = &order(c)[i];
-        if (call->is_end)
+        if (call->is_end || !zr_call_needs_param(call))
             continue;
         next_begin(c)[i] = units(c)[call->unit].first_use;
         units(c)[call->unit].first_use = i;
     }
     c->n_begins = 0;
     for (int32_t i = 0; i < c->period; i++)
-        if (!order(c)[i].is_end && !units(c)[order(c)[i].unit].resident)
+        if (!order(c)[i].is_end && zr_call_needs_param(&order(c)[i]) && !units(c)[order(c)[i].unit].resident)
             begins(c)[c->n_begins++] = i;
     zr_core_place_brackets(c);
     start_period(c, 0);
@@ -140,7 +140,7 @@ void zr_core_index_order(struct zr_core *c)
 
 static bool same_call(const struct zr_call *a, const struct zr_call *b)
 {
-    return a->unit == b->unit && a->backward == b->backward && a->is_end == b->is_end;
+    return a->unit == b->unit && a->backward == b->backward && a->apart == b->apart && a->is_end == b->is_end;
 }
 
 static bool is_expected(const struct zr_core *c, const struct zr_call *call)
@@ -218,13 +218,14 @@ static void notice_evaluation(struct zr_core *c, const struct zr_call *call)
         c->restarted = true;
         go_to(c, 0);
     }
-    if (c->restarted && (again || call->backward))
+    if (c->restarted && (again || call->backward || call->apart))
         drop_repeat(c);
 }
 
 uint64_t zr_core_call_word(const struct zr_call *call)
 {
-    return (uint64_t)(uint32_t)call->unit << 2 | (uint64_t)call->backward << 1 | call->is_end;
+    return (uint64_t)(uint32_t)call->unit << 3 | (uint64_t)call->apart << 2 | (uint64_t)call->backward << 1 |
+           call->is_end;
 }
 
 /* Where in the order a call is that is made at pos: further on if some were left out, before if the model

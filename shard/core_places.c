@@ -1,9 +1,10 @@
 /* core_places.c: the sizes of slots that nested brackets take; see core.h.
  *
- * A small unit that lies in a large slot while its bracket is open can leave a large one without a slot. Where
- * an order could come to that, its brackets are given sizes: one pass over the order, brackets alone, in which
- * each takes the smallest slot that fits and is free. As brackets then are in the sizes of that pass, each
- * finds one there, whatever was evaluated, dropped, written or gathered before and wherever that left units. */
+ * A small unit that lies in a large slot while its bracket is open can leave a large one without a slot.
+ * Where an order could come to that, its brackets are given sizes: one pass over the order, brackets alone, in
+ * which each takes the smallest slot that fits and is free. As brackets then are in the sizes of that pass,
+ * each finds one there, whatever was evaluated, dropped, written or gathered before and wherever that left
+ * units. */
 #include "shard/core_inside.h"
 
 /* The first slot by size that is larger than slot `first` by size, which is the first of its size. */
@@ -22,7 +23,7 @@ static bool can_run_out(struct zr_core *c)
     for (int32_t i = 0; i < c->period; i++) {
         const struct zr_call *call = &order(c)[i];
         struct unit *u = &units(c)[call->unit];
-        if (u->resident)
+        if (u->resident || !zr_call_needs_param(call))
             continue;
         if (call->is_end) {
             n_open -= --u->n_placed == 0;
@@ -51,7 +52,7 @@ static bool place_brackets(struct zr_core *c)
     for (int32_t i = 0; i < c->period; i++) {
         const struct zr_call *call = &order(c)[i];
         struct unit *u = &units(c)[call->unit];
-        if (u->resident)
+        if (u->resident || !zr_call_needs_param(call))
             continue;
         if (call->is_end) {
             if (--u->n_placed == 0)

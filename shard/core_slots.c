@@ -207,7 +207,7 @@ void zr_core_prefetch(struct zr_core *c, struct zr_action *out, int32_t *n)
             return;
         int32_t unit = order(c)[begins(c)[k]].unit;
         const struct unit *u = &units(c)[unit];
-        if (u->open_fwd || u->open_bwd || is_counted(&counted, unit))
+        if (n_holding(u) || is_counted(&counted, unit))
             continue;
         counted.last[counted.n++ % 8] = unit;
         if (!gather_ahead(c, unit, at, out, n))

@@ -6,7 +6,7 @@ static bool valid_slot(const struct zr_core *c, int32_t i)
 {
     const struct pslot *s = &pslots(c)[i];
     const struct unit *u = s->unit >= 0 && s->unit < c->n_units ? &units(c)[s->unit] : NULL;
-    int32_t n_open = u && !c->all ? u->open_fwd + u->open_bwd : 0;
+    int32_t n_open = u && !c->all ? n_holding(u) : 0;
     uint64_t key = s->pins ? 0 : u ? (uint64_t)u->next_use + 1 : UINT64_MAX;
     return (u || s->unit == -1) && s->pins == n_open && s->rank >= 0 && s->rank < c->n_pslots &&
            by_size(c)[s->rank] == i && keys(c)[c->n_leaves + s->rank] == key &&
@@ -19,12 +19,13 @@ static bool valid_grad_slot(const struct zr_core *c, int32_t i)
     if (s->unit == -1)
         return true;
     const struct unit *u = s->unit >= 0 && s->unit < c->n_units ? &units(c)[s->unit] : NULL;
-    return u && u->gslot == i && u->open_bwd && u->trainable && u->grad_bytes <= s->bytes;
+    return u && u->gslot == i && (u->open_bwd || u->open_weights) && u->trainable &&
+           u->grad_bytes <= s->bytes;
 }
 
 static bool needs_grad_slot(const struct unit *u)
 {
-    return u->open_bwd && u->trainable && !u->grad_home;
+    return (u->open_bwd || u->open_weights) && u->trainable && !u->grad_home;
 }
 
 static bool valid_unit(const struct zr_core *c, int32_t i)
@@ -56,8 +57,8 @@ static bool valid_counts(const struct zr_core *c)
     int32_t n_open = 0, n_open_bwd = 0, n_used = 0;
     for (int32_t i = 0; i < c->n_units; i++) {
         const struct unit *u = &units(c)[i];
-        n_open += u->open_fwd + u->open_bwd;
-        n_open_bwd += u->open_bwd;
+        n_open += n_holding(u) + u->open_weights;
+        n_open_bwd += u->open_bwd + u->open_weights;
         n_used += u->n_bwd > 0;
     }
     return n_open == c->n_open && n_open_bwd == c->n_open_bwd && n_used == c->n_used &&

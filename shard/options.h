@@ -14,15 +14,30 @@
 /* One call of a micro-batch, as the model is expected to make it. */
 struct zr_call {
     int32_t unit;
-    /* 0: forward, 1: backward */
+    /* 0: forward, 1: backward. Of a backward whose gradients of inputs and of weights are apart (apart 1) 0:
+     * that of inputs, which has parameters as forward has; 1: that of weights, which has the unit's gradient
+     * and no parameters */
     uint8_t backward;
     /* 0: the bracket opens, 1: it closes */
     uint8_t is_end;
     /* 1: the last one of a backward action, of an order in which the pipeline stages of a rank take turns, so
      * that it ends a micro-batch of its stage. No padding: calls are compared and hashed by bytes, as part of
      * the core's state */
-    uint16_t ends_action;
+    uint8_t ends_action;
+    uint8_t apart;
 };
+
+/* The unit's parameters are there in the bracket. */
+static inline bool zr_call_needs_param(const struct zr_call *call)
+{
+    return !call->backward || !call->apart;
+}
+
+static inline const char *zr_phase_name(bool backward, bool apart)
+{
+    const char *whole = backward ? "backward" : "forward";
+    return !apart ? whole : backward ? "backward of weights" : "backward of inputs";
+}
 
 /* A range of elements for the model's own optimizer. Pointers are device memory of this rank, n fp32 elements
  * each. */

@@ -45,7 +45,7 @@ static int micro_batch(struct rehearsal *r)
     int err = 0;
     for (int32_t i = 0; !err && i < r->spec->n_order; i++) {
         const struct zr_call *c = &r->spec->order[i];
-        struct zr_core_event ev = {c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward};
+        struct zr_core_event ev = {c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward, c->apart};
         err = call(r, &ev);
     }
     return err;

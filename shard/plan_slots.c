@@ -56,6 +56,11 @@ static void need_pair(struct window *w, int64_t first, int64_t second)
     w->need[1] = zr_max(w->need[1], second);
 }
 
+static bool needs_param_slot(const struct zr_core_spec *s, const struct zr_call *call)
+{
+    return zr_call_needs_param(call) && !s->units[call->unit].resident;
+}
+
 static bool needs_grad_slot(const struct zr_core_unit_spec *u)
 {
     return u->trainable && !u->grad_home;
@@ -120,11 +125,11 @@ static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most
     close_all(k, s->n_units);
     memset(k->seen, 0xff, (size_t)s->n_units * sizeof *k->seen);
     for (int32_t i = 0; i < s->n_order; i++)
-        if (!s->order[i].is_end && !s->units[s->order[i].unit].resident)
+        if (!s->order[i].is_end && needs_param_slot(s, &s->order[i]))
             k->begins[n_begins++] = i;
     for (int32_t i = 0; i < s->n_order; i++) {
         const struct zr_call *c = &s->order[i];
-        if (s->units[c->unit].resident)
+        if (!needs_param_slot(s, c))
             continue;
         note_bracket(&k->open, c->unit, c->is_end ? -1 : 1);
         if (c->is_end)

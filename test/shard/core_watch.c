@@ -133,6 +133,16 @@ static bool needs_slot(const struct watch *w, int32_t u)
     return !w->spec.units[u].resident;
 }
 
+static bool holds_param(const struct watch *w, int32_t u)
+{
+    return w->unit[u].open[WATCH_FORWARD] || w->unit[u].open[WATCH_BACKWARD] || w->unit[u].open[WATCH_INPUTS];
+}
+
+static bool is_open(const struct watch *w, int32_t u)
+{
+    return holds_param(w, u) || w->unit[u].open[WATCH_WEIGHTS];
+}
+
 static bool param_fits(const struct watch *w, int32_t u)
 {
     for (int32_t i = 0; i < w->spec.n_param_slots; i++) {
@@ -194,6 +204,8 @@ static bool all_overrun(const struct watch *w, bool only_used)
 /* A backward bracket has ended since the step. */
 static bool has_backward(const struct watch *w)
 {
+    if (w->inputs)
+        return true;
     for (int32_t i = 0; i < w->spec.n_units; i++)
         if (w->unit[i].n_bwd)
             return true;
@@ -224,7 +236,7 @@ static int expected_of_step(const struct watch *w)
 /* As far as calls tell, there is no gradient yet. */
 static bool nothing_to_drop(const struct watch *w)
 {
-    bool written = w->complete || w->n_micro, unseen = false, trainable = false;
+    bool written = w->complete || w->n_micro || w->inputs, unseen = false, trainable = false;
     for (int32_t u = 0; u < w->spec.n_units; u++) {
         const struct watch_unit *x = &w->unit[u];
         written |= x->used[1];
@@ -234,26 +246,27 @@ static bool nothing_to_drop(const struct watch *w)
     return trainable && !written && !(w->spec.model_holds && unseen);
 }
 
-static int expected_error(const struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward)
+static int expected_error(const struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase)
 {
+    bool backward = phase & 1;
     bool has_unit = kind == ZR_EV_BEGIN || kind == ZR_EV_END || kind == ZR_EV_REWRITE;
     if (has_unit && (unit < 0 || unit >= w->spec.n_units))
         return ZR_ERR_ARG;
     switch (kind) {
     case ZR_EV_BEGIN:
-        if (w->unit[unit].open[backward])
+        if (w->unit[unit].open[phase] || (backward && w->unit[unit].open[phase ^ WATCH_APART]))
             return ZR_ERR_ORDER;
         if (w->all)
-            return backward ? ZR_ERR_ORDER : 0;
+            return phase ? ZR_ERR_ORDER : 0;
         if (backward && (w->complete || (w->spec.units[unit].trainable && all_overrun(w, false))))
             return ZR_ERR_ORDER;
-        if (needs_slot(w, unit) && !param_fits(w, unit))
+        if (phase != WATCH_WEIGHTS && needs_slot(w, unit) && !param_fits(w, unit))
             return ZR_ERR_BUDGET;
         if (backward && w->spec.units[unit].trainable && !has_home(w, unit) && !grad_fits(w, unit))
             return ZR_ERR_BUDGET;
         return 0;
     case ZR_EV_END:
-        return w->unit[unit].open[backward] ? 0 : ZR_ERR_ORDER;
+        return w->unit[unit].open[phase] ? 0 : ZR_ERR_ORDER;
     case ZR_EV_MICRO:
         return w->n_open || w->all || w->complete || w->n_micro + 1 >= w->spec.grad_accum_steps ? ZR_ERR_ORDER
                                                                                                 : 0;
@@ -274,9 +287,9 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
     case ZR_EV_EVALUATED:
         return w->n_open || w->all || w->complete || has_backward(w) ? ZR_ERR_ORDER : 0;
     case ZR_EV_REWRITE:
-        return w->unit[unit].open[0] || w->unit[unit].open[1] || w->all ? ZR_ERR_ORDER : 0;
+        return is_open(w, unit) || w->all ? ZR_ERR_ORDER : 0;
     case ZR_EV_SNAPSHOT: {
-        bool begun = w->n_open || w->n_micro || w->complete;
+        bool begun = w->n_open || w->n_micro || w->complete || w->inputs;
         for (int32_t i = 0; i < w->spec.n_units; i++)
             begun |= w->unit[i].used[1];
         return begun ? ZR_ERR_ORDER : 0;
@@ -673,19 +686,21 @@ static int32_t count(const struct watch *w, enum zr_action_kind kind, int32_t un
 /* ---- calls ---- */
 
 /* What the model does before and by the call itself. */
-static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward)
+static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase)
 {
+    bool backward = phase & 1;
     struct watch_unit *u =
         &w->unit[kind == ZR_EV_BEGIN || kind == ZR_EV_END || kind == ZR_EV_REWRITE ? unit : 0];
     switch (kind) {
     case ZR_EV_BEGIN:
-        u->open[backward] = u->used[backward] = true;
+        u->open[phase] = u->used[backward] = true;
         u->ever_backward |= backward;
         w->n_open++;
         w->n_open_bwd += backward;
         break;
     case ZR_EV_END:
-        u->open[backward] = false;
+        u->open[phase] = false;
+        w->inputs |= phase == WATCH_INPUTS;
         w->n_open--;
         w->n_open_bwd -= backward;
         if (backward && w->spec.units[unit].trainable) {
@@ -751,15 +766,16 @@ static void after_step(struct watch *w, bool dropped)
             *u->sum[k] = 0;
     }
     w->n_micro = 0;
-    w->normed = w->stepping = w->complete = false;
+    w->normed = w->stepping = w->complete = w->inputs = false;
 }
 
-static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward)
+static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase)
 {
+    bool backward = phase & 1, held = phase != WATCH_WEIGHTS;
     bool trainable = (kind == ZR_EV_BEGIN || kind == ZR_EV_END) && backward && w->spec.units[unit].trainable;
     switch (kind) {
     case ZR_EV_BEGIN:
-        CHECK(w->all ? w->n_out == 0 : count(w, ZR_ACT_USE_PARAM, unit) == 1, "begin of unit %d", unit);
+        CHECK(w->all ? w->n_out == 0 : count(w, ZR_ACT_USE_PARAM, unit) == held, "begin of unit %d", unit);
         CHECK(count(w, ZR_ACT_USE_GRAD, unit) == trainable, "begin of unit %d", unit);
         break;
     case ZR_EV_END:
@@ -767,8 +783,7 @@ static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t
             CHECK(w->n_out == 0, "end of unit %d", unit);
             break;
         }
-        CHECK(count(w, ZR_ACT_HIDE_PARAM, unit) == (!w->unit[unit].open[0] && !w->unit[unit].open[1]),
-              "end of unit %d", unit);
+        CHECK(count(w, ZR_ACT_HIDE_PARAM, unit) == (held && !holds_param(w, unit)), "end of unit %d", unit);
         CHECK(count(w, ZR_ACT_HIDE_GRAD, unit) == trainable, "end of unit %d", unit);
         CHECK(count(w, ZR_ACT_REDUCE, unit) == trainable || (trainable && !w->spec.reduce_each),
               "end of unit %d", unit);
@@ -822,21 +837,21 @@ static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t
             CHECK(present && slot == -1, "unit %d", u);
     }
     int32_t open = zr_core_open_unit(w->core);
-    CHECK(w->n_open ? w->unit[open].open[0] || w->unit[open].open[1] : open == -1, "open unit %d", open);
+    CHECK(w->n_open ? is_open(w, open) : open == -1, "open unit %d", open);
 }
 
-int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward)
+int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase)
 {
-    struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = backward};
+    struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = phase & 1, .apart = phase >> 1};
     int32_t max = zr_core_max_actions(&w->spec), n_twin = -1;
-    int expected = expected_error(w, kind, unit, backward);
+    int expected = expected_error(w, kind, unit, phase);
     w->n_calls++;
     if (expected)
         memcpy(w->before, w->core, w->bytes);
     w->n_out = -1;
     int err = zr_core_step(w->core, &ev, w->out, &w->n_out);
-    CHECK(err == expected, "call %lld (kind %d, unit %d, backward %d) gave %d, not %d: %s",
-          (long long)w->n_calls, (int)kind, unit, backward, err, expected, err ? zr_error_text() : "");
+    CHECK(err == expected, "call %lld (kind %d, unit %d, phase %d) gave %d, not %d: %s",
+          (long long)w->n_calls, (int)kind, unit, phase, err, expected, err ? zr_error_text() : "");
     if (err) {
         CHECK(w->n_out == 0 && !memcmp(w->before, w->core, w->bytes), "a refused call changed something");
         CHECK(*zr_error_text(), "no message");
@@ -850,22 +865,22 @@ int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool
     for (int32_t i = 0; i < w->n_out; i++)
         CHECK(same_action(&w->out[i], &w->twin_out[i]), "the twin differs in action %d", i);
     w->collective = kind == ZR_EV_MICRO || kind == ZR_EV_STEP || kind == ZR_EV_NORM || kind == ZR_EV_DROP;
-    before_actions(w, kind, unit, backward);
+    before_actions(w, kind, unit, phase);
     for (int32_t i = 0; i < w->n_out; i++)
         act(w, &w->out[i], kind, unit);
-    after_actions(w, kind, unit, backward);
+    after_actions(w, kind, unit, phase);
     return 0;
 }
 
 /* ---- scripts ---- */
 
-bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *unit, bool *backward)
+bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *unit, int *phase)
 {
+    static const char opens[] = "([{<", closes[] = ")]}>";
     const char *p = *script + strspn(*script, " ");
     if (!*p)
         return false;
-    *unit = 0;
-    *backward = false;
+    *unit = *phase = 0;
     static const char calls[] = "SMNXGRE";
     static const enum zr_core_event_kind kinds[] = {ZR_EV_STEP,     ZR_EV_MICRO,      ZR_EV_NORM,
                                                     ZR_EV_DROP,     ZR_EV_GATHER_ALL, ZR_EV_RELEASE_ALL,
@@ -882,9 +897,10 @@ bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *un
     } else {
         char *end;
         *unit = (int32_t)strtol(p, &end, 10);
-        assert_true(end > p && strchr("()[]", *end));
-        *kind = *end == '(' || *end == '[' ? ZR_EV_BEGIN : ZR_EV_END;
-        *backward = *end == '[' || *end == ']';
+        const char *begins = strchr(opens, *end), *of = begins ? begins : strchr(closes, *end);
+        assert_true(end > p && *end && of);
+        *kind = begins ? ZR_EV_BEGIN : ZR_EV_END;
+        *phase = (int)(of - (begins ? opens : closes));
         p = end + 1;
     }
     *script = p;
@@ -895,10 +911,10 @@ void watch_run(struct watch *w, const char *script)
 {
     enum zr_core_event_kind kind;
     int32_t unit;
-    bool backward;
+    int phase;
     bool reported = strchr(script, '!');
-    while (watch_parse(&script, &kind, &unit, &backward)) {
-        CHECK(watch_call(w, kind, unit, backward) == 0, "before \"%s\": %s", script, zr_error_text());
+    while (watch_parse(&script, &kind, &unit, &phase)) {
+        CHECK(watch_call(w, kind, unit, phase) == 0, "before \"%s\": %s", script, zr_error_text());
         int32_t n = 0;
         for (int32_t i = 0; i < w->n_out; i++)
             n += w->out[i].kind == ZR_ACT_RETURN_GRADS;
@@ -951,6 +967,25 @@ static void walk_pass(struct walk *k, bool backward, bool in_order)
             walk_call(k, u, backward, true);
 }
 
+/* Some units' backwards are of inputs alone, and of weights behind all. */
+static void take_apart(struct walk *k)
+{
+    bool apart[64];
+    for (int32_t u = 0; u < k->n_units; u++)
+        apart[u] = chance(k->r, 70);
+    for (int32_t i = 0, n = k->n; i < n; i++) {
+        struct zr_call *c = &k->out[i];
+        if (!c->backward || !apart[c->unit])
+            continue;
+        *c = (struct zr_call){.unit = c->unit, .is_end = c->is_end, .apart = 1};
+        if (!c->is_end)
+            continue;
+        for (int end = 0; end < 2; end++)
+            k->out[k->n++] =
+                (struct zr_call){.unit = c->unit, .backward = 1, .is_end = (uint8_t)end, .apart = 1};
+    }
+}
+
 int32_t random_calls(struct random_source *r, int32_t n_units, struct zr_call *out)
 {
     struct walk k = {.r = r, .out = out, .n_units = n_units};
@@ -961,5 +996,7 @@ int32_t random_calls(struct random_source *r, int32_t n_units, struct zr_call *o
     for (int32_t u = 0; u < n_units; u++)
         if (k.open[u][0])
             walk_call(&k, u, false, true);
+    if (chance(r, 25))
+        take_apart(&k);
     return k.n;
 }

@@ -12,9 +12,12 @@
  * and the shape of their sum. */
 #define SUM_TEXT 1024
 
+/* What a bracket is of. Of a backward whose parts are apart: inputs, weights. */
+enum watch_phase { WATCH_FORWARD, WATCH_BACKWARD, WATCH_INPUTS, WATCH_WEIGHTS, WATCH_APART = 2 };
+
 struct watch_unit {
-    /* forward, backward; used: since the step */
-    bool open[2], used[2];
+    /* by watch_phase; used: since the step, with parameters and with the gradient */
+    bool open[4], used[2];
     /* its resident parameters are the newest */
     bool home_ready;
     /* stages 0 and 1: the model never brackets it */
@@ -90,6 +93,8 @@ struct watch {
     bool complete;
     /* all parameters are gathered */
     bool all;
+    /* a backward of inputs has ended since the step */
+    bool inputs;
     /* Since watch_open. */
     int64_t n_calls, n_gathers, n_demand_gathers, n_reduces, n_refused;
 };
@@ -100,18 +105,19 @@ void watch_close(struct watch *w);
 
 /* Makes a call and checks what follows; 0 or the error, which must be the one predicted, with the core
  * unchanged. */
-int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward);
+int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase);
 
-/* Parses calls: "0(" begins unit 0 in forward and "0)" ends it, "0[" and "0]" in backward, "S" steps, "M"
+/* Parses calls: "0(" begins unit 0 in forward and "0)" ends it, "0[" and "0]" in backward, "0{" and
+ * "0}" in backward of inputs, "0<" and "0>" of weights, "S" steps, "M"
  * ends a micro-batch, "N" asks for the norm, "X" drops the step, "G" gathers all, "R" releases them, "W3"
  * rewrites unit 3. False at the end. */
-bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *unit, bool *backward);
+bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *unit, int *phase);
 /* Makes the calls of a script; all must succeed. "!" behind a call: it must return gradients, and without it
  * must not, if the script has any "!" at all. */
 void watch_run(struct watch *w, const char *script);
 
-/* A random step without its zero_step: forward and backward passes with nesting, overlap, recomputation and
- * units left out. Returns the number of calls, at most 6 * n_units + 16. */
+/* A random step without its zero_step: forward and backward passes with nesting, overlap, recomputation,
+ * units left out and backwards apart. Returns the number of calls, at most 8 * n_units + 16. */
 int32_t random_calls(struct random_source *r, int32_t n_units, struct zr_call *out);
 
 /* The sums a binary counter needs for n contributions, found by counting. */

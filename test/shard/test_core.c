@@ -37,10 +37,10 @@ static void make_model(struct model *m, int32_t n_units, int32_t n_slots, int32_
                                     .order = m->order};
     enum zr_core_event_kind kind;
     int32_t unit;
-    bool backward;
-    while (watch_parse(&order, &kind, &unit, &backward))
-        m->order[m->spec.n_order++] =
-            (struct zr_call){.unit = unit, .backward = backward, .is_end = kind == ZR_EV_END};
+    int phase;
+    while (watch_parse(&order, &kind, &unit, &phase))
+        m->order[m->spec.n_order++] = (struct zr_call){
+            .unit = unit, .backward = phase & 1, .apart = phase >> 1, .is_end = kind == ZR_EV_END};
 }
 
 /* The same model with parameters and gradients resident, as at stages 0 and 1. */
@@ -918,9 +918,10 @@ static void run_bare(struct zr_core *c, const char *script, int32_t times, struc
         const char *at = script;
         enum zr_core_event_kind kind;
         int32_t unit, n;
-        bool backward;
-        while (watch_parse(&at, &kind, &unit, &backward)) {
-            struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = backward};
+        int phase;
+        while (watch_parse(&at, &kind, &unit, &phase)) {
+            struct zr_core_event ev = {
+                .kind = kind, .unit = unit, .backward = phase & 1, .apart = phase >> 1};
             assert_int_equal(zr_core_step(c, &ev, out, &n), 0);
         }
     }
@@ -1459,7 +1460,7 @@ static void stray(struct random_source *r, struct watch *w)
         break;
     default:
         if (brackets_allowed(w, unit))
-            watch_call(w, chance(r, 50) ? ZR_EV_BEGIN : ZR_EV_END, unit, chance(r, 50));
+            watch_call(w, chance(r, 50) ? ZR_EV_BEGIN : ZR_EV_END, unit, (int)random_below(r, 4));
     }
 }
 
@@ -1468,7 +1469,7 @@ static void stray(struct random_source *r, struct watch *w)
 static bool finish_step(struct random_source *r, struct watch *w)
 {
     for (int32_t u = 0; u < w->spec.n_units; u++)
-        for (int b = 0; b < 2; b++)
+        for (int b = 0; b < 4; b++)
             if (w->unit[u].open[b])
                 assert_int_equal(watch_call(w, ZR_EV_END, u, b), 0);
     if (w->all)
@@ -1515,7 +1516,7 @@ static void walk(struct random_source *r)
             for (int32_t i = 0; i < n; i++) {
                 if (brackets_allowed(&w, calls[i].unit))
                     watch_call(&w, calls[i].is_end ? ZR_EV_END : ZR_EV_BEGIN, calls[i].unit,
-                               calls[i].backward);
+                               calls[i].backward + 2 * calls[i].apart);
                 if (chance(r, strays))
                     stray(r, &w);
             }
@@ -1554,16 +1555,20 @@ static void a_copy_goes_on(void **state)
         int32_t n, half = (int32_t)random_below(&r, m.spec.n_order + 1);
         for (int32_t i = 0; i < m.spec.n_order; i++) {
             const struct zr_call *c = &m.order[i];
-            struct zr_core_event ev = {
-                .kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN, .unit = c->unit, .backward = c->backward};
+            struct zr_core_event ev = {.kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN,
+                                       .unit = c->unit,
+                                       .backward = c->backward,
+                                       .apart = c->apart};
             if (i == half)
                 memcpy(b, a, bytes);
             zr_core_step(core, &ev, out, &n);
         }
         for (int32_t i = half; i < m.spec.n_order; i++) {
             const struct zr_call *c = &m.order[i];
-            struct zr_core_event ev = {
-                .kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN, .unit = c->unit, .backward = c->backward};
+            struct zr_core_event ev = {.kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN,
+                                       .unit = c->unit,
+                                       .backward = c->backward,
+                                       .apart = c->apart};
             zr_core_step(b, &ev, out, &n);
         }
         CHECK(half == m.spec.n_order || !memcmp(a, b, bytes), "the copy went another way");

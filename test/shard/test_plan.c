@@ -8,7 +8,7 @@
 
 /* ---- plans to look at ---- */
 
-enum { MOST_UNITS = 12, MOST_CALLS = 6 * MOST_UNITS + 16 };
+enum { MOST_UNITS = 12, MOST_CALLS = 8 * MOST_UNITS + 16 };
 
 struct planned {
     struct zr_layout *layout;
@@ -479,7 +479,8 @@ static void check_run(const struct zr_plan *p)
         for (int a = 0; a < p->spec.grad_accum_steps; a++) {
             for (int32_t i = 0; i < p->spec.n_order; i++) {
                 const struct zr_call *c = &p->spec.order[i];
-                int err = watch_call(&w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward);
+                int err =
+                    watch_call(&w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward + 2 * c->apart);
                 CHECK(err == 0, "step %d: %s", step, zr_error_text());
             }
         }
@@ -554,7 +555,8 @@ static int64_t open_at_once(const struct planned *p, int64_t *n_units)
     int open[MOST_UNITS] = {0};
     for (int32_t i = 0; i < s->n_order; i++) {
         int64_t bytes = 0, n = 0;
-        open[s->order[i].unit] += s->order[i].is_end ? -1 : 1;
+        if (zr_call_needs_param(&s->order[i]))
+            open[s->order[i].unit] += s->order[i].is_end ? -1 : 1;
         for (int32_t u = 0; u < s->n_units; u++) {
             if (!open[u] || p->layout->units[u].resident)
                 continue;
@@ -648,6 +650,11 @@ static void small_budgets_are_refused(void **state)
     release(&p);
 }
 
+static bool is_use(const struct zr_call *c, int32_t unit)
+{
+    return !c->is_end && c->unit == unit && zr_call_needs_param(c);
+}
+
 /* The fewest gathers n_slots equal slots allow: a slot is taken from the unit that is used last (Belady),
  * found here by looking ahead from each begin. Nothing is left of the step before. */
 static int64_t fewest_gathers(const struct zr_core_spec *s, int32_t n_slots)
@@ -656,6 +663,8 @@ static int64_t fewest_gathers(const struct zr_core_spec *s, int32_t n_slots)
     int64_t gathers = 0, n = (int64_t)s->n_order * s->grad_accum_steps;
     for (int64_t i = 0; i < n; i++) {
         const struct zr_call *c = &s->order[i % s->n_order];
+        if (!zr_call_needs_param(c))
+            continue;
         pins[c->unit] += c->is_end ? -1 : 1;
         if (c->is_end || s->units[c->unit].resident || in[c->unit])
             continue;
@@ -667,7 +676,7 @@ static int64_t fewest_gathers(const struct zr_core_spec *s, int32_t n_slots)
                 int64_t use = i + 1;
                 if (!in[u] || pins[u])
                     continue;
-                while (use < n && (s->order[use % s->n_order].is_end || s->order[use % s->n_order].unit != u))
+                while (use < n && !is_use(&s->order[use % s->n_order], u))
                     use++;
                 if (use > farthest) {
                     farthest = use;
@@ -826,12 +835,12 @@ static void script_order(struct planned *p, const char *script)
 {
     enum zr_core_event_kind kind;
     int32_t unit;
-    bool backward;
+    int phase;
     p->opt.order = p->order;
     p->opt.n_order = 0;
-    while (watch_parse(&script, &kind, &unit, &backward))
-        p->order[p->opt.n_order++] =
-            (struct zr_call){.unit = unit, .backward = backward, .is_end = kind == ZR_EV_END};
+    while (watch_parse(&script, &kind, &unit, &phase))
+        p->order[p->opt.n_order++] = (struct zr_call){
+            .unit = unit, .backward = phase & 1, .apart = phase >> 1, .is_end = kind == ZR_EV_END};
 }
 
 /* Units of these many blocks of 256 bytes. */
@@ -1049,8 +1058,9 @@ static void steady_steps_gather_ahead(void **state)
         for (int step = 0; step < 3; step++) {
             for (int32_t i = 0; i < p.plan->spec.n_order; i++) {
                 const struct zr_call *c = &p.plan->spec.order[i];
-                assert_int_equal(watch_call(&w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward),
-                                 0);
+                assert_int_equal(
+                    watch_call(&w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward + 2 * c->apart),
+                    0);
             }
             assert_int_equal(watch_call(&w, ZR_EV_STEP, 0, false), 0);
         }
@@ -1066,7 +1076,7 @@ static bool make_calls(struct watch *w, const struct zr_call *calls, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
         const struct zr_call *c = &calls[i];
-        int err = watch_call(w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward);
+        int err = watch_call(w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward + 2 * c->apart);
         CHECK(err == 0, "call %d: %s", i, zr_error_text());
     }
     return n > 0;
@@ -1128,7 +1138,7 @@ static void declared_brackets_find_slots(void **state)
         int64_t least = rest_of_units(p.layout);
         if (chance(&r, 30) && least > 0)
             p.opt.param_budget_bytes = random_below(&r, least);
-        if (plan_again(&p) == 0 && shows_backward(&p)) {
+        if (p.opt.n_order && plan_again(&p) == 0 && shows_backward(&p)) {
             struct watch w;
             watch_open(&w, &p.plan->spec);
             n_sized += w.core->sized;

@@ -4,7 +4,7 @@
 #include "shard/plan_slots.h"
 #include "test/shard/core_watch.h"
 
-enum { MOST_UNITS = 12, MOST_CALLS = 6 * MOST_UNITS + 16 };
+enum { MOST_UNITS = 12, MOST_CALLS = 8 * MOST_UNITS + 16 };
 
 /* ---- calls of the core are counted ---- */
 
@@ -78,7 +78,8 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
             struct zr_core_event ev = {.kind = ZR_EV_STEP};
             if (i < n_calls) {
                 const struct zr_call *c = &spec->order[i % spec->n_order];
-                ev = (struct zr_core_event){c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward};
+                ev = (struct zr_core_event){c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward,
+                                            c->apart};
             }
             int32_t n;
             err = zr_core_step(core, &ev, actions, &n);
@@ -174,6 +175,8 @@ static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most
     memset(seen, 0xff, (size_t)s->n_units * sizeof *seen);
     for (int32_t i = 0; i < s->n_order; i++) {
         const struct zr_call *c = &s->order[i];
+        if (!zr_call_needs_param(c))
+            continue;
         open[c->unit] += c->is_end ? -1 : 1;
         if (c->is_end || s->units[c->unit].resident)
             continue;
@@ -188,7 +191,8 @@ static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most
         int32_t n = 0;
         for (int32_t j = 1; j < s->n_order && n < ahead; j++) {
             const struct zr_call *next = &s->order[(i + j) % s->n_order];
-            if (next->is_end || s->units[next->unit].resident || seen[next->unit] == i)
+            if (next->is_end || !zr_call_needs_param(next) || s->units[next->unit].resident ||
+                seen[next->unit] == i)
                 continue;
             seen[next->unit] = i;
             n++;
