@@ -19,8 +19,11 @@ struct pipeline_options {
     const char *read, *write, *units;
 };
 
-static const struct option_word kinds[] = {
-    {"gpipe", ZR_GPIPE}, {"1f1b", ZR_1F1B}, {"interleaved", ZR_INTERLEAVED}, {0}};
+static const struct option_word kinds[] = {{"gpipe", ZR_GPIPE},
+                                           {"1f1b", ZR_1F1B},
+                                           {"interleaved", ZR_INTERLEAVED},
+                                           {"zero-bubble", ZR_ZERO_BUBBLE},
+                                           {0}};
 
 static const struct option_row rows[] = {
     {"schedule", "gpipe|1f1b|interleaved", "Which one (1f1b)", 1,

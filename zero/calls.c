@@ -48,34 +48,39 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
     int err = need_context(z, call);
     if (err)
         return err;
-    bool known_phase = phase == ZERO_FORWARD || phase == ZERO_BACKWARD;
+    bool known_phase = phase >= ZERO_FORWARD && phase <= ZERO_BACKWARD_WEIGHT;
     if (!known_phase || unit < 0 || unit >= z->layout->n_units) {
         err = need_healthy(z, call);
         if (err)
             return err;
         if (!known_phase)
-            return zr_fail(ZR_ERR_ARG, "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD", call,
-                           (int)phase);
+            return zr_fail(ZR_ERR_ARG,
+                           "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD, ZERO_BACKWARD_INPUT, "
+                           "ZERO_BACKWARD_WEIGHT",
+                           call, (int)phase);
         return zr_fail(ZR_ERR_ARG, "%s: unit is %d; allowed: 0..%d", call, unit, z->layout->n_units - 1);
     }
     err = zr_awaited_refuse(z, call, -1);
     if (err)
         return err;
-    struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = phase == ZERO_BACKWARD};
+    struct zr_core_event ev = {.kind = kind,
+                               .unit = unit,
+                               .backward = phase == ZERO_BACKWARD || phase == ZERO_BACKWARD_WEIGHT,
+                               .apart = phase >= ZERO_BACKWARD_INPUT};
     if (kind == ZR_EV_BEGIN && !zr_engine_has_failed(z->engine))
-        err = zr_schedule_bracket(z, call, unit, ev.backward);
+        err = zr_schedule_bracket(z, call, &ev);
     return err ? err : zr_engine_call(z->engine, &ev);
 }
 
 int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase)
 {
-    ZR_IN_CALL(z, ZR_CALLED_BEGIN, phase == ZERO_BACKWARD, unit);
+    ZR_IN_CALL(z, ZR_CALLED_BEGIN, phase != ZERO_FORWARD, unit);
     return bracket(z, ZR_EV_BEGIN, unit, phase);
 }
 
 int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase)
 {
-    ZR_IN_CALL(z, ZR_CALLED_END, phase == ZERO_BACKWARD, unit);
+    ZR_IN_CALL(z, ZR_CALLED_END, phase != ZERO_FORWARD, unit);
     return bracket(z, ZR_EV_END, unit, phase);
 }
 

@@ -65,16 +65,18 @@ static int check_together(const struct zero_config *c)
 
 static const char *phase_name(const struct zr_call *call)
 {
-    return call->backward ? "backward" : "forward";
+    return zr_phase_name(call->backward, call->apart);
 }
 
 static int check_call(const struct zero_call *call, int i)
 {
     if (call->unit < 0)
         return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0 and more", i, call->unit);
-    if (call->phase != ZERO_FORWARD && call->phase != ZERO_BACKWARD)
-        return zr_fail(ZR_ERR_ARG, "order[%d].phase is %d; allowed: 1 (ZERO_FORWARD), 2 (ZERO_BACKWARD)", i,
-                       call->phase);
+    if (call->phase < ZERO_FORWARD || call->phase > ZERO_BACKWARD_WEIGHT)
+        return zr_fail(ZR_ERR_ARG,
+                       "order[%d].phase is %d; allowed: 1 (ZERO_FORWARD), 2 (ZERO_BACKWARD), "
+                       "3 (ZERO_BACKWARD_INPUT), 4 (ZERO_BACKWARD_WEIGHT)",
+                       i, call->phase);
     if (call->is_end > 1)
         return zr_fail(ZR_ERR_ARG, "order[%d].is_end is %d; allowed: 0 (begin), 1 (end)", i, call->is_end);
     return 0;
@@ -106,7 +108,8 @@ static int check_brackets(const struct zr_call *order, struct place *places, int
             return zr_fail(ZR_ERR_ARG,
                            "order[%d] ends unit %d (%s), which is not open; allowed: balanced brackets", p.at,
                            p.unit, phase_name(call));
-        } else if (order[places[n_open - 1].at].backward != call->backward) {
+        } else if (order[places[n_open - 1].at].backward != call->backward ||
+                   order[places[n_open - 1].at].apart != call->apart) {
             return zr_fail(ZR_ERR_ARG,
                            "order[%d] ends unit %d (%s), whose innermost open bracket, order[%d], is %s",
                            p.at, p.unit, phase_name(call), places[n_open - 1].at,
@@ -139,8 +142,11 @@ static int resolve_order(const struct zero_config *c, struct zr_call **out)
         struct zero_call call;
         zr_copy_in(&call, sizeof call, c->order, i, c->call_size);
         err = check_call(&call, i);
-        calls[i] = (struct zr_call){
-            .unit = call.unit, .backward = call.phase == ZERO_BACKWARD, .is_end = call.is_end};
+        calls[i] =
+            (struct zr_call){.unit = call.unit,
+                             .backward = call.phase == ZERO_BACKWARD || call.phase == ZERO_BACKWARD_WEIGHT,
+                             .is_end = call.is_end,
+                             .apart = call.phase >= ZERO_BACKWARD_INPUT};
         places[i] = (struct place){call.unit, i};
     }
     if (!err)

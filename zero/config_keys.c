@@ -43,6 +43,7 @@ static const struct choice hybrid_names[] = {
 static const struct choice schedule_names[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
                                                {"gpipe", ZERO_SCHEDULE_GPIPE},
                                                {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
+                                               {"zero-bubble", ZERO_SCHEDULE_ZERO_BUBBLE},
                                                {NULL, 0}};
 static const struct choice mpi_names[] = {
     {"auto", ZERO_MPI_AUTO}, {"ompi", ZERO_MPI_OMPI}, {"mpich", ZERO_MPI_MPICH}, {NULL, 0}};
@@ -147,7 +148,7 @@ static const struct field fields[] = {
     FIELD(mpi, KIND_INT32, TEXT_AND_ENV, mpi_names, 0, 2, "auto (0), ompi (1), mpich (2)"),
     FIXED(mpi_comm, POINTER),
     FIXED(mesh, POINTER),
-    FIELD(schedule, KIND_INT32, TEXT_AND_ENV, schedule_names, 0, 2, "1f1b (0), gpipe (1), interleaved (2)"),
+    FIELD(schedule, KIND_INT32, TEXT_AND_ENV, schedule_names, 0, 3, "1f1b (0), gpipe (1), interleaved (2), zero-bubble (3)"),
     FIXED(action_size, HEAD),
     FIELD(activation_bytes, KIND_BYTES, TEXT_ONLY, NULL, 0, 0x1p40, "0 to 1Ti"),
     FIXED(schedule_file, POINTER),

@@ -237,7 +237,7 @@ uint64_t zr_schedule_file_hash(const struct zr_schedule *s);
 struct zr_pipeline;
 /* schedule_file.c: *out, which the caller closes in any case, is what cfg.schedule_file says. */
 int zr_schedule_read(const struct zr_config *c, struct zr_pipeline **out);
-int zr_schedule_bracket(const struct zero_ctx *z, const char *call, int32_t unit, bool backward);
+int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct zr_core_event *ev);
 int zr_schedule_over(const struct zero_ctx *z, const char *call);
 int zr_schedule_drop(const struct zero_ctx *z);
 void zr_schedule_step(struct zero_ctx *z);

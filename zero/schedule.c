@@ -49,7 +49,8 @@ static enum zr_pipeline_kind kind_of(const struct zr_config *c)
 {
     static const enum zr_pipeline_kind kind[] = {[ZERO_SCHEDULE_1F1B] = ZR_1F1B,
                                                  [ZERO_SCHEDULE_GPIPE] = ZR_GPIPE,
-                                                 [ZERO_SCHEDULE_INTERLEAVED] = ZR_INTERLEAVED};
+                                                 [ZERO_SCHEDULE_INTERLEAVED] = ZR_INTERLEAVED,
+                                                 [ZERO_SCHEDULE_ZERO_BUBBLE] = ZR_ZERO_BUBBLE};
     return kind[c->user.schedule];
 }
 
@@ -179,15 +180,34 @@ static struct zr_call *default_order(int32_t n_units)
     return order;
 }
 
+/* As a backward's action makes the call, if it does. Of one that is apart: a whole backward bracket is one of
+ * inputs, and one of weights; forward brackets inside it are made with the inputs. */
+static bool call_in(enum zr_pipe_kind kind, struct zr_call *call)
+{
+    bool whole = call->backward && !call->apart;
+    if (kind == ZR_PIPE_BACKWARD_INPUT && whole) {
+        call->backward = 0;
+        call->apart = 1;
+    } else if (kind == ZR_PIPE_BACKWARD_WEIGHT && whole) {
+        call->apart = 1;
+    }
+    return kind == ZR_PIPE_BACKWARD_INPUT    ? !call->backward
+           : kind == ZR_PIPE_BACKWARD_WEIGHT ? call->backward
+                                             : true;
+}
+
 /* Those of n calls that are of units of one stage go to the step's: an action's. */
 static void add_calls(struct zr_schedule *s, const struct zr_call *calls, int64_t n, int32_t stage,
-                      bool backward)
+                      enum zr_pipe_kind kind)
 {
     int32_t before = s->n_order;
-    for (int64_t i = 0; i < n; i++)
-        if (s->stage_of[calls[i].unit] == stage)
-            s->order[s->n_order++] = calls[i];
-    if (backward && s->walk.per_rank > 1 && s->n_order > before)
+    bool ends = kind == ZR_PIPE_BACKWARD || kind == ZR_PIPE_BACKWARD_WEIGHT;
+    for (int64_t i = 0; i < n; i++) {
+        struct zr_call call = calls[i];
+        if (s->stage_of[call.unit] == stage && call_in(kind, &call))
+            s->order[s->n_order++] = call;
+    }
+    if (ends && s->walk.per_rank > 1 && s->n_order > before)
         s->order[s->n_order - 1].ends_action = 1;
 }
 
@@ -200,7 +220,8 @@ static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *
     bool assumed = o->n_order == 0;
     struct zr_call *own = assumed ? default_order(n_units) : NULL;
     const struct zr_call *micro = assumed ? own : o->order;
-    int64_t n = o->n_order ? o->n_order : 4 * (int64_t)n_units, forward = 0, all = n * s->walk.n_micro;
+    int64_t n = o->n_order ? o->n_order : 4 * (int64_t)n_units, forward = 0,
+            all = 2 * n * s->walk.n_micro; /* at most: backwards may be apart */
     if (all > MOST_CALLS)
         all = 0; /* units are then gathered as they are asked for, until calls are seen to repeat */
     for (int32_t i = 0; i < o->n_order; i++)
@@ -211,7 +232,7 @@ static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *
         free(own);
         return zr_fail(ZR_ERR_NOMEM, "no memory for the calls of %d micro-batches", s->walk.n_micro);
     }
-    for (int64_t i = 0, n_open = 0; i < n && !micro[i].backward; i++) {
+    for (int64_t i = 0, n_open = 0; i < n && !micro[i].backward && !micro[i].apart; i++) {
         n_open += micro[i].is_end ? -1 : 1;
         forward = n_open ? forward : i + 1;
     }
@@ -220,7 +241,7 @@ static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *
         bool first = a->kind == ZR_PIPE_FORWARD;
         if (zr_pipe_computes(a->kind))
             add_calls(s, first ? micro : micro + forward, first ? forward : n - forward,
-                      stage_here(&s->walk, a), !first);
+                      stage_here(&s->walk, a), a->kind);
     }
     free(own);
     if (s->n_order) {
@@ -250,6 +271,12 @@ static int check_stages(const struct zr_config *c)
                        "stages_per_rank is %d, but schedule is 1f1b, of one stage on each rank; allowed with "
                        "it: schedule interleaved or gpipe, or a schedule_file",
                        c->user.stages_per_rank);
+    if (c->user.schedule == ZERO_SCHEDULE_ZERO_BUBBLE && c->user.stages_per_rank > 1)
+        return zr_fail(
+            ZR_ERR_ARG,
+            "stages_per_rank is %d, but schedule is zero-bubble, of one stage on each rank; allowed "
+            "with it: schedule interleaved or gpipe, or a schedule_file",
+            c->user.stages_per_rank);
     if (c->options.grad_accum_steps > ZR_PIPE_MOST_ALL / c->options.pp)
         return zr_fail(ZR_ERR_ARG, "grad_accum_steps is %d; allowed with pp %d: 1..%lld",
                        c->options.grad_accum_steps, c->options.pp,
@@ -285,6 +312,12 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
         err = make_row(s, kind_of(c), false, &s->walk.step);
     if (!err)
         err = make_row(s, kind_of_evaluation(c, &s->walk), true, &s->walk.evaluation);
+    if (!err && s->room.n_tied == 0 && zr_ties_bytes(l) > 0)
+        err = zr_fail(
+            ZR_ERR_ARG,
+            "a tensor is ZERO_TIED, but by this schedule the first stage comes to a micro-batch's "
+            "gradients of weights before the last stage can, of which they begin with; allowed: one in "
+            "which ranks do not wait for each other so");
     if (!err)
         err = make_order(c, l->n_units, s);
     if (err)
@@ -313,9 +346,19 @@ const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s)
 
 /* ---- one action after the other ---- */
 
-static const char *phase_of(const struct zr_pipe_action *a)
+static enum zero_phase phase_of(const struct zr_pipe_action *a)
 {
-    return a->kind == ZR_PIPE_BACKWARD ? "backward" : "forward";
+    static const enum zero_phase phase[] = {[ZR_PIPE_FORWARD] = ZERO_FORWARD,
+                                            [ZR_PIPE_BACKWARD] = ZERO_BACKWARD,
+                                            [ZR_PIPE_BACKWARD_INPUT] = ZERO_BACKWARD_INPUT,
+                                            [ZR_PIPE_BACKWARD_WEIGHT] = ZERO_BACKWARD_WEIGHT};
+    return phase[a->kind];
+}
+
+static const char *name_phase(const struct zr_pipe_action *a)
+{
+    enum zero_phase p = phase_of(a);
+    return zr_phase_name(p == ZERO_BACKWARD || p == ZERO_BACKWARD_WEIGHT, p >= ZERO_BACKWARD_INPUT);
 }
 
 static int need_healthy(struct zero_ctx *z, const char *call)
@@ -358,7 +401,7 @@ int zero_evaluate(zero_ctx *z)
 static struct zero_action action_of(const struct zr_walk *w, const struct zr_walk_given *g)
 {
     return (struct zero_action){.pp_stage = stage_here(w, &g->action),
-                                .phase = g->action.kind == ZR_PIPE_BACKWARD ? ZERO_BACKWARD : ZERO_FORWARD,
+                                .phase = phase_of(&g->action),
                                 .micro_batch = g->action.micro_batch,
                                 .in = g->in,
                                 .out = g->out,
@@ -389,7 +432,7 @@ int zero_next(zero_ctx *z, struct zero_action *action)
     if (s->walk.open) {
         struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
         return zr_fail(ZR_ERR_ORDER, "zero_next: %s of micro-batch %d is not over; zero_finish ends it",
-                       phase_of(&a), a.micro_batch);
+                       name_phase(&a), a.micro_batch);
     }
     err = zr_walk_next(z->engine, &s->walk, &given, &more);
     if (!err && more)
@@ -424,9 +467,21 @@ int zero_finish(zero_ctx *z)
 
 /* ---- what other calls have to do with it ---- */
 
-int zr_schedule_bracket(const struct zero_ctx *z, const char *call, int32_t unit, bool backward)
+/* Forward brackets are in any action, which may compute anew; others in backward actions, both parts of one
+ * that is apart in a whole one, too. */
+static bool has_bracket(enum zr_pipe_kind kind, const struct zr_core_event *ev)
+{
+    if (!ev->backward && !ev->apart)
+        return true;
+    if (kind == ZR_PIPE_BACKWARD)
+        return true;
+    return ev->apart && kind == (ev->backward ? ZR_PIPE_BACKWARD_WEIGHT : ZR_PIPE_BACKWARD_INPUT);
+}
+
+int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct zr_core_event *ev)
 {
     const struct zr_schedule *s = z->schedule;
+    int32_t unit = ev->unit;
     if (zr_walk_stages(&s->walk) == 1 && !s->walk.open)
         return 0;
     if (!s->walk.open)
@@ -437,10 +492,10 @@ int zr_schedule_bracket(const struct zero_ctx *z, const char *call, int32_t unit
     if (s->stage_of && unit >= 0 && unit < s->n_units && s->stage_of[unit] != stage)
         return zr_fail(ZR_ERR_ORDER, "%s: unit %d is of stage %d of this rank, but the action is of stage %d",
                        call, unit, s->stage_of[unit], stage);
-    if (!backward || a.kind == ZR_PIPE_BACKWARD)
+    if (has_bracket(a.kind, ev))
         return 0;
-    return zr_fail(ZR_ERR_ORDER, "%s: unit %d in backward, but the action is forward of micro-batch %d", call,
-                   unit, a.micro_batch);
+    return zr_fail(ZR_ERR_ORDER, "%s: unit %d in %s, but the action is %s of micro-batch %d", call, unit,
+                   zr_phase_name(ev->backward, ev->apart), name_phase(&a), a.micro_batch);
 }
 
 /* Between two actions of a pipeline another stage may be about to wait for this one, which would wait for

@@ -11,9 +11,9 @@ static int check_action(const struct zr_pipe_action *a, int32_t rank, int32_t n_
                        "rank %d: %s; allowed: actions of stage %d, and with stages_per_rank of every %dth "
                        "behind it",
                        rank, zr_pipe_text(*a, text), rank, n_ranks);
-    if (a->kind == ZR_PIPE_BACKWARD_INPUT || a->kind == ZR_PIPE_BACKWARD_WEIGHT || a->with_next)
-        return zr_fail(ZR_ERR_NOTSUP, "rank %d: %s; allowed: F and B, one after the other", rank,
-                       zr_pipe_text(*a, text));
+    if (a->with_next)
+        return zr_fail(ZR_ERR_NOTSUP, "rank %d: %s with another; allowed: F, B, I and W, one after the other",
+                       rank, zr_pipe_text(*a, text));
     return 0;
 }
 

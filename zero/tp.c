@@ -12,6 +12,12 @@ static bool overlap(const void *a, int64_t n_a, const void *b, int64_t n_b)
     return x > y ? x - y < (uintptr_t)n_b : y - x < (uintptr_t)n_a;
 }
 
+/* Gradients of weights cross no parts. */
+static bool is_backward(enum zero_phase phase)
+{
+    return phase == ZERO_BACKWARD || phase == ZERO_BACKWARD_INPUT;
+}
+
 /* All but where dst and src lie. */
 static int check_moved(struct zero_ctx *z, const char *call, const void *dst, const void *src, int64_t n,
                        int32_t dtype, enum zero_phase phase)
@@ -21,8 +27,10 @@ static int check_moved(struct zero_ctx *z, const char *call, const void *dst, co
     int err = zr_engine_check(z->engine);
     if (err)
         return err;
-    if (phase != ZERO_FORWARD && phase != ZERO_BACKWARD)
-        return zr_fail(ZR_ERR_ARG, "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD", call, (int)phase);
+    if (phase != ZERO_FORWARD && !is_backward(phase))
+        return zr_fail(ZR_ERR_ARG,
+                       "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD, ZERO_BACKWARD_INPUT", call,
+                       (int)phase);
     if (dtype != ZERO_F32 && dtype != ZERO_BF16)
         return zr_fail(ZR_ERR_ARG, "%s: dtype is %d; allowed: ZERO_F32, ZERO_BF16", call, dtype);
     if (n < 0 || n > INT64_MAX / (int64_t)sizeof(float) || (n && (!dst || !src)))
@@ -79,7 +87,7 @@ static void say(struct zero_ctx *z, enum zr_called_name call, int64_t n, int32_t
 static int compare(struct zero_ctx *z, enum zr_called_name call, const void *src, int64_t n, int32_t dtype,
                    enum zero_phase phase, bool whole)
 {
-    return zr_engine_compare_activation(z->engine, call, phase == ZERO_BACKWARD, src, n, (enum zr_dtype)dtype,
+    return zr_engine_compare_activation(z->engine, call, is_backward(phase), src, n, (enum zr_dtype)dtype,
                                         whole);
 }
 
@@ -97,14 +105,14 @@ static int move(struct zero_ctx *z, enum zr_called_name call, void *dst, const v
 
 int zero_tp_enter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype, enum zero_phase phase)
 {
-    ZR_IN_CALL(z, ZR_CALLED_TP_ENTER, phase == ZERO_BACKWARD, -1);
+    ZR_IN_CALL(z, ZR_CALLED_TP_ENTER, is_backward(phase), -1);
     int err = check_pair(z, "zero_tp_enter", dst, src, n, dtype, phase);
-    return err ? err : move(z, ZR_CALLED_TP_ENTER, dst, src, n, dtype, phase, phase == ZERO_BACKWARD);
+    return err ? err : move(z, ZR_CALLED_TP_ENTER, dst, src, n, dtype, phase, is_backward(phase));
 }
 
 int zero_tp_leave(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype, enum zero_phase phase)
 {
-    ZR_IN_CALL(z, ZR_CALLED_TP_LEAVE, phase == ZERO_BACKWARD, -1);
+    ZR_IN_CALL(z, ZR_CALLED_TP_LEAVE, is_backward(phase), -1);
     int err = check_pair(z, "zero_tp_leave", dst, src, n, dtype, phase);
     return err ? err : move(z, ZR_CALLED_TP_LEAVE, dst, src, n, dtype, phase, phase == ZERO_FORWARD);
 }
@@ -125,7 +133,7 @@ static int move_parts(struct zero_ctx *z, enum zr_called_name call, void *dst, c
 
 int zero_tp_gather(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype, enum zero_phase phase)
 {
-    ZR_IN_CALL(z, ZR_CALLED_TP_GATHER, phase == ZERO_BACKWARD, -1);
+    ZR_IN_CALL(z, ZR_CALLED_TP_GATHER, is_backward(phase), -1);
     bool gathers = phase == ZERO_FORWARD;
     int err = check_part(z, "zero_tp_gather", dst, src, n, dtype, phase, gathers);
     return err ? err : move_parts(z, ZR_CALLED_TP_GATHER, dst, src, n, dtype, phase, gathers);
@@ -133,8 +141,8 @@ int zero_tp_gather(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t d
 
 int zero_tp_scatter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype, enum zero_phase phase)
 {
-    ZR_IN_CALL(z, ZR_CALLED_TP_SCATTER, phase == ZERO_BACKWARD, -1);
-    bool gathers = phase == ZERO_BACKWARD;
+    ZR_IN_CALL(z, ZR_CALLED_TP_SCATTER, is_backward(phase), -1);
+    bool gathers = is_backward(phase);
     int err = check_part(z, "zero_tp_scatter", dst, src, n, dtype, phase, gathers);
     return err ? err : move_parts(z, ZR_CALLED_TP_SCATTER, dst, src, n, dtype, phase, gathers);
 }

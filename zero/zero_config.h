@@ -20,7 +20,15 @@ enum zero_dtype {
     ZERO_I64 = 5
 };
 
-enum zero_phase { ZERO_FORWARD = 1, ZERO_BACKWARD = 2 };
+/* What a bracket is of. The last two are a backward taken apart, as some pipeline schedules do: gradients of a
+ * unit's inputs first, for which its parameters are there, and those of its weights later, for which its
+ * gradient is there and its parameters are not (a forward bracket inside has them). */
+enum zero_phase {
+    ZERO_FORWARD = 1,
+    ZERO_BACKWARD = 2,
+    ZERO_BACKWARD_INPUT = 3,
+    ZERO_BACKWARD_WEIGHT = 4
+};
 
 /* Optimizers. X(name, value, key in configurations and checkpoints, what it is: its source, its defaults of
  * beta1, beta2 and eps where it uses them, and the fp32 states that it keeps per weight). Where no decay is
@@ -210,8 +218,8 @@ struct zero_update {
     zero_stream stream;
 };
 
-/* cfg.schedule: in which order the stages of a pipeline take the micro-batches of a step. Both wait as long;
- * sums have the same bits. */
+/* cfg.schedule: in which order the stages of a pipeline take the micro-batches of a step. Sums have the same
+ * bits by each. 1f1b and gpipe wait as long. */
 enum zero_schedule {
     /* as soon as there is a backward, it goes first: as many micro-batches' activations are kept as there are
      * stages behind, and one */
@@ -221,7 +229,11 @@ enum zero_schedule {
     /* as 1f1b, for stages_per_rank of 2 and more: stages wait for each other so many times less, and each
      * micro-batch's activations go so many times as often from rank to rank. grad_accum_steps is a multiple
      * of pp, or as many times another number of pp and more, or less than pp */
-    ZERO_SCHEDULE_INTERLEAVED = 2
+    ZERO_SCHEDULE_INTERLEAVED = 2,
+    /* as 1f1b, with backwards apart: actions are ZERO_BACKWARD_INPUT and, later, ZERO_BACKWARD_WEIGHT of a
+     * micro-batch, which fill most of the time in which 1f1b waits (ZB-H1, arXiv:2401.10241). Each rank keeps as
+     * many micro-batches' activations as there are stages */
+    ZERO_SCHEDULE_ZERO_BUBBLE = 3
 };
 
 /* cfg.hybrid: sharding within groups of cfg.shard_group ranks, with a copy of the parameters in each. Gathers

@@ -134,13 +134,13 @@ struct zero_action {
     /* 0 to grad_accum_steps - 1: of this rank's place in dp; -1: all actions of the step are over, and
      * zero_step is next */
     int32_t micro_batch;
-    /* forward: what the stage before gave; backward: the gradient of what this stage gave.
-     * cfg.activation_bytes of the library's, to be read until zero_finish; NULL on the first stage forward,
-     * on the last backward */
+    /* forward: what the stage before gave; backward: the gradient of what this stage gave, the same in both
+     * parts of one that is apart. cfg.activation_bytes of the library's, to be read until zero_finish; NULL on
+     * the first stage forward, on the last backward */
     const void *in;
     /* forward: for what this stage gives to the next; backward: for the gradient of what the stage before
      * gave. All of it that the other stage reads has to be written: what was there is not zeroed. NULL on the
-     * last stage forward, on the first backward */
+     * last stage forward, on the first backward, and in a backward of weights */
     void *out;
     /* backward: `in` of the micro-batch's forward, which is still there; NULL on the first stage */
     const void *kept;

@@ -374,7 +374,7 @@ void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
         e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
     if (ev->kind < sizeof name / sizeof *name && name[ev->kind])
         report_called(e, &(struct zr_called){.name = name[ev->kind],
-                                             .backward = bracket && ev->backward,
+                                             .backward = bracket && (ev->backward || ev->apart),
                                              .subject = bracket ? ev->unit : -1,
                                              .step = e->m.step + 1});
 }
@@ -392,8 +392,8 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     zr_model_called(e, ev);
     if (e->watch)
         zr_model_check_call(e->watch, zr_model_call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
-                            ev->backward ? "backward" : "forward", e->m.step);
-    enum zr_span_kind span = ev->backward ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
+                            zr_phase_name(ev->backward, ev->apart), e->m.step);
+    enum zr_span_kind span = ev->backward || ev->apart ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)
         zr_timeline_end(e->timeline, ZR_TRACK_MODEL, span, ev->unit);
     e->m.call = ev->kind;

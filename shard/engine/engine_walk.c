@@ -51,7 +51,8 @@ static struct zr_pipe_message message_of(const struct zr_pipe_action *a)
 /* A backward whose gradients another stage has to do with: the first stage's, or the last's. */
 static bool ends_ties(const struct zr_walk *w, const struct zr_pipe_action *a)
 {
-    return a->kind == ZR_PIPE_BACKWARD && (a->stage == 0 || a->stage == zr_walk_stages(w) - 1);
+    bool weights = a->kind == ZR_PIPE_BACKWARD || a->kind == ZR_PIPE_BACKWARD_WEIGHT;
+    return weights && (a->stage == 0 || a->stage == zr_walk_stages(w) - 1);
 }
 
 /* ---- one action after the other ---- */
@@ -71,16 +72,17 @@ int zr_walk_move(struct zr_engine *e, struct zr_walk *w)
     return err;
 }
 
-/* What the action reads is there, and what it writes may be written. */
+/* What the action reads is there, and what it writes may be written. A backward of weights reads what that of
+ * inputs, before it, was given. */
 static int give_slots(struct zr_engine *e, const struct zr_walk *w, struct zr_walk_given *out)
 {
     const struct zr_pipe_action *a = &out->action;
-    bool backward = a->kind == ZR_PIPE_BACKWARD, has_next = a->stage + 1 < zr_walk_stages(w),
-         has_last = a->stage > 0;
+    bool backward = a->kind != ZR_PIPE_FORWARD, weights = a->kind == ZR_PIPE_BACKWARD_WEIGHT,
+         has_next = a->stage + 1 < zr_walk_stages(w), has_last = a->stage > 0;
     struct zr_pipe_message next = to_next(a, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD),
                            last = to_last(a, next.way), kept = to_last(a, ZR_PIPE_ONWARD);
-    int err = has_next ? zr_engine_pipe_await(e, &next) : 0;
-    if (!err && has_last)
+    int err = has_next && !weights ? zr_engine_pipe_await(e, &next) : 0;
+    if (!err && has_last && !weights)
         err = zr_engine_pipe_await(e, &last);
     if (!err && ends_ties(w, a))
         err = zr_engine_tied_begin(e, a->micro_batch);
@@ -89,7 +91,7 @@ static int give_slots(struct zr_engine *e, const struct zr_walk *w, struct zr_wa
     void *at_next = has_next ? zr_engine_pipe_at(e, &next) : NULL,
          *at_last = has_last ? zr_engine_pipe_at(e, &last) : NULL;
     out->in = backward ? at_next : at_last;
-    out->out = backward ? at_last : at_next;
+    out->out = weights ? NULL : backward ? at_last : at_next;
     out->kept = backward && has_last ? zr_engine_pipe_at(e, &kept) : NULL;
     return 0;
 }
@@ -109,18 +111,19 @@ int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_given *o
 }
 
 /* What the action has written goes on its way, and what it has read may be written again: what a forward was
- * given only where no backward follows. */
+ * given only where no backward follows, and what a backward of inputs read once that of weights is over. */
 static int take_slots(struct zr_engine *e, const struct zr_walk *w, const struct zr_pipe_action *a)
 {
-    bool backward = a->kind == ZR_PIPE_BACKWARD, has_last = a->stage > 0;
+    bool backward = a->kind != ZR_PIPE_FORWARD, has_last = a->stage > 0,
+         over = a->kind != ZR_PIPE_BACKWARD_INPUT, gives = a->kind != ZR_PIPE_BACKWARD_WEIGHT;
     const struct zr_pipe_message next = to_next(a, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD),
                                  given = to_last(a, ZR_PIPE_ONWARD), back = to_last(a, ZR_PIPE_BACK);
     int err = ends_ties(w, a) ? zr_engine_tied_end(e) : 0;
-    if (!err && a->stage + 1 < zr_walk_stages(w))
+    if (!err && a->stage + 1 < zr_walk_stages(w) && over)
         err = zr_engine_pipe_done(e, &next);
-    if (!err && has_last && (backward || w->evaluates))
+    if (!err && has_last && over && (backward || w->evaluates))
         err = zr_engine_pipe_done(e, &given);
-    return !err && has_last && backward ? zr_engine_pipe_done(e, &back) : err;
+    return !err && has_last && backward && gives ? zr_engine_pipe_done(e, &back) : err;
 }
 
 int zr_walk_finish(struct zr_engine *e, struct zr_walk *w)

@@ -37,7 +37,7 @@ struct zr_walk {
 struct zr_walk_given {
     struct zr_pipe_action action;
     void *in, *out;
-    /* backward: what its forward was given */
+    /* backward, of inputs and of weights: what its forward was given */
     void *kept;
 };
 

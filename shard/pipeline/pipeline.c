@@ -1,7 +1,8 @@
 /* pipeline.c: pipeline.h's tables, and the schedules that are known by name.
  *
  * GPipe: Huang et al., arXiv:1811.06965. 1F1B: Narayanan et al., PipeDream (SOSP 2019). Interleaved:
- * Narayanan et al., arXiv:2104.04473, with rounds of any length, as PyTorch has them. */
+ * Narayanan et al., arXiv:2104.04473, with rounds of any length, as PyTorch has them. Zero bubble: ZB-H1 of Qi
+ * et al., arXiv:2401.10241, which keeps as many activations as 1F1B's fullest rank. */
 #include "shard/pipeline/pipeline.h"
 #include "kernels/error.h"
 
@@ -25,7 +26,7 @@ const char *zr_pipe_text(struct zr_pipe_action a, char text[ZR_PIPE_TEXT])
 
 const struct zr_pipe_cost *zr_pipe_assumed_cost(void)
 {
-    static const struct zr_pipe_cost cost = {.forward_ns = 1000, .backward_ns = 2000};
+    static const struct zr_pipe_cost cost = {.forward_ns = 1000, .backward_ns = 2000, .weight_ns = 1000};
     return &cost;
 }
 
@@ -147,7 +148,7 @@ static int add(const struct part *b, enum zr_pipe_kind kind, int64_t nth)
     int32_t local = (int32_t)(nth / b->round % b->per_rank);
     int32_t in_round = (int32_t)(nth % b->round);
     int32_t round = (int32_t)(nth / ((int64_t)b->round * b->per_rank));
-    if (kind == ZR_PIPE_BACKWARD)
+    if (kind != ZR_PIPE_FORWARD)
         local = b->per_rank - 1 - local;
     const struct zr_pipe_action a = {
         .kind = kind, .stage = local * b->p->n_ranks + b->rank, .micro_batch = round * b->round + in_round};
@@ -170,6 +171,32 @@ static int add_all(const struct part *b, int64_t first, bool forward_only)
     return err;
 }
 
+/* The nth backward's inputs, and the weights of the one `behind` before it, if there is one. */
+static int add_apart(const struct part *b, int64_t nth, int64_t behind)
+{
+    int err = add(b, ZR_PIPE_BACKWARD_INPUT, nth);
+    return err || nth < behind ? err : add(b, ZR_PIPE_BACKWARD_WEIGHT, nth - behind);
+}
+
+/* first forwards, then one of each in turn, as 1F1B; the later a rank is the later follow its weights, so that
+ * ranks before it have the gradients of their inputs sooner, and all begin with weights at the same time. */
+static int add_zero_bubble(const struct part *b, int64_t first)
+{
+    const int64_t n = b->n_micro_batches, behind = b->rank;
+    int err = 0;
+    first = first < n ? first : n;
+    for (int64_t i = 0; i < n && !err; i++) {
+        err = add(b, ZR_PIPE_FORWARD, i);
+        if (!err && i >= first)
+            err = add_apart(b, i - first, behind);
+    }
+    for (int64_t i = n - first; i < n && !err; i++)
+        err = add_apart(b, i, behind);
+    for (int64_t i = n > behind ? n - behind : 0; i < n && !err; i++)
+        err = add(b, ZR_PIPE_BACKWARD_WEIGHT, i);
+    return err;
+}
+
 static int check_numbers(enum zr_pipeline_kind kind, int32_t n_ranks, int32_t per_rank, int32_t n)
 {
     if (n_ranks < 1 || n_ranks > ZR_PIPE_MOST_RANKS)
@@ -187,6 +214,8 @@ static int check_numbers(enum zr_pipeline_kind kind, int32_t n_ranks, int32_t pe
         return zr_fail(ZR_ERR_ARG,
                        "1F1B has one stage per rank, not %d: with several it is the interleaved schedule",
                        per_rank);
+    if (kind == ZR_ZERO_BUBBLE && per_rank > 1)
+        return zr_fail(ZR_ERR_ARG, "the zero-bubble schedule has one stage per rank, not %d", per_rank);
     int32_t rounds = n / n_ranks > 1 ? n / n_ranks : 1;
     if (kind == ZR_INTERLEAVED && n % rounds)
         return zr_fail(ZR_ERR_ARG,
@@ -209,10 +238,13 @@ int zr_pipeline_build(struct zr_pipeline **out, enum zr_pipeline_kind kind, int3
     for (int32_t r = 0; r < n_ranks && !err; r++) {
         const struct part b = {p, r, stages_per_rank, n_micro_batches, round};
         const int64_t behind = n_ranks - 1 - r;
-        const int64_t first = kind == ZR_GPIPE  ? INT64_MAX
-                              : kind == ZR_1F1B ? behind
-                                                : (int64_t)(stages_per_rank - 1) * round + 2 * behind;
-        err = add_all(&b, first, forward_only);
+        const int64_t first = kind == ZR_GPIPE         ? INT64_MAX
+                              : kind != ZR_INTERLEAVED ? behind
+                                                       : (int64_t)(stages_per_rank - 1) * round + 2 * behind;
+        if (kind == ZR_ZERO_BUBBLE && !forward_only)
+            err = add_zero_bubble(&b, first);
+        else
+            err = add_all(&b, first, forward_only);
     }
     if (err)
         zr_pipeline_close(p);

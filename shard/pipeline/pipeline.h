@@ -82,6 +82,7 @@ enum zr_pipeline_kind {
     ZR_GPIPE,       /* all forwards, then all backwards; with several stages per rank, stage after stage */
     ZR_1F1B,        /* as soon as there is a backward, it goes first */
     ZR_INTERLEAVED, /* the same over several stages per rank: stage s is rank s % n_ranks's */
+    ZR_ZERO_BUBBLE, /* as 1F1B, gradients of weights apart, which fill what time is left (ZB-H1) */
 };
 
 /* The most of each, and of stages times micro-batches. */
@@ -131,14 +132,15 @@ int zr_pipeline_lower(struct zr_pipeline **out, const struct zr_pipeline *p, con
 
 /* Slots for messages that every rank needs of what goes on from a stage to the next, and of what comes back,
  * where micro-batch m takes slot m % slots on both sides: what is received stays in its slot until its
- * stage's backward is done (in a schedule without, its forward), what is computed until it was sent. Between
+ * stage's backward is done, that of weights too (in a schedule without, its forward), what is computed until
+ * it was sent. Between
  * two stages of one rank, it is in its slot from where it is computed. p has messages, or one rank.
  * ZR_ERR_NOMEM. */
 int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n_back);
 
 struct zr_pipe_report;
 /* Slots for gradients of tensors that the first and the last stage have, of which twice as many are on
- * their way. report: of p. */
+ * their way; 0: with none would all ranks come to the end. report: of p. */
 int32_t zr_pipeline_tied_slots(const struct zr_pipeline *p, const struct zr_pipe_report *report);
 
 struct zr_pipe_rank {

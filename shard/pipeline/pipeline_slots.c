@@ -5,10 +5,21 @@
 
 #include <stdlib.h>
 
-/* Where in a rank's row each micro-batch's action of a kind is, for one stage; -1: nowhere. */
+/* Where in a rank's row each micro-batch's action of a kind is, for one stage; -1: nowhere. BACKWARD is where
+ * its backward computes the gradient of its inputs, BACKWARD_WEIGHT where that ends, with the weights: one
+ * action or two. */
 struct places {
     int64_t *of[ZR_PIPE_N_KINDS];
 };
+
+static void note_place(const struct places *at, const struct zr_pipe_action *a, int64_t i)
+{
+    at->of[a->kind][a->micro_batch] = i;
+    if (a->kind == ZR_PIPE_BACKWARD_INPUT)
+        at->of[ZR_PIPE_BACKWARD][a->micro_batch] = i;
+    if (a->kind == ZR_PIPE_BACKWARD)
+        at->of[ZR_PIPE_BACKWARD_WEIGHT][a->micro_batch] = i;
+}
 
 static void find_places(const struct zr_pipeline *p, const struct zr_pipe_row *row, int32_t stage,
                         const struct places *at)
@@ -18,7 +29,7 @@ static void find_places(const struct zr_pipeline *p, const struct zr_pipe_row *r
             at->of[k][m] = -1;
     for (int64_t i = 0; i < row->n; i++)
         if (row->at[i].stage == stage && row->at[i].micro_batch >= 0)
-            at->of[row->at[i].kind][row->at[i].micro_batch] = i;
+            note_place(at, &row->at[i], i);
 }
 
 /* Each micro-batch's `use` comes behind the `done` of the one that had its slot before, if the row has them.
@@ -31,15 +42,15 @@ static bool comes_behind(const int64_t *use, const int64_t *done, int32_t n, int
     return true;
 }
 
-/* What is received stays until the micro-batch's backward, which needs it, or forward where there is none;
- * what is computed is written where the one before was sent from. */
+/* What is received stays until the micro-batch's backward is over, or forward where there is none; what is
+ * computed is written where the one before was sent from. */
 static bool is_enough(const struct places *at, int32_t n, int32_t onward, int32_t back)
 {
     bool forward_only = at->of[ZR_PIPE_BACKWARD][0] < 0;
-    const int64_t *last = at->of[forward_only ? ZR_PIPE_FORWARD : ZR_PIPE_BACKWARD];
+    const int64_t *last = at->of[forward_only ? ZR_PIPE_FORWARD : ZR_PIPE_BACKWARD_WEIGHT];
     return comes_behind(at->of[ZR_PIPE_RECV_F], last, n, onward) &&
            comes_behind(at->of[ZR_PIPE_FORWARD], at->of[ZR_PIPE_SEND_F], n, onward) &&
-           comes_behind(at->of[ZR_PIPE_RECV_B], at->of[ZR_PIPE_BACKWARD], n, back) &&
+           comes_behind(at->of[ZR_PIPE_RECV_B], at->of[ZR_PIPE_BACKWARD_WEIGHT], n, back) &&
            comes_behind(at->of[ZR_PIPE_BACKWARD], at->of[ZR_PIPE_SEND_B], n, back);
 }
 
@@ -48,9 +59,9 @@ static bool is_enough_within(const struct places *at, const struct places *next,
                              int32_t back)
 {
     bool forward_only = at->of[ZR_PIPE_BACKWARD][0] < 0;
-    const int64_t *last = next->of[forward_only ? ZR_PIPE_FORWARD : ZR_PIPE_BACKWARD];
+    const int64_t *last = next->of[forward_only ? ZR_PIPE_FORWARD : ZR_PIPE_BACKWARD_WEIGHT];
     return comes_behind(at->of[ZR_PIPE_FORWARD], last, n, onward) &&
-           comes_behind(next->of[ZR_PIPE_BACKWARD], at->of[ZR_PIPE_BACKWARD], n, back);
+           comes_behind(next->of[ZR_PIPE_BACKWARD], at->of[ZR_PIPE_BACKWARD_WEIGHT], n, back);
 }
 
 int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n_back)
@@ -86,41 +97,4 @@ int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n
     free(rank_of);
     free(room);
     return err;
-}
-
-/* ---- of tied tensors ---- */
-
-/* When a stage's backward of each micro-batch is, on the virtual clock, by what its rank computes. */
-static void list_backwards(const struct zr_pipeline *p, struct zr_pipe_time *const *times, int32_t stage,
-                           struct zr_pipe_time *out)
-{
-    const struct zr_pipe_row *row = &p->rows[stage % p->n_ranks];
-    const struct zr_pipe_time *at = times[stage % p->n_ranks];
-    for (int64_t i = 0; i < row->n; i++) {
-        if (row->at[i].kind == ZR_PIPE_BACKWARD && row->at[i].stage == stage)
-            out[row->at[i].micro_batch] = *at;
-        at += zr_pipe_computes(row->at[i].kind);
-    }
-}
-
-/* The last stage's backward waits for the first stage's of so many micro-batches before. With one stage
- * on each rank that is as many behind as there are stages; by a schedule of another kind it may be more:
- * the last rank then waits, for nothing that waits for it. With several the last rank waits with its
- * other stages, too, for which the first may be waiting: so as many as make nobody wait on the virtual
- * clock, where the others' order then has no circle with them either. */
-int32_t zr_pipeline_tied_slots(const struct zr_pipeline *p, const struct zr_pipe_report *report)
-{
-    int32_t n = p->n_micro_batches, apart = 1;
-    if (p->n_stages <= p->n_ranks || p->n_ranks == 1)
-        return (p->n_ranks + 1) / 2 < n ? (p->n_ranks + 1) / 2 : n;
-    struct zr_pipe_time *first = malloc(2 * (size_t)n * sizeof *first), *last = first + n;
-    if (!first) /* as many as can be */
-        return n;
-    list_backwards(p, report->times, 0, first);
-    list_backwards(p, report->times, p->n_stages - 1, last);
-    for (int32_t m = 0; m < n; m++)
-        while (m >= apart && first[m - apart].end_ns > last[m].start_ns)
-            apart++;
-    free(first);
-    return (apart + 1) / 2;
 }

@@ -37,6 +37,9 @@ struct model {
     int hidden;
     struct layer layer[LAYERS];
     float x[MICRO][LAYERS + 1][ROWS * C], h[MICRO][LAYERS][ROWS * H];
+    /* gradients of a layer's output, of the same in its part, and of what goes into tanh: between a backward of
+     * inputs and that of weights */
+    float gx[MICRO][LAYERS][ROWS * C], gy[MICRO][LAYERS][ROWS * C], ga[MICRO][LAYERS][ROWS * H];
     float own[LAYERS * OF_LAYER][C * H];
     struct zero_tensor table[LAYERS * OF_LAYER];
     char name[LAYERS * OF_LAYER][16];
@@ -195,52 +198,72 @@ static int forward(struct model *m, zero_ctx *z, int micro)
     return nests ? zero_end(z, m->first_unit, ZERO_FORWARD) : 0;
 }
 
-/* dx: of the stage's output, and then of its input. */
-static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C])
+/* dx: of the layer's output, and then of its input. */
+static int layer_inputs(struct model *m, zero_ctx *z, int micro, int l, float dx[ROWS * C],
+                        enum zero_phase phase)
 {
-    bool nests = m->nests && m->n_layers;
+    const struct layer *a = &m->layer[l];
+    const float *h = m->h[micro][l];
+    float du[ROWS * C], *da = m->ga[micro][l], *dy = m->gy[micro][l];
+    memcpy(m->gx[micro][l], dx, sizeof m->gx[micro][l]);
+    OR_RETURN(zero_tp_leave(z, dy, dx, ROWS * C, ZERO_F32, phase));
+    for (int r = 0; r < ROWS; r++) {
+        for (int j = 0; j < m->hidden; j++) {
+            float hj = h[r * m->hidden + j], dh = 0;
+            for (int i = 0; i < C; i++)
+                dh += a->w2[i * m->hidden + j] * dy[r * C + i];
+            da[r * m->hidden + j] = dh * (1 - hj * hj);
+        }
+        for (int i = 0; i < C; i++) {
+            float sum = 0;
+            for (int j = 0; j < m->hidden; j++)
+                sum += a->w1[j * C + i] * da[r * m->hidden + j];
+            du[r * C + i] = sum;
+        }
+    }
+    OR_RETURN(zero_tp_enter(z, du, du, ROWS * C, ZERO_F32, phase));
+    for (int i = 0; i < ROWS * C; i++)
+        dx[i] += du[i];
+    return 0;
+}
+
+static void layer_weights(struct model *m, int micro, int l)
+{
+    const struct layer *a = &m->layer[l];
+    const float *h = m->h[micro][l], *x = m->x[micro][l], *da = m->ga[micro][l], *dy = m->gy[micro][l];
+    for (int i = 0; i < ROWS * C; i++)
+        a->db[i % C] += m->gx[micro][l][i];
+    if (m->poisoned && micro == 1)
+        a->db[3] = NAN;
+    for (int r = 0; r < ROWS; r++)
+        for (int j = 0; j < m->hidden; j++)
+            for (int i = 0; i < C; i++) {
+                a->dw2[i * m->hidden + j] += dy[r * C + i] * h[r * m->hidden + j];
+                a->dw1[j * C + i] += da[r * m->hidden + j] * x[r * C + i];
+            }
+}
+
+/* dx: of the stage's output, and then of its input, but in a backward of weights. */
+static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C], enum zero_phase phase)
+{
+    bool nests = m->nests && m->n_layers, recomputes = m->recomputes && phase != ZERO_BACKWARD_WEIGHT;
     if (nests)
-        OR_RETURN(zero_begin(z, m->first_unit, ZERO_BACKWARD));
+        OR_RETURN(zero_begin(z, m->first_unit, phase));
     for (int l = m->n_layers; l-- > 0;) {
-        const struct layer *a = &m->layer[l];
-        const float *h = m->h[micro][l], *x = m->x[micro][l];
-        float du[ROWS * C], da[ROWS * H], dy[ROWS * C];
-        if (m->recomputes)
+        if (recomputes)
             OR_RETURN(zero_begin(z, m->first_unit + l, ZERO_FORWARD));
         if (l || !nests)
-            OR_RETURN(zero_begin(z, m->first_unit + l, ZERO_BACKWARD));
-        for (int i = 0; i < ROWS * C; i++)
-            a->db[i % C] += dx[i];
-        if (m->poisoned && micro == 1)
-            a->db[3] = NAN;
-        OR_RETURN(zero_tp_leave(z, dy, dx, ROWS * C, ZERO_F32, ZERO_BACKWARD));
-        for (int r = 0; r < ROWS; r++) {
-            for (int j = 0; j < m->hidden; j++) {
-                float hj = h[r * m->hidden + j], dh = 0;
-                for (int i = 0; i < C; i++) {
-                    dh += a->w2[i * m->hidden + j] * dy[r * C + i];
-                    a->dw2[i * m->hidden + j] += dy[r * C + i] * hj;
-                }
-                da[r * m->hidden + j] = dh * (1 - hj * hj);
-            }
-            for (int i = 0; i < C; i++) {
-                float sum = 0;
-                for (int j = 0; j < m->hidden; j++) {
-                    sum += a->w1[j * C + i] * da[r * m->hidden + j];
-                    a->dw1[j * C + i] += da[r * m->hidden + j] * x[r * C + i];
-                }
-                du[r * C + i] = sum;
-            }
-        }
-        OR_RETURN(zero_tp_enter(z, du, du, ROWS * C, ZERO_F32, ZERO_BACKWARD));
-        for (int i = 0; i < ROWS * C; i++)
-            dx[i] += du[i];
+            OR_RETURN(zero_begin(z, m->first_unit + l, phase));
+        if (phase != ZERO_BACKWARD_WEIGHT)
+            OR_RETURN(layer_inputs(m, z, micro, l, dx, phase));
+        if (phase != ZERO_BACKWARD_INPUT)
+            layer_weights(m, micro, l);
         if (l || !nests)
-            OR_RETURN(zero_end(z, m->first_unit + l, ZERO_BACKWARD));
-        if (m->recomputes)
+            OR_RETURN(zero_end(z, m->first_unit + l, phase));
+        if (recomputes)
             OR_RETURN(zero_end(z, m->first_unit + l, ZERO_FORWARD));
     }
-    return nests ? zero_end(z, m->first_unit, ZERO_BACKWARD) : 0;
+    return nests ? zero_end(z, m->first_unit, phase) : 0;
 }
 
 /* ---- one rank ---- */
@@ -250,8 +273,10 @@ struct setup {
     /* stages of a rank; 0: one */
     int per_rank;
     bool check, evaluates, nests, lingers, recomputes;
-    /* a line for each stage; NULL: as schedule says. keeps: micro-batches of each stage, at most */
+    /* a line for each stage, in which backwards are apart; NULL: as schedule says. keeps: micro-batches of each
+     * stage, at most */
     const char *file;
+    bool apart;
     int keeps[4];
     /* of the model on one rank of pp: norms and losses of every step */
     double norm[STEPS], loss[STEPS];
@@ -325,7 +350,10 @@ static int run_action(struct model *m, zero_ctx *z, const struct zero_action *a,
         dx[i] = (y[i] - target[i]) / ROWS;
     if (a->in)
         memcpy(dx, a->in, sizeof dx);
-    OR_RETURN(backward(m, z, a->micro_batch, dx));
+    bool weights = a->phase == ZERO_BACKWARD_WEIGHT;
+    if (weights && m->n_layers && memcmp(m->gx[a->micro_batch][m->n_layers - 1], dx, sizeof dx) != 0)
+        return ZERO_ERR_FAILED; /* what that of inputs was given is still there, too */
+    OR_RETURN(backward(m, z, a->micro_batch, dx, (enum zero_phase)a->phase));
     if (a->out)
         memcpy(a->out, dx, sizeof dx);
     return 0;
@@ -337,7 +365,7 @@ static int run_actions(struct toy_rank *r, struct model *m, zero_ctx *z, int ste
     const struct setup *s = r->arg;
     enum { MOST_STAGES = 4 };
     int n_micro = MICRO / at->n_dp, n = 0, most = 0, v = per_rank(s);
-    int n_forward[MOST_STAGES] = {0}, n_backward[MOST_STAGES] = {0};
+    int n_seen[ZERO_BACKWARD_WEIGHT + 1][MOST_STAGES] = {{0}}, *over = n_seen[ZERO_BACKWARD];
     for (;; n++) {
         struct zero_action a;
         memset(&a, 0x55, sizeof a);
@@ -348,18 +376,24 @@ static int run_actions(struct toy_rank *r, struct model *m, zero_ctx *z, int ste
             toy_wrong(r, "stage is %d", a.pp_stage);
         int stage = a.pp_stage * s->pp + at->pp;
         bool ends = a.phase == ZERO_FORWARD ? stage == s->pp * v - 1 : stage == 0;
+        ends |= a.phase == ZERO_BACKWARD_WEIGHT;
         if ((a.out == NULL) != ends)
             toy_wrong(r, "stage %d, phase %d: out is %p", stage, a.phase, a.out);
-        int *seen = a.phase == ZERO_FORWARD ? n_forward : n_backward;
-        if (a.micro_batch != seen[a.pp_stage]++)
+        if (a.micro_batch != n_seen[a.phase][a.pp_stage]++)
             toy_wrong(r, "phase %d: micro-batch %d comes out of its turn", a.phase, a.micro_batch);
-        most = n_forward[0] - n_backward[0] > most ? n_forward[0] - n_backward[0] : most;
+        if (a.phase == ZERO_BACKWARD_INPUT)
+            over = n_seen[ZERO_BACKWARD_WEIGHT];
+        int kept = n_seen[ZERO_FORWARD][0] - over[0];
+        most = kept > most ? kept : most;
         OR_RETURN(run_action(m, z, &a, step * MICRO + a.micro_batch * at->n_dp + at->dp, loss));
         OR_RETURN(zero_finish(z));
     }
     int behind = s->pp - at->pp, want = s->pp > 1 && s->schedule == ZERO_SCHEDULE_GPIPE ? n_micro : behind;
-    want = s->file ? s->keeps[at->pp] : want;
-    if (n != 2 * n_micro * v || (v == 1 && most != (want < n_micro ? want : n_micro)))
+    bool apart = n_seen[ZERO_BACKWARD_WEIGHT][0] > 0;
+    want = s->file ? s->keeps[at->pp] : apart ? s->pp : want;
+    if (apart != (s->apart || (s->pp > 1 && s->schedule == ZERO_SCHEDULE_ZERO_BUBBLE)))
+        toy_wrong(r, "backwards are%s apart", apart ? "" : " not");
+    if (n != (2 + apart) * n_micro * v || (v == 1 && most != (want < n_micro ? want : n_micro)))
         toy_wrong(r, "stage %d: %d actions, %d micro-batches at most, instead of %d", at->pp, n, most, want);
     *loss /= n_micro;
     return 0;
@@ -560,6 +594,8 @@ static void check_copies(const struct setup *s, const struct toy_rank *r, const 
 
 static void the_same_bits_however_layers_are_divided(void **state)
 {
+    static const int schedules[] = {ZERO_SCHEDULE_ZERO_BUBBLE, ZERO_SCHEDULE_GPIPE, ZERO_SCHEDULE_ZERO_BUBBLE,
+                                    ZERO_SCHEDULE_1F1B};
     (void)state;
     struct setup s = {.dp = 1};
     for (s.tp = 1; s.tp <= 2; s.tp++) {
@@ -575,7 +611,7 @@ static void the_same_bits_however_layers_are_divided(void **state)
                     if (world > MOST_WORLD || (s.stage > 3 && s.dp != 4))
                         continue;
                     s.prefetch = n % 3;
-                    s.schedule = n % 2 ? ZERO_SCHEDULE_GPIPE : ZERO_SCHEDULE_1F1B;
+                    s.schedule = schedules[n % 4];
                     s.check = n % 5 == 4;
                     s.evaluates = n % 4 >= 2;
                     s.nests = n % 6 == 5;
@@ -662,6 +698,10 @@ static const char three_stages[] = "0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,0B0,0B1,0B2,
 /* Of two ranks, with two stages each; the second rank's first stage waits longer than it must. */
 static const char two_of_two[] = "0F0,0F1,2F0,2F1,0F2,0F3,2B0,2F2,2B1,2F3,0B0,0B1,2B2,2B3,0B2,0B3\n"
                                  "1F0,1F1,3F0,3B0,3F1,3B1,1F2,1F3,1B0,1B1,3F2,3B2,3F3,3B3,1B2,1B3\n";
+/* The same with gradients of weights apart, for the second rank at the end. */
+static const char two_of_two_apart[] =
+    "0F0,0F1,2F0,2F1,0F2,0F3,2I0,2F2,2I1,2W0,2F3,0I0,0W0,0I1,2W1,2I2,2I3,0W1,0I2,2W2,0I3,2W3,0W2,0W3\n"
+    "1F0,1F1,3F0,3I0,3F1,3I1,1F2,1F3,1I0,1I1,3F2,3I2,3F3,3I3,1I2,1I3,3W0,3W1,3W2,3W3,1W0,1W1,1W2,1W3\n";
 /* As PyTorch lowers it, of 2 micro-batches. */
 static const char with_messages[] =
     "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD\n"
@@ -672,10 +712,12 @@ static void a_schedule_from_a_file(void **state)
     static const struct {
         const char *text;
         int pp, dp, per_rank, keeps[4];
+        bool apart;
     } given[] = {{two_stages, 2, 1, 1, {3, 2}},
                  {three_stages, 3, 1, 1, {8, 8, 1}},
                  {with_messages, 2, 4, 1, {2, 1}},
-                 {two_of_two, 2, 2, 2, {0}}};
+                 {two_of_two, 2, 2, 2, {0}, false},
+                 {two_of_two_apart, 2, 2, 2, {0}, true}};
     (void)state;
     for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
         struct toy_rank r[MOST_WORLD];
@@ -688,6 +730,7 @@ static void a_schedule_from_a_file(void **state)
         s.pp = given[i].pp;
         s.per_rank = given[i].per_rank;
         s.file = path;
+        s.apart = given[i].apart;
         memcpy(s.keeps, given[i].keeps, sizeof s.keeps);
         for (s.stage = 0; s.stage <= 3; s.stage++) {
             s.check = s.stage == 2;
@@ -737,8 +780,10 @@ static void what_a_file_cannot_say_is_refused(void **state)
         {"1F0,1B0,1F1,1B1\n0F0,0F1,0B0,0B1\n", ZERO_ERR_NOTSUP, "rank 0: 1F0; allowed: actions of stage 0"},
         {"0F0,2F0,2B0,0F1,2F1,0B0,2B1,0B1\n1F0,1F1,1B0,1B1\n", ZERO_ERR_ARG,
          "3 stages; allowed: 2, as pp is 2 and stages_per_rank 1"},
-        {"0F0,0F1,0I0,0W0,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_NOTSUP, "rank 0: 0I0; allowed: F and B, one"},
-        {"0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_NOTSUP, "rank 0: 0F1; allowed: F and"},
+        {"0F0,0F1,0I0,0I1,0W1,0W0\n1F0,1B0,1F1,1B1\n", ZERO_ERR_NOTSUP, "are not in the order of micro-"},
+        {"0F0,0F1,0W0,0I0,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "0W0"},
+        {"0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_NOTSUP,
+         "rank 0: 0F1 with another; allowed: F"},
         {"0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n", ZERO_ERR_NOTSUP, "backwards are not in the order of micro-"},
         {"0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "rank 0: 0B1 is left out"},
         {"0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", ZERO_ERR_ARG, "0B0"}, /* each waits for the other */
@@ -1130,7 +1175,7 @@ static void other_schedule(struct zero_config *cfg, struct model *m, const struc
 static void unknown_schedule(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)m, (void)at;
-    cfg->schedule = 3;
+    cfg->schedule = 4;
 }
 
 static void check_in_one_stage(struct zero_config *cfg, struct model *m, const struct place *at)
@@ -1190,7 +1235,8 @@ static void what_cannot_be_is_refused(void **state)
         {no_bytes, ZERO_ERR_ARG, "activation_bytes is 0; allowed: the bytes that a stage gives"},
         {other_bytes, ZERO_ERR_MISMATCH, "activation_bytes is 81 on rank 2 and 80 on rank 0"},
         {other_schedule, ZERO_ERR_MISMATCH, "schedule is gpipe on rank 2 and 1f1b on rank 0"},
-        {unknown_schedule, ZERO_ERR_ARG, "schedule is 3; allowed: 1f1b (0), gpipe (1), interleaved (2)"},
+        {unknown_schedule, ZERO_ERR_ARG,
+         "schedule is 4; allowed: 1f1b (0), gpipe (1), interleaved (2), zero"},
         {check_in_one_stage, ZERO_ERR_MISMATCH, "check is 1 on rank 2 and 0 on rank 0; all ranks must have"},
         {many_micro_batches, ZERO_ERR_ARG, "grad_accum_steps is 16777216; allowed with pp 2: 1..8388608"},
         {another_tensor, ZERO_ERR_MISMATCH, "rank 3 and rank 2 differ in its name, shape"},
