@@ -39,7 +39,14 @@ enum zr_verify_pattern {
 };
 
 /* In which order a stage's actions come. */
-enum zr_verify_schedule { ZR_RUN_GPIPE, ZR_RUN_1F1B, ZR_RUN_ANY, ZR_RUN_INTERLEAVED, ZR_RUN_SCHEDULES };
+enum zr_verify_schedule {
+    ZR_RUN_GPIPE,
+    ZR_RUN_1F1B,
+    ZR_RUN_ANY, /* drawn; half of them with backwards apart */
+    ZR_RUN_INTERLEAVED,
+    ZR_RUN_ZERO_BUBBLE,
+    ZR_RUN_SCHEDULES
+};
 
 /* When the loop carries out what it was given: the host's freedom. */
 enum zr_verify_pace { ZR_PACE_AT_ONCE, ZR_PACE_LATE, ZR_PACE_RANDOM, ZR_PACE_MIXED, ZR_PACES };
