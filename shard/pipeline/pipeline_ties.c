@@ -1,5 +1,5 @@
-/* pipeline_ties.c: tensors that the first and the last stage have: for how many micro-batches the last stage's
- * gradients may be on their way to the first, whose backward begins with them. */
+/* pipeline_ties.c: tensors that the first and the last stage have: for how many micro-batches the last
+ * stage's gradients may be on their way to the first, whose backward begins with them. */
 #include "shard/pipeline/pipeline.h"
 
 #include <stdlib.h>
@@ -21,8 +21,8 @@ static bool are_apart(const struct zr_pipeline *p)
 
 /* ---- do all ranks come through? ---- */
 
-/* Ranks go on as long as they have what they need: a computation what was sent to its stage, and room for what
- * it gives; no time passes. */
+/* Ranks go on as long as they have what they need: a computation what was sent to its stage, and room for
+ * what it gives; no time passes. */
 struct trial {
     const struct zr_pipeline *p;
     int32_t n_onward, n_back;
@@ -131,10 +131,10 @@ static int32_t that_nobody_waits(const struct zr_pipeline *p, const struct zr_pi
 }
 
 /* The last stage's backward waits for the first stage's of so many micro-batches before. With one stage on
- * each rank that is as many behind as there are stages; by a schedule of another kind it may be more: the last
- * rank then waits, for nothing that waits for it. With several the last rank waits with its other stages, too,
- * for which the first may be waiting: so as many as make nobody wait on the virtual clock, where the others'
- * order then has no circle with them either.
+ * each rank that is as many behind as there are stages; by a schedule of another kind it may be more: the
+ * last rank then waits, for nothing that waits for it. With several the last rank waits with its other
+ * stages, too, for which the first may be waiting: so as many as make nobody wait on the virtual clock, where
+ * the others' order then has no circle with them either.
  *
  * Where weights' gradients are apart, the first stage's may even come before the last's, for which they wait;
  * whether anybody then waits for ever is tried. */

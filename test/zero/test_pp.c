@@ -29,8 +29,8 @@ struct model {
     struct model *next;
     /* the first layer's bracket is open around those of the others */
     bool nests, lingers;
-    /* a forward bracket around each backward one, as declared; all inputs' gradients before all weights', in a
-     * whole backward, as declared */
+    /* a forward bracket around each backward one, as declared; all inputs' gradients before all weights', in
+     * a whole backward, as declared */
     bool recomputes, splits;
     /* a gradient is no number */
     bool poisoned;
@@ -38,8 +38,8 @@ struct model {
     int hidden;
     struct layer layer[LAYERS];
     float x[MICRO][LAYERS + 1][ROWS * C], h[MICRO][LAYERS][ROWS * H];
-    /* gradients of a layer's output, of the same in its part, and of what goes into tanh: between a backward of
-     * inputs and that of weights */
+    /* gradients of a layer's output, of the same in its part, and of what goes into tanh: between a backward
+     * of inputs and that of weights */
     float gx[MICRO][LAYERS][ROWS * C], gy[MICRO][LAYERS][ROWS * C], ga[MICRO][LAYERS][ROWS * H];
     float own[LAYERS * OF_LAYER][C * H];
     struct zero_tensor table[LAYERS * OF_LAYER];
@@ -274,8 +274,8 @@ struct setup {
     /* stages of a rank; 0: one */
     int per_rank;
     bool check, evaluates, nests, lingers, recomputes, splits;
-    /* a line for each stage, in which backwards are apart; NULL: as schedule says. keeps: micro-batches of each
-     * stage, at most */
+    /* a line for each stage, in which backwards are apart; NULL: as schedule says. keeps: micro-batches of
+     * each stage, at most */
     const char *file;
     bool apart;
     int keeps[4];
