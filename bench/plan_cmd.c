@@ -28,11 +28,12 @@ static const struct option_row rows[] = {
      "With --tp and --batch: activations between products are cut by rows, a part on each of the N", 2,
      OPTION_FLAG(struct plan_options, model.own.sequence)},
     {"schedule", "1f1b|gpipe|interleaved",
-     "With --pp: the order in which stages take micro-batches; interleaved of one stage on a rank is 1F1B "
-     "(1f1b)",
-     2, OPTION_WORD(struct plan_options, schedule, pipe_all_schedules)},
+     "With --pp: the order in which stages take micro-batches; interleaved, for several on a rank, keeps "
+     "more "
+     "of them than 1f1b (1f1b)",
+     2, OPTION_WORD(struct plan_options, schedule, pipe_schedules)},
     {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",
-     2, OPTION_INT(struct plan_options, stages_per_rank, 1, TRAIN_MOST_OWN)},
+     2, OPTION_INT(struct plan_options, stages_per_rank, 1, PIPE_MOST_OWN)},
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 2,
      OPTION_WORD(struct plan_options, optimizer, option_optimizers)},
     {"accum", "N", "Micro-batches per step (1; with --pp two for each of its ranks)", 2,
