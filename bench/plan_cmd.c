@@ -158,7 +158,7 @@ static int64_t dtype_bytes(const struct plan_options *o)
 int64_t plan_move_bytes(const struct plan_options *o)
 {
     struct gpt2_config c = plan_sizes(&o->model.config, o->params);
-    return tokens_of(o, &c) * c.channels * dtype_bytes(o) / (c.sequence ? c.tp : 1);
+    return train_stage_bytes(&c, o->batch, dtype_bytes(o));
 }
 
 int64_t plan_kept_bytes(const struct plan_options *o, int64_t layers, int64_t stage)
