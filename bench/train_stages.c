@@ -80,39 +80,31 @@ int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_
     return batch * whole->context * whole->channels * element_bytes / (whole->sequence ? whole->tp : 1);
 }
 
-/* Digests of all stages, as bytes, of which as many go in each message as activations take. */
-struct passed {
-    /* (n) */
-    uint8_t *byte;
-    int64_t n, in_message;
-    /* (n / the size of a digest) this rank has made them */
-    const bool *mine;
-};
-
-/* Those from `first` on that this rank has not made come from the stage before, and all go to the next. */
-static void pass_message(const struct passed *p, int64_t first, const struct zero_action *a)
+/* The bytes from `first` on, an item's or parts of several. */
+static void pass_message(const struct train_items *t, int64_t first, const struct zero_action *a)
 {
     const uint8_t *in = a->in;
-    int64_t n = first >= p->n ? 0 : p->n - first < p->in_message ? p->n - first : p->in_message;
+    uint8_t *bytes = t->items;
+    int64_t left = t->n * t->item_bytes - first, n = left < t->in_message ? left : t->in_message;
     for (int64_t i = 0; i < n && in; i++)
-        if (!p->mine[(first + i) / (int64_t)sizeof(struct state_digest)])
-            p->byte[first + i] = in[i];
+        if (!t->mine[(first + i) / t->item_bytes])
+            bytes[first + i] = in[i];
     if (a->out && n > 0)
-        memcpy(a->out, p->byte + first, (size_t)n);
+        memcpy(a->out, bytes + first, (size_t)n);
 }
 
-/* Micro-batch after micro-batch of evaluations, until all have gone. */
-static int pass_on(zero_ctx *z, const struct passed *p)
+int train_stages_gather(zero_ctx *z, const struct train_items *t)
 {
     struct zero_action a;
+    int64_t n_messages, all = t->n * t->item_bytes;
     int err = 0;
-    for (int64_t first = 0, n_messages; !err && first < p->n; first += n_messages * p->in_message) {
+    for (int64_t first = 0; !err && first < all; first += n_messages * t->in_message) {
         n_messages = 0;
         err = reported(zero_evaluate(z));
         err = err ? err : reported(zero_next(z, &a));
         while (!err && a.micro_batch >= 0) {
             n_messages = a.micro_batch < n_messages ? n_messages : a.micro_batch + 1;
-            pass_message(p, first + a.micro_batch * p->in_message, &a);
+            pass_message(t, first + a.micro_batch * t->in_message, &a);
             err = reported(zero_finish(z));
             err = err ? err : reported(zero_next(z, &a));
         }
@@ -169,8 +161,8 @@ int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const 
     int err = all && mine ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n);
     for (int32_t k = 0; k < n_stages && !err; k++)
         err = hash_stage(all, mine, hash, z, &stages[k], whole_layers, tensors, number, n_states);
-    const struct passed passed = {(uint8_t *)all, n * (int64_t)sizeof *all, message_bytes, mine};
-    err = err ? err : pass_on(z, &passed);
+    const struct train_items digests = {all, n, sizeof *all, message_bytes, mine};
+    err = err ? err : train_stages_gather(z, &digests);
     if (!err)
         state_hash_of(out, all, n);
     free(all);

@@ -33,9 +33,20 @@ int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_con
  * element_bytes. */
 int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes);
 
-/* state_hash of all stages' tensors as one table, on the last stage. Every rank calls, between steps: digests
- * go from stage to stage as activations do, in evaluations, message_bytes (as above) with each micro-batch.
- * hash: as for state_hash. Returns 0 or what a call returned. */
+/* A table of n items, of which each rank of the pipeline makes some, so that the last one has all: what a
+ * rank has not made comes from the stage before, and all goes to the next, in_message bytes with each
+ * micro-batch of as many evaluations as it takes. Every rank calls, between steps. Returns 0 or what a call
+ * returned. */
+struct train_items {
+    void *items;
+    int64_t n, item_bytes, in_message;
+    /* (n) this rank has made them */
+    const bool *mine;
+};
+int train_stages_gather(zero_ctx *z, const struct train_items *t);
+
+/* state_hash of all stages' tensors as one table, on the last stage. Every rank calls, as above, with so many
+ * message_bytes. hash: as for state_hash. Returns 0 or what a call returned. */
 int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct train_stage *stages,
                       int32_t n_stages, int64_t whole_layers, const struct zero_tensor *tensors,
                       const int32_t *number, int n_states, int64_t message_bytes);
