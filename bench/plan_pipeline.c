@@ -149,15 +149,6 @@ static void print_head(const struct planning *p)
            "counted are attention's matrices, statistics, scratch\n\n");
 }
 
-/* A row of one figure per column. */
-static void print_counts(const char *name, const int64_t *count, int n)
-{
-    printf("%-22s", name);
-    for (int c = 0; c < n; c++)
-        printf(" %10lld", (long long)count[c]);
-    putchar('\n');
-}
-
 /* The fullest of some stages, with activations; nothing where there are none. */
 static void print_part(const struct planning *p, const char *name, int64_t from, int64_t to)
 {
@@ -190,9 +181,9 @@ static void print_table(const struct planning *p)
     }
     print_head(p);
     stage_table_head("per rank", p->n_columns);
-    print_counts(several ? "fullest rank of pp" : "fullest stage of pp", which, p->n_columns);
+    stage_table_counts(several ? "fullest rank of pp" : "fullest stage of pp", which, p->n_columns);
     stage_table_memory(bytes, "total", p->n_columns);
-    print_counts("micro-batches kept", n_kept, p->n_columns);
+    stage_table_counts("micro-batches kept", n_kept, p->n_columns);
     stage_table_bytes("activations of these", kept, p->n_columns);
     stage_table_bytes("with activations", all, p->n_columns);
     print_part(p, several ? "  so the first rank" : "  so the first stage", 0, 1);
