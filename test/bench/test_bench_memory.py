@@ -170,12 +170,14 @@ class Axes(unittest.TestCase):
         self.assertEqual(fullest, ['0'] * 4)
 
     def test_saved_is_of_all_ranks(self):
-        done = bench('memory', '--ranks=2', '--steps=1', '--layers=8', *self.SIZES[1:], '--pp=2')
+        done = bench('memory', '--ranks=2', '--steps=1', *self.SIZES, '--layers=5', '--channels=256', '--pp=2')
         self.assertEqual(done.returncode, 0, done.stderr)
         all_mb = float(re.search(r'stage 0 ([\d.]+) MB', done.stdout)[1])
         each = [line.split()[3:5] for line in done.stdout.splitlines() if line.startswith('resident, rank ')]
         self.assertEqual([unit for _, unit in each], ['MB', 'MB'])
-        self.assertAlmostEqual(all_mb, sum(float(mb) for mb, _ in each), delta=0.11)
+        each = [float(mb) for mb, _ in each]
+        self.assertGreater(each[0], each[1] + 5)  # three layers, and two
+        self.assertAlmostEqual(all_mb, sum(each), delta=1.5)  # of three digits each
 
     def test_refused(self):
         for args, word in [(['--tp=3'], '--tp: 3 parts do not divide the 2 heads'), (['--sequence-parallel'], '--sequence-parallel: is for --tp of 2 or more'),
