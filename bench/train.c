@@ -487,7 +487,7 @@ int train_run(const struct train_options *o)
     zero_unwrap(&r.z);
     zero_mesh_close(&r.at.mesh);
     plain_close(&r.plain);
-    for (int32_t k = 0; k < TRAIN_MOST_OWN; k++)
+    for (int32_t k = 0; k < PIPE_MOST_OWN; k++)
         gpt2_close(&r.model[k]);
     place_close(&r.place);
     bytes_data_close(&r.data);

@@ -10,9 +10,6 @@
 
 #define TRAIN_MOST_STEP_MS 64 /* what zero_mean takes */
 
-/* Stages of the pipeline on one rank, at most. */
-#define TRAIN_MOST_OWN 16
-
 struct train_options {
     struct model_options model;
     enum zero_dtype dtype;

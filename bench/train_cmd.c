@@ -151,12 +151,13 @@ static const struct option_row rows[] = {
      "divides ranks. The last stage's first rank reports, instead of rank 0 (1)",
      3, OPTION_INT(struct train_options, pp, 1, 10000)},
     {"schedule", "1f1b|gpipe|interleaved",
-     "With --pp: which micro-batch's turn it is; interleaved of one stage on a rank is 1F1B (1f1b)", 3,
-     OPTION_WORD(struct train_options, schedule, pipe_all_schedules)},
+     "With --pp: which micro-batch's turn it is; interleaved, for several stages on a rank, keeps more of "
+     "them (1f1b)",
+     3, OPTION_WORD(struct train_options, schedule, pipe_schedules)},
     {"stages-per-rank", "N",
      "With --pp N and --schedule interleaved or gpipe, or --schedule-file: so many stages on each of the N, "
      "so that they stand still less (1)",
-     3, OPTION_INT(struct train_options, stages_per_rank, 1, TRAIN_MOST_OWN)},
+     3, OPTION_INT(struct train_options, stages_per_rank, 1, PIPE_MOST_OWN)},
     {"schedule-file", "FILE",
      "The same as PyTorch's CSV has it, a line for each of --pp, of --accum micro-batches", 3,
      OPTION_TEXT(struct train_options, schedule_file)},

@@ -424,11 +424,12 @@ class Stages(unittest.TestCase):
                         self.assertEqual(self.run_of(pp, n_dp, tp, f'--import={weights}', f'--stage={stage}'), one)
 
     def test_plan(self):
-        """What plan says of a stage is what its ranks allocate: here of the last one, which reports."""
-        sizes = ['--layers=5', '--heads=4', '--channels=32', '--context=32']  # activations are more than the digests of a state
+        """What plan says of each stage is what its ranks allocate, to the byte; the last one reports of all."""
+        sizes = ['--layers=5', '--heads=4', '--channels=32', '--context=32']
         for pp, n_dp, tp, schedule, more, hybrids in [(2, 1, 1, '1f1b', [], []), (3, 2, 1, 'gpipe', [], []), (2, 2, 2, '1f1b', ['--tp=2'], []), (2, 4, 1, '1f1b', [], ['--shard-group=2']),
                                                       (2, 1, 2, '1f1b', ['--tp=2', '--sequence-parallel'], []),
-                                                      (2, 2, 1, 'interleaved', ['--stages-per-rank=2'], []), (3, 1, 1, 'interleaved', ['--stages-per-rank=2', '--layers=6', '--accum=9'], [])]:
+                                                      (2, 2, 1, 'interleaved', ['--stages-per-rank=2'], []), (3, 1, 1, 'interleaved', ['--stages-per-rank=2', '--layers=6', '--accum=9'], []),
+                                                      (2, 1, 1, '1f1b', self.FEWER_BYTES, [])]:
             args = [*sizes, f'--accum={8 // n_dp}', '--batch=2', '--dtype=f32', '--deterministic=on', f'--pp={pp}', f'--schedule={schedule}', *more]
             done = bench('plan', '--json', f'--world={pp * n_dp * tp}', *args, *hybrids)
             self.assertEqual((done.returncode, done.stderr), (0, ''))
@@ -437,6 +438,22 @@ class Stages(unittest.TestCase):
                 with self.subTest(pp=pp, n_dp=n_dp, tp=tp, how=how):
                     _, summary = train(pp * n_dp * tp, *TINY, *args, '--steps=1', *how)
                     self.assertEqual(summary['bytes'], row['pp_stages'][-1]['bytes'])
+                    for rank, planned in zip(summary['pp_stages'], row['pp_stages'], strict=True):
+                        self.assertEqual((rank['bytes'], rank['planned_bytes'], rank['pp_stage']), (planned['bytes'], planned['bytes'], planned['pp_stage']))
+                    *_, last = summary['pp_stages']
+                    self.assertEqual([last[k] for k in ('activation_bytes', 'peak_rss_bytes')], [summary[k] for k in ('activation_bytes', 'peak_rss_bytes')])
+
+    # 5 layers' state has 64 digests of 32 bytes, which go from stage to stage as activations do: these take 16 bytes, so two messages for each digest.
+    FEWER_BYTES = ['--channels=4', '--context=1', '--batch=1']
+
+    def test_messages_of_fewer_bytes_than_the_digests(self):
+        one = self.run_of(1, 1, 1, *self.FEWER_BYTES)
+        two = self.run_of(1, 1, 1, '--context=3')  # 384 bytes: 1536 with the four micro-batches of an evaluation
+        for pp, n_dp, *how in [(2, 1), (3, 2), (5, 1, '--schedule=gpipe'), (2, 2, '--schedule=interleaved', '--stages-per-rank=2')]:
+            with self.subTest(pp=pp, n_dp=n_dp, how=how):
+                self.assertEqual(self.run_of(pp, n_dp, 1, *self.FEWER_BYTES, *how), one)
+                self.assertEqual(self.run_of(pp, n_dp, 1, '--context=3', *how), two)
+        self.assertNotEqual(self.run_of(2, 1, 1, *self.FEWER_BYTES, '--weight-decay=0')[1], one[1])
 
     def test_schedule_file(self):
         one = self.run_of(1, 1, 1)
@@ -481,6 +498,7 @@ class Stages(unittest.TestCase):
         done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES, *four])
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         self.assertIn('stage 0 on 2 ranks, in 4 pipeline stages (shm)', done.stdout)
+        self.assertRegex(done.stdout, r'(?m)^rank of the pipeline +planned +allocated +activations +peak resident\n0( +[\d.]+ [kM]B){4}\n1( +[\d.]+ [kM]B){4}\n\nstate')
 
     def test_refused(self):
         for world, args, says in [(2, ['--pp=6'], '--pp: 6 stages are more than the 5 layers'), (2, ['--pp=2', '--plain'], '--pp: not with --plain'),
