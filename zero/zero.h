@@ -524,9 +524,10 @@ ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first,
  * model.safetensors.index.json. Rank 0 writes, and of a model in parts or pipeline stages the first rank of
  * each; files of these names are replaced. dir is made if it is missing. map: names and pieces, n of them,
  * the same on every rank, not kept; NULL: every tensor under its own name (n is not looked at). With pp above
- * 1 each stage's ranks give theirs, n 0 too, of their own table, and all of them, in the order of the stages,
- * are written, what two stages name alike once. On failure (ZERO_ERR_IO, ZERO_ERR_ARG naming the entry) the
- * files are incomplete, and nothing else is changed. Outside brackets and actions. */
+ * 1 each place of pp gives its own, n 0 too, of its own table. There, and with several stages on a rank, all
+ * of them are written, in the order of the stages, what two stages name alike once. On failure (ZERO_ERR_IO,
+ * ZERO_ERR_ARG naming the entry) the files are incomplete, and nothing else is changed. Outside brackets and
+ * actions. */
 ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                          int64_t max_file_bytes);
 
