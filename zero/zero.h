@@ -535,8 +535,9 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
  * dir/model.safetensors), F32 or BF16, into weights and master weights of all; other ranks need not see dir.
  * Optimizer states stay, and what no entry of map names is left alone. map as in zero_export. Names, shapes,
  * dtypes are checked before anything is changed (ZERO_ERR_IO, ZERO_ERR_ARG or ZERO_ERR_NOTSUP name the
- * entry); a file that cannot be read to its end may leave some weights written. Outside brackets and actions.
- */
+ * entry). A file that cannot be read to its end (ZERO_ERR_IO names it, on all ranks) may leave some weights
+ * written, those that came before it, alike on all ranks and on both stages of a tied one; the context goes
+ * on, and may import again. Outside brackets and actions. */
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
 
 /* This rank's numbers, of a context that has failed too. Local; does not wait. ZERO_ERR_ARG where z or out is
