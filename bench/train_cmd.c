@@ -49,8 +49,8 @@ static error_t finish(struct argp_state *state, void *options)
         argp_error(state, "--save: is needed by --save-every, --save-async, --keep and --load latest");
         return EINVAL;
     }
-    if (o->plain && (o->save || o->load || o->import_from)) {
-        argp_error(state, "--plain: saves, loads and imports nothing");
+    if (o->plain && (o->save || o->load || o->import_from || o->export_to)) {
+        argp_error(state, "--plain: saves, loads, imports and exports nothing");
         return EINVAL;
     }
     const struct gpt2_config *c = &o->model.config;
@@ -78,10 +78,6 @@ static error_t finish(struct argp_state *state, void *options)
     }
     if (o->stages_per_rank > 1 && o->pp <= 1) {
         argp_error(state, "--stages-per-rank: is of the stages of --pp");
-        return EINVAL;
-    }
-    if (o->stages_per_rank > 1 && o->import_from) {
-        argp_error(state, "--import: not with --stages-per-rank");
         return EINVAL;
     }
     if (o->pp > 1 && o->plain) {
@@ -185,6 +181,8 @@ static const struct option_row rows[] = {
      4, OPTION_TEXT(struct train_options, load)},
     {"import", "DIR", "Begin with these weights, as zero-bench export and Hugging Face's GPT-2 have them", 4,
      OPTION_TEXT(struct train_options, import_from)},
+    {"export", "DIR", "At the end, write the weights alone, as zero-bench export does of a checkpoint", 4,
+     OPTION_TEXT(struct train_options, export_to)},
     {.help = "Running:", .group = 5},
     {"device", "host|cuda", "Where the model computes (host)", 5,
      OPTION_WORD(struct train_options, device, option_devices)},

@@ -62,7 +62,8 @@ int train_load_text(struct run *r);
 int train_save(struct run *r, int64_t steps_done, bool stop);
 /* Goes on from --load's checkpoint, which was saved after *step steps. */
 int train_load(struct run *r, int64_t *step);
-/* Exports or imports, whichever was asked for. */
-int train_move_weights(struct run *r);
+/* Weights alone, from and to the folders that were asked for, if any. */
+int train_import(struct run *r);
+int train_export(struct run *r);
 
 #endif

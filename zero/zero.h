@@ -524,9 +524,10 @@ ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first,
  * model.safetensors.index.json. Rank 0 writes, and of a model in parts or pipeline stages the first rank of
  * each; files of these names are replaced. dir is made if it is missing. map: names and pieces, n of them,
  * the same on every rank, not kept; NULL: every tensor under its own name (n is not looked at). With pp above
- * 1 each stage's ranks give theirs, n 0 too, of their own table, and all of them, in the order of the stages,
- * are written, what two stages name alike once. On failure (ZERO_ERR_IO, ZERO_ERR_ARG naming the entry) the
- * files are incomplete, and nothing else is changed. Outside brackets and actions. */
+ * 1 each place of pp gives its own, n 0 too, of its own table. There, and with several stages on a rank, all
+ * of them are written, in the order of the stages, what two stages name alike once. On failure (ZERO_ERR_IO,
+ * ZERO_ERR_ARG naming the entry) the files are incomplete, and nothing else is changed. Outside brackets and
+ * actions. */
 ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                          int64_t max_file_bytes);
 
@@ -534,8 +535,9 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
  * dir/model.safetensors), F32 or BF16, into weights and master weights of all; other ranks need not see dir.
  * Optimizer states stay, and what no entry of map names is left alone. map as in zero_export. Names, shapes,
  * dtypes are checked before anything is changed (ZERO_ERR_IO, ZERO_ERR_ARG or ZERO_ERR_NOTSUP name the
- * entry); a file that cannot be read to its end may leave some weights written. Outside brackets and actions.
- */
+ * entry). A file that cannot be read to its end (ZERO_ERR_IO names it, on all ranks) may leave some weights
+ * written, those that came before it, alike on all ranks and on both stages of a tied one; the context goes
+ * on, and may import again. Outside brackets and actions. */
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
 
 /* This rank's numbers, of a context that has failed too. Local; does not wait. ZERO_ERR_ARG where z or out is

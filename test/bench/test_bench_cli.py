@@ -75,6 +75,7 @@ class Refused(unittest.TestCase):
     def test_what_does_not_go_together(self):
         self.refused(['train', '--plain', '--optimizer=sgd'], '--optimizer', 'adamw')
         self.refused(['train', '--plain', '--import=x'], '--plain')
+        self.refused(['train', '--plain', '--export=x'], '--plain')
         for alone in ['--save-every=2', '--save-async', '--keep=1', '--load=latest']:
             self.refused(['train', alone], '--save:')
         for stage in '03':

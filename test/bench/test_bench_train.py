@@ -423,6 +423,30 @@ class Stages(unittest.TestCase):
                     with self.subTest(pp=pp, n_dp=n_dp, tp=tp, stage=stage):
                         self.assertEqual(self.run_of(pp, n_dp, tp, f'--import={weights}', f'--stage={stage}'), one)
 
+    def test_weights_of_several_stages_on_a_rank(self):
+        """Imported, trained and exported: the bits of one stage, and its file byte for byte, which is that of its checkpoint, too."""
+        def files_of(folder):
+            found = {}
+            for name in os.listdir(folder):
+                with open(os.path.join(folder, name), 'rb') as f:
+                    found[name] = f.read()
+            return found
+
+        with tempfile.TemporaryDirectory() as folder:
+            weights, saved, one, several = (os.path.join(folder, name) for name in ('weights', 'saved', 'one', 'several'))
+            train(1, *TINY, *self.SIZES, '--layers=7', '--steps=2', '--seed=3', f'--save={saved}', f'--export={weights}')
+            done = bench('export', *self.SIZES, '--layers=7', f'--load={saved}', f'--out={one}')
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(files_of(one), files_of(weights))
+            for tp in 1, 2:
+                run_of_one = self.run_of(1, 1, tp, '--layers=7', f'--import={weights}', f'--export={one}')
+                self.assertNotEqual(files_of(one), files_of(weights))
+                for pp, n_dp, per_rank, schedule, stage in [(2, 1, 2, 'interleaved', 3), (2, 2, 3, 'gpipe', 1), (3, 1, 2, 'gpipe', 2), (2, 1, 3, 'interleaved', 0)]:
+                    with self.subTest(tp=tp, pp=pp, n_dp=n_dp, per_rank=per_rank, schedule=schedule, stage=stage):
+                        how = [f'--schedule={schedule}', f'--stages-per-rank={per_rank}', f'--stage={stage}', f'--import={weights}', f'--export={several}']
+                        self.assertEqual(self.run_of(pp, n_dp, tp, '--layers=7', *how), run_of_one)
+                        self.assertEqual(files_of(several), files_of(one))
+
     def test_plan(self):
         """What plan says of each stage is what its ranks allocate, to the byte; the last one reports of all."""
         sizes = ['--layers=5', '--heads=4', '--channels=32', '--context=32']
@@ -504,7 +528,7 @@ class Stages(unittest.TestCase):
         for world, args, says in [(2, ['--pp=6'], '--pp: 6 stages are more than the 5 layers'), (2, ['--pp=2', '--plain'], '--pp: not with --plain'),
                                   (2, ['--pp=3'], 'do not multiply to the world of 2'), (1, ['--schedule=gpipe'], '--schedule: is of the stages of --pp'),
                                   (1, ['--schedule=zb'], '--schedule'), (1, ['--schedule-file=x'], '--schedule-file: is of the stages of --pp'),
-                                  (2, ['--pp=2', '--stages-per-rank=2', '--schedule=gpipe', '--import=nothing'], '--import: not with --stages-per-rank'),
+                                  (2, ['--pp=2', '--stages-per-rank=2', '--schedule=gpipe', '--import=/nowhere'], '/nowhere'),
                                   (1, ['--stages-per-rank=2'], '--stages-per-rank: is of the stages of --pp'),
                                   (2, ['--pp=2', '--stages-per-rank=3'], '--pp and --stages-per-rank: 6 stages are more than the 5 layers'),
                                   (2, ['--pp=2', '--stages-per-rank=2'], 'stages_per_rank is 2, but schedule is 1f1b'),
