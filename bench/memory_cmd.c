@@ -62,7 +62,7 @@ static const struct option_row rows[] = {
      "the fullest rank, and --json all of them (1)",
      1, OPTION_INT(struct memory_options, pp, 1, PIPE_MOST_STAGES)},
     {"schedule", "1f1b|gpipe|interleaved", "With --pp: the order in which stages take micro-batches (1f1b)",
-     1, OPTION_WORD(struct memory_options, schedule, pipe_schedules)},
+     1, OPTION_WORD(struct memory_options, schedule, pipe_whole_schedules)},
     {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",
      1, OPTION_INT(struct memory_options, stages_per_rank, 1, PIPE_MOST_OWN)},
     {"steps", "N", "Steps at each stage (3)", 1, OPTION_INT(struct memory_options, steps, 1, 1000000)},
@@ -93,7 +93,7 @@ static const char *what_is_wrong(const struct memory_options *o)
 {
     if (o->schedule >= 0 && o->pp == 1)
         return "--schedule: is of a pipeline, which --pp asks for";
-    if (o->stages_per_rank > 1 && (o->pp == 1 || o->schedule < 0 || o->schedule == ZERO_SCHEDULE_1F1B))
+    if (o->stages_per_rank > 1 && (o->pp == 1 || !pipe_has_several(o->schedule)))
         return "--stages-per-rank: is of --pp with --schedule interleaved or gpipe";
     if (o->model.config.sequence && parts_of(o) == 1)
         return "--sequence-parallel: is for --tp of 2 or more";

@@ -10,7 +10,18 @@
 const struct option_word pipe_schedules[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
                                              {"gpipe", ZERO_SCHEDULE_GPIPE},
                                              {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
+                                             {"zero-bubble", ZERO_SCHEDULE_ZERO_BUBBLE},
                                              {0}};
+
+const struct option_word pipe_whole_schedules[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
+                                                   {"gpipe", ZERO_SCHEDULE_GPIPE},
+                                                   {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
+                                                   {0}};
+
+bool pipe_has_several(int schedule)
+{
+    return schedule == ZERO_SCHEDULE_GPIPE || schedule == ZERO_SCHEDULE_INTERLEAVED;
+}
 
 int64_t pipe_layers_of(int64_t layers, int64_t pp, int64_t stage)
 {
@@ -46,22 +57,32 @@ void pipe_find_alike(int64_t *like, int64_t layers, int64_t pp, int64_t per_rank
     }
 }
 
+int64_t pipe_parts(int schedule, int64_t per_rank, int64_t backward)
+{
+    /* what 1F1B waits for is less by the weights of both, the one's and the other's */
+    return schedule == ZERO_SCHEDULE_ZERO_BUBBLE && backward > 1 ? (1 + backward) / (backward - 1) : per_rank;
+}
+
 /* By enum zero_schedule. */
 static const enum zr_pipeline_kind kinds[] = {[ZERO_SCHEDULE_1F1B] = ZR_1F1B,
                                               [ZERO_SCHEDULE_GPIPE] = ZR_GPIPE,
-                                              [ZERO_SCHEDULE_INTERLEAVED] = ZR_INTERLEAVED};
+                                              [ZERO_SCHEDULE_INTERLEAVED] = ZR_INTERLEAVED,
+                                              [ZERO_SCHEDULE_ZERO_BUBBLE] = ZR_ZERO_BUBBLE};
+
+/* What a micro-batch's action begins to keep, or ends. */
+static int kept_by(enum zr_pipe_kind kind)
+{
+    bool ends = kind == ZR_PIPE_BACKWARD || kind == ZR_PIPE_BACKWARD_WEIGHT;
+    return kind == ZR_PIPE_FORWARD ? 1 : ends ? -1 : 0;
+}
 
 /* What a rank keeps at most, action by action. */
 static int64_t most_kept_bytes(const struct pipe_times *t, const struct zr_pipe_row *row)
 {
     int64_t now = 0, most = 0;
     for (int64_t i = 0; i < row->n && t->kept_bytes; i++) {
-        int64_t bytes = t->kept_bytes[row->at[i].stage];
-        if (row->at[i].kind == ZR_PIPE_FORWARD)
-            now += bytes;
+        now += kept_by(row->at[i].kind) * t->kept_bytes[row->at[i].stage];
         most = now > most ? now : most;
-        if (row->at[i].kind == ZR_PIPE_BACKWARD)
-            now -= bytes;
     }
     return most;
 }
@@ -87,17 +108,19 @@ static void take_report(const struct pipe_times *t, const struct zr_pipe_report 
 
 int pipe_simulate(const struct pipe_times *t, struct pipe_result *out)
 {
-    const struct zr_pipe_cost cost = {
-        .forward_ns = 1, .backward_ns = t->backward, .moves_ns = t->moves_ns, .units = t->forward_ns};
-    /* by which the library decides which messages go first, whatever stages really take (zero/schedule.c) */
-    const struct zr_pipe_cost as_run = {.forward_ns = 1000, .backward_ns = 2000};
+    /* gradients of weights take as many products as forward */
+    const struct zr_pipe_cost cost = {.forward_ns = 1,
+                                      .backward_ns = t->backward,
+                                      .weight_ns = 1,
+                                      .moves_ns = t->moves_ns,
+                                      .units = t->forward_ns};
     struct zr_pipeline *computed = NULL, *all = NULL;
     struct zr_pipe_report report;
     int32_t n_onward = 0, n_back = 0;
     *out = (struct pipe_result){0};
     int err = zr_pipeline_build(&computed, kinds[t->schedule], t->pp, t->per_rank, t->micro_batches, false);
     if (!err)
-        err = zr_pipeline_lower(&all, computed, &as_run, 0);
+        err = zr_pipeline_lower(&all, computed, zr_pipe_assumed_cost(), 0); /* as the library does */
     if (!err)
         err = zr_pipeline_slots(all, &n_onward, &n_back);
     if (!err)
@@ -123,7 +146,7 @@ int64_t pipe_kept_of(int schedule, int64_t pp, int64_t per_rank, int64_t micro_b
     const struct zr_pipe_row *row = &p->rows[stage % pp];
     for (int64_t i = 0; i < row->n; i++) {
         if (row->at[i].stage == stage)
-            now += row->at[i].kind == ZR_PIPE_FORWARD ? 1 : -1;
+            now += kept_by(row->at[i].kind);
         most = now > most ? now : most;
     }
     zr_pipeline_close(p);

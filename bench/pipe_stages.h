@@ -11,8 +11,15 @@
 /* At most: stages, or ranks with several each; and stages of a rank. */
 enum { PIPE_MOST_STAGES = 1024, PIPE_MOST_OWN = 16 };
 
-/* By name, enum zero_schedule. */
-extern const struct option_word pipe_schedules[];
+/* By name, enum zero_schedule: all; and those that take backwards whole, as bench/gpt2 has them. */
+extern const struct option_word pipe_schedules[], pipe_whole_schedules[];
+
+/* The schedule can have several stages on a rank. */
+bool pipe_has_several(int schedule);
+
+/* In how many parts of a step ranks stand still, where all stages take as long: in (pp - 1) of so many times
+ * the micro-batches, and pp - 1. */
+int64_t pipe_parts(int schedule, int64_t per_rank, int64_t backward);
 
 /* Layers of a stage of pp, of which there are at least as many layers. What does not divide goes to the
  * stages between the first, which has the embedding, and the last, which has the head, then to the first. */
@@ -33,7 +40,7 @@ struct pipe_times {
     /* (stages) nanoseconds of a stage's forward of a micro-batch, 1 or more; or of anything else, where
      * ratios alone count */
     const int32_t *forward_ns;
-    /* a backward takes so many times as long as the forward */
+    /* a backward takes so many times as long as the forward, 1 or more */
     int32_t backward;
     /* (stages - 1) from the end of a stage's forward to when the next stage has what it gave, and back; NULL:
      * no time */

@@ -27,7 +27,7 @@ static const struct option_row rows[] = {
     {"sequence-parallel", NULL,
      "With --tp and --batch: activations between products are cut by rows, a part on each of the N", 2,
      OPTION_FLAG(struct plan_options, model.own.sequence)},
-    {"schedule", "1f1b|gpipe|interleaved",
+    {"schedule", "1f1b|gpipe|interleaved|zero-bubble",
      "With --pp: the order in which stages take micro-batches; interleaved, for several on a rank, keeps "
      "more "
      "of them than 1f1b (1f1b)",
@@ -64,7 +64,7 @@ static error_t finish(struct argp_state *state, void *options)
         argp_error(state, "--schedule: is of a pipeline, which --pp asks for");
         return EINVAL;
     }
-    if (o->stages_per_rank > 1 && (o->pp == 1 || o->schedule < 0 || o->schedule == ZERO_SCHEDULE_1F1B)) {
+    if (o->stages_per_rank > 1 && (o->pp == 1 || !pipe_has_several(o->schedule))) {
         argp_error(state, "--stages-per-rank: is of --pp with --schedule interleaved or gpipe");
         return EINVAL;
     }

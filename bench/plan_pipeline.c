@@ -142,9 +142,12 @@ static void print_head(const struct planning *p)
     printf("\n%s, %lld micro-batches of %lld x %lld tokens: stages stand still for %.2f%% of a step",
            option_word_of(pipe_schedules, o->schedule), (long long)o->accum, (long long)o->batch,
            (long long)c.context, 100 * p->pipe.bubble);
+    int64_t parts = pipe_parts(o->schedule, o->stages_per_rank, 2);
     printf(" (%.2f%%, (p-1)/(%sm+p-1), where all have as many layers)\n",
-           100 * (double)(o->pp - 1) / (double)(o->stages_per_rank * o->accum + o->pp - 1),
-           o->stages_per_rank > 1 ? "v" : "");
+           100 * (double)(o->pp - 1) / (double)(parts * o->accum + o->pp - 1),
+           o->stages_per_rank > 1 ? "v"
+           : parts > 1            ? "3"
+                                  : "");
     printf("Activations are those of bench/gpt2, kept from forward to backward, nothing computed again; not "
            "counted are attention's matrices, statistics, scratch\n\n");
 }

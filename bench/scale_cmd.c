@@ -97,8 +97,9 @@ static const struct option_row rows[] = {
     {"pp", "N",
      "Layers in N stages of a pipeline, on GPUs of their own, or in --stages-per-rank times as many (1)", 2,
      OPTION_INT(struct scale_options, pp, 1, PIPE_MOST_STAGES)},
-    {"schedule", "1f1b|gpipe|interleaved", "With --pp: the order in which stages take micro-batches (1f1b)",
-     2, OPTION_WORD(struct scale_options, schedule, pipe_schedules)},
+    {"schedule", "1f1b|gpipe|interleaved|zero-bubble",
+     "With --pp: the order in which stages take micro-batches (1f1b)", 2,
+     OPTION_WORD(struct scale_options, schedule, pipe_schedules)},
     {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each GPU (1)", 2,
      OPTION_INT(struct scale_options, stages_per_rank, 1, PIPE_MOST_OWN)},
     {"stage", "N", "0 to 3 (3)", 2, OPTION_INT(struct scale_options, stage, 0, 3)},
@@ -138,7 +139,7 @@ static const char *what_is_ignored(const struct scale_options *o)
         return "--micro-batches: says what --accum does";
     if (o->schedule >= 0 && o->pp == 1)
         return "--schedule: is of a pipeline, which --pp asks for";
-    if (o->stages_per_rank > 1 && (o->pp == 1 || o->schedule < 0 || o->schedule == ZERO_SCHEDULE_1F1B))
+    if (o->stages_per_rank > 1 && (o->pp == 1 || !pipe_has_several(o->schedule)))
         return "--stages-per-rank: is of --pp with --schedule interleaved or gpipe";
     if (o->pp > SCALE_MOST_ACCUM / 2 && !o->accum && !o->micro_batches)
         return "--pp: two micro-batches for each of so many are more than 256, so say --accum";
@@ -228,13 +229,17 @@ static struct scale_job job_of(const struct scale_options *o, int64_t world)
 
 static void print_pipeline(const struct scale_job *j)
 {
-    int64_t v = j->stages_per_rank;
+    int64_t v = j->stages_per_rank, parts = pipe_parts(j->schedule, v, j->recompute ? 3 : 2);
     printf("layers in %lld stages (pp)", (long long)(j->pp * v));
     if (v > 1)
         printf(", %lld on each GPU", (long long)v);
     printf(", %s: with stages that take as long they stand still for %.1f %%, (p-1)/(%sm+p-1); ",
            option_word_of(pipe_schedules, j->schedule),
-           100 * (double)(j->pp - 1) / (double)(v * j->accum + j->pp - 1), v > 1 ? "v" : "");
+           100 * (double)(j->pp - 1) / (double)(parts * j->accum + j->pp - 1),
+           v > 1       ? "v"
+           : parts > 2 ? "3"
+           : parts > 1 ? "2"
+                       : "");
 }
 
 /* What tp and pp are, and what of them is not counted. */

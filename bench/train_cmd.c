@@ -149,7 +149,7 @@ static const struct option_row rows[] = {
     {"schedule", "1f1b|gpipe|interleaved",
      "With --pp: which micro-batch's turn it is; interleaved, for several stages on a rank, keeps more of "
      "them (1f1b)",
-     3, OPTION_WORD(struct train_options, schedule, pipe_schedules)},
+     3, OPTION_WORD(struct train_options, schedule, pipe_whole_schedules)},
     {"stages-per-rank", "N",
      "With --pp N and --schedule interleaved or gpipe, or --schedule-file: so many stages on each of the N, "
      "so that they stand still less (1)",

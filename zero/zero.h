@@ -207,6 +207,10 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * begun last, so two layers of one are open at once only if it has ZERO_POINTER_PER_BEGIN; else the second
  * begin is refused. Once one of them ends, the base fits one that is still open.
  *
+ * A backward may be bracketed in two parts, as pipelines use it: ZERO_BACKWARD_INPUT, in which the
+ * parameters are there, and ZERO_BACKWARD_WEIGHT, in which the gradient is, alone; a forward bracket inside
+ * that has parameters. What is said here of a backward's gradient is of the second part.
+ *
  * At stages 0 and 1 brackets are optional, and buy overlap: use them around every use of a unit or around
  * none. There the model may zero its gradients where it likes between the end of a micro-batch's backward
  * brackets and its next backward: nothing reads them then. From a unit's backward zero_end to that end they
@@ -363,11 +367,12 @@ ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
  * backward, dst is the sum over tp of src, the gradient of each rank's part. leave stands behind the
  * second: forward, dst is the sum over tp of src; backward, dst is src. In backward the calls come in
  * reverse order. What is added behind a leave (a bias) is added on every rank, and what lies outside of
- * pairs is computed alike on all. n elements of dtype (ZERO_F32, ZERO_BF16) on cfg.stream, or in the
- * model's memory on the host; dst may be src, else they lie apart. Sums are added in fp32 in a fixed order
- * and rounded once: every rank of tp has the same bits. Collective over the ranks of tp: all of them give
- * the same n, dtype and phase, else the context ends with ZERO_ERR_MISMATCH. On the host it blocks until
- * the others have come, where it moves something. Without a mesh, or with tp 1, dst is src in both phases.
+ * pairs is computed alike on all. ZERO_BACKWARD_INPUT is backward, too. n elements of dtype (ZERO_F32,
+ * ZERO_BF16) on cfg.stream, or in the model's memory on the host; dst may be src, else they lie apart. Sums
+ * are added in fp32 in a fixed order and rounded once: every rank of tp has the same bits. Collective over
+ * the ranks of tp: all of them give the same n, dtype and phase, else the context ends with
+ * ZERO_ERR_MISMATCH. On the host it blocks until the others have come, where it moves something. Without a
+ * mesh, or with tp 1, dst is src in both phases.
  * Inside or outside of brackets. ZERO_ERR_ARG, and nothing changed, for another phase or dtype, a negative n,
  * NULL, and dst and src that share some of their memory. */
 ZERO_API int zero_tp_enter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,

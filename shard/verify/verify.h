@@ -135,6 +135,9 @@ struct zr_verify_case {
     int repeats;
 };
 
+/* Its schedule has gradients of inputs and of weights apart. */
+bool zr_case_is_apart(const struct zr_verify_case *c);
+
 struct zr_verify_result {
     int64_t n_reports, n_ops, n_accesses, n_calls;
     /* the plan or the core refused the configuration: nothing ran, or it stopped early on all ranks alike */

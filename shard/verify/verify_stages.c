@@ -107,6 +107,13 @@ struct zr_content zr_stage_whole_grad(void *arg, int32_t flat, uint32_t step)
 
 /* ---- the schedule's rows ---- */
 
+bool zr_case_is_apart(const struct zr_verify_case *c)
+{
+    uint64_t s = c->seed ^ 0xa9a7;
+    return zr_in_stages(c) &&
+           (c->schedule == ZR_RUN_ZERO_BUBBLE || (c->schedule == ZR_RUN_ANY && zr_verify_chance(&s, 50)));
+}
+
 /* Of stage `at` of n, whose computations so far are counted: may its next one of a kind come now? Where the
  * first and the last stage have a tensor, the first one's weights wait for the last one's. */
 static bool may_come(const struct zr_verify_case *c, enum zr_pipe_kind kind, int32_t at, int32_t n,
@@ -126,7 +133,7 @@ static int draw_schedule(const struct zr_verify_case *c, struct zr_pipeline **ou
 {
     uint64_t s = c->seed ^ 0x5ced;
     int percent = 10 + (int)zr_verify_below(&s, 80);
-    bool apart = zr_verify_chance(&s, 50);
+    bool apart = zr_case_is_apart(c);
     int32_t done[ZR_PIPE_BACKWARD_WEIGHT + 1][64 * ZR_VERIFY_PER_RANK] = {{0}}, n = zr_case_stages(c);
     struct zr_pipeline *p = *out = zr_pipeline_new(zr_case_pp(c));
     int err = p ? 0 : ZR_ERR_NOMEM;

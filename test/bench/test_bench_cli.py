@@ -143,7 +143,7 @@ class Refused(unittest.TestCase):
     def test_pipeline(self):
         self.refused(['pipeline'], '--ranks', '--read')
         self.refused(['pipeline', '--ranks=0'], '--ranks')
-        self.refused(['pipeline', '--ranks=4', '--schedule=zbv'], 'gpipe, 1f1b or interleaved')
+        self.refused(['pipeline', '--ranks=4', '--schedule=zbv'], 'gpipe, 1f1b, interleaved or zero-bubble')
         self.refused(['pipeline', '--ranks=4', '--stages-per-rank=2'], '1F1B has one stage per rank')
         self.refused(['pipeline', '--ranks=4', '--schedule=interleaved', '--micro-batches=9'], '9 micro-batches in 2 rounds on 4 ranks')
         self.refused(['pipeline', '--read=/nonexistent/x.csv'], '/nonexistent/x.csv')
@@ -173,6 +173,8 @@ class Refused(unittest.TestCase):
         self.refused(['plan', '--pp=1025'], '--pp', '1024')
         self.refused(['plan', '--pp=2', '--world=2', '--schedule=zb'], '--schedule', '1f1b', 'gpipe')
         self.refused(['plan', '--schedule=gpipe'], '--schedule', '--pp')
+        self.refused(['plan', '--pp=2', '--world=2', '--schedule=zero-bubble', '--stages-per-rank=2'], '--stages-per-rank', 'interleaved or gpipe')
+        self.refused(['train', '--pp=2', '--schedule=zero-bubble'], '--schedule', '1f1b, gpipe or interleaved')
         self.refused(['plan', '--accum=2', '--micro-batches=2'], '--micro-batches', '--accum')
         self.refused(['plan', '--micro-batches=0'], '--micro-batches')
         self.refused(['plan', '--batch=0'], '--batch')
@@ -429,7 +431,7 @@ class PlanOfStages(unittest.TestCase):
     def test_by_hand(self):
         c, t, v = self.C, self.T, self.V
         layer, embedding, positions, norm = 12 * c * c + 13 * c, v * c, t * c, 2 * c
-        for schedule, m, batch, kept in [('1f1b', 4, 1, [2, 1]), ('1f1b', 4, 2, [2, 1]), ('gpipe', 4, 1, [4, 4]), ('1f1b', 2, 3, [2, 1])]:
+        for schedule, m, batch, kept in [('1f1b', 4, 1, [2, 1]), ('1f1b', 4, 2, [2, 1]), ('gpipe', 4, 1, [4, 4]), ('1f1b', 2, 3, [2, 1]), ('zero-bubble', 4, 1, [2, 2])]:
             rows = self.of(*self.SIZES, f'--micro-batches={m}', f'--batch={batch}', f'--schedule={schedule}')
             self.assertEqual([r['stage'] for r in rows], [0, 1, 2, 3])
             row = rows[0]
@@ -456,10 +458,12 @@ class PlanOfStages(unittest.TestCase):
                 self.assertEqual(first['bytes']['comm'], 6 * 4 * batch * t * c + 4 * embedding)
 
     def test_bubble(self):
-        for pp, m, schedule in [(2, 4, '1f1b'), (4, 8, '1f1b'), (4, 8, 'gpipe'), (4, 32, '1f1b'), (12, 12, 'gpipe'), (12, 100, '1f1b'), (6, 1, '1f1b')]:
+        for pp, m, schedule in [(2, 4, '1f1b'), (4, 8, '1f1b'), (4, 8, 'gpipe'), (4, 32, '1f1b'), (12, 12, 'gpipe'), (12, 100, '1f1b'), (6, 1, '1f1b'), (4, 8, 'zero-bubble'),
+                                (12, 24, 'zero-bubble')]:
             few = f'zero-bench plan: warning: fewer micro-batches ({m}) than pipeline stages ({pp})\n' if m < pp else ''
             row = self.of('--model=gpt2-124M', f'--pp={pp}', f'--world={pp}', f'--micro-batches={m}', f'--schedule={schedule}', err=few)[0]
-            self.assertAlmostEqual(row['bubble'], (pp - 1) / (m + pp - 1), delta=1e-12)
+            parts = 3 * m if schedule == 'zero-bubble' else m
+            self.assertAlmostEqual(row['bubble'], (pp - 1) / (parts + pp - 1), delta=1e-12)
         row = self.of('--model=gpt2-124M', '--pp=2', '--world=2')[0]
         self.assertEqual(row['micro_batches'], 4)
         # 3 layers and 2: the first stage computes 4 * 9, and waits once, for 3: until its neighbour's forward and backward, 2 + 4, are over, less a forward.
