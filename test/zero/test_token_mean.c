@@ -1,7 +1,7 @@
-/* test_token_mean.c: a step trains on the mean over its tokens, whatever ranks, micro-batches, pipeline stages
- * and parts they are spread over. Micro-batches have different numbers of tokens, some none. Gradients, norm
- * and loss are compared with those of one rank that takes the mean over all tokens in double precision, of the
- * weights that the library shows. */
+/* test_token_mean.c: a step trains on the mean over its tokens, whatever ranks, micro-batches, pipeline
+ * stages and parts they are spread over. Micro-batches have different numbers of tokens, some none.
+ * Gradients, norm and loss are compared with those of one rank that takes the mean over all tokens in double
+ * precision, of the weights that the library shows. */
 #include "test/zero/toy_net.h"
 
 #include <math.h>
@@ -14,8 +14,8 @@
 
 #include <cmocka.h>
 
-/* Layers y = x + w2 tanh(w1 x) + b, of which w1 is cut by rows and w2 by columns over the parts; a token's loss
- * is half of |y - target|^2. Layers are dealt to the stages in turn from the first on. */
+/* Layers y = x + w2 tanh(w1 x) + b, of which w1 is cut by rows and w2 by columns over the parts; a token's
+ * loss is half of |y - target|^2. Layers are dealt to the stages in turn from the first on. */
 enum { LAYERS = 6, C = 6, H = 8, MOST_TOKENS = 29, MICRO = 12, STEPS = 2, MOST_WORLD = 8, MOST_STAGES = 8 };
 
 struct layer {
@@ -29,8 +29,8 @@ struct setup {
     uint32_t seed;
 };
 
-/* Of the whole model, put together from what the ranks read: before each step its weights, then its gradients,
- * its norm and the mean of its losses. */
+/* Of the whole model, put together from what the ranks read: before each step its weights, then its
+ * gradients, its norm and the mean of its losses. */
 struct seen {
     struct layer weights[LAYERS], grads[LAYERS];
     double norm, loss;
