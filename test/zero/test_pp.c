@@ -786,6 +786,8 @@ static void what_a_file_cannot_say_is_refused(void **state)
          "rank 0: 0F1 with another; allowed: F"},
         {"0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n", ZERO_ERR_NOTSUP, "backwards are not in the order of micro-"},
         {"0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "rank 0: 0B1 is left out"},
+        {"0F0,0F1,0F0,0B0,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "0F0 is there twice"},
+        {"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1,1B0\n", ZERO_ERR_ARG, "1B0 is there twice"},
         {"0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", ZERO_ERR_ARG, "0B0"}, /* each waits for the other */
         {"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
          "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
@@ -1198,6 +1200,21 @@ static void another_tensor(struct zero_config *cfg, struct model *m, const struc
         m->table[2].shape[0]--;
 }
 
+/* The same, cut along another dimension or of another unit. */
+static void another_cut(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)cfg;
+    if (at->pp == 1 && at->dp == 1)
+        m->table[1].tp_cut = 0;
+}
+
+static void another_unit(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)cfg;
+    if (at->pp == 1 && at->dp == 1)
+        m->table[m->n_layers * OF_LAYER - 1].unit++;
+}
+
 static void one_group(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)m, (void)at;
@@ -1239,7 +1256,10 @@ static void what_cannot_be_is_refused(void **state)
          "schedule is 4; allowed: 1f1b (0), gpipe (1), interleaved (2), zero"},
         {check_in_one_stage, ZERO_ERR_MISMATCH, "check is 1 on rank 2 and 0 on rank 0; all ranks must have"},
         {many_micro_batches, ZERO_ERR_ARG, "grad_accum_steps is 16777216; allowed with pp 2: 1..8388608"},
-        {another_tensor, ZERO_ERR_MISMATCH, "rank 3 and rank 2 differ in its name, shape"},
+        {another_tensor, ZERO_ERR_MISMATCH,
+         "tensors[2] (b3 on rank 3): rank 3 and rank 2 differ in its name, shape, dtype, tp_cut"},
+        {another_cut, ZERO_ERR_MISMATCH, "tensors[1] (w23 on rank 3): rank 3 and rank 2 differ"},
+        {another_unit, ZERO_ERR_MISMATCH, "tensors[5] (b4 on rank 3): rank 3 and rank 2 differ"},
         {one_group, ZERO_ERR_ARG, "shard_group is 1, but mesh is set"},
     };
     (void)state;
@@ -1252,6 +1272,113 @@ static void what_cannot_be_is_refused(void **state)
         toy_ranks(4, bad_wrap, &b, r);
         toy_assert_well(r, 4, bad[i].says);
     }
+}
+
+/* Ranks of tp in the second stage begin with other values of what is not cut: every rank hears which. */
+static void begin_apart(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, s->stage);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    cfg.log = forget_line;
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    struct model *m = make_model(s->pp, at.pp, s->tp, at.tp);
+    if (at.pp == 1 && at.tp == 1)
+        m->own[5][0] += 1;
+    toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), ZERO_ERR_MISMATCH,
+               "tensor b4 has no tp_cut, so that all ranks of tp have the same of it, but rank 2 and rank 3");
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free_model(m);
+}
+
+static void parts_of_a_stage_that_differ_are_named(void **state)
+{
+    struct setup s = {.pp = 2, .dp = 1, .tp = 2};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (s.stage = 0; s.stage <= 3; s.stage += 3) {
+        toy_ranks(4, begin_apart, &s, r);
+        toy_assert_well(r, 4, "begun apart");
+    }
+}
+
+/* More stages than layers: one has no tensor, and every rank hears it. */
+static void wrap_nothing(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, 1);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    cfg.log = forget_line;
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    struct model *m = make_model(s->pp, at.pp, 1, 0);
+    if (m->n_layers != (at.pp < LAYERS))
+        toy_wrong(r, "stage %d has %d layers", at.pp, m->n_layers);
+    toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), ZERO_ERR_ARG,
+               "n_tensors is 0, at number 5 of the 6 along pp; allowed: 1 and more");
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free_model(m);
+}
+
+static void more_stages_than_layers_are_named(void **state)
+{
+    struct setup s = {.pp = LAYERS + 1, .dp = 1, .tp = 1};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    toy_ranks(s.pp, wrap_nothing, &s, r);
+    toy_assert_well(r, s.pp, "more stages than layers");
+}
+
+/* ---- what is told ---- */
+
+static char told[512];
+static int n_told;
+
+static void keep_line(void *arg, const char *line)
+{
+    (void)arg;
+    if (strstr(line, "fewer micro-batches than stages") && n_told++ == 0)
+        snprintf(told, sizeof told, "%s", line);
+}
+
+static void wrap_few(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, 1);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    cfg.log = r->rank == 0 ? keep_line : forget_line;
+    cfg.grad_accum_steps = 2;
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    struct model *m = make_model(s->pp, at.pp, 1, 0);
+    TOY_TRY(zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg));
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free_model(m);
+}
+
+static void fewer_micro_batches_than_stages_are_a_line(void **state)
+{
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (int pp = 2; pp <= 3; pp++) {
+        struct setup s = {.pp = pp, .dp = 1, .tp = 1};
+        n_told = 0;
+        toy_ranks(pp, wrap_few, &s, r);
+        toy_assert_well(r, pp, "few micro-batches");
+        assert_int_equal(n_told, pp == 3);
+    }
+    assert_non_null(strstr(told, "grad_accum_steps is 2, but pp is 3"));
+    assert_non_null(strstr(told, "(2 of 4 parts of a step)"));
 }
 
 /* ---- several stages on a rank, wrongly ---- */
@@ -1476,6 +1603,9 @@ int main(void)
         cmocka_unit_test(first_values_by_a_callback),
         cmocka_unit_test(calls_out_of_turn_are_named),
         cmocka_unit_test(what_cannot_be_is_refused),
+        cmocka_unit_test(parts_of_a_stage_that_differ_are_named),
+        cmocka_unit_test(more_stages_than_layers_are_named),
+        cmocka_unit_test(fewer_micro_batches_than_stages_are_a_line),
         cmocka_unit_test(what_stages_cannot_be_is_refused),
         cmocka_unit_test(units_of_another_stage_are_refused),
         cmocka_unit_test(a_stage_that_leaves_ends_all),
