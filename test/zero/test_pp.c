@@ -1544,6 +1544,78 @@ static void units_of_another_stage_are_refused(void **state)
     }
 }
 
+/* ---- calls of one stage, or of one part of it, that all ranks have to make ---- */
+
+struct alone {
+    struct setup s;
+    /* which ranks make it: of this place along pp, and along tp where it is not -1 */
+    int pp, tp;
+    int (*call)(zero_ctx *z);
+    const char *says;
+};
+
+static int tune_alone(zero_ctx *z)
+{
+    return zero_tune(z, 0, "clip", 3);
+}
+
+static int count_alone(zero_ctx *z)
+{
+    return zero_set_step(z, 41);
+}
+
+static int carry_alone(zero_ctx *z)
+{
+    static const double two[] = {1, 2};
+    return zero_carry(z, two, 2);
+}
+
+/* One of them, before the first step; each rank's error names it. */
+static void call_alone(struct toy_rank *r)
+{
+    const struct alone *x = r->arg;
+    struct zero_config cfg;
+    struct zero_plan_info plan;
+    struct zero_step_info info;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    double loss = 0;
+    int err = 0;
+    struct setup s = x->s;
+    r->arg = &s;
+    TOY_TRY(wrap(r, &cfg, &at, &m, &z, &plan));
+    if (at.pp == x->pp && (x->tp < 0 || at.tp == x->tp))
+        TOY_TRY(x->call(z));
+    if (!err) {
+        err = run_actions(r, m, z, 0, &at, &loss);
+        err = err ? err : zero_step(z, 0.01f, &info);
+        /* or one that has heard it and left */
+        if (err != ZERO_ERR_PEER)
+            toy_expect(r, err, ZERO_ERR_MISMATCH, x->says);
+    }
+    zero_unwrap(&z);
+    free_model(m);
+}
+
+static void calls_of_one_stage_are_named(void **state)
+{
+    const struct alone rows[] = {
+        {{.pp = 2, .dp = 2, .tp = 1}, 1, -1, tune_alone, "called zero_tune(clip) in step 1"},
+        {{.pp = 2, .dp = 2, .tp = 1}, 0, -1, count_alone, "called zero_set_step in step 1"},
+        {{.pp = 2, .dp = 1, .tp = 2}, 1, 1, carry_alone, "called zero_carry in step 1"},
+        {{.pp = 3, .dp = 1, .tp = 2}, 2, -1, tune_alone, "called zero_tune(clip) in step 1"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct alone x = rows[i];
+        struct toy_rank r[MOST_WORLD];
+        int world = x.s.pp * x.s.dp * x.s.tp;
+        toy_ranks(world, call_alone, &x, r);
+        toy_assert_well(r, world, x.says);
+    }
+}
+
 /* ---- a stage that stops ---- */
 
 static void stop_in_the_middle(struct toy_rank *r)
@@ -1608,6 +1680,7 @@ int main(void)
         cmocka_unit_test(fewer_micro_batches_than_stages_are_a_line),
         cmocka_unit_test(what_stages_cannot_be_is_refused),
         cmocka_unit_test(units_of_another_stage_are_refused),
+        cmocka_unit_test(calls_of_one_stage_are_named),
         cmocka_unit_test(a_stage_that_leaves_ends_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
