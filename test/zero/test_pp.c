@@ -1028,6 +1028,57 @@ static void a_frozen_stage_drops_with_the_others(void **state)
     }
 }
 
+/* The first stage is frozen, and a tensor of the second has an optimizer of its own: all ranks change its
+ * numbers and those of the others. */
+static void tune_all(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, s->stage);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    double loss = 0;
+    int err = 0;
+    cfg.log = forget_line;
+    cfg.grad_accum_steps = MICRO / s->dp;
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    struct model *m = make_model(s->pp, at.pp, 1, 0);
+    for (int t = 0; t < m->n_layers * OF_LAYER && at.pp == 0; t++)
+        m->table[t].grad = NULL;
+    if (at.pp == 1)
+        m->table[1].optimizer = ZERO_LION;
+    TOY_TRY(zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg));
+    TOY_TRY(zero_tune(z, 0, "eps", 1e-6));
+    TOY_TRY(zero_tune(z, ZERO_LION, "beta1", 0.5));
+    TOY_TRY(zero_tune(z, 0, "weight_decay", 0.25));
+    if (!err)
+        toy_expect(r, zero_tune(z, ZERO_SGD, "beta1", 0.5), ZERO_ERR_ARG, "but no tensor's is sgd");
+    struct zero_action a = {0};
+    TOY_TRY(zero_next(z, &a));
+    while (!err && a.micro_batch >= 0) {
+        if (a.phase == ZERO_FORWARD || at.pp > 0)
+            TOY_TRY(run_action(m, z, &a, a.micro_batch, &loss));
+        TOY_TRY(zero_finish(z));
+        TOY_TRY(zero_next(z, &a));
+    }
+    TOY_TRY(zero_step(z, 0.01f, NULL));
+    TOY_TRY(zero_mean(z, &loss, 1));
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free_model(m);
+}
+
+static void optimizers_of_other_stages_are_tuned(void **state)
+{
+    struct setup s = {.pp = 2, .dp = 2, .tp = 1};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (s.stage = 0; s.stage <= 3; s.stage++) {
+        toy_ranks(4, tune_all, &s, r);
+        toy_assert_well(r, 4, "tuned");
+    }
+}
+
 static int init_weight(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
     const struct model *m = arg;
@@ -1672,6 +1723,7 @@ int main(void)
         cmocka_unit_test(a_file_that_is_not_there),
         cmocka_unit_test(a_stage_reads_and_writes_its_own),
         cmocka_unit_test(a_frozen_stage_drops_with_the_others),
+        cmocka_unit_test(optimizers_of_other_stages_are_tuned),
         cmocka_unit_test(first_values_by_a_callback),
         cmocka_unit_test(calls_out_of_turn_are_named),
         cmocka_unit_test(what_cannot_be_is_refused),
