@@ -1199,6 +1199,154 @@ static void calls_out_of_turn_are_named(void **state)
     }
 }
 
+/* ---- what the model does between stages, with cfg.check ---- */
+
+/* How an action misuses its slots, and what is told of it; code 0: by a line of the log. */
+struct slot_misuse {
+    struct setup s;
+    void (*misuse)(const struct zero_action *a, bool over);
+    int code;
+    const char *says;
+};
+
+static void writes_beyond(const struct zero_action *a, bool over)
+{
+    if (a->out && a->micro_batch == 2 && !over)
+        ((float *)a->out)[ROWS * C] = 1;
+}
+
+static void writes_to_in(const struct zero_action *a, bool over)
+{
+    if (a->in && a->phase == ZERO_FORWARD && a->micro_batch == 2 && !over)
+        ((float *)(uintptr_t)a->in)[3] += 1;
+}
+
+static void writes_to_gradient(const struct zero_action *a, bool over)
+{
+    if (a->in && a->phase == ZERO_BACKWARD && a->micro_batch == 2 && !over)
+        ((float *)(uintptr_t)a->in)[3] += 1;
+}
+
+/* Of what backward finds as `kept`. */
+static void writes_to_in_later(const struct zero_action *a, bool over)
+{
+    static _Thread_local float *in;
+    if (a->in && a->phase == ZERO_FORWARD && a->micro_batch == 2 && !over)
+        in = (float *)(uintptr_t)a->in;
+    if (a->phase == ZERO_BACKWARD && a->micro_batch == 0 && in && !over) {
+        in[0] += 1;
+        in = NULL;
+    }
+}
+
+static void writes_late(const struct zero_action *a, bool over)
+{
+    if (a->out && a->phase == ZERO_FORWARD && a->micro_batch == 2 && over)
+        ((float *)a->out)[3] += 1;
+}
+
+static void writes_nothing(const struct zero_action *a, bool over)
+{
+    if (a->out && a->phase == ZERO_FORWARD && a->micro_batch == 2 && !over)
+        memset(a->out, 0xff, ROWS * C * sizeof(float));
+}
+
+static void writes_half(const struct zero_action *a, bool over)
+{
+    if (a->out && a->phase == ZERO_BACKWARD && a->micro_batch == 2 && !over)
+        memset((float *)a->out + C, 0xff, (ROWS - 1) * C * sizeof(float));
+}
+
+static _Atomic int n_slot_lines;
+static char slot_line[512];
+
+static void keep_slot_line(void *arg, const char *line)
+{
+    (void)arg;
+    if (strstr(line, "bytes to a.out") && n_slot_lines++ == 0)
+        snprintf(slot_line, sizeof slot_line, "%s", line);
+}
+
+static void misuse_slots(struct toy_rank *r)
+{
+    const struct slot_misuse *x = r->arg;
+    struct setup s = x->s;
+    struct zero_config cfg = toy_config(r, s.stage);
+    struct zero_action a;
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    double loss = 0;
+    int err = 0, n;
+    cfg.log = keep_slot_line;
+    cfg.check = 1;
+    cfg.grad_accum_steps = MICRO / s.dp;
+    TOY_TRY(open_mesh(r, &s, &cfg, &mesh, &at));
+    struct model *m = make_stages(s.pp, at.pp, per_rank(&s), s.tp, at.tp, &n);
+    err = err ? err : zero_wrap(&z, m->table, n, &cfg); /* others may be ahead, and have failed */
+    for (int step = 0; !err && step < 2; step++) {
+        while (!(err = zero_next(z, &a)) && a.micro_batch >= 0) {
+            err = run_action(m, z, &a, a.micro_batch, &loss);
+            x->misuse(&a, false);
+            err = err ? err : zero_finish(z);
+            if (err)
+                break;
+            x->misuse(&a, true);
+        }
+        err = err ? err : zero_step(z, 0.01f, NULL);
+    }
+    if (x->code && err != ZERO_ERR_PEER) /* or one that has heard it and left */
+        toy_expect(r, err, x->code, x->says);
+    else if (!x->code && err)
+        toy_note(r, err);
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free_model(m);
+}
+
+static void slots_of_stages_are_watched(void **state)
+{
+    const struct setup two = {.pp = 2, .dp = 2, .tp = 1, .stage = 1, .schedule = ZERO_SCHEDULE_GPIPE},
+                       four = {.pp = 2,
+                               .dp = 1,
+                               .tp = 1,
+                               .stage = 3,
+                               .per_rank = 2,
+                               .schedule = ZERO_SCHEDULE_INTERLEAVED},
+                       one = {.pp = 1, .dp = 1, .tp = 1, .per_rank = 3, .schedule = ZERO_SCHEDULE_GPIPE};
+    const struct {
+        void (*misuse)(const struct zero_action *a, bool over);
+        int code;
+        const char *says;
+    } rows[] = {
+        {writes_beyond, ZERO_ERR_ORDER,
+         "of micro-batch 2 wrote 84 bytes to a.out, but activation_bytes is 80"},
+        {writes_to_in, ZERO_ERR_ORDER, "it wrote to what it was given to read, in a.in of forward of micro-"},
+        {writes_to_gradient, ZERO_ERR_ORDER, "it wrote to what it was given to read, in a.in of backward of"},
+        {writes_to_in_later, ZERO_ERR_ORDER, "it wrote to what it was given to read, in "},
+        {writes_late, ZERO_ERR_ORDER, "what forward of micro-batch 2 wrote to a.out was changed after its"},
+        {writes_nothing, 0, "forward of micro-batch 2 wrote 0 bytes to a.out, that of micro-batch 0 80"},
+        {writes_half, 0, "backward of micro-batch 2 wrote 40 bytes to a.out, that of micro-batch 0 80"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int k = 0; k < 3; k++) {
+            const struct setup *s = k == 0 ? &two : k == 1 ? &four : &one;
+            struct slot_misuse x = {*s, rows[i].misuse, rows[i].code, rows[i].says};
+            struct toy_rank r[MOST_WORLD];
+            char what[128];
+            if (k == 2 && (rows[i].misuse == writes_to_in || rows[i].misuse == writes_to_in_later ||
+                           rows[i].misuse == writes_to_gradient))
+                x.says = "was changed after its"; /* what one stage gave is what the next reads */
+            n_slot_lines = 0;
+            snprintf(what, sizeof what, "%s, %d ranks", x.says, s->pp * s->dp);
+            toy_ranks(s->pp * s->dp, misuse_slots, &x, r);
+            toy_assert_well(r, s->pp * s->dp, what);
+            if (!x.code && (n_slot_lines == 0 || !strstr(slot_line, x.says)))
+                fail_msg("%s: %d lines, the first: %s", what, n_slot_lines, slot_line);
+        }
+}
+
 /* What is asked for at the wrap, and what every rank is told. */
 struct bad_wrap {
     struct setup s;
@@ -1389,14 +1537,14 @@ static void more_stages_than_layers_are_named(void **state)
 
 /* ---- what is told ---- */
 
-static char told[512];
-static int n_told;
+static char reported[512];
+static int n_reported;
 
 static void keep_line(void *arg, const char *line)
 {
     (void)arg;
-    if (strstr(line, "fewer micro-batches than stages") && n_told++ == 0)
-        snprintf(told, sizeof told, "%s", line);
+    if (strstr(line, "fewer micro-batches than stages") && n_reported++ == 0)
+        snprintf(reported, sizeof reported, "%s", line);
 }
 
 static void wrap_few(struct toy_rank *r)
@@ -1423,13 +1571,13 @@ static void fewer_micro_batches_than_stages_are_a_line(void **state)
     (void)state;
     for (int pp = 2; pp <= 3; pp++) {
         struct setup s = {.pp = pp, .dp = 1, .tp = 1};
-        n_told = 0;
+        n_reported = 0;
         toy_ranks(pp, wrap_few, &s, r);
         toy_assert_well(r, pp, "few micro-batches");
-        assert_int_equal(n_told, pp == 3);
+        assert_int_equal(n_reported, pp == 3);
     }
-    assert_non_null(strstr(told, "grad_accum_steps is 2, but pp is 3"));
-    assert_non_null(strstr(told, "(2 of 4 parts of a step)"));
+    assert_non_null(strstr(reported, "grad_accum_steps is 2, but pp is 3"));
+    assert_non_null(strstr(reported, "(2 of 4 parts of a step)"));
 }
 
 /* ---- several stages on a rank, wrongly ---- */
@@ -1635,16 +1783,13 @@ static void call_alone(struct toy_rank *r)
     int err = 0;
     struct setup s = x->s;
     r->arg = &s;
-    TOY_TRY(wrap(r, &cfg, &at, &m, &z, &plan));
-    if (at.pp == x->pp && (x->tp < 0 || at.tp == x->tp))
-        TOY_TRY(x->call(z));
-    if (!err) {
-        err = run_actions(r, m, z, 0, &at, &loss);
-        err = err ? err : zero_step(z, 0.01f, &info);
-        /* or one that has heard it and left */
-        if (err != ZERO_ERR_PEER)
-            toy_expect(r, err, ZERO_ERR_MISMATCH, x->says);
-    }
+    err = wrap(r, &cfg, &at, &m, &z, &plan); /* others may be ahead, and have failed */
+    if (!err && at.pp == x->pp && (x->tp < 0 || at.tp == x->tp))
+        err = x->call(z);
+    err = err ? err : run_actions(r, m, z, 0, &at, &loss);
+    err = err ? err : zero_step(z, 0.01f, &info);
+    if (err != ZERO_ERR_PEER) /* or one that has heard it and left */
+        toy_expect(r, err, ZERO_ERR_MISMATCH, x->says);
     zero_unwrap(&z);
     free_model(m);
 }
@@ -1726,6 +1871,7 @@ int main(void)
         cmocka_unit_test(optimizers_of_other_stages_are_tuned),
         cmocka_unit_test(first_values_by_a_callback),
         cmocka_unit_test(calls_out_of_turn_are_named),
+        cmocka_unit_test(slots_of_stages_are_watched),
         cmocka_unit_test(what_cannot_be_is_refused),
         cmocka_unit_test(parts_of_a_stage_that_differ_are_named),
         cmocka_unit_test(more_stages_than_layers_are_named),
