@@ -11,11 +11,15 @@
 
 struct verify_options {
     int64_t seeds, seed;
-    int64_t world, stage, units, elements, tokens, prefetch, accum;
+    int64_t world, stage, units, elements, tokens, prefetch, accum, pp, per_rank;
+    int schedule;
     double tflops, memory_gb, near_gb, far_gb;
     const char *one_case, *trace;
     bool json, mutants, exhaustive, time;
 };
+
+static const struct option_word schedules[] = {
+    {"gpipe", ZR_RUN_GPIPE}, {"1f1b", ZR_RUN_1F1B}, {"interleaved", ZR_RUN_INTERLEAVED}, {0}};
 
 static const struct option_row rows[] = {
     {"seeds", "N", "Random configurations to run (2000)", 1,
@@ -41,6 +45,12 @@ static const struct option_row rows[] = {
      OPTION_INT(struct verify_options, tokens, 1, 1 << 30)},
     {"prefetch", "N", "Units gathered ahead (2)", 2, OPTION_INT(struct verify_options, prefetch, 0, 100)},
     {"accum", "N", "Micro-batches of a step (1)", 2, OPTION_INT(struct verify_options, accum, 1, 64)},
+    {"pp", "N", "Pipeline stages, or ranks of several each, that take a part of the units (1)", 2,
+     OPTION_INT(struct verify_options, pp, 1, 64)},
+    {"schedule", "gpipe|1f1b|interleaved", "With --pp: in which order they take micro-batches (1f1b)", 2,
+     OPTION_WORD(struct verify_options, schedule, schedules)},
+    {"stages-per-rank", "N", "With --pp: stages of each rank (1; interleaved: 2)", 2,
+     OPTION_INT(struct verify_options, per_rank, 1, 4)},
     {"tflops", "X", "Of compute, 10^12 a second (400)", 2,
      OPTION_DOUBLE(struct verify_options, tflops, 1e-6, 1e6)},
     {"memory", "GB/S", "Device memory (3000)", 2, OPTION_DOUBLE(struct verify_options, memory_gb, 1e-6, 1e6)},
@@ -206,6 +216,43 @@ static int run_exhaustive(const char *name, const struct verify_options *o)
     return r.n_bad ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
+/* Of what is timed: in pipeline stages, each has one unit, and all together are as large. */
+static int read_stages(const char *name, const struct verify_options *o, struct zr_verify_case *c,
+                       struct zr_verify_speed *speed)
+{
+    bool interleaved = o->schedule == ZR_RUN_INTERLEAVED;
+    c->pp = (int)o->pp;
+    c->per_rank = o->per_rank ? (int)o->per_rank : interleaved ? 2 : 1;
+    int n = c->pp * c->per_rank;
+    if (n > 1) {
+        c->schedule = o->schedule < 0 ? ZR_RUN_1F1B : o->schedule;
+        c->n_units = 1;
+        speed->unit_elems = o->elements * o->units / n;
+        c->deterministic = true; /* as on CPUs, where stages run */
+    }
+    if (zr_verify_possible(c) && (n > 1 || o->schedule < 0))
+        return 0;
+    fprintf(stderr,
+            "%s: --world %d, --pp %d, --stages-per-rank %d, --schedule and --accum %d do not go together: "
+            "stages divide the world, 1f1b has one stage on each rank, and the interleaved schedule takes "
+            "micro-batches in equal rounds of as many as --pp, or more\n",
+            name, c->world, c->pp, c->per_rank, c->accum);
+    return EXIT_USAGE;
+}
+
+static void print_time(const struct zr_verify_case *c, const struct zr_verify_time *t)
+{
+    char stages[48] = "";
+    if (c->pp * c->per_rank > 1)
+        snprintf(stages, sizeof stages, ", %d pipeline stages", c->pp * c->per_rank);
+    printf("stage %d, %d ranks%s: a step takes %.2f ms, %.2f ms of it compute, %.2f ms exposed: %.2f ms of "
+           "these between the first forward and the last backward, %.2f ms behind it until the norm is "
+           "known; %s a rank\n",
+           c->stage, c->world, stages, (double)t->step_ns / 1e6, (double)t->compute_ns / 1e6,
+           (double)t->exposed_ns / 1e6, (double)t->bubble_ns / 1e6, (double)t->norm_ns / 1e6,
+           report_bytes(t->peak_bytes).text);
+}
+
 static int run_time(const char *name, const struct verify_options *o)
 {
     struct zr_verify_case c = {.seed = (uint64_t)o->seed,
@@ -232,6 +279,8 @@ static int run_time(const char *name, const struct verify_options *o)
                                     .unit_elems = o->elements};
     struct zr_verify_time t = {0};
     struct zr_verify_result r;
+    if (read_stages(name, o, &c, &speed))
+        return EXIT_USAGE;
     if (zr_verify_time(&c, &speed, o->trace, &t, &r)) {
         fprintf(stderr, "%s: %s\n", name, zr_error_text());
         return EXIT_FAILURE;
@@ -241,15 +290,15 @@ static int run_time(const char *name, const struct verify_options *o)
         return EXIT_FAILURE;
     }
     if (o->json)
-        report_line(json_pack(
-            "{s:i, s:i, s:o, s:o, s:o, s:I}", "stage", c.stage, "world", c.world, "step_ms",
-            report_number((double)t.step_ns / 1e6), "compute_ms", report_number((double)t.compute_ns / 1e6),
-            "exposed_ms", report_number((double)t.exposed_ns / 1e6), "peak_bytes", (json_int_t)t.peak_bytes));
+        report_line(json_pack("{s:i, s:i, s:o, s:o, s:o, s:I, s:i, s:i, s:o, s:o}", "stage", c.stage, "world",
+                              c.world, "step_ms", report_number((double)t.step_ns / 1e6), "compute_ms",
+                              report_number((double)t.compute_ns / 1e6), "exposed_ms",
+                              report_number((double)t.exposed_ns / 1e6), "peak_bytes",
+                              (json_int_t)t.peak_bytes, "pp", c.pp, "stages_per_rank", c.per_rank,
+                              "bubble_ms", report_number((double)t.bubble_ns / 1e6), "norm_ms",
+                              report_number((double)t.norm_ns / 1e6)));
     else
-        printf(
-            "stage %d, %d ranks: a step takes %.2f ms, %.2f ms of it compute, %.2f ms exposed; %s a rank\n",
-            c.stage, c.world, (double)t.step_ns / 1e6, (double)t.compute_ns / 1e6, (double)t.exposed_ns / 1e6,
-            report_bytes(t.peak_bytes).text);
+        print_time(&c, &t);
     return EXIT_SUCCESS;
 }
 
@@ -264,6 +313,8 @@ int verify_command(const char *name, int argc, char **argv)
                                .tokens = 8192,
                                .prefetch = 2,
                                .accum = 1,
+                               .pp = 1,
+                               .schedule = -1,
                                .tflops = 400,
                                .memory_gb = 3000,
                                .near_gb = 400,

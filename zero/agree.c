@@ -21,8 +21,8 @@ struct card {
     int64_t host_bytes;
 };
 
-/* What must be equal, in the order in which a difference is reported: causes before consequences. Of all
- * ranks; and of those of one pipeline stage, which have the same tensors. */
+/* What must be equal of all ranks, in the order in which a difference is reported: causes before
+ * consequences. */
 #define CARD_FIELDS(X)                                                                                       \
     X(version)                                                                                               \
     X(device)                                                                                                \
@@ -54,9 +54,6 @@ struct card {
     X(init_from)                                                                                             \
     X(copy_engine)                                                                                           \
     X(check)
-#define STAGE_FIELDS(X)                                                                                      \
-    X(n_tensors)                                                                                             \
-    X(n_order)
 
 static void fill_card(const struct zero_ctx *z, int err, struct card *c)
 {
@@ -99,7 +96,8 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->n_order = o->n_order;
     c->save_async = o->save_async;
     /* Elsewhere one rank alone may check. */
-    c->check = z->layout->gaps || (o->check && (z->plan->hop[ZR_OUTER].sums_whole || o->parts > 1));
+    bool of_all = z->plan->hop[ZR_OUTER].sums_whole || o->parts > 1 || zr_stages(z) > 1;
+    c->check = z->layout->gaps || (o->check && of_all);
     c->n_tensors = z->layout->n_tensors;
     c->layout_hash = z->layout->hash;
     c->plan_hash = z->plan->hash;
@@ -123,8 +121,40 @@ static int32_t most_tensors(const struct zero_ctx *z, const struct card *cards)
     return (int32_t)most;
 }
 
+enum { SHOWN_NAME = 64 };
+
+/* Of tensors[i] as rank r has it, on all ranks alike: stages have others in its place. */
+static int name_on(struct zero_ctx *z, int32_t i, int32_t r, char out[SHOWN_NAME])
+{
+    char mine[SHOWN_NAME] = "", (*all)[SHOWN_NAME] = calloc((size_t)z->world.world, sizeof *all);
+    if (i < z->layout->n_tensors)
+        snprintf(mine, sizeof mine, "%s", z->layout->tensors[i].name);
+    if (!all)
+        return zr_rendezvous_fail(
+            z->rendezvous,
+            zr_fail(ZR_ERR_NOMEM, "ranks disagree on tensors[%d] (%s), and there is no memory to tell which",
+                    i, mine));
+    int err = zr_rendezvous_exchange(z->rendezvous, mine, sizeof mine, all);
+    snprintf(out, SHOWN_NAME, "%.*s", SHOWN_NAME - 1, all[r]);
+    free(all);
+    return err;
+}
+
+static int fail_tensor(struct zero_ctx *z, int32_t i, int32_t r, int32_t first)
+{
+    char name[SHOWN_NAME];
+    int err = name_on(z, i, r, name);
+    return err ? err
+               : zr_fail(
+                     ZR_ERR_MISMATCH,
+                     "tensors[%d] (%s on rank %d): rank %d and rank %d differ in its name, shape, dtype, "
+                     "tp_cut, tp_blocks, tp_size, unit, pp_stage, flags, optimizer, lr_scale, decay_scale, "
+                     "granule or whether it has a gradient",
+                     i, name, r, r, first);
+}
+
 /* The first tensor that differs between any rank and the first of its stage. All ranks get the same hashes
- * and come to the same answer, but that they know the names of their own. */
+ * and come to the same answer. */
 static int name_tensor(struct zero_ctx *z, const struct card *cards)
 {
     int32_t n = most_tensors(z, cards), world = z->world.world;
@@ -142,12 +172,7 @@ static int name_tensor(struct zero_ctx *z, const struct card *cards)
         for (int32_t r = 1; !err && r < world; r++) {
             int first = first_of_stage(z, cards, r);
             if (all[(size_t)r * (size_t)n + (size_t)i] != all[(size_t)first * (size_t)n + (size_t)i])
-                err = zr_fail(ZR_ERR_MISMATCH,
-                              "tensors[%d] (%s on this rank): rank %d and rank %d differ in its name, shape, "
-                              "dtype, unit, pp_stage, flags, optimizer, lr_scale, decay_scale, granule or "
-                              "whether it has a "
-                              "gradient",
-                              i, i < z->layout->n_tensors ? z->layout->tensors[i].name : "none", r, first);
+                err = fail_tensor(z, i, r, first);
         }
     if (!err)
         err = zr_fail(ZR_ERR_MISMATCH, "ranks have different layouts");
@@ -165,6 +190,20 @@ static int fail_field(const char *field, double its, int rank, double of_first, 
                    field, own && its == 0 ? "cfg.update" : a.text, rank,
                    own && of_first == 0 ? "cfg.update" : b.text, first,
                    of_stage ? " of a pipeline stage" : "");
+}
+
+/* A number at this offset of the card, of the ranks of each pipeline stage, which have the same tensors. */
+static int compare_in_stages(const struct zero_ctx *z, const struct card *cards, const char *field, size_t at)
+{
+    for (int r = 1; r < z->world.world; r++) {
+        int first = first_of_stage(z, cards, r);
+        double its, of_first;
+        memcpy(&its, (const char *)&cards[r] + at, sizeof its);
+        memcpy(&of_first, (const char *)&cards[first] + at, sizeof of_first);
+        if (its != of_first)
+            return fail_field(field, its, r, of_first, first, cards[0].pp > 1);
+    }
+    return 0;
 }
 
 /* Of the first and the last pipeline stage; ranks of one have the same. */
@@ -190,18 +229,16 @@ static int compare_ties(const struct zero_ctx *z, const struct card *cards)
 static int compare(struct zero_ctx *z, const struct card *cards)
 {
     int world = z->world.world;
-    for (int r = 1, first = 0; r < world; r++) {
-        bool of_stage = false;
+    for (int r = 1; r < world; r++) {
 #define COMPARE(field)                                                                                       \
-    if (cards[r].field != cards[first].field)                                                                \
-        return fail_field(#field, cards[r].field, r, cards[first].field, first, of_stage);
+    if (cards[r].field != cards[0].field)                                                                    \
+        return fail_field(#field, cards[r].field, r, cards[0].field, 0, false);
         CARD_FIELDS(COMPARE)
-        first = first_of_stage(z, cards, r);
-        of_stage = cards[0].pp > 1;
-        STAGE_FIELDS(COMPARE)
-        first = 0;
 #undef COMPARE
     }
+    int err = compare_in_stages(z, cards, "n_tensors", offsetof(struct card, n_tensors));
+    if (err)
+        return err;
     for (int r = 1; r < world; r++)
         if (cards[r].schedule_hash != cards[0].schedule_hash)
             return zr_fail(ZR_ERR_MISMATCH,
@@ -210,6 +247,10 @@ static int compare(struct zero_ctx *z, const struct card *cards)
     for (int r = 1; r < world; r++)
         if (cards[r].layout_hash != cards[first_of_stage(z, cards, r)].layout_hash)
             return name_tensor(z, cards);
+    /* Without an order of the program's own it follows from the tensors. */
+    err = compare_in_stages(z, cards, "n_order", offsetof(struct card, n_order));
+    if (err)
+        return err;
     for (int r = 1; r < world; r++)
         if (cards[r].plan_hash != cards[first_of_stage(z, cards, r)].plan_hash)
             return zr_fail(ZR_ERR_MISMATCH,

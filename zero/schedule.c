@@ -322,7 +322,9 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
         err = make_order(c, l->n_units, s);
     if (err)
         return err;
-    s->room.slot_bytes = zr_round_up(c->user.activation_bytes, 4096);
+    s->room.activation_bytes = c->user.activation_bytes;
+    s->room.guard_bytes = o->check ? 4096 : 0;
+    s->room.slot_bytes = zr_round_up(c->user.activation_bytes, 4096) + s->room.guard_bytes;
     s->room.tied_bytes = zr_round_up(zr_ties_bytes(l), 4096);
     if (!o->deterministic && s->walk.n_micro > 1) {
         s->room.tied_sum_bytes = zr_round_up(zr_ties_sum_bytes(l), 4096);

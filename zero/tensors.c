@@ -350,6 +350,17 @@ static int check_pointers(const struct zr_tensor *t, int32_t n, enum zr_values_i
     return err;
 }
 
+static int refuse_none(int32_t n, const struct zero_config *cfg)
+{
+    int32_t at, stages;
+    if (n == 0 && cfg->mesh && !zero_mesh_rank(cfg->mesh, "pp", &at, &stages) && stages > 1)
+        return zr_fail(ZR_ERR_ARG,
+                       "n_tensors is 0, at number %d of the %d along pp; allowed: 1 and more, so at most as "
+                       "many along pp as there are layers",
+                       at, stages);
+    return zr_fail(ZR_ERR_ARG, "n_tensors is %d; allowed: 1 and more", n);
+}
+
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
                      enum zr_values_in values, struct zr_tensor **out)
 {
@@ -359,7 +370,7 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
     if (!tensors)
         return zr_fail(ZR_ERR_ARG, "tensors is NULL");
     if (n < 1)
-        return zr_fail(ZR_ERR_ARG, "n_tensors is %d; allowed: 1 and more", n);
+        return refuse_none(n, cfg);
     struct zr_tensor *t = calloc((size_t)n, sizeof *t);
     if (!t)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %d tensors", n);

@@ -17,10 +17,11 @@ static const struct {
              {"weight_decay", ZR_CALLED_TUNE_DECAY, true}};
 enum { CLIP, BETA1, BETA2, EPS, DECAY, N_KNOBS };
 
+/* By a tensor of any pipeline stage: the ranks of all make the call. */
 static bool is_used(const struct zero_ctx *z, enum zr_optimizer kind)
 {
-    for (int32_t i = 0; i < z->layout->n_tensors; i++) {
-        const struct zr_tensor *t = &z->layout->tensors[i];
+    for (int32_t i = 0; i < z->whole.n; i++) {
+        const struct zr_tensor *t = &z->whole.tensors[i];
         if (t->grad && zr_kind_of(&z->config.options, t->optimizer) == kind)
             return true;
     }

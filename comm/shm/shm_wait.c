@@ -105,24 +105,32 @@ int zr_shm_place_of(const struct zr_shm *k, int32_t rank)
     return -1;
 }
 
-/* A peer's calls, in that communicator which is told of them. */
-static const struct zr_called_ring *calls_of(const struct zr_shm *m, int place)
+/* This rank's calls and a peer's, in a communicator of both that is told of them: of its calls, where the
+ * peer makes all of them, comes before one that is told of those that all ranks make. */
+static void find_calls(const struct zr_shm *m, int place, const struct zr_called_ring **own,
+                       const struct zr_called_ring **its)
 {
+    *own = &m->peer[m->base.group.rank].head->called;
+    *its = &m->peer[place].head->called;
     for (int r = 0; r < ZR_ROLES; r++) {
         const struct zr_shm *k = m->sibling[r];
         int at = zr_shm_place_of(k, zr_comm_rank(&m->base, place));
-        if (at >= 0 && atomic_load(&k->peer[k->base.group.rank].head->called.n))
-            return &k->peer[at].head->called;
+        if (at >= 0 && atomic_load(&k->peer[k->base.group.rank].head->called.n)) {
+            *own = &k->peer[k->base.group.rank].head->called;
+            *its = &k->peer[at].head->called;
+            return;
+        }
     }
-    return &m->peer[place].head->called;
 }
 
 /* Did this rank's program and a peer's make other calls? Then that is what went wrong, and said. */
 static bool fail_called(struct zr_shm *m, const struct zr_post *mine, int place)
 {
+    const struct zr_called_ring *of_own, *of_other;
     struct zr_called own, other;
     char text[ZR_SHM_TEXT], calls[ZR_CALLED_BOTH_CHARS], op[96];
-    if (!zr_called_differ(calls_of(m, m->base.group.rank), calls_of(m, place), &own, &other))
+    find_calls(m, place, &of_own, &of_other);
+    if (!zr_called_differ(of_own, of_other, &own, &other))
         return false;
     zr_called_report(zr_comm_rank(&m->base, place), &other, zr_shm_self(m), &own, calls);
     zr_post_describe(mine, op, sizeof op);

@@ -25,8 +25,8 @@ struct zr_engine;
 struct zr_pipe_room {
     /* stages of a rank, >= 1, and the ranks that have all of them together */
     int32_t per_rank, pp;
-    /* of one message, a multiple of 4096 */
-    int64_t slot_bytes;
+    /* of one message, a multiple of 4096; of it, with cfg.check, room that is not sent; and cfg's number */
+    int64_t slot_bytes, guard_bytes, activation_bytes;
     int32_t n_onward, n_back;
     /* of all tied tensors, a multiple of 4096, 0: there are none; and micro-batches whose gradients of them
      * may be on their way (engine_tied.c) */
@@ -299,6 +299,12 @@ int zr_engine_pipe_move(struct zr_engine *e, const struct zr_pipe_message *m, bo
 int zr_engine_pipe_await(struct zr_engine *e, const struct zr_pipe_message *m);
 /* The model has written the slot, or needs it no more, as far as its stream has come. */
 int zr_engine_pipe_done(struct zr_engine *e, const struct zr_pipe_message *m);
+
+/* With cfg.check, what the model does there (check_slots.c): an action is given its slots; it is over. A
+ * fault ends the context. */
+struct zr_walk_given;
+int zr_slot_check_given(struct zr_engine *e, const struct zr_walk_given *g, bool evaluates);
+int zr_slot_check_over(struct zr_engine *e);
 
 /* ---- tensors of the first and the last stage (engine_tied.c); without them nothing is done ---- */
 

@@ -228,6 +228,7 @@ struct zr_engine {
     struct zr_model_check *watch;
     /* NULL: there is one pipeline stage */
     struct zr_pipe *pipe;
+    struct zr_slot_check *slot_check;
     /* NULL: no tensor is tied to one of another stage */
     struct zr_tied *tied;
 
@@ -245,6 +246,9 @@ void zr_tables_close(struct zr_engine *e);
 /* ---- engine_pipe.c, for opening and closing ---- */
 
 int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room);
+/* check_slots.c; without cfg.check nothing. */
+int zr_slot_check_open(struct zr_engine *e, const struct zr_pipe_room *room, int64_t n_slots);
+void zr_slot_check_close(struct zr_engine *e);
 /* Its streams are idle. */
 void zr_pipe_close(struct zr_engine *e);
 

@@ -327,10 +327,35 @@ const char *zr_model_call_name(enum zr_core_event_kind kind)
     return name[kind];
 }
 
+/* The ranks of other pipeline stages, and of other parts, make it too. Others are of what a stage has alone:
+ * its units, tensors, actions and activations. */
+static bool is_of_all(enum zr_called_name name)
+{
+    switch (name) {
+    case ZR_CALLED_BEGIN:
+    case ZR_CALLED_END:
+    case ZR_CALLED_READ:
+    case ZR_CALLED_WRITE:
+    case ZR_CALLED_NEXT:
+    case ZR_CALLED_FINISH:
+    case ZR_CALLED_TP_ENTER:
+    case ZR_CALLED_TP_LEAVE:
+    case ZR_CALLED_TP_GATHER:
+    case ZR_CALLED_TP_SCATTER:
+    case ZR_CALLED_TP_SUM:
+    case ZR_CALLED_TP_MAX:
+        return false;
+    default:
+        return true;
+    }
+}
+
 static void report_called(struct zr_engine *e, const struct zr_called *call)
 {
-    struct zr_comm *all = zr_called_comm(e);
-    if (all->ops->called)
+    struct zr_comm *same = zr_called_comm(e), *all = zr_widest_comm(e);
+    if (same->ops->called)
+        same->ops->called(same, call);
+    if (all != same && is_of_all(call->name) && all->ops->called)
         all->ops->called(all, call);
 }
 

@@ -9,6 +9,7 @@
 #include "shard/engine/engine_inside.h"
 #include "shard/engine/engine_issue.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -371,6 +372,9 @@ int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, 
 
 /* ---- what every part has ---- */
 
+/* Of a name, as far as it is told: whole words. */
+enum { SHOWN_NAME = 64 };
+
 /* A pair of ranks as a word; 0: none. */
 static uint64_t pair_of(int32_t a, int32_t b)
 {
@@ -406,27 +410,55 @@ static int most_of_world(struct zr_engine *e, const struct zr_tag *tag, uint64_t
     return 0;
 }
 
-/* Of tensors [first, end) that are not cut: two ranks that keep other bytes of the same elements, of all
- * ranks the last pair; 0: there are none. */
-static int compare_whole(struct zr_engine *e, char *buffer, int32_t first, int32_t end, uint64_t *pair)
+/* Of tensors [first, end) that are not cut: two ranks that keep other bytes of the same elements; 0: there
+ * are none. Of this rank's parts, and of the world's the last. */
+static int compare_whole(struct zr_engine *e, char *buffer, int32_t first, int32_t end, uint64_t *here,
+                         uint64_t *pair)
 {
     const struct zr_tag tag = parts_tag(e, ZR_CALLED_NONE, end, first);
     uint64_t hash = 0;
     for (int32_t t = first; t < end; t++)
         if (!e->layout->tensors[t].cut)
             ZR_TRY(zr_digest_tensor(e, buffer, t, &hash));
-    ZR_TRY(find_pair(e, hash, &tag, pair));
+    ZR_TRY(find_pair(e, hash, &tag, here));
+    *pair = *here;
     return most_of_world(e, &tag, pair);
 }
 
+/* To all ranks, what those that have it say; name: NULL on the others. */
+static int share_name(struct zr_engine *e, const char *name, char out[SHOWN_NAME])
+{
+    const struct zr_tag tag = parts_tag(e, ZR_CALLED_NONE, 0, 0);
+    char own[SHOWN_NAME] = "";
+    uint64_t word;
+    snprintf(own, sizeof own, "%s", name ? name : "");
+    for (size_t at = 0; at < SHOWN_NAME; at += sizeof word) {
+        memcpy(&word, own + at, sizeof word);
+        ZR_TRY(most_of_world(e, &tag, &word));
+        memcpy(out + at, &word, sizeof word);
+    }
+    out[SHOWN_NAME - 1] = 0;
+    return 0;
+}
+
+/* Tensor by tensor; pipeline stages have different ones, and not as many. */
 static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair)
 {
-    uint64_t of_tensor = 0;
-    int32_t t = 0;
-    for (; e->pp == 1 && !of_tensor && t < e->layout->n_tensors; t++) /* else stages have others */
-        ZR_TRY(compare_whole(e, buffer, t, t + 1, &of_tensor));
-    const char *name = of_tensor ? e->layout->tensors[t - 1].name : "?";
-    pair = of_tensor ? of_tensor : pair;
+    const struct zr_tag tag = parts_tag(e, ZR_CALLED_NONE, 0, 0);
+    const int32_t own = e->layout->n_tensors;
+    uint64_t of_tensor = 0, most = (uint64_t)own;
+    char name[SHOWN_NAME];
+    ZR_TRY(most_of_world(e, &tag, &most));
+    for (int32_t t = 0; !of_tensor && t < (int32_t)most; t++) {
+        uint64_t here = 0;
+        ZR_TRY(compare_whole(e, buffer, t, t < own ? t + 1 : t, &here, &of_tensor));
+        if (of_tensor) {
+            ZR_TRY(share_name(e, here == of_tensor ? e->layout->tensors[t].name : NULL, name));
+            pair = of_tensor;
+        }
+    }
+    if (!of_tensor) /* other bytes by now */
+        snprintf(name, sizeof name, "?");
     return zr_fail(ZR_ERR_MISMATCH,
                    "tensor %s has no tp_cut, so that all ranks of tp have the same of it, but rank %d "
                    "and rank %d differ",
@@ -435,14 +467,14 @@ static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair)
 
 int zr_engine_compare_parts(struct zr_engine *e)
 {
-    uint64_t pair = 0;
+    uint64_t here = 0, pair = 0;
     if (e->parts == 1)
         return 0;
     struct received before = received_so_far(e);
     char *buffer = malloc(ZR_DIGEST_BYTES);
     int err = buffer ? zr_engine_drain(e) : zr_fail(ZR_ERR_NOMEM, "no memory to compare the model's parts");
     if (!err)
-        err = compare_whole(e, buffer, 0, e->layout->n_tensors, &pair);
+        err = compare_whole(e, buffer, 0, e->layout->n_tensors, &here, &pair);
     if (!err && pair)
         err = name_difference(e, buffer, pair);
     free(buffer);

@@ -115,11 +115,12 @@ int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room)
             ZR_TRY(e->dev->ops->stream_open(e->dev, ZR_STREAM_QUEUE, name[i], NULL, &e->pair_stream[i]));
     }
     zr_roles_streams(e);
-    return 0;
+    return zr_slot_check_open(e, room, count_slots(room));
 }
 
 void zr_pipe_close(struct zr_engine *e)
 {
+    zr_slot_check_close(e);
     if (!e->pipe)
         return;
     for (int i = 0; i < ZR_PAIR_ROLES; i++)
@@ -155,10 +156,11 @@ static int move_message(struct zr_engine *e, const struct zr_pipe_message *m, bo
 {
     const enum zr_role role = role_of(e, m);
     struct zr_stream *s = e->role[role].stream;
-    const struct zr_tag tag = tag_of(e, m, e->pipe->room.slot_bytes);
+    const int64_t bytes = e->pipe->room.slot_bytes - e->pipe->room.guard_bytes;
+    const struct zr_tag tag = tag_of(e, m, bytes);
     int own = e->role[role].comm->group.rank, root = sends ? own : 1 - own;
     ZR_TRY(e->dev->ops->stream_wait(s, event_of(e, m, false)));
-    ZR_TRY(zr_pair_send(e, role, slot_at(&e->pipe->room, m), e->pipe->room.slot_bytes, root, &tag));
+    ZR_TRY(zr_pair_send(e, role, slot_at(&e->pipe->room, m), bytes, root, &tag));
     return e->dev->ops->event_record(event_of(e, m, true), s);
 }
 

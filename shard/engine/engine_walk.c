@@ -106,6 +106,8 @@ int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_given *o
         return err;
     *out = (struct zr_walk_given){.action = zr_walk_action(w, w->at)};
     err = give_slots(e, w, out);
+    if (!err)
+        err = zr_slot_check_given(e, out, w->evaluates);
     *more = w->open = !err;
     return err;
 }
@@ -129,7 +131,9 @@ static int take_slots(struct zr_engine *e, const struct zr_walk *w, const struct
 int zr_walk_finish(struct zr_engine *e, struct zr_walk *w)
 {
     struct zr_pipe_action a = zr_walk_action(w, w->at);
-    int err = take_slots(e, w, &a);
+    int err = zr_slot_check_over(e);
+    if (!err)
+        err = take_slots(e, w, &a);
     if (err)
         return err;
     w->open = false;

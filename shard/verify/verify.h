@@ -199,6 +199,10 @@ struct zr_verify_unit {
 /* Of rank 0: the last step; what it received in all steps; the plan's of one. */
 struct zr_verify_time {
     int64_t step_ns, exposed_ns, compute_ns, peak_bytes, plan_bytes;
+    /* Two parts of exposed_ns: from the first forward to the last backward compute stood for so long, which
+     * with pipeline stages is their bubble; and from the last backward on the update waited for the norm, and
+     * so for the gradients that were still being reduced. */
+    int64_t bubble_ns, norm_ns;
     int64_t received_bytes, step_wire_bytes, step_outer_bytes;
     /* ranks that were simulated */
     int n_simulated;

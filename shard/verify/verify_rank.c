@@ -112,6 +112,8 @@ static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
     if (r->id == 0) {
         r->v->step_compute_ns = r->v->compute_ns;
         r->v->compute_ns = 0;
+        r->v->step_span = r->v->span;
+        r->v->span = (struct zr_verify_span){0};
     }
     r->step_from_ns = r->step_to_ns;
     r->step_to_ns = zr_sim_now(zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL));

@@ -84,7 +84,7 @@ static void check_ends(struct zr_verify_world *v)
 static void set_speed(const struct zr_verify_world *v, struct zr_sim_options *o)
 {
     const struct zr_verify_speed *speed = v->speed;
-    o->ran = v->trace ? zr_trace_ran : NULL;
+    o->ran = zr_time_ran;
     o->memory_bytes_per_s = speed->memory_bytes_per_s;
     o->near_bytes_per_s = speed->near_bytes_per_s;
     o->far_bytes_per_s = speed->far_bytes_per_s;
@@ -159,10 +159,13 @@ static void add_up(const struct zr_verify_world *v, struct zr_verify_result *out
 static struct zr_verify_time time_of(const struct zr_verify_world *v)
 {
     int64_t peak, step_ns = v->ranks[0].step_to_ns - v->ranks[0].step_from_ns;
+    const struct zr_verify_span *s = &v->step_span;
     zr_sim_held(v->sim, 0, &peak);
     return (struct zr_verify_time){.step_ns = step_ns,
                                    .compute_ns = v->step_compute_ns,
                                    .exposed_ns = step_ns - v->step_compute_ns,
+                                   .bubble_ns = s->to_ns - s->from_ns - v->step_compute_ns,
+                                   .norm_ns = s->norm_ns > s->to_ns ? s->norm_ns - s->to_ns : 0,
                                    .peak_bytes = peak,
                                    .received_bytes = v->ranks[0].received_bytes,
                                    .step_wire_bytes = v->stages[0].plan->traffic.wire_bytes,

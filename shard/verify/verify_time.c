@@ -2,13 +2,28 @@
 #include "shard/verify/verify_world.h"
 
 #include <stdio.h>
+#include <string.h>
+
+/* Rank 0 has the first forward of a step, and the last backward, also of pipeline stages. */
+static void note_span(struct zr_verify_span *s, const char *name, int64_t from_ns, int64_t to_ns)
+{
+    bool backward = !strncmp(name, "backward", strlen("backward")); /* of inputs, or of weights, too */
+    if (!s->from_ns && (backward || !strcmp(name, "forward")))
+        s->from_ns = from_ns;
+    if (backward)
+        s->to_ns = to_ns;
+    if (!strcmp(name, "agree"))
+        s->norm_ns = to_ns;
+}
 
 /* Trace Event Format: a process is a rank, a thread one of its lines. */
-void zr_trace_ran(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
-                  int64_t to_ns)
+void zr_time_ran(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
+                 int64_t to_ns)
 {
     struct zr_verify_world *v = arg;
     (void)line;
+    if (rank == 0)
+        note_span(&v->span, info->name, from_ns, to_ns);
     if (v->trace && rank < 16 && to_ns > from_ns)
         fprintf(v->trace,
                 "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d,"

@@ -265,6 +265,12 @@ struct zr_verify_rank {
 /* Of ranks that have the same part of the same stage: at most as many as a case has ranks. */
 enum { ZR_VERIFY_CLASSES = 64 };
 
+/* Of a step on the virtual clock: its first forward began, its last backward ended, its norm was known. 0:
+ * not yet. */
+struct zr_verify_span {
+    int64_t from_ns, to_ns, norm_ns;
+};
+
 struct zr_verify_world {
     const struct zr_verify_case *c;
     const struct zr_mutant *mutant;
@@ -298,6 +304,7 @@ struct zr_verify_world {
     int n_agreed, agreed[2], agreed_error;
     /* of rank 0, in this step and in the one before */
     int64_t compute_ns, step_compute_ns;
+    struct zr_verify_span span, step_span;
     void *trace;
 };
 
@@ -394,9 +401,10 @@ void zr_turn_awaited(void *arg, uint64_t number);
 /* Until every rank is done, or nothing can go on any more. */
 void zr_turns_take(struct zr_verify_world *v);
 
-/* verify_time.c, where v->trace is set: an operation ran (zr_sim_options.ran); names for its lines. */
-void zr_trace_ran(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
-                  int64_t to_ns);
+/* verify_time.c, where there is a clock: an operation ran (zr_sim_options.ran). With v->trace it goes there;
+ * names for its lines. */
+void zr_time_ran(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
+                 int64_t to_ns);
 void zr_trace_name_lines(struct zr_verify_world *v);
 
 /* verify_run.c: all of a case, with mutant, speed and trace as they are in v. time may be NULL. */

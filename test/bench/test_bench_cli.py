@@ -161,6 +161,19 @@ class Refused(unittest.TestCase):
         self.refused(['verify', '--case', 'wold=2'], '--case', 'wold')
         self.refused(['verify', '--case', 'stage=4 world=2 n_units=1 accum=1 n_steps=1'], '--case', '0..3')
         self.refused(['verify', '--seeds=0'], '--seeds')
+        for args in [['--world=8', '--pp=3'], ['--schedule=gpipe'], ['--world=2', '--pp=2', '--stages-per-rank=2'],
+                     ['--world=4', '--pp=4', '--schedule=interleaved', '--accum=9']]:
+            self.refused(['verify', '--time', *args], 'do not go together')
+
+    def test_time_of_stages(self):
+        """On links that take nothing, a bubble of (p - 1) of (m + p - 1) parts, and of several stages on a rank a part of it."""
+        free = ['--near=1e6', '--far=1e6', '--memory=1e6', '--elements=1e6', '--units=16', '--tokens=1000000']
+        for schedule, per_rank in ('gpipe', 1), ('1f1b', 1), ('interleaved', 2):
+            row, = lines(bench('verify', '--time', '--json', '--world=4', '--pp=4', '--accum=8', f'--schedule={schedule}', *free).stdout)
+            self.assertEqual((row['pp'], row['stages_per_rank']), (4, per_rank))
+            self.assertAlmostEqual(row['bubble_ms'] / row['compute_ms'], 3 / 8 / per_rank, delta=0.01)
+            self.assertLess(row['norm_ms'], 0.01 * row['compute_ms'])
+            self.assertGreaterEqual(row['exposed_ms'], row['bubble_ms'] + row['norm_ms'])
 
     def test_plan_of_stages(self):
         self.refused(['plan', '--pp=13', '--world=26', '--model=gpt2-124M'], '--pp', '13 stages', '12 layers')

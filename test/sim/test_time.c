@@ -146,6 +146,63 @@ static void outer_hides_behind_backward(void **state)
                      updated + in_group + in_group + outer + agreement_ns(far));
 }
 
+/* ---- pipeline stages ---- */
+
+/* Stages of one unit each, whose forward takes F and whose backward B, on ranks that are as many each. Links
+ * are free, but for those of far ranks. */
+enum { F = 2000000, B = 4000000 };
+
+static struct zr_verify_time time_stages(int ranks, int per_rank, int n_micro, int schedule, int dp,
+                                         double far)
+{
+    struct zr_verify_case c = a_case(1, ranks * dp, 2);
+    struct zr_verify_speed s = a_speed(1e30, far);
+    c.n_units = 1;
+    c.pp = ranks;
+    c.per_rank = per_rank;
+    c.accum = n_micro;
+    c.schedule = schedule;
+    c.deterministic = true;
+    s.memory_bytes_per_s = 1e30;
+    s.ranks_per_node = dp > 1 ? 1 : 64;
+    return run(c, s, NULL, (int64_t)n_micro * per_rank * (F + B));
+}
+
+/* The engine itself on free links, of 2p micro-batches and more: from the first forward to the last backward
+ * a rank stands for what was published, (p - 1) of a stage's forward and backward, which with v stages on a
+ * rank is a v-th of a rank's. What the update waits for the norm is apart from it, and here nothing. */
+static void stages_stand_as_published(void **state)
+{
+    (void)state;
+    for (int ranks = 2; ranks <= 8; ranks++)
+        for (int more = 0; more <= ranks; more += ranks) {
+            const int n_micro = 2 * ranks + more;
+            const struct {
+                int per_rank, schedule;
+            } each[] = {
+                {1, ZR_RUN_GPIPE}, {1, ZR_RUN_1F1B}, {2, ZR_RUN_INTERLEAVED}, {3, ZR_RUN_INTERLEAVED}};
+            for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+                struct zr_verify_time t =
+                    time_stages(ranks, each[i].per_rank, n_micro, each[i].schedule, 1, 1e30);
+                assert_int_equal(t.bubble_ns, (ranks - 1) * (F + B));
+                assert_int_equal(t.norm_ns, 0);
+                assert_int_equal(t.exposed_ns, t.bubble_ns);
+            }
+        }
+}
+
+/* Where the ranks of a stage are far from each other, the last gradients and the agreement take their time,
+ * behind the last backward. */
+static void the_norm_is_waited_for_apart(void **state)
+{
+    (void)state;
+    struct zr_verify_time near = time_stages(2, 1, 4, ZR_RUN_1F1B, 2, 1e12);
+    struct zr_verify_time far = time_stages(2, 1, 4, ZR_RUN_1F1B, 2, 1e9);
+    assert_true(near.norm_ns > 0);
+    assert_true(far.norm_ns > 500 * near.norm_ns);
+    assert_true(far.exposed_ns >= far.bubble_ns + far.norm_ns);
+}
+
 static void trace_is_written(void **state)
 {
     (void)state;
@@ -174,8 +231,9 @@ static void trace_is_written(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(overlap_hides_links),
-                                       cmocka_unit_test(outer_hides_behind_backward),
-                                       cmocka_unit_test(trace_is_written)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(overlap_hides_links), cmocka_unit_test(outer_hides_behind_backward),
+        cmocka_unit_test(stages_stand_as_published), cmocka_unit_test(the_norm_is_waited_for_apart),
+        cmocka_unit_test(trace_is_written)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -806,6 +806,8 @@ static void what_a_file_cannot_say_is_refused(void **state)
          "rank 0: 0F1 with another; allowed: F"},
         {"0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n", ZERO_ERR_NOTSUP, "backwards are not in the order of micro-"},
         {"0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "rank 0: 0B1 is left out"},
+        {"0F0,0F1,0F0,0B0,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "0F0 is there twice"},
+        {"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1,1B0\n", ZERO_ERR_ARG, "1B0 is there twice"},
         {"0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", ZERO_ERR_ARG, "0B0"}, /* each waits for the other */
         {"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
          "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
@@ -1046,6 +1048,57 @@ static void a_frozen_stage_drops_with_the_others(void **state)
     }
 }
 
+/* The first stage is frozen, and a tensor of the second has an optimizer of its own: all ranks change its
+ * numbers and those of the others. */
+static void tune_all(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, s->stage);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    double loss = 0;
+    int err = 0;
+    cfg.log = forget_line;
+    cfg.grad_accum_steps = MICRO / s->dp;
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    struct model *m = make_model(s->pp, at.pp, 1, 0);
+    for (int t = 0; t < m->n_layers * OF_LAYER && at.pp == 0; t++)
+        m->table[t].grad = NULL;
+    if (at.pp == 1)
+        m->table[1].optimizer = ZERO_LION;
+    TOY_TRY(zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg));
+    TOY_TRY(zero_tune(z, 0, "eps", 1e-6));
+    TOY_TRY(zero_tune(z, ZERO_LION, "beta1", 0.5));
+    TOY_TRY(zero_tune(z, 0, "weight_decay", 0.25));
+    if (!err)
+        toy_expect(r, zero_tune(z, ZERO_SGD, "beta1", 0.5), ZERO_ERR_ARG, "but no tensor's is sgd");
+    struct zero_action a = {0};
+    TOY_TRY(zero_next(z, &a));
+    while (!err && a.micro_batch >= 0) {
+        if (a.phase == ZERO_FORWARD || at.pp > 0)
+            TOY_TRY(run_action(m, z, &a, a.micro_batch, &loss));
+        TOY_TRY(zero_finish(z));
+        TOY_TRY(zero_next(z, &a));
+    }
+    TOY_TRY(zero_step(z, 0.01f, NULL));
+    TOY_TRY(zero_mean(z, &loss, 1));
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free_model(m);
+}
+
+static void optimizers_of_other_stages_are_tuned(void **state)
+{
+    struct setup s = {.pp = 2, .dp = 2, .tp = 1};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (s.stage = 0; s.stage <= 3; s.stage++) {
+        toy_ranks(4, tune_all, &s, r);
+        toy_assert_well(r, 4, "tuned");
+    }
+}
+
 static int init_weight(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
     const struct model *m = arg;
@@ -1243,6 +1296,154 @@ static void parts_of_a_backward_are_named(void **state)
     toy_assert_well(r, 4, "backwards apart");
 }
 
+/* ---- what the model does between stages, with cfg.check ---- */
+
+/* How an action misuses its slots, and what is told of it; code 0: by a line of the log. */
+struct slot_misuse {
+    struct setup s;
+    void (*misuse)(const struct zero_action *a, bool over);
+    int code;
+    const char *says;
+};
+
+static void writes_beyond(const struct zero_action *a, bool over)
+{
+    if (a->out && a->micro_batch == 2 && !over)
+        ((float *)a->out)[ROWS * C] = 1;
+}
+
+static void writes_to_in(const struct zero_action *a, bool over)
+{
+    if (a->in && a->phase == ZERO_FORWARD && a->micro_batch == 2 && !over)
+        ((float *)(uintptr_t)a->in)[3] += 1;
+}
+
+static void writes_to_gradient(const struct zero_action *a, bool over)
+{
+    if (a->in && a->phase == ZERO_BACKWARD && a->micro_batch == 2 && !over)
+        ((float *)(uintptr_t)a->in)[3] += 1;
+}
+
+/* Of what backward finds as `kept`. */
+static void writes_to_in_later(const struct zero_action *a, bool over)
+{
+    static _Thread_local float *in;
+    if (a->in && a->phase == ZERO_FORWARD && a->micro_batch == 2 && !over)
+        in = (float *)(uintptr_t)a->in;
+    if (a->phase == ZERO_BACKWARD && a->micro_batch == 0 && in && !over) {
+        in[0] += 1;
+        in = NULL;
+    }
+}
+
+static void writes_late(const struct zero_action *a, bool over)
+{
+    if (a->out && a->phase == ZERO_FORWARD && a->micro_batch == 2 && over)
+        ((float *)a->out)[3] += 1;
+}
+
+static void writes_nothing(const struct zero_action *a, bool over)
+{
+    if (a->out && a->phase == ZERO_FORWARD && a->micro_batch == 2 && !over)
+        memset(a->out, 0xff, ROWS * C * sizeof(float));
+}
+
+static void writes_half(const struct zero_action *a, bool over)
+{
+    if (a->out && a->phase == ZERO_BACKWARD && a->micro_batch == 2 && !over)
+        memset((float *)a->out + C, 0xff, (ROWS - 1) * C * sizeof(float));
+}
+
+static _Atomic int n_slot_lines;
+static char slot_line[512];
+
+static void keep_slot_line(void *arg, const char *line)
+{
+    (void)arg;
+    if (strstr(line, "bytes to a.out") && n_slot_lines++ == 0)
+        snprintf(slot_line, sizeof slot_line, "%s", line);
+}
+
+static void misuse_slots(struct toy_rank *r)
+{
+    const struct slot_misuse *x = r->arg;
+    struct setup s = x->s;
+    struct zero_config cfg = toy_config(r, s.stage);
+    struct zero_action a;
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    double loss = 0;
+    int err = 0, n;
+    cfg.log = keep_slot_line;
+    cfg.check = 1;
+    cfg.grad_accum_steps = MICRO / s.dp;
+    TOY_TRY(open_mesh(r, &s, &cfg, &mesh, &at));
+    struct model *m = make_stages(s.pp, at.pp, per_rank(&s), s.tp, at.tp, &n);
+    err = err ? err : zero_wrap(&z, m->table, n, &cfg); /* others may be ahead, and have failed */
+    for (int step = 0; !err && step < 2; step++) {
+        while (!(err = zero_next(z, &a)) && a.micro_batch >= 0) {
+            err = run_action(m, z, &a, a.micro_batch, &loss);
+            x->misuse(&a, false);
+            err = err ? err : zero_finish(z);
+            if (err)
+                break;
+            x->misuse(&a, true);
+        }
+        err = err ? err : zero_step(z, 0.01f, NULL);
+    }
+    if (x->code && err != ZERO_ERR_PEER) /* or one that has heard it and left */
+        toy_expect(r, err, x->code, x->says);
+    else if (!x->code && err)
+        toy_note(r, err);
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free_model(m);
+}
+
+static void slots_of_stages_are_watched(void **state)
+{
+    const struct setup two = {.pp = 2, .dp = 2, .tp = 1, .stage = 1, .schedule = ZERO_SCHEDULE_GPIPE},
+                       four = {.pp = 2,
+                               .dp = 1,
+                               .tp = 1,
+                               .stage = 3,
+                               .per_rank = 2,
+                               .schedule = ZERO_SCHEDULE_INTERLEAVED},
+                       one = {.pp = 1, .dp = 1, .tp = 1, .per_rank = 3, .schedule = ZERO_SCHEDULE_GPIPE};
+    const struct {
+        void (*misuse)(const struct zero_action *a, bool over);
+        int code;
+        const char *says;
+    } rows[] = {
+        {writes_beyond, ZERO_ERR_ORDER,
+         "of micro-batch 2 wrote 84 bytes to a.out, but activation_bytes is 80"},
+        {writes_to_in, ZERO_ERR_ORDER, "it wrote to what it was given to read, in a.in of forward of micro-"},
+        {writes_to_gradient, ZERO_ERR_ORDER, "it wrote to what it was given to read, in a.in of backward of"},
+        {writes_to_in_later, ZERO_ERR_ORDER, "it wrote to what it was given to read, in "},
+        {writes_late, ZERO_ERR_ORDER, "what forward of micro-batch 2 wrote to a.out was changed after its"},
+        {writes_nothing, 0, "forward of micro-batch 2 wrote 0 bytes to a.out, that of micro-batch 0 80"},
+        {writes_half, 0, "backward of micro-batch 2 wrote 40 bytes to a.out, that of micro-batch 0 80"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int k = 0; k < 3; k++) {
+            const struct setup *s = k == 0 ? &two : k == 1 ? &four : &one;
+            struct slot_misuse x = {*s, rows[i].misuse, rows[i].code, rows[i].says};
+            struct toy_rank r[MOST_WORLD];
+            char what[128];
+            if (k == 2 && (rows[i].misuse == writes_to_in || rows[i].misuse == writes_to_in_later ||
+                           rows[i].misuse == writes_to_gradient))
+                x.says = "was changed after its"; /* what one stage gave is what the next reads */
+            n_slot_lines = 0;
+            snprintf(what, sizeof what, "%s, %d ranks", x.says, s->pp * s->dp);
+            toy_ranks(s->pp * s->dp, misuse_slots, &x, r);
+            toy_assert_well(r, s->pp * s->dp, what);
+            if (!x.code && (n_slot_lines == 0 || !strstr(slot_line, x.says)))
+                fail_msg("%s: %d lines, the first: %s", what, n_slot_lines, slot_line);
+        }
+}
+
 /* What is asked for at the wrap, and what every rank is told. */
 struct bad_wrap {
     struct setup s;
@@ -1295,6 +1496,21 @@ static void another_tensor(struct zero_config *cfg, struct model *m, const struc
         m->table[2].shape[0]--;
 }
 
+/* The same, cut along another dimension or of another unit. */
+static void another_cut(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)cfg;
+    if (at->pp == 1 && at->dp == 1)
+        m->table[1].tp_cut = 0;
+}
+
+static void another_unit(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)cfg;
+    if (at->pp == 1 && at->dp == 1)
+        m->table[m->n_layers * OF_LAYER - 1].unit++;
+}
+
 static void one_group(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)m, (void)at;
@@ -1336,7 +1552,10 @@ static void what_cannot_be_is_refused(void **state)
          "schedule is 4; allowed: 1f1b (0), gpipe (1), interleaved (2), zero"},
         {check_in_one_stage, ZERO_ERR_MISMATCH, "check is 1 on rank 2 and 0 on rank 0; all ranks must have"},
         {many_micro_batches, ZERO_ERR_ARG, "grad_accum_steps is 16777216; allowed with pp 2: 1..8388608"},
-        {another_tensor, ZERO_ERR_MISMATCH, "rank 3 and rank 2 differ in its name, shape"},
+        {another_tensor, ZERO_ERR_MISMATCH,
+         "tensors[2] (b3 on rank 3): rank 3 and rank 2 differ in its name, shape, dtype, tp_cut"},
+        {another_cut, ZERO_ERR_MISMATCH, "tensors[1] (w23 on rank 3): rank 3 and rank 2 differ"},
+        {another_unit, ZERO_ERR_MISMATCH, "tensors[5] (b4 on rank 3): rank 3 and rank 2 differ"},
         {one_group, ZERO_ERR_ARG, "shard_group is 1, but mesh is set"},
     };
     (void)state;
@@ -1349,6 +1568,113 @@ static void what_cannot_be_is_refused(void **state)
         toy_ranks(4, bad_wrap, &b, r);
         toy_assert_well(r, 4, bad[i].says);
     }
+}
+
+/* Ranks of tp in the second stage begin with other values of what is not cut: every rank hears which. */
+static void begin_apart(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, s->stage);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    cfg.log = forget_line;
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    struct model *m = make_model(s->pp, at.pp, s->tp, at.tp);
+    if (at.pp == 1 && at.tp == 1)
+        m->own[5][0] += 1;
+    toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), ZERO_ERR_MISMATCH,
+               "tensor b4 has no tp_cut, so that all ranks of tp have the same of it, but rank 2 and rank 3");
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free_model(m);
+}
+
+static void parts_of_a_stage_that_differ_are_named(void **state)
+{
+    struct setup s = {.pp = 2, .dp = 1, .tp = 2};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (s.stage = 0; s.stage <= 3; s.stage += 3) {
+        toy_ranks(4, begin_apart, &s, r);
+        toy_assert_well(r, 4, "begun apart");
+    }
+}
+
+/* More stages than layers: one has no tensor, and every rank hears it. */
+static void wrap_nothing(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, 1);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    cfg.log = forget_line;
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    struct model *m = make_model(s->pp, at.pp, 1, 0);
+    if (m->n_layers != (at.pp < LAYERS))
+        toy_wrong(r, "stage %d has %d layers", at.pp, m->n_layers);
+    toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), ZERO_ERR_ARG,
+               "n_tensors is 0, at number 5 of the 6 along pp; allowed: 1 and more");
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free_model(m);
+}
+
+static void more_stages_than_layers_are_named(void **state)
+{
+    struct setup s = {.pp = LAYERS + 1, .dp = 1, .tp = 1};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    toy_ranks(s.pp, wrap_nothing, &s, r);
+    toy_assert_well(r, s.pp, "more stages than layers");
+}
+
+/* ---- what is told ---- */
+
+static char reported[512];
+static int n_reported;
+
+static void keep_line(void *arg, const char *line)
+{
+    (void)arg;
+    if (strstr(line, "fewer micro-batches than stages") && n_reported++ == 0)
+        snprintf(reported, sizeof reported, "%s", line);
+}
+
+static void wrap_few(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, 1);
+    struct place at = {0};
+    zero_mesh *mesh = NULL;
+    zero_ctx *z = NULL;
+    int err = 0;
+    cfg.log = r->rank == 0 ? keep_line : forget_line;
+    cfg.grad_accum_steps = 2;
+    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    struct model *m = make_model(s->pp, at.pp, 1, 0);
+    TOY_TRY(zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg));
+    zero_unwrap(&z);
+    zero_mesh_close(&mesh);
+    free_model(m);
+}
+
+static void fewer_micro_batches_than_stages_are_a_line(void **state)
+{
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (int pp = 2; pp <= 3; pp++) {
+        struct setup s = {.pp = pp, .dp = 1, .tp = 1};
+        n_reported = 0;
+        toy_ranks(pp, wrap_few, &s, r);
+        toy_assert_well(r, pp, "few micro-batches");
+        assert_int_equal(n_reported, pp == 3);
+    }
+    assert_non_null(strstr(reported, "grad_accum_steps is 2, but pp is 3"));
+    assert_non_null(strstr(reported, "(2 of 4 parts of a step)"));
 }
 
 /* ---- several stages on a rank, wrongly ---- */
@@ -1514,6 +1840,75 @@ static void units_of_another_stage_are_refused(void **state)
     }
 }
 
+/* ---- calls of one stage, or of one part of it, that all ranks have to make ---- */
+
+struct alone {
+    struct setup s;
+    /* which ranks make it: of this place along pp, and along tp where it is not -1 */
+    int pp, tp;
+    int (*call)(zero_ctx *z);
+    const char *says;
+};
+
+static int tune_alone(zero_ctx *z)
+{
+    return zero_tune(z, 0, "clip", 3);
+}
+
+static int count_alone(zero_ctx *z)
+{
+    return zero_set_step(z, 41);
+}
+
+static int carry_alone(zero_ctx *z)
+{
+    static const double two[] = {1, 2};
+    return zero_carry(z, two, 2);
+}
+
+/* One of them, before the first step; each rank's error names it. */
+static void call_alone(struct toy_rank *r)
+{
+    const struct alone *x = r->arg;
+    struct zero_config cfg;
+    struct zero_plan_info plan;
+    struct zero_step_info info;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    double loss = 0;
+    int err = 0;
+    struct setup s = x->s;
+    r->arg = &s;
+    err = wrap(r, &cfg, &at, &m, &z, &plan); /* others may be ahead, and have failed */
+    if (!err && at.pp == x->pp && (x->tp < 0 || at.tp == x->tp))
+        err = x->call(z);
+    err = err ? err : run_actions(r, m, z, 0, &at, &loss);
+    err = err ? err : zero_step(z, 0.01f, &info);
+    if (err != ZERO_ERR_PEER) /* or one that has heard it and left */
+        toy_expect(r, err, ZERO_ERR_MISMATCH, x->says);
+    zero_unwrap(&z);
+    free_model(m);
+}
+
+static void calls_of_one_stage_are_named(void **state)
+{
+    const struct alone rows[] = {
+        {{.pp = 2, .dp = 2, .tp = 1}, 1, -1, tune_alone, "called zero_tune(clip) in step 1"},
+        {{.pp = 2, .dp = 2, .tp = 1}, 0, -1, count_alone, "called zero_set_step in step 1"},
+        {{.pp = 2, .dp = 1, .tp = 2}, 1, 1, carry_alone, "called zero_carry in step 1"},
+        {{.pp = 3, .dp = 1, .tp = 2}, 2, -1, tune_alone, "called zero_tune(clip) in step 1"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct alone x = rows[i];
+        struct toy_rank r[MOST_WORLD];
+        int world = x.s.pp * x.s.dp * x.s.tp;
+        toy_ranks(world, call_alone, &x, r);
+        toy_assert_well(r, world, x.says);
+    }
+}
+
 /* ---- a stage that stops ---- */
 
 static void stop_in_the_middle(struct toy_rank *r)
@@ -1570,12 +1965,18 @@ int main(void)
         cmocka_unit_test(a_file_that_is_not_there),
         cmocka_unit_test(a_stage_reads_and_writes_its_own),
         cmocka_unit_test(a_frozen_stage_drops_with_the_others),
+        cmocka_unit_test(optimizers_of_other_stages_are_tuned),
         cmocka_unit_test(first_values_by_a_callback),
         cmocka_unit_test(calls_out_of_turn_are_named),
         cmocka_unit_test(parts_of_a_backward_are_named),
+        cmocka_unit_test(slots_of_stages_are_watched),
         cmocka_unit_test(what_cannot_be_is_refused),
+        cmocka_unit_test(parts_of_a_stage_that_differ_are_named),
+        cmocka_unit_test(more_stages_than_layers_are_named),
+        cmocka_unit_test(fewer_micro_batches_than_stages_are_a_line),
         cmocka_unit_test(what_stages_cannot_be_is_refused),
         cmocka_unit_test(units_of_another_stage_are_refused),
+        cmocka_unit_test(calls_of_one_stage_are_named),
         cmocka_unit_test(a_stage_that_leaves_ends_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

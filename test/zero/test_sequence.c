@@ -641,7 +641,7 @@ static void flag_apart(struct toy_rank *r)
 {
     struct setup s = {.stage = *(int *)r->arg, .tp = 2, .sequence = r->rank == 0};
     struct way *w;
-    toy_expect(r, open_parts(r, &s, &w), ZERO_ERR_MISMATCH, "tensors[0] (s0 on this rank)");
+    toy_expect(r, open_parts(r, &s, &w), ZERO_ERR_MISMATCH, "tensors[0] (s0 on rank 1)");
     free(w);
 }
 

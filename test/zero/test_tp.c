@@ -726,6 +726,43 @@ static void begin_apart(struct toy_rank *r)
     close_unwrapped(&u);
 }
 
+/* Ranks of tp whose tables cut a tensor along other dimensions, in other blocks, or to another size. */
+static void cut_apart(struct toy_rank *r)
+{
+    static const char *const says =
+        "tensors[0] (w1.0 on rank 1): rank 1 and rank 0 differ in its name, shape, "
+        "dtype, tp_cut, tp_blocks, tp_size, unit,";
+    for (int way = 0; way < 3; way++) {
+        struct unwrapped u;
+        zero_ctx *z = NULL;
+        int err = 0;
+        TOY_TRY(open_unwrapped(r, &u));
+        struct zero_tensor *t = &u.model->table[0];
+        const int64_t n = n_elems(0, 2);
+        *t = (struct zero_tensor){.name = "w1.0",
+                                  .param = t->param,
+                                  .grad = t->grad,
+                                  .shape = {2, n / 2},
+                                  .dtype = ZERO_F32,
+                                  .tp_cut = ZERO_TP_CUT(u.part && way == 0),
+                                  .tp_blocks = u.part && way == 1 ? 2 : 0,
+                                  .tp_size = u.part && way == 2 ? 3 : 0};
+        if (!err)
+            toy_expect(r, zero_wrap(&z, u.model->table, TENSORS, &u.cfg), ZERO_ERR_MISMATCH, says);
+        close_unwrapped(&u);
+    }
+}
+
+static void tables_that_cut_otherwise(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage += 3) {
+        struct toy_rank r[4];
+        toy_ranks(4, cut_apart, &stage, r);
+        toy_assert_well(r, 4, "cut apart");
+    }
+}
+
 /* So does what is frozen. */
 static void freeze_apart(struct toy_rank *r)
 {
@@ -907,6 +944,7 @@ int main(void)
         cmocka_unit_test(cuts_that_are_refused),
         cmocka_unit_test(axes_that_are_refused),
         cmocka_unit_test(calls_that_are_refused),
+        cmocka_unit_test(tables_that_cut_otherwise),
         cmocka_unit_test(values_that_differ),
         cmocka_unit_test(gradients_that_differ),
         cmocka_unit_test(activations_that_are_not_what_they_should_be),
