@@ -1,7 +1,6 @@
-/* core_inside.h: the core's state, and what its files call of each other: core.c (the calls), core_order.c
- * (which call comes next), core_places.c (sizes of slots that nested brackets take), core_slots.c (what lies
- * where) and core_step.c (gradients, and what a step does).
- * For these alone. */
+/* core_inside.h: the core's state, and what its files call of each other: core_open.c (its making), core.c
+ * (the calls), core_order.c (which call comes next), core_places.c (sizes of slots that nested brackets
+ * take), core_slots.c (what lies where) and core_step.c (gradients, and what a step does). For these alone. */
 #ifndef ZR_SHARD_CORE_INSIDE_H
 #define ZR_SHARD_CORE_INSIDE_H
 
@@ -239,6 +238,11 @@ static inline void zr_core_emit_param(const struct zr_core *c, struct zr_action 
 {
     zr_core_emit(out, n, kind, unit, slot)->gathered = units(c)[unit].gathered;
 }
+
+/* ---- core_open.c ---- */
+
+/* That one call gives, with so many units. */
+int32_t zr_core_most_actions(int32_t n_units);
 
 /* ---- core.c ---- */
 

@@ -325,7 +325,7 @@ static void nested_brackets_find_their_sizes(void **state)
     watch_close(&w);
 }
 
-/* A bracket of weights has no parameters, so its unit may be gathered ahead in it, and takes nobody's slot. */
+/* A bracket of weights has no parameters, so that its unit may be gathered ahead in it. */
 static void weights_need_no_parameters(void **state)
 {
     (void)state;
