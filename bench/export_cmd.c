@@ -34,7 +34,8 @@ static const struct option_table table = {
 
 int export_command(const char *name, int argc, char **argv)
 {
-    struct train_options o = {.dtype = ZERO_F32,
+    struct train_options o = {.only_exports = true,
+                              .dtype = ZERO_F32,
                               .batch = 1,
                               .accum = 1,
                               .stage = 3,

@@ -28,13 +28,13 @@ static const char *const colours[] = {"#08519c", "#6baed6", "#d94801", "#fd8d3c"
 
 static int64_t rest_of(const struct memory_stage *m)
 {
-    int64_t rest = m->peak_resident - m->allocated.total;
+    int64_t rest = m->fullest.peak_rss_bytes - m->fullest.allocated.total;
     return rest > 0 ? rest : 0;
 }
 
 static int64_t height_of(const struct memory_stage *m)
 {
-    return m->allocated.total + rest_of(m);
+    return m->fullest.allocated.total + rest_of(m);
 }
 
 static void add_bar(struct bars *b, const char *name, const struct memory_stage *stage)
@@ -91,7 +91,7 @@ static void put_plot(FILE *f, const struct bars *b)
         join = ", ";                                                                                         \
     }                                                                                                        \
     which++;
-#define CATEGORY(name, text) PUT(text, b->bar[i].stage->allocated.name, colours[which])
+#define CATEGORY(name, text) PUT(text, b->bar[i].stage->fullest.allocated.name, colours[which])
     ZERO_MEM_MAP(CATEGORY)
     PUT("the rest: activations, text, code", rest_of(b->bar[i].stage), "#d9d9d9")
 #undef CATEGORY
@@ -100,7 +100,7 @@ static void put_plot(FILE *f, const struct bars *b)
     fprintf(f, "%s, $total using 1:2:3 with labels offset 0,0.8 notitle\n", plot);
 }
 
-int memory_plot(const char *path, const char *model, int ranks, const struct memory_stage *stages, int n,
+int memory_plot(const char *path, const char *title, const struct memory_stage *stages, int n,
                 const struct memory_stage *plain)
 {
     struct child gnuplot;
@@ -114,7 +114,7 @@ int memory_plot(const char *path, const char *model, int ranks, const struct mem
     if (plot_open(&gnuplot, path, who))
         return 1;
     FILE *f = gnuplot.pipe;
-    fprintf(f, "set title \"%s: memory of each of %d ranks, measured\" noenhanced\n", model, ranks);
+    fprintf(f, "set title \"%s\" noenhanced\n", title);
     fprintf(f, "set ylabel '%s in physical memory (Pss)'\n", bars.unit_name);
     fputs("set style data histograms\n"
           "set style histogram rowstacked\n"

@@ -6,7 +6,7 @@
 
 /* Draws n columns (N_STAGES or N_COLUMNS), and before them the plain program unless it is NULL, into path, of
  * which plot_can_draw() says that it can be. Returns 0, or 1 after one line on stderr. */
-int memory_plot(const char *path, const char *model, int ranks, const struct memory_stage *stages, int n,
+int memory_plot(const char *path, const char *title, const struct memory_stage *stages, int n,
                 const struct memory_stage *plain);
 
 #endif

@@ -7,12 +7,21 @@
 
 #include <stdio.h>
 
-const struct option_word pipe_schedules[] = {
-    {"1f1b", ZERO_SCHEDULE_1F1B}, {"gpipe", ZERO_SCHEDULE_GPIPE}, {0}};
-const struct option_word pipe_all_schedules[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
-                                                 {"gpipe", ZERO_SCHEDULE_GPIPE},
-                                                 {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
-                                                 {0}};
+const struct option_word pipe_schedules[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
+                                             {"gpipe", ZERO_SCHEDULE_GPIPE},
+                                             {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
+                                             {"zero-bubble", ZERO_SCHEDULE_ZERO_BUBBLE},
+                                             {0}};
+
+const struct option_word pipe_whole_schedules[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
+                                                   {"gpipe", ZERO_SCHEDULE_GPIPE},
+                                                   {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
+                                                   {0}};
+
+bool pipe_has_several(int schedule)
+{
+    return schedule == ZERO_SCHEDULE_GPIPE || schedule == ZERO_SCHEDULE_INTERLEAVED;
+}
 
 int64_t pipe_layers_of(int64_t layers, int64_t pp, int64_t stage)
 {
@@ -21,33 +30,68 @@ int64_t pipe_layers_of(int64_t layers, int64_t pp, int64_t stage)
     return layers / pp + (turn < layers % pp);
 }
 
-enum pipe_kind pipe_kind_of(int64_t layers, int64_t pp, int64_t stage)
+int64_t pipe_layers_of_rank(int64_t layers, int64_t pp, int64_t per_rank, int64_t rank)
 {
-    if (stage == 0)
-        return PIPE_FIRST;
-    if (stage == pp - 1)
-        return PIPE_LAST;
-    return pipe_layers_of(layers, pp, stage) == layers / pp ? PIPE_BETWEEN : PIPE_BETWEEN_MORE;
+    int64_t n = 0;
+    for (int64_t s = rank; s < pp * per_rank; s += pp)
+        n += pipe_layers_of(layers, pp * per_rank, s);
+    return n;
+}
+
+static bool are_alike(int64_t layers, int64_t pp, int64_t per_rank, int64_t a, int64_t b)
+{
+    for (int64_t s = 0; s < pp * per_rank; s += pp)
+        if (pipe_layers_of(layers, pp * per_rank, s + a) != pipe_layers_of(layers, pp * per_rank, s + b))
+            return false;
+    return true;
+}
+
+/* Of the ranks between the first and the last few are like no lower one. */
+void pipe_find_alike(int64_t *like, int64_t layers, int64_t pp, int64_t per_rank)
+{
+    for (int64_t r = 0; r < pp; r++) {
+        int64_t lower = r == 0 || r == pp - 1 ? r : 1;
+        while (lower < r && (like[lower] != lower || !are_alike(layers, pp, per_rank, lower, r)))
+            lower++;
+        like[r] = lower;
+    }
+}
+
+int64_t pipe_parts(int schedule, int64_t per_rank, int64_t backward)
+{
+    /* what 1F1B waits for is less by the weights of both, the one's and the other's */
+    return schedule == ZERO_SCHEDULE_ZERO_BUBBLE && backward > 1 ? (1 + backward) / (backward - 1) : per_rank;
 }
 
 /* By enum zero_schedule. */
 static const enum zr_pipeline_kind kinds[] = {[ZERO_SCHEDULE_1F1B] = ZR_1F1B,
                                               [ZERO_SCHEDULE_GPIPE] = ZR_GPIPE,
-                                              [ZERO_SCHEDULE_INTERLEAVED] = ZR_INTERLEAVED};
+                                              [ZERO_SCHEDULE_INTERLEAVED] = ZR_INTERLEAVED,
+                                              [ZERO_SCHEDULE_ZERO_BUBBLE] = ZR_ZERO_BUBBLE};
+
+/* What a micro-batch's action begins to keep, or ends. */
+static int kept_by(enum zr_pipe_kind kind)
+{
+    bool ends = kind == ZR_PIPE_BACKWARD || kind == ZR_PIPE_BACKWARD_WEIGHT;
+    return kind == ZR_PIPE_FORWARD ? 1 : ends ? -1 : 0;
+}
 
 /* What a rank keeps at most, action by action. */
 static int64_t most_kept_bytes(const struct pipe_times *t, const struct zr_pipe_row *row)
 {
     int64_t now = 0, most = 0;
     for (int64_t i = 0; i < row->n && t->kept_bytes; i++) {
-        int64_t bytes = t->kept_bytes[row->at[i].stage];
-        if (row->at[i].kind == ZR_PIPE_FORWARD)
-            now += bytes;
+        now += kept_by(row->at[i].kind) * t->kept_bytes[row->at[i].stage];
         most = now > most ? now : most;
-        if (row->at[i].kind == ZR_PIPE_BACKWARD)
-            now -= bytes;
     }
     return most;
+}
+
+/* A rank has two pairs, with the ranks beside it, which lie elsewhere than its neighbours' others; in a ring,
+ * which several stages on a rank make, of an odd number of ranks that takes room for three. */
+static int32_t count_slots(const struct pipe_times *t, int32_t n_onward, int32_t n_back)
+{
+    return (t->per_rank > 1 && t->pp % 2 ? 3 : 2) * t->per_rank * (n_onward + n_back);
 }
 
 static void take_report(const struct pipe_times *t, const struct zr_pipe_report *report,
@@ -64,22 +108,25 @@ static void take_report(const struct pipe_times *t, const struct zr_pipe_report 
 
 int pipe_simulate(const struct pipe_times *t, struct pipe_result *out)
 {
-    const struct zr_pipe_cost cost = {
-        .forward_ns = 1, .backward_ns = t->backward, .moves_ns = t->moves_ns, .units = t->forward_ns};
-    /* by which the library decides which messages go first, whatever stages really take (zero/schedule.c) */
-    const struct zr_pipe_cost as_run = {.forward_ns = 1000, .backward_ns = 2000};
+    /* gradients of weights take as many products as forward */
+    const struct zr_pipe_cost cost = {.forward_ns = 1,
+                                      .backward_ns = t->backward,
+                                      .weight_ns = 1,
+                                      .moves_ns = t->moves_ns,
+                                      .units = t->forward_ns};
     struct zr_pipeline *computed = NULL, *all = NULL;
     struct zr_pipe_report report;
+    int32_t n_onward = 0, n_back = 0;
     *out = (struct pipe_result){0};
-    int err = zr_pipeline_build(&computed, kinds[t->schedule], t->pp, t->per_rank ? t->per_rank : 1,
-                                t->micro_batches, false);
+    int err = zr_pipeline_build(&computed, kinds[t->schedule], t->pp, t->per_rank, t->micro_batches, false);
     if (!err)
-        err = zr_pipeline_lower(&all, computed, &as_run, 0);
+        err = zr_pipeline_lower(&all, computed, zr_pipe_assumed_cost(), 0); /* as the library does */
     if (!err)
-        err = zr_pipeline_slots(all, &out->n_onward, &out->n_back);
+        err = zr_pipeline_slots(all, &n_onward, &n_back);
     if (!err)
         err = zr_pipeline_check(all, &cost, &report);
     if (!err) {
+        out->n_slots = count_slots(t, n_onward, n_back);
         take_report(t, &report, out);
         for (int32_t r = 0; r < t->pp; r++)
             out->kept_bytes[r] = most_kept_bytes(t, &computed->rows[r]);
@@ -99,7 +146,7 @@ int64_t pipe_kept_of(int schedule, int64_t pp, int64_t per_rank, int64_t micro_b
     const struct zr_pipe_row *row = &p->rows[stage % pp];
     for (int64_t i = 0; i < row->n; i++) {
         if (row->at[i].stage == stage)
-            now += row->at[i].kind == ZR_PIPE_FORWARD ? 1 : -1;
+            now += kept_by(row->at[i].kind);
         most = now > most ? now : most;
     }
     zr_pipeline_close(p);

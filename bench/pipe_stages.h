@@ -8,29 +8,39 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { PIPE_MOST_STAGES = 1024 };
+/* At most: stages, or ranks with several each; and stages of a rank. */
+enum { PIPE_MOST_STAGES = 1024, PIPE_MOST_OWN = 16 };
 
-/* 1f1b and gpipe, of enum zero_schedule; and all, interleaved too. */
-extern const struct option_word pipe_schedules[], pipe_all_schedules[];
+/* By name, enum zero_schedule: all; and those that take backwards whole, as bench/gpt2 has them. */
+extern const struct option_word pipe_schedules[], pipe_whole_schedules[];
+
+/* The schedule can have several stages on a rank. */
+bool pipe_has_several(int schedule);
+
+/* In how many parts of a step ranks stand still, where all stages take as long: in (pp - 1) of so many times
+ * the micro-batches, and pp - 1. */
+int64_t pipe_parts(int schedule, int64_t per_rank, int64_t backward);
 
 /* Layers of a stage of pp, of which there are at least as many layers. What does not divide goes to the
  * stages between the first, which has the embedding, and the last, which has the head, then to the first. */
 int64_t pipe_layers_of(int64_t layers, int64_t pp, int64_t stage);
 
-/* Stages of one kind are alike, but for what they keep of activations: the first, the last, and between them
- * those with as many layers as there are at least, and those with one more. */
-enum pipe_kind { PIPE_FIRST, PIPE_LAST, PIPE_BETWEEN, PIPE_BETWEEN_MORE, PIPE_N_KINDS };
-enum pipe_kind pipe_kind_of(int64_t layers, int64_t pp, int64_t stage);
+/* Of all stages of a rank: the nth of rank r is n * pp + r of the model. */
+int64_t pipe_layers_of_rank(int64_t layers, int64_t pp, int64_t per_rank, int64_t rank);
+
+/* like (pp): of each rank the lowest that is alike, but for what it keeps of activations: with as many layers
+ * in each of its stages. The first rank, which has the embedding, and the last one are like no other. */
+void pipe_find_alike(int64_t *like, int64_t layers, int64_t pp, int64_t per_rank);
 
 struct pipe_times {
     /* enum zero_schedule */
     int schedule;
-    /* ranks, and stages of each, of which the nth of rank r is n * pp + r of the model; 0: one */
+    /* ranks, and stages of each */
     int32_t pp, per_rank, micro_batches;
     /* (stages) nanoseconds of a stage's forward of a micro-batch, 1 or more; or of anything else, where
      * ratios alone count */
     const int32_t *forward_ns;
-    /* a backward takes so many times as long as the forward */
+    /* a backward takes so many times as long as the forward, 1 or more */
     int32_t backward;
     /* (stages - 1) from the end of a stage's forward to when the next stage has what it gave, and back; NULL:
      * no time */
@@ -42,11 +52,12 @@ struct pipe_times {
 struct pipe_result {
     /* of all computations of a step */
     int64_t span_ns;
-    /* of span_ns, the mean over stages of what they stand still: (pp - 1) / (micro_batches + pp - 1) where
-     * all take as long and moves take no time */
+    /* of span_ns, the mean over ranks of what they stand still: (pp - 1) / (per_rank * micro_batches + pp -
+     * 1) where all stages take as long and moves take no time */
     double bubble;
-    /* slots of messages that each rank has, to the next stage and back; of both pairs twice as many */
-    int32_t n_onward, n_back;
+    /* slots of messages that each rank has, all of them, between its stages and the next ones and the ones
+     * before, each way */
+    int32_t n_slots;
     /* (pp) micro-batches that each rank keeps from forward to backward, at most, of all its stages together;
      * and their bytes, at most */
     int32_t kept[PIPE_MOST_STAGES];

@@ -26,7 +26,7 @@ static const struct option_word kinds[] = {{"gpipe", ZR_GPIPE},
                                            {0}};
 
 static const struct option_row rows[] = {
-    {"schedule", "gpipe|1f1b|interleaved", "Which one (1f1b)", 1,
+    {"schedule", "gpipe|1f1b|interleaved|zero-bubble", "Which one (1f1b)", 1,
      OPTION_WORD(struct pipeline_options, kind, kinds)},
     {"ranks", "N", "Ranks of the pipeline", 1,
      OPTION_INT(struct pipeline_options, ranks, 1, ZR_PIPE_MOST_RANKS)},

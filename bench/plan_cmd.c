@@ -27,12 +27,13 @@ static const struct option_row rows[] = {
     {"sequence-parallel", NULL,
      "With --tp and --batch: activations between products are cut by rows, a part on each of the N", 2,
      OPTION_FLAG(struct plan_options, model.own.sequence)},
-    {"schedule", "1f1b|gpipe|interleaved",
-     "With --pp: the order in which stages take micro-batches; interleaved of one stage on a rank is 1F1B "
-     "(1f1b)",
-     2, OPTION_WORD(struct plan_options, schedule, pipe_all_schedules)},
+    {"schedule", "1f1b|gpipe|interleaved|zero-bubble",
+     "With --pp: the order in which stages take micro-batches; interleaved, for several on a rank, keeps "
+     "more "
+     "of them than 1f1b (1f1b)",
+     2, OPTION_WORD(struct plan_options, schedule, pipe_schedules)},
     {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",
-     2, OPTION_INT(struct plan_options, stages_per_rank, 1, TRAIN_MOST_OWN)},
+     2, OPTION_INT(struct plan_options, stages_per_rank, 1, PIPE_MOST_OWN)},
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 2,
      OPTION_WORD(struct plan_options, optimizer, option_optimizers)},
     {"accum", "N", "Micro-batches per step (1; with --pp two for each of its ranks)", 2,
@@ -63,7 +64,7 @@ static error_t finish(struct argp_state *state, void *options)
         argp_error(state, "--schedule: is of a pipeline, which --pp asks for");
         return EINVAL;
     }
-    if (o->stages_per_rank > 1 && (o->pp == 1 || o->schedule < 0 || o->schedule == ZERO_SCHEDULE_1F1B)) {
+    if (o->stages_per_rank > 1 && (o->pp == 1 || !pipe_has_several(o->schedule))) {
         argp_error(state, "--stages-per-rank: is of --pp with --schedule interleaved or gpipe");
         return EINVAL;
     }
@@ -157,7 +158,7 @@ static int64_t dtype_bytes(const struct plan_options *o)
 int64_t plan_move_bytes(const struct plan_options *o)
 {
     struct gpt2_config c = plan_sizes(&o->model.config, o->params);
-    return tokens_of(o, &c) * c.channels * dtype_bytes(o) / (c.sequence ? c.tp : 1);
+    return train_stage_bytes(&c, o->batch, dtype_bytes(o));
 }
 
 int64_t plan_kept_bytes(const struct plan_options *o, int64_t layers, int64_t stage)

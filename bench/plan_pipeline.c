@@ -20,7 +20,7 @@ struct planning {
     int32_t n;
     int n_columns;
     int64_t layers;
-    /* (pp) of each, the lowest rank that has the same plan; and the plans of these */
+    /* (pp) as pipe_find_alike says, and the plans of these ranks */
     int64_t like[PIPE_MOST_STAGES];
     struct stage_plan plans[PIPE_MOST_STAGES];
     struct pipe_result pipe;
@@ -36,32 +36,9 @@ static int64_t layers_of(const struct planning *p, int64_t stage)
     return pipe_layers_of(p->layers, n_stages(p), stage);
 }
 
-/* Of all the rank's stages. */
 static int64_t layers_of_rank(const struct planning *p, int64_t rank)
 {
-    int64_t n = 0;
-    for (int64_t s = rank; s < n_stages(p); s += p->o->pp)
-        n += layers_of(p, s);
-    return n;
-}
-
-static bool alike(const struct planning *p, int64_t a, int64_t b)
-{
-    for (int64_t s = 0; s < n_stages(p); s += p->o->pp)
-        if (layers_of(p, s + a) != layers_of(p, s + b))
-            return false;
-    return true;
-}
-
-/* Of the ranks between the first and the last: those with a plan of their own are few. */
-static void find_alike(struct planning *p)
-{
-    for (int64_t r = 0; r < p->o->pp; r++) {
-        int64_t like = r == 0 || r == p->o->pp - 1 ? r : 1;
-        while (like < r && (p->like[like] != like || !alike(p, like, r)))
-            like++;
-        p->like[r] = like;
-    }
+    return pipe_layers_of_rank(p->layers, p->o->pp, p->o->stages_per_rank, rank);
 }
 
 static const struct zero_plan_info *info_of(const struct planning *p, int64_t rank, int column)
@@ -96,8 +73,8 @@ static int plan_rank(struct planning *p, int64_t rank)
 /* Stages take as long as they have layers. */
 static int time_stages(struct planning *p)
 {
-    static int32_t layers[PIPE_MOST_STAGES * TRAIN_MOST_OWN];
-    static int64_t kept[PIPE_MOST_STAGES * TRAIN_MOST_OWN];
+    static int32_t layers[PIPE_MOST_STAGES * PIPE_MOST_OWN];
+    static int64_t kept[PIPE_MOST_STAGES * PIPE_MOST_OWN];
     for (int64_t s = 0; s < n_stages(p); s++) {
         layers[s] = (int32_t)layers_of(p, s);
         kept[s] = plan_kept_bytes(p->o, layers[s], s);
@@ -163,22 +140,16 @@ static void print_head(const struct planning *p)
     if (tp > 1)
         printf(", each layer in %lld parts", tp);
     printf("\n%s, %lld micro-batches of %lld x %lld tokens: stages stand still for %.2f%% of a step",
-           option_word_of(pipe_all_schedules, o->schedule), (long long)o->accum, (long long)o->batch,
+           option_word_of(pipe_schedules, o->schedule), (long long)o->accum, (long long)o->batch,
            (long long)c.context, 100 * p->pipe.bubble);
+    int64_t parts = pipe_parts(o->schedule, o->stages_per_rank, 2);
     printf(" (%.2f%%, (p-1)/(%sm+p-1), where all have as many layers)\n",
-           100 * (double)(o->pp - 1) / (double)(o->stages_per_rank * o->accum + o->pp - 1),
-           o->stages_per_rank > 1 ? "v" : "");
+           100 * (double)(o->pp - 1) / (double)(parts * o->accum + o->pp - 1),
+           o->stages_per_rank > 1 ? "v"
+           : parts > 1            ? "3"
+                                  : "");
     printf("Activations are those of bench/gpt2, kept from forward to backward, nothing computed again; not "
            "counted are attention's matrices, statistics, scratch\n\n");
-}
-
-/* A row of one figure per column. */
-static void print_counts(const char *name, const int64_t *count, int n)
-{
-    printf("%-22s", name);
-    for (int c = 0; c < n; c++)
-        printf(" %10lld", (long long)count[c]);
-    putchar('\n');
 }
 
 /* The fullest of some stages, with activations; nothing where there are none. */
@@ -213,9 +184,9 @@ static void print_table(const struct planning *p)
     }
     print_head(p);
     stage_table_head("per rank", p->n_columns);
-    print_counts(several ? "fullest rank of pp" : "fullest stage of pp", which, p->n_columns);
+    stage_table_counts(several ? "fullest rank of pp" : "fullest stage of pp", which, p->n_columns);
     stage_table_memory(bytes, "total", p->n_columns);
-    print_counts("micro-batches kept", n_kept, p->n_columns);
+    stage_table_counts("micro-batches kept", n_kept, p->n_columns);
     stage_table_bytes("activations of these", kept, p->n_columns);
     stage_table_bytes("with activations", all, p->n_columns);
     print_part(p, several ? "  so the first rank" : "  so the first stage", 0, 1);
@@ -248,7 +219,7 @@ static void print_json(const struct planning *p, int column)
     for (int64_t i = 0; i < p->o->pp; i++)
         json_array_append_new(stages, rank_json(p, i, column));
     json_object_set_new(line, "pp", json_integer(p->o->pp));
-    json_object_set_new(line, "schedule", json_string(option_word_of(pipe_all_schedules, p->o->schedule)));
+    json_object_set_new(line, "schedule", json_string(option_word_of(pipe_schedules, p->o->schedule)));
     if (p->o->stages_per_rank > 1)
         json_object_set_new(line, "stages_per_rank", json_integer(p->o->stages_per_rank));
     json_object_set_new(line, "micro_batches", json_integer(p->o->accum));
@@ -270,7 +241,7 @@ int plan_pipeline(const struct plan_options *o, const struct zero_tensor *tensor
                           .layers = plan_sizes(&o->model.config, o->params).layers};
     pipe_warn_of_few("zero-bench plan", o->accum, o->pp);
     int status = time_stages(&p);
-    find_alike(&p);
+    pipe_find_alike(p.like, p.layers, p.o->pp, p.o->stages_per_rank);
     for (int64_t r = 0; !status && r < o->pp; r++)
         status = plan_rank(&p, r);
     if (status)

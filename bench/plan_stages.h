@@ -3,16 +3,17 @@
 #ifndef ZERO_BENCH_PLAN_STAGES_H
 #define ZERO_BENCH_PLAN_STAGES_H
 
+#include "bench/pipe_stages.h"
 #include "bench/plan_model.h"
 #include "bench/train_stages.h"
 
 /* What a rank of a pipeline has of the model. */
 struct plan_rank {
     /* in units as zero-bench train has them; what a model of --params has besides is one more, on the last */
-    struct zero_tensor tensors[TRAIN_MOST_OWN * PLAN_N_TENSORS];
+    struct zero_tensor tensors[PIPE_MOST_OWN * PLAN_N_TENSORS];
     int32_t n;
     /* (n_stages) */
-    struct train_stage stages[TRAIN_MOST_OWN];
+    struct train_stage stages[PIPE_MOST_OWN];
     int32_t n_stages;
 };
 

@@ -39,6 +39,14 @@ json_t *report_bytes_json(const struct zero_bytes *b)
     return o;
 }
 
+json_t *report_rank_json(const struct report_rank *r, int32_t pp_stage)
+{
+    return json_pack("{s:i, s:o, s:o, s:I, s:I}", "pp_stage", (int)pp_stage, "planned_bytes",
+                     report_bytes_json(&r->planned), "bytes", report_bytes_json(&r->allocated),
+                     "activation_bytes", (json_int_t)r->activation_bytes, "peak_rss_bytes",
+                     (json_int_t)r->peak_rss_bytes);
+}
+
 json_t *report_number(double x)
 {
     return isfinite(x) ? json_real(x) : json_null();
@@ -185,6 +193,26 @@ static void print_steps(const struct report *r, const struct report_summary *s)
                report_bytes(s->traffic.outer_bytes / r->n_steps).text, (double)s->traffic.n_outer / n_steps);
 }
 
+static void print_ranks(const struct report_summary *s)
+{
+    printf("\n%-20s %12s %12s %12s %13s\n", "rank of the pipeline", "planned", "allocated", "activations",
+           "peak resident");
+    for (int32_t i = 0; i < s->n_ranks; i++) {
+        const struct report_rank *k = &s->ranks[i];
+        printf("%-20d %12s %12s %12s %13s\n", i, report_bytes(k->planned.total).text,
+               report_bytes(k->allocated.total).text, report_bytes(k->activation_bytes).text,
+               report_bytes(k->peak_rss_bytes).text);
+    }
+}
+
+static json_t *ranks_json(const struct report_summary *s)
+{
+    json_t *list = json_array();
+    for (int32_t i = 0; i < s->n_ranks; i++)
+        json_array_append_new(list, report_rank_json(&s->ranks[i], i));
+    return list;
+}
+
 static void print_summary(const struct report *r, const struct report_summary *s)
 {
     if (r->n_steps)
@@ -206,6 +234,8 @@ static void print_summary(const struct report *r, const struct report_summary *s
     printf("%-20s %12s %12s\n", "peak resident", "", report_bytes(s->peak_rss_bytes).text);
     if (s->peak_device_bytes)
         printf("%-20s %12s %12s\n", "peak of the GPU", "", report_bytes(s->peak_device_bytes).text);
+    if (s->n_ranks)
+        print_ranks(s);
     printf("\nstate sha256 %s\n", s->state_sha256);
     fflush(stdout);
 }
@@ -240,6 +270,8 @@ void report_summary(struct report *r, const struct report_summary *s)
         json_object_set_new(collectives, "outer", json_integer(s->traffic.n_outer));
         json_object_set_new(collectives, "outer_bytes", json_integer(s->traffic.outer_bytes));
     }
+    if (s->n_ranks)
+        json_object_set_new(line, "pp_stages", ranks_json(s));
     report_line(line);
 }
 

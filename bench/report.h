@@ -24,6 +24,14 @@ struct report_step {
     bool skipped;
 };
 
+/* Memory of one rank of a pipeline. */
+struct report_rank {
+    /* of the library */
+    struct zero_bytes planned, allocated;
+    /* that the model takes for activations; and all, the mean over the ranks with the same stages */
+    int64_t activation_bytes, peak_rss_bytes;
+};
+
 struct report_summary {
     /* stage is -1 where the model is not wrapped */
     int32_t world, stage;
@@ -49,6 +57,9 @@ struct report_summary {
     double flop_per_token, peak_tflops;
     /* of this rank, all steps */
     struct zero_traffic traffic;
+    /* (n_ranks) of the pipeline; without one NULL and 0 */
+    struct report_rank *ranks;
+    int32_t n_ranks;
 };
 
 /* One rank's output. Thread-safety: none. */
@@ -94,6 +105,9 @@ struct report_size report_bytes(int64_t bytes);
 
 /* {"param_shards":, ..., "total":}; a new reference. */
 json_t *report_bytes_json(const struct zero_bytes *b);
+/* {"pp_stage":, "planned_bytes":, "bytes":, "activation_bytes":, "peak_rss_bytes":}; a new reference.
+ * pp_stage: which rank of the pipeline it is. */
+json_t *report_rank_json(const struct report_rank *r, int32_t pp_stage);
 /* A JSON number, or null for one that JSON cannot hold; a new reference. */
 json_t *report_number(double x);
 /* Prints object as one line and drops the reference. */

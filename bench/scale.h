@@ -9,6 +9,8 @@
 #ifndef ZERO_BENCH_SCALE_H
 #define ZERO_BENCH_SCALE_H
 
+#include "bench/pipe_stages.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -95,9 +97,9 @@ struct scale_job {
     int64_t budget_bytes;
     /* backward computes forward again */
     bool recompute;
-    /* ranks that have the parts of a layer; stages of a pipeline; 0 is 1. Data is on the others: world over
-     * tp and pp */
-    int64_t tp, pp;
+    /* ranks that have the parts of a layer; ranks of a pipeline, and stages of each; 0 is 1. Data is on the
+     * others: world over tp and pp */
+    int64_t tp, pp, stages_per_rank;
     /* enum zero_schedule */
     int schedule;
     /* activations are counted without tp and pp, too */
@@ -117,25 +119,34 @@ struct scale_result {
     int64_t memory_bytes, received_bytes, outer_bytes;
     int n_simulated;
     /* Of a job with tp, pp or activations: the activations of the rank that is fullest, whose memory_bytes
-     * is then the above; what of received_bytes came by tp, and by pp; how much of the step pipeline stages
-     * stand still, their mean, 0 to 1. */
+     * is then the above; what of received_bytes came by tp, and by pp; how much of the step a pipeline's
+     * ranks stand still, their mean, 0 to 1. */
     int64_t activation_bytes, tp_bytes, pp_bytes;
     double bubble;
 };
 
-/* Units [first, first + n) of a job's model on dp data-parallel ranks, as scale_run.c runs them. */
-struct scale_part {
+/* Of a job's model, from the first one on. */
+struct scale_units {
     int32_t first, n;
+};
+/* What each of dp data-parallel ranks has of the model, as scale_run.c runs it: forward through all its
+ * stages, and back. */
+struct scale_part {
+    /* (n_own) units of each stage; without stages those of the model */
+    struct scale_units own[PIPE_MOST_OWN];
+    int32_t n_own;
     int64_t dp, accum;
     /* links take no time */
     bool free_links;
-    /* the last one has the head's products, and of a tied embedding's parameters none */
+    /* the last unit has the head's products, and of a tied embedding's parameters none */
     bool tied_head;
-    /* the first one's parameters are an embedding of which the last stage has a copy */
+    /* the first unit's parameters are an embedding of which the last stage has a copy */
     bool tied_embedding;
 };
 struct scale_part_time {
     double step_s;
+    /* (n_own) of all the compute, each stage's share */
+    double share[PIPE_MOST_OWN];
     int64_t memory_bytes, wire_bytes, outer_bytes;
     int n_simulated;
 };

@@ -17,7 +17,8 @@ struct scale_options {
     const struct scale_machine *machine;
     int64_t world[MOST_WORLDS];
     int n_worlds;
-    int64_t batch, context, accum, micro_batches, stage, shard_group, prefetch, budget, tp, pp;
+    int64_t batch, context, accum, micro_batches, stage, shard_group, prefetch, budget, tp, pp,
+        stages_per_rank;
     int dtype, wire_dtype, hybrid, schedule;
     double compute, links;
     bool recompute, activations, json;
@@ -82,7 +83,7 @@ static const struct option_row rows[] = {
      OPTION_INT(struct scale_options, batch, 1, SCALE_MOST_BATCH)},
     {"context", "N", "Tokens in a row (the model's)", 1,
      OPTION_INT(struct scale_options, context, 1, SCALE_MOST_CONTEXT)},
-    {"accum", "N", "Micro-batches of a step (1; with --pp two for each stage)", 1,
+    {"accum", "N", "Micro-batches of a step (1; with --pp two for each of its N)", 1,
      OPTION_INT(struct scale_options, accum, 1, SCALE_MOST_ACCUM)},
     {"micro-batches", "N", "The same", 1,
      OPTION_INT(struct scale_options, micro_batches, 1, SCALE_MOST_ACCUM)},
@@ -93,10 +94,14 @@ static const struct option_row rows[] = {
     {.help = "Sharding:", .group = 2},
     {"tp", "N", "Each layer in N parts, on ranks side by side, which have the same data (1)", 2,
      OPTION_INT(struct scale_options, tp, 1, 1024)},
-    {"pp", "N", "Layers in N stages of a pipeline (1)", 2,
+    {"pp", "N",
+     "Layers in N stages of a pipeline, on GPUs of their own, or in --stages-per-rank times as many (1)", 2,
      OPTION_INT(struct scale_options, pp, 1, PIPE_MOST_STAGES)},
-    {"schedule", "1f1b|gpipe", "With --pp: the order in which stages take micro-batches (1f1b)", 2,
+    {"schedule", "1f1b|gpipe|interleaved|zero-bubble",
+     "With --pp: the order in which stages take micro-batches (1f1b)", 2,
      OPTION_WORD(struct scale_options, schedule, pipe_schedules)},
+    {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each GPU (1)", 2,
+     OPTION_INT(struct scale_options, stages_per_rank, 1, PIPE_MOST_OWN)},
     {"stage", "N", "0 to 3 (3)", 2, OPTION_INT(struct scale_options, stage, 0, 3)},
     {"hybrid", "WORD", "none, hsdp or hfsdp (none)", 2,
      OPTION_WORD(struct scale_options, hybrid, option_hybrids)},
@@ -134,8 +139,10 @@ static const char *what_is_ignored(const struct scale_options *o)
         return "--micro-batches: says what --accum does";
     if (o->schedule >= 0 && o->pp == 1)
         return "--schedule: is of a pipeline, which --pp asks for";
+    if (o->stages_per_rank > 1 && (o->pp == 1 || !pipe_has_several(o->schedule)))
+        return "--stages-per-rank: is of --pp with --schedule interleaved or gpipe";
     if (o->pp > SCALE_MOST_ACCUM / 2 && !o->accum && !o->micro_batches)
-        return "--pp: two micro-batches for each of so many stages are more than 256, so say --accum";
+        return "--pp: two micro-batches for each of so many are more than 256, so say --accum";
     if (o->hybrid && o->stage != 3)
         return "--hybrid: is of stage 3";
     if (o->shard_group && !o->hybrid)
@@ -207,6 +214,7 @@ static struct scale_job job_of(const struct scale_options *o, int64_t world)
                               .shard_group = o->shard_group ? o->shard_group : default_group(o),
                               .tp = o->tp,
                               .pp = o->pp,
+                              .stages_per_rank = o->stages_per_rank,
                               .schedule = o->schedule,
                               .activations = o->activations,
                               .bf16 = bf16,
@@ -219,16 +227,28 @@ static struct scale_job job_of(const struct scale_options *o, int64_t world)
 
 /* ---- projections ---- */
 
+static void print_pipeline(const struct scale_job *j)
+{
+    int64_t v = j->stages_per_rank, parts = pipe_parts(j->schedule, v, j->recompute ? 3 : 2);
+    printf("layers in %lld stages (pp)", (long long)(j->pp * v));
+    if (v > 1)
+        printf(", %lld on each GPU", (long long)v);
+    printf(", %s: with stages that take as long they stand still for %.1f %%, (p-1)/(%sm+p-1); ",
+           option_word_of(pipe_schedules, j->schedule),
+           100 * (double)(j->pp - 1) / (double)(parts * j->accum + j->pp - 1),
+           v > 1       ? "v"
+           : parts > 2 ? "3"
+           : parts > 1 ? "2"
+                       : "");
+}
+
 /* What tp and pp are, and what of them is not counted. */
 static void print_mesh_head(const struct scale_options *o, const struct scale_job *j)
 {
     if (j->tp > 1)
         printf("each layer in %lld parts (tp); ", (long long)j->tp);
     if (j->pp > 1)
-        printf("layers in %lld stages (pp), %s: with stages that take as long they stand still for %.1f %%, "
-               "(p-1)/(m+p-1); ",
-               (long long)j->pp, option_word_of(pipe_schedules, o->schedule),
-               100 * (double)(j->pp - 1) / (double)(j->accum + j->pp - 1));
+        print_pipeline(j);
     printf(
         "memory is with activations, attention in one piece, without statistics and scratch of the model\n");
     if (j->tp > 1 || j->pp > 1)
@@ -298,6 +318,8 @@ static void print_line(const struct scale_job *j, const struct scale_result *r)
         json_object_set_new(line, "tp", json_integer(j->tp));
         json_object_set_new(line, "pp", json_integer(j->pp));
         json_object_set_new(line, "schedule", json_string(option_word_of(pipe_schedules, j->schedule)));
+        if (j->stages_per_rank > 1)
+            json_object_set_new(line, "stages_per_rank", json_integer(j->stages_per_rank));
         json_object_set_new(line, "micro_batches", json_integer(j->accum));
         json_object_set_new(line, "bubble", report_number(r->bubble));
         json_object_set_new(line, "activation_bytes", json_integer(r->activation_bytes));
@@ -422,6 +444,7 @@ int scale_command(const char *name, int argc, char **argv)
                               .batch = 1,
                               .tp = 1,
                               .pp = 1,
+                              .stages_per_rank = 1,
                               .schedule = -1, /* not given */
                               .stage = 3,
                               .prefetch = -1, /* not given */

@@ -29,6 +29,14 @@ void stage_table_bytes(const char *name, const int64_t *bytes, int n)
     putchar('\n');
 }
 
+void stage_table_counts(const char *name, const int64_t *count, int n)
+{
+    printf("%-22s", name);
+    for (int s = 0; s < n; s++)
+        printf(" %10lld", (long long)count[s]);
+    putchar('\n');
+}
+
 void stage_table_ms(const char *name, const int64_t *ns, int n)
 {
     printf("%-22s", name);

@@ -27,6 +27,8 @@ const char *column_name(int column, char text[STAGE_TABLE_NAME]);
 void stage_table_head(const char *title, int n);
 /* A row of bytes, one figure per column; a negative one is left blank. */
 void stage_table_bytes(const char *name, const int64_t *bytes, int n);
+/* A row of numbers. */
+void stage_table_counts(const char *name, const int64_t *count, int n);
 /* A row of times, given in nanoseconds and printed in milliseconds. */
 void stage_table_ms(const char *name, const int64_t *ns, int n);
 /* A row for each category that is not zero in all columns, and the total under total_name. */

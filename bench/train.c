@@ -126,7 +126,7 @@ static int open_stages(struct run *r)
 static int wrap(struct run *r, struct zero_config cfg)
 {
     const struct train_options *o = r->o;
-    if (o->import_from || o->export_to) {
+    if (o->import_from || o->only_exports) {
         cfg.init_from = ZERO_INIT_LATER;
     } else {
         cfg.init_from = ZERO_INIT_CALL;
@@ -427,7 +427,7 @@ static int train(struct run *r)
 {
     const struct train_options *o = r->o;
     r->bad_input = true;
-    if (!o->export_to)
+    if (!o->only_exports)
         TRY(train_load_text(r));
     r->bad_input = o->device == ZERO_DEVICE_CUDA; /* there may be none */
     TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
@@ -448,14 +448,13 @@ static int train(struct run *r)
     r->report.quiet = !r->reports || o->step_ms || o->profile;
     for (int32_t k = 0; k < r->n_own; k++)
         r->model[k].profile = o->profile;
-    if (o->export_to) {
+    if (o->only_exports) {
         TRY(reported(zero_load(r->z, o->load)));
-        return train_move_weights(r);
+        return train_export(r);
     }
     train_introduce(r);
     r->per_step = r->at.n_dp * r->accum;
-    if (o->import_from)
-        TRY(train_move_weights(r));
+    TRY(train_import(r));
     r->start_ns = report_now_ns();
     int64_t first = 0;
     if (o->load)
@@ -468,7 +467,8 @@ static int train(struct run *r)
     }
     if (r->z)
         TRY(reported(zero_save_wait(r->z)));
-    return train_end(r, loss);
+    TRY(train_end(r, loss));
+    return train_export(r); /* whose traffic is not the training's */
 }
 
 int train_run(const struct train_options *o)
@@ -487,7 +487,7 @@ int train_run(const struct train_options *o)
     zero_unwrap(&r.z);
     zero_mesh_close(&r.at.mesh);
     plain_close(&r.plain);
-    for (int32_t k = 0; k < TRAIN_MOST_OWN; k++)
+    for (int32_t k = 0; k < PIPE_MOST_OWN; k++)
         gpt2_close(&r.model[k]);
     place_close(&r.place);
     bytes_data_close(&r.data);

@@ -10,9 +10,6 @@
 
 #define TRAIN_MOST_STEP_MS 64 /* what zero_mean takes */
 
-/* Stages of the pipeline on one rank, at most. */
-#define TRAIN_MOST_OWN 16
-
 struct train_options {
     struct model_options model;
     enum zero_dtype dtype;
@@ -73,8 +70,10 @@ struct train_options {
     bool save_async;
     /* weights to begin with, as zero-bench export writes them; NULL: drawn from seed */
     const char *import_from;
-    /* folder to write them to instead of training; NULL: train */
+    /* folder to write them to at the end, or, with only_exports, of the checkpoint that is loaded, without
+     * training; NULL: none */
     const char *export_to;
+    bool only_exports;
     /* the most bytes of an exported file; 0: the default */
     int64_t export_max;
 

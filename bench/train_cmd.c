@@ -49,8 +49,8 @@ static error_t finish(struct argp_state *state, void *options)
         argp_error(state, "--save: is needed by --save-every, --save-async, --keep and --load latest");
         return EINVAL;
     }
-    if (o->plain && (o->save || o->load || o->import_from)) {
-        argp_error(state, "--plain: saves, loads and imports nothing");
+    if (o->plain && (o->save || o->load || o->import_from || o->export_to)) {
+        argp_error(state, "--plain: saves, loads, imports and exports nothing");
         return EINVAL;
     }
     const struct gpt2_config *c = &o->model.config;
@@ -78,10 +78,6 @@ static error_t finish(struct argp_state *state, void *options)
     }
     if (o->stages_per_rank > 1 && o->pp <= 1) {
         argp_error(state, "--stages-per-rank: is of the stages of --pp");
-        return EINVAL;
-    }
-    if (o->stages_per_rank > 1 && o->import_from) {
-        argp_error(state, "--import: not with --stages-per-rank");
         return EINVAL;
     }
     if (o->pp > 1 && o->plain) {
@@ -151,12 +147,13 @@ static const struct option_row rows[] = {
      "divides ranks. The last stage's first rank reports, instead of rank 0 (1)",
      3, OPTION_INT(struct train_options, pp, 1, 10000)},
     {"schedule", "1f1b|gpipe|interleaved",
-     "With --pp: which micro-batch's turn it is; interleaved of one stage on a rank is 1F1B (1f1b)", 3,
-     OPTION_WORD(struct train_options, schedule, pipe_all_schedules)},
+     "With --pp: which micro-batch's turn it is; interleaved, for several stages on a rank, keeps more of "
+     "them (1f1b)",
+     3, OPTION_WORD(struct train_options, schedule, pipe_whole_schedules)},
     {"stages-per-rank", "N",
      "With --pp N and --schedule interleaved or gpipe, or --schedule-file: so many stages on each of the N, "
      "so that they stand still less (1)",
-     3, OPTION_INT(struct train_options, stages_per_rank, 1, TRAIN_MOST_OWN)},
+     3, OPTION_INT(struct train_options, stages_per_rank, 1, PIPE_MOST_OWN)},
     {"schedule-file", "FILE",
      "The same as PyTorch's CSV has it, a line for each of --pp, of --accum micro-batches", 3,
      OPTION_TEXT(struct train_options, schedule_file)},
@@ -184,6 +181,8 @@ static const struct option_row rows[] = {
      4, OPTION_TEXT(struct train_options, load)},
     {"import", "DIR", "Begin with these weights, as zero-bench export and Hugging Face's GPT-2 have them", 4,
      OPTION_TEXT(struct train_options, import_from)},
+    {"export", "DIR", "At the end, write the weights alone, as zero-bench export does of a checkpoint", 4,
+     OPTION_TEXT(struct train_options, export_to)},
     {.help = "Running:", .group = 5},
     {"device", "host|cuda", "Where the model computes (host)", 5,
      OPTION_WORD(struct train_options, device, option_devices)},

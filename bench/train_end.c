@@ -11,9 +11,32 @@ static int read_wrapped(void *from, int32_t tensor, int32_t value, int64_t first
     return reported(zero_read(from, tensor, value, first, n, dst));
 }
 
+/* What s says of this rank, of all ranks of the pipeline, on the last one; s then has them, to be freed. */
+static int gather_ranks(struct run *r, struct report_summary *s)
+{
+    const struct train_options *o = r->o;
+    int32_t n = r->at.n_stages;
+    struct report_rank *ranks = calloc((size_t)n, sizeof *ranks);
+    bool *mine = calloc((size_t)n, sizeof *mine);
+    int err = ranks && mine ? 0 : failed(ZERO_ERR_NOMEM, "no memory for what %d ranks take", n);
+    if (!err) {
+        ranks[r->at.stage] =
+            (struct report_rank){s->planned_bytes, s->bytes, s->activation_bytes, s->peak_rss_bytes};
+        mine[r->at.stage] = true;
+        const struct train_items all = {ranks, n, sizeof *ranks,
+                                        train_stage_bytes(&o->model.config, o->batch, sizeof(real)), mine};
+        err = train_stages_gather(r->z, &all);
+    }
+    free(mine);
+    s->ranks = ranks;
+    s->n_ranks = err ? 0 : n;
+    return err;
+}
+
 static int summarize(struct run *r, double loss)
 {
     const struct train_options *o = r->o;
+    int err = 0;
     struct report_summary s = {
         .world = r->world,
         .stage = -1,
@@ -34,7 +57,8 @@ static int summarize(struct run *r, double loss)
         TRY(reported(zero_mean(r->z, &peak, 1)));
         if (stats.pp > 1)
             TRY(train_stages_hash(s.state_sha256, r->at.dp == 0, r->z, r->stage, r->n_own,
-                                  o->model.config.layers, r->tensors, r->number, n_states));
+                                  o->model.config.layers, r->tensors, r->number, n_states,
+                                  train_stage_bytes(&o->model.config, o->batch, sizeof(real))));
         else
             TRY(state_hash(s.state_sha256, r->at.dp == 0, r->tensors, r->n_tensors, n_states, read_wrapped,
                            r->z));
@@ -57,8 +81,12 @@ static int summarize(struct run *r, double loss)
         s.planned_bytes = s.bytes;
     }
     s.peak_rss_bytes = (int64_t)peak;
-    report_summary(&r->report, &s);
-    return 0;
+    if (r->at.n_stages > 1)
+        err = gather_ranks(r, &s);
+    if (!err)
+        report_summary(&r->report, &s);
+    free(s.ranks);
+    return err;
 }
 
 static int share_times(struct run *r)

@@ -82,20 +82,46 @@ int train_load(struct run *r, int64_t *step)
     return 0;
 }
 
-int train_move_weights(struct run *r)
+/* Of all of this rank's stages, one after the other. */
+static int32_t name_weights(const struct run *r, struct zero_weight *map, char (*text)[40])
+{
+    int32_t n = 0;
+    for (int32_t k = 0; k < r->n_own; k++) {
+        const struct train_stage *s = &r->stage[k];
+        int32_t before = n;
+        n += gpt2_names(map + n, text + n, r->number + s->first, s->n, (int32_t)s->own.first_layer,
+                        (int32_t)s->own.layers);
+        for (int32_t i = before; i < n; i++)
+            map[i].tensor += s->first;
+    }
+    return n;
+}
+
+static int move_weights(struct run *r, bool export)
 {
     const struct train_options *o = r->o;
-    const struct gpt2_config *own = &r->stage[0].own; /* the rank's only one, as --import says */
-    int32_t layers = (int32_t)own->layers, n = GPT2_N_NAMES(layers);
+    int32_t n = 0;
+    for (int32_t k = 0; k < r->n_own; k++)
+        n += GPT2_N_NAMES((int32_t)r->stage[k].own.layers);
     struct zero_weight *map = malloc((size_t)n * sizeof *map);
     char(*text)[40] = malloc((size_t)n * sizeof *text);
     int err = map && text ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %d names", n);
     if (!err) {
-        n = gpt2_names(map, text, r->number, r->n_tensors, (int32_t)own->first_layer, layers);
-        err = reported(o->export_to ? zero_export(r->z, o->export_to, map, n, o->export_max)
-                                    : zero_import(r->z, o->import_from, map, n));
+        n = name_weights(r, map, text);
+        err = reported(export ? zero_export(r->z, o->export_to, map, n, o->export_max)
+                              : zero_import(r->z, o->import_from, map, n));
     }
     free(map);
     free(text);
     return err;
+}
+
+int train_import(struct run *r)
+{
+    return r->o->import_from ? move_weights(r, false) : 0;
+}
+
+int train_export(struct run *r)
+{
+    return r->o->export_to ? move_weights(r, true) : 0;
 }

@@ -4,6 +4,7 @@
 
 #include "bench/bytes_data.h"
 #include "bench/gpt2/gpt2.h"
+#include "bench/pipe_stages.h"
 #include "bench/plain.h"
 #include "bench/report.h"
 #include "bench/train.h"
@@ -21,14 +22,14 @@ struct run {
     const struct train_options *o;
     struct place place;
     /* (n_own) of the pipeline's stages, those of this rank; without stages one that is all of the model */
-    struct gpt2 model[TRAIN_MOST_OWN];
-    struct train_stage stage[TRAIN_MOST_OWN];
+    struct gpt2 model[PIPE_MOST_OWN];
+    struct train_stage stage[PIPE_MOST_OWN];
     int32_t n_own;
     struct bytes_data data;
     struct report report;
     /* of all of them, and which of the whole model's they are */
-    struct zero_tensor tensors[TRAIN_MOST_OWN * TRAIN_N_TENSORS];
-    int32_t number[TRAIN_MOST_OWN * TRAIN_N_TENSORS], n_tensors;
+    struct zero_tensor tensors[PIPE_MOST_OWN * TRAIN_N_TENSORS];
+    int32_t number[PIPE_MOST_OWN * TRAIN_N_TENSORS], n_tensors;
     /* wrapped; NULL with --plain */
     zero_ctx *z;
     /* only with --plain */
@@ -61,7 +62,8 @@ int train_load_text(struct run *r);
 int train_save(struct run *r, int64_t steps_done, bool stop);
 /* Goes on from --load's checkpoint, which was saved after *step steps. */
 int train_load(struct run *r, int64_t *step);
-/* Exports or imports, whichever was asked for. */
-int train_move_weights(struct run *r);
+/* Weights alone, from and to the folders that were asked for, if any. */
+int train_import(struct run *r);
+int train_export(struct run *r);
 
 #endif

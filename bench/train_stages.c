@@ -77,28 +77,37 @@ static int64_t piece_of(int32_t number, int64_t whole_layers)
 
 int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes)
 {
-    int64_t activations = batch * whole->context * whole->channels * element_bytes;
-    activations /= whole->sequence ? whole->tp : 1;
-    int64_t digests = n_pieces(whole->layers) * (int64_t)sizeof(struct state_digest);
-    return activations > digests ? activations : digests;
+    return batch * whole->context * whole->channels * element_bytes / (whole->sequence ? whole->tp : 1);
 }
 
-/* all (n): those that this stage does not have come from the one before, and all go to the next. The first
- * micro-batch takes them; there may be others. */
-static int pass_on(zero_ctx *z, struct state_digest *all, const bool *mine, int64_t n)
+/* The bytes from `first` on, an item's or parts of several. */
+static void pass_message(const struct train_items *t, int64_t first, const struct zero_action *a)
+{
+    const uint8_t *in = a->in;
+    uint8_t *bytes = t->items;
+    int64_t left = t->n * t->item_bytes - first, n = left < t->in_message ? left : t->in_message;
+    for (int64_t i = 0; i < n && in; i++)
+        if (!t->mine[(first + i) / t->item_bytes])
+            bytes[first + i] = in[i];
+    if (a->out && n > 0)
+        memcpy(a->out, bytes + first, (size_t)n);
+}
+
+int train_stages_gather(zero_ctx *z, const struct train_items *t)
 {
     struct zero_action a;
-    int err = reported(zero_evaluate(z));
-    err = err ? err : reported(zero_next(z, &a));
-    while (!err && a.micro_batch >= 0) {
-        const struct state_digest *in = a.in;
-        for (int64_t i = 0; i < n && in && a.micro_batch == 0; i++)
-            if (!mine[i])
-                all[i] = in[i];
-        if (a.out)
-            memcpy(a.out, all, (size_t)n * sizeof *all);
-        err = reported(zero_finish(z));
+    int64_t n_messages, all = t->n * t->item_bytes;
+    int err = 0;
+    for (int64_t first = 0; !err && first < all; first += n_messages * t->in_message) {
+        n_messages = 0;
+        err = reported(zero_evaluate(z));
         err = err ? err : reported(zero_next(z, &a));
+        while (!err && a.micro_batch >= 0) {
+            n_messages = a.micro_batch < n_messages ? n_messages : a.micro_batch + 1;
+            pass_message(t, first + a.micro_batch * t->in_message, &a);
+            err = reported(zero_finish(z));
+            err = err ? err : reported(zero_next(z, &a));
+        }
     }
     return err;
 }
@@ -144,7 +153,7 @@ static int hash_stage(struct state_digest *all, bool *mine, bool hash, zero_ctx 
 
 int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct train_stage *stages,
                       int32_t n_stages, int64_t whole_layers, const struct zero_tensor *tensors,
-                      const int32_t *number, int n_states)
+                      const int32_t *number, int n_states, int64_t message_bytes)
 {
     int64_t n = n_pieces(whole_layers);
     struct state_digest *all = calloc((size_t)n, sizeof *all);
@@ -152,7 +161,8 @@ int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const 
     int err = all && mine ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n);
     for (int32_t k = 0; k < n_stages && !err; k++)
         err = hash_stage(all, mine, hash, z, &stages[k], whole_layers, tensors, number, n_states);
-    err = err ? err : pass_on(z, all, mine, n);
+    const struct train_items digests = {all, n, sizeof *all, message_bytes, mine};
+    err = err ? err : train_stages_gather(z, &digests);
     if (!err)
         state_hash_of(out, all, n);
     free(all);

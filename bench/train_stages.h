@@ -29,16 +29,27 @@ int64_t train_first_layer_unit(const struct gpt2_config *own);
 /* Elements of a tensor of the whole model that are before a stage's, parts counted as in the table. */
 int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *own);
 
-/* Bytes of cfg.activation_bytes: a micro-batch's activations, each of element_bytes, or what the hash below
- * sends. */
+/* Bytes of cfg.activation_bytes: of what one layer gives to the next, of a micro-batch, each of
+ * element_bytes. */
 int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes);
 
-/* state_hash of all stages' tensors as one table, on the last stage. Every rank calls, between steps: digests
- * go from stage to stage as activations do, in an evaluation. hash: as for state_hash. Returns 0 or what a
- * call returned. */
+/* A table of n items, of which each rank of the pipeline makes some, so that the last one has all: what a
+ * rank has not made comes from the stage before, and all goes to the next, in_message bytes with each
+ * micro-batch of as many evaluations as it takes. Every rank calls, between steps. Returns 0 or what a call
+ * returned. */
+struct train_items {
+    void *items;
+    int64_t n, item_bytes, in_message;
+    /* (n) this rank has made them */
+    const bool *mine;
+};
+int train_stages_gather(zero_ctx *z, const struct train_items *t);
+
+/* state_hash of all stages' tensors as one table, on the last stage. Every rank calls, as above, with so many
+ * message_bytes. hash: as for state_hash. Returns 0 or what a call returned. */
 int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct train_stage *stages,
                       int32_t n_stages, int64_t whole_layers, const struct zero_tensor *tensors,
-                      const int32_t *number, int n_states);
+                      const int32_t *number, int n_states, int64_t message_bytes);
 
 /* train_call_order of all of a rank's stages, forward and then back. n_calls: those that out has room for. */
 int64_t train_n_calls(const struct train_stage *stages, int32_t n_stages);

@@ -330,8 +330,7 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
         return err;
 
     zr_core_follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward, .apart = ev->apart});
-    if (!ev->backward && !ev->apart && !c->n_open_bwd &&
-        zr_core_is_lost(c)) /* the micro-batch before ended early */
+    if (!ev->backward && !c->n_open_bwd && zr_core_is_lost(c)) /* the micro-batch before ended early */
         zr_core_return_grads(c, out, n);
     if (holds(ev)) {
         if (!u->resident && u->pslot != pslot)

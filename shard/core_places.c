@@ -1,10 +1,10 @@
 /* core_places.c: the sizes of slots that nested brackets take; see core.h.
  *
  * A small unit that lies in a large slot while its bracket is open can leave a large one without a slot.
- * Where an order could come to that, its brackets are given sizes: one pass over the order, brackets alone, in
- * which each takes the smallest slot that fits and is free. As brackets then are in the sizes of that pass,
- * each finds one there, whatever was evaluated, dropped, written or gathered before and wherever that left
- * units. */
+ * Where an order could come to that, its brackets are given sizes: one pass over the order, brackets alone,
+ * in which each takes the smallest slot that fits and is free. As brackets then are in the sizes of that
+ * pass, each finds one there, whatever was evaluated, dropped, written or gathered before and wherever that
+ * left units. */
 #include "shard/core_inside.h"
 
 /* The first slot by size that is larger than slot `first` by size, which is the first of its size. */

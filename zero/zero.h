@@ -207,6 +207,10 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * begun last, so two layers of one are open at once only if it has ZERO_POINTER_PER_BEGIN; else the second
  * begin is refused. Once one of them ends, the base fits one that is still open.
  *
+ * A backward may be bracketed in two parts, as pipelines use it: ZERO_BACKWARD_INPUT, in which the
+ * parameters are there, and ZERO_BACKWARD_WEIGHT, in which the gradient is, alone; a forward bracket inside
+ * that has parameters. What is said here of a backward's gradient is of the second part.
+ *
  * At stages 0 and 1 brackets are optional, and buy overlap: use them around every use of a unit or around
  * none; one that is left out is reported to cfg.log, once. With several pipeline stages backward has them.
  * At these stages the model may zero its gradients where it likes between the end of a micro-batch's
@@ -364,11 +368,12 @@ ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
  * backward, dst is the sum over tp of src, the gradient of each rank's part. leave stands behind the
  * second: forward, dst is the sum over tp of src; backward, dst is src. In backward the calls come in
  * reverse order. What is added behind a leave (a bias) is added on every rank, and what lies outside of
- * pairs is computed alike on all. n elements of dtype (ZERO_F32, ZERO_BF16) on cfg.stream, or in the
- * model's memory on the host; dst may be src, else they lie apart. Sums are added in fp32 in a fixed order
- * and rounded once: every rank of tp has the same bits. Collective over the ranks of tp: all of them give
- * the same n, dtype and phase, else the context ends with ZERO_ERR_MISMATCH. On the host it blocks until
- * the others have come, where it moves something. Without a mesh, or with tp 1, dst is src in both phases.
+ * pairs is computed alike on all. ZERO_BACKWARD_INPUT is backward, too. n elements of dtype (ZERO_F32,
+ * ZERO_BF16) on cfg.stream, or in the model's memory on the host; dst may be src, else they lie apart. Sums
+ * are added in fp32 in a fixed order and rounded once: every rank of tp has the same bits. Collective over
+ * the ranks of tp: all of them give the same n, dtype and phase, else the context ends with
+ * ZERO_ERR_MISMATCH. On the host it blocks until the others have come, where it moves something. Without a
+ * mesh, or with tp 1, dst is src in both phases.
  * Inside or outside of brackets. ZERO_ERR_ARG, and nothing changed, for another phase or dtype, a negative n,
  * NULL, and dst and src that share some of their memory. */
 ZERO_API int zero_tp_enter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,
@@ -525,9 +530,10 @@ ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first,
  * model.safetensors.index.json. Rank 0 writes, and of a model in parts or pipeline stages the first rank of
  * each; files of these names are replaced. dir is made if it is missing. map: names and pieces, n of them,
  * the same on every rank, not kept; NULL: every tensor under its own name (n is not looked at). With pp above
- * 1 each stage's ranks give theirs, n 0 too, of their own table, and all of them, in the order of the stages,
- * are written, what two stages name alike once. On failure (ZERO_ERR_IO, ZERO_ERR_ARG naming the entry) the
- * files are incomplete, and nothing else is changed. Outside brackets and actions. */
+ * 1 each place of pp gives its own, n 0 too, of its own table. There, and with several stages on a rank, all
+ * of them are written, in the order of the stages, what two stages name alike once. On failure (ZERO_ERR_IO,
+ * ZERO_ERR_ARG naming the entry) the files are incomplete, and nothing else is changed. Outside brackets and
+ * actions. */
 ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                          int64_t max_file_bytes);
 
@@ -535,8 +541,9 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
  * dir/model.safetensors), F32 or BF16, into weights and master weights of all; other ranks need not see dir.
  * Optimizer states stay, and what no entry of map names is left alone. map as in zero_export. Names, shapes,
  * dtypes are checked before anything is changed (ZERO_ERR_IO, ZERO_ERR_ARG or ZERO_ERR_NOTSUP name the
- * entry); a file that cannot be read to its end may leave some weights written. Outside brackets and actions.
- */
+ * entry). A file that cannot be read to its end (ZERO_ERR_IO names it, on all ranks) may leave some weights
+ * written, those that came before it, alike on all ranks and on both stages of a tied one; the context goes
+ * on, and may import again. Outside brackets and actions. */
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
 
 /* This rank's numbers, of a context that has failed too. Local; does not wait. ZERO_ERR_ARG where z or out is

@@ -20,13 +20,14 @@ enum zero_dtype {
     ZERO_I64 = 5
 };
 
-/* What a bracket is of. The last two are a backward taken apart, as some pipeline schedules do: gradients of a
- * unit's inputs first, for which its parameters are there, and those of its weights later, for which its
- * gradient is there and its parameters are not (a forward bracket inside has them). */
+/* What a bracket is of: with the unit's parameters, and in backward its gradient. A backward may be in two
+ * parts, as some pipeline schedules have it. */
 enum zero_phase {
     ZERO_FORWARD = 1,
     ZERO_BACKWARD = 2,
+    /* gradients of the unit's inputs, which come first: with its parameters */
     ZERO_BACKWARD_INPUT = 3,
+    /* those of its weights: with its gradient alone; a forward bracket inside has parameters */
     ZERO_BACKWARD_WEIGHT = 4
 };
 
@@ -231,8 +232,8 @@ enum zero_schedule {
      * of pp, or as many times another number of pp and more, or less than pp */
     ZERO_SCHEDULE_INTERLEAVED = 2,
     /* as 1f1b, with backwards apart: actions are ZERO_BACKWARD_INPUT and, later, ZERO_BACKWARD_WEIGHT of a
-     * micro-batch, which fill most of the time in which 1f1b waits (ZB-H1, arXiv:2401.10241). Each rank keeps as
-     * many micro-batches' activations as there are stages */
+     * micro-batch, which fill most of the time in which 1f1b waits (ZB-H1, arXiv:2401.10241). Each rank keeps
+     * as many micro-batches' activations as there are stages */
     ZERO_SCHEDULE_ZERO_BUBBLE = 3
 };
 

@@ -135,8 +135,8 @@ struct zero_action {
      * zero_step is next */
     int32_t micro_batch;
     /* forward: what the stage before gave; backward: the gradient of what this stage gave, the same in both
-     * parts of one that is apart. cfg.activation_bytes of the library's, to be read until zero_finish; NULL on
-     * the first stage forward, on the last backward */
+     * parts of one that is apart. cfg.activation_bytes of the library's, to be read until zero_finish; NULL
+     * on the first stage forward, on the last backward */
     const void *in;
     /* forward: for what this stage gives to the next; backward: for the gradient of what the stage before
      * gave. All of it that the other stage reads has to be written: what was there is not zeroed. NULL on the

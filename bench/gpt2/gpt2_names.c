@@ -26,21 +26,29 @@ static const struct {
     {"ln_f.bias", false, false},
 };
 
+/* layer: of the table's, which is named as the whole model's first_layer + layer. */
+static struct zero_weight name_one(char text[40], int32_t tensor, int32_t number, int32_t first_layer,
+                                   int32_t layer)
+{
+    bool stacked = names[number].stacked;
+    if (stacked)
+        snprintf(text, 40, "h.%d%s", first_layer + layer, names[number].name + 4); /* after "h.%d" */
+    else
+        snprintf(text, 40, "%s", names[number].name);
+    return (struct zero_weight){text, tensor, stacked ? ZERO_SLICE(layer) : 0, names[number].transposed};
+}
+
 int32_t gpt2_names(struct zero_weight *map, char (*text)[40], const int32_t *number, int32_t n_tensors,
                    int32_t first_layer, int32_t layers)
 {
-    int32_t n = 0;
-    for (int32_t i = 0; i < n_tensors; i++) {
-        int32_t t = number[i];
-        for (int32_t l = 0; l < (names[t].stacked ? layers : 1); l++, n++) {
-            const char *layer = names[t].name + 4; /* after "h.%d" */
-            if (names[t].stacked)
-                snprintf(text[n], sizeof text[n], "h.%d%s", first_layer + l, layer);
-            else
-                snprintf(text[n], sizeof text[n], "%s", names[t].name);
-            map[n] =
-                (struct zero_weight){text[n], i, names[t].stacked ? ZERO_SLICE(l) : 0, names[t].transposed};
-        }
+    int32_t n = 0, end;
+    for (int32_t i = 0; i < n_tensors; i = end) {
+        bool stacked = names[number[i]].stacked;
+        for (end = i + 1; end < n_tensors && names[number[end]].stacked == stacked; end++)
+            ;
+        for (int32_t l = 0; l < (stacked ? layers : 1); l++)
+            for (int32_t t = i; t < end; t++, n++)
+                map[n] = name_one(text[n], t, number[t], first_layer, l);
     }
     return n;
 }

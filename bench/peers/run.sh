@@ -36,13 +36,7 @@ if [ "$("$venv/bin/python" -c 'import importlib.metadata as m; print(m.version("
     "$venv/bin/pip" install --no-cache-dir -r "$here/requirements.txt"
 fi
 
-# It builds from source, against the PyTorch that is there. Where it cannot, its rows say why.
-if ! "$venv/bin/python" -c 'import importlib.metadata as m; m.version("deepspeed")' 2>/dev/null && [ ! -f "$venv/deepspeed-failed" ]; then
-    echo "trying to install DeepSpeed"
-    if ! DS_BUILD_OPS=0 "$venv/bin/pip" install --no-cache-dir --no-build-isolation -r "$here/requirements-deepspeed.txt" >"$venv/deepspeed.log" 2>&1; then
-        { grep -i 'error' "$venv/deepspeed.log" || tail -n 1 "$venv/deepspeed.log"; } | tail -n 1 >"$venv/deepspeed-failed"
-        echo "it does not install here ($venv/deepspeed.log): $(cat "$venv/deepspeed-failed")"
-    fi
-fi
+# Where it cannot be, its rows say why.
+sh "$here/install_deepspeed.sh" "$venv"
 
 exec "$venv/bin/python" "$here/compare.py" "$@"

@@ -101,12 +101,9 @@ struct action_text {
 static struct action_text text_of(const struct zr_pipe_action *a)
 {
     struct action_text t;
-    snprintf(t.text, sizeof t.text, "%s of micro-batch %d",
-             a->kind == ZR_PIPE_FORWARD           ? "forward"
-             : a->kind == ZR_PIPE_BACKWARD_INPUT  ? "backward of inputs"
-             : a->kind == ZR_PIPE_BACKWARD_WEIGHT ? "backward of weights"
-                                                  : "backward",
-             a->micro_batch);
+    bool weights = a->kind == ZR_PIPE_BACKWARD || a->kind == ZR_PIPE_BACKWARD_WEIGHT;
+    bool apart = a->kind == ZR_PIPE_BACKWARD_INPUT || a->kind == ZR_PIPE_BACKWARD_WEIGHT;
+    snprintf(t.text, sizeof t.text, "%s of micro-batch %d", zr_phase_name(weights, apart), a->micro_batch);
     return t;
 }
 

@@ -1,8 +1,8 @@
 /* pipeline.c: pipeline.h's tables, and the schedules that are known by name.
  *
  * GPipe: Huang et al., arXiv:1811.06965. 1F1B: Narayanan et al., PipeDream (SOSP 2019). Interleaved:
- * Narayanan et al., arXiv:2104.04473, with rounds of any length, as PyTorch has them. Zero bubble: ZB-H1 of Qi
- * et al., arXiv:2401.10241, which keeps as many activations as 1F1B's fullest rank. */
+ * Narayanan et al., arXiv:2104.04473, with rounds of any length, as PyTorch has them. Zero bubble: ZB-H1 of
+ * Qi et al., arXiv:2401.10241, which keeps as many activations as 1F1B's fullest rank. */
 #include "shard/pipeline/pipeline.h"
 #include "kernels/error.h"
 
@@ -178,8 +178,8 @@ static int add_apart(const struct part *b, int64_t nth, int64_t behind)
     return err || nth < behind ? err : add(b, ZR_PIPE_BACKWARD_WEIGHT, nth - behind);
 }
 
-/* first forwards, then one of each in turn, as 1F1B; the later a rank is the later follow its weights, so that
- * ranks before it have the gradients of their inputs sooner, and all begin with weights at the same time. */
+/* first forwards, then one of each in turn, as 1F1B; the later a rank is the later follow its weights, so
+ * that ranks before it have the gradients of their inputs sooner. */
 static int add_zero_bubble(const struct part *b, int64_t first)
 {
     const int64_t n = b->n_micro_batches, behind = b->rank;

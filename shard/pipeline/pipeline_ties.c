@@ -1,5 +1,5 @@
-/* pipeline_ties.c: tensors that the first and the last stage have: for how many micro-batches the last stage's
- * gradients may be on their way to the first, whose backward begins with them. */
+/* pipeline_ties.c: tensors that the first and the last stage have: for how many micro-batches the last
+ * stage's gradients may be on their way to the first, whose backward begins with them. */
 #include "shard/pipeline/pipeline.h"
 
 #include <stdlib.h>
@@ -21,40 +21,51 @@ static bool are_apart(const struct zr_pipeline *p)
 
 /* ---- do all ranks come through? ---- */
 
-/* Ranks go on as long as they have what they need; no time passes. */
+/* Ranks go on as long as they have what they need: a computation what was sent to its stage, and room for
+ * what it gives; no time passes. */
 struct trial {
     const struct zr_pipeline *p;
+    int32_t n_onward, n_back;
     /* (n_ranks) */
     int64_t *at;
-    /* (2, n_stages, n_micro_batches) what a stage has sent, onward and back */
-    bool *sent;
+    /* (4, n_stages, n_micro_batches) a stage has come to a message's sending, or to taking it */
+    bool *met;
     /* micro-batches of which the first and the last stage have the gradients of weights */
     int32_t n_first, n_last;
     /* gradients that may be on their way */
     int32_t most;
 };
 
-static bool *sent_by(const struct trial *t, bool back, int32_t stage, int32_t micro_batch)
+static bool *met(const struct trial *t, enum zr_pipe_kind message, int32_t stage, int32_t micro_batch)
 {
-    return &t->sent[((int64_t)(back ? t->p->n_stages : 0) + stage) * t->p->n_micro_batches + micro_batch];
+    int64_t which = message - ZR_PIPE_SEND_F;
+    return &t->met[(which * t->p->n_stages + stage) * t->p->n_micro_batches + micro_batch];
+}
+
+/* Of stages that are one rank's nothing is sent. */
+static bool is_met(const struct trial *t, enum zr_pipe_kind message, int32_t stage, int32_t micro_batch)
+{
+    return stage < 0 || stage >= t->p->n_stages || t->p->n_ranks == 1 || micro_batch < 0 ||
+           *met(t, message, stage, micro_batch);
 }
 
 static bool may_go(const struct trial *t, const struct zr_pipe_action *a)
 {
-    if (a->kind == ZR_PIPE_RECV_F)
-        return *sent_by(t, false, a->stage - 1, a->micro_batch);
-    if (a->kind == ZR_PIPE_RECV_B)
-        return *sent_by(t, true, a->stage + 1, a->micro_batch);
+    int32_t s = a->stage, m = a->micro_batch;
+    bool well = true;
+    if (a->kind == ZR_PIPE_FORWARD)
+        well = is_met(t, ZR_PIPE_SEND_F, s - 1, m) && is_met(t, ZR_PIPE_RECV_F, s + 1, m - t->n_onward);
+    if (a->kind == ZR_PIPE_BACKWARD || a->kind == ZR_PIPE_BACKWARD_INPUT)
+        well = is_met(t, ZR_PIPE_SEND_B, s + 1, m) && is_met(t, ZR_PIPE_RECV_B, s - 1, m - t->n_back);
     if (!gives_weights(a->kind))
-        return true;
-    return (a->stage > 0 || t->n_last > a->micro_batch) &&
-           (a->stage < t->p->n_stages - 1 || t->n_first + t->most > a->micro_batch);
+        return well;
+    return well && (s > 0 || t->n_last > m) && (s < t->p->n_stages - 1 || t->n_first + t->most > m);
 }
 
 static void go(struct trial *t, const struct zr_pipe_action *a)
 {
-    if (zr_pipe_sends(a->kind))
-        *sent_by(t, a->kind == ZR_PIPE_SEND_B, a->stage, a->micro_batch) = true;
+    if (zr_pipe_sends(a->kind) || zr_pipe_receives(a->kind))
+        *met(t, a->kind, a->stage, a->micro_batch) = true;
     t->n_first += gives_weights(a->kind) && a->stage == 0;
     t->n_last += gives_weights(a->kind) && a->stage == t->p->n_stages - 1;
 }
@@ -79,11 +90,12 @@ static int try_with(const struct zr_pipeline *p, int32_t slots)
 {
     struct trial t = {.p = p,
                       .at = calloc((size_t)p->n_ranks, sizeof *t.at),
-                      .sent = calloc(2 * (size_t)p->n_stages * (size_t)p->n_micro_batches, sizeof *t.sent),
+                      .met = calloc(4 * (size_t)p->n_stages * (size_t)p->n_micro_batches, sizeof *t.met),
                       .most = 2 * slots};
-    int through = t.at && t.sent ? come_through(&t) : -1;
+    bool room = t.at && t.met && zr_pipeline_slots(p, &t.n_onward, &t.n_back) == 0;
+    int through = room ? come_through(&t) : -1;
     free(t.at);
-    free(t.sent);
+    free(t.met);
     return through;
 }
 
@@ -119,10 +131,10 @@ static int32_t that_nobody_waits(const struct zr_pipeline *p, const struct zr_pi
 }
 
 /* The last stage's backward waits for the first stage's of so many micro-batches before. With one stage on
- * each rank that is as many behind as there are stages; by a schedule of another kind it may be more: the last
- * rank then waits, for nothing that waits for it. With several the last rank waits with its other stages, too,
- * for which the first may be waiting: so as many as make nobody wait on the virtual clock, where the others'
- * order then has no circle with them either.
+ * each rank that is as many behind as there are stages; by a schedule of another kind it may be more: the
+ * last rank then waits, for nothing that waits for it. With several the last rank waits with its other
+ * stages, too, for which the first may be waiting: so as many as make nobody wait on the virtual clock, where
+ * the others' order then has no circle with them either.
  *
  * Where weights' gradients are apart, the first stage's may even come before the last's, for which they wait;
  * whether anybody then waits for ever is tried. */

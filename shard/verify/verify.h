@@ -39,7 +39,14 @@ enum zr_verify_pattern {
 };
 
 /* In which order a stage's actions come. */
-enum zr_verify_schedule { ZR_RUN_GPIPE, ZR_RUN_1F1B, ZR_RUN_ANY, ZR_RUN_INTERLEAVED, ZR_RUN_SCHEDULES };
+enum zr_verify_schedule {
+    ZR_RUN_GPIPE,
+    ZR_RUN_1F1B,
+    ZR_RUN_ANY, /* drawn; half of them with backwards apart */
+    ZR_RUN_INTERLEAVED,
+    ZR_RUN_ZERO_BUBBLE,
+    ZR_RUN_SCHEDULES
+};
 
 /* When the loop carries out what it was given: the host's freedom. */
 enum zr_verify_pace { ZR_PACE_AT_ONCE, ZR_PACE_LATE, ZR_PACE_RANDOM, ZR_PACE_MIXED, ZR_PACES };
@@ -127,6 +134,9 @@ struct zr_verify_case {
      * brackets in it, and in later steps the second of them in so many percent */
     int repeats;
 };
+
+/* Its schedule has gradients of inputs and of weights apart. */
+bool zr_case_is_apart(const struct zr_verify_case *c);
 
 struct zr_verify_result {
     int64_t n_reports, n_ops, n_accesses, n_calls;

@@ -4,10 +4,21 @@
 
 /* ---- writing ---- */
 
+static bool gives_weights(enum zr_pipe_kind kind)
+{
+    return kind == ZR_PIPE_BACKWARD || kind == ZR_PIPE_BACKWARD_WEIGHT;
+}
+
+static bool is_apart(enum zr_pipe_kind kind)
+{
+    return kind == ZR_PIPE_BACKWARD_INPUT || kind == ZR_PIPE_BACKWARD_WEIGHT;
+}
+
 static void write_action_op(struct zr_writing *w, enum zr_script_op_kind kind, const struct zr_pipe_action *a)
 {
     zr_write(w->s, (struct zr_script_op){.kind = (uint8_t)kind,
-                                         .backward = a && a->kind == ZR_PIPE_BACKWARD,
+                                         .backward = a && gives_weights(a->kind),
+                                         .apart = a && is_apart(a->kind),
                                          .unit = -1,
                                          .step = w->step,
                                          .pp_stage = a ? a->stage : -1,
@@ -32,15 +43,18 @@ void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool 
         zr_write_call(w, ZR_DO_EVALUATE);
     for (int64_t i = 0; i < row->n; i++) {
         const struct zr_pipe_action *a = &row->actions[i];
-        bool backward = a->kind == ZR_PIPE_BACKWARD;
+        bool backward = gives_weights(a->kind);
         if (!zr_pipe_computes(a->kind))
             continue;
         int32_t n = list_units(w, a);
         write_action_op(w, ZR_DO_NEXT, a);
         write_action_op(w, ZR_DO_TAKE, a);
-        if (!evaluates)
+        if (!evaluates && a->kind != ZR_PIPE_BACKWARD_INPUT)
             zr_write_zero(w, backward ? 2 : 1, n_before[backward]++);
-        (backward ? zr_write_backward : zr_write_forward)(w, w->list, n);
+        w->apart = is_apart(a->kind);
+        w->inputs = a->kind == ZR_PIPE_BACKWARD_INPUT;
+        (a->kind == ZR_PIPE_FORWARD ? zr_write_forward : zr_write_backward)(w, w->list, n);
+        w->apart = w->inputs = false;
         write_action_op(w, ZR_DO_GIVE, a);
         write_action_op(w, ZR_DO_FINISH, a);
     }
@@ -79,13 +93,13 @@ static void expect_given(struct zr_verify_rank *r, const struct zr_script_op *op
 {
     const struct zr_pipe_action *a = &g->action;
     int32_t pp_stage = more ? a->stage : -1, micro = more ? a->micro_batch : -1;
-    bool backward = more && a->kind == ZR_PIPE_BACKWARD;
-    if (pp_stage != op->pp_stage || micro != op->micro || backward != op->backward)
+    bool backward = more && gives_weights(a->kind), apart = more && is_apart(a->kind);
+    if (pp_stage != op->pp_stage || micro != op->micro || backward != op->backward || apart != op->apart)
         zr_report(zr_sim_recorder(r->v->sim),
                   "rank %d: zero_next gave %s of micro-batch %d of stage %d, and not %s of micro-batch %d of "
                   "stage %d",
-                  r->id, backward ? "backward" : "forward", micro, pp_stage,
-                  op->backward ? "backward" : "forward", op->micro, op->pp_stage);
+                  r->id, zr_phase_name(backward, apart), micro, pp_stage,
+                  zr_phase_name(op->backward, op->apart), op->micro, op->pp_stage);
 }
 
 static int end_evaluation(struct zr_verify_rank *r)
@@ -141,19 +155,20 @@ int zr_actions_move(struct zr_verify_rank *r, const struct zr_script_op *op)
     const struct zr_walk_given *g = &r->given;
     int32_t at = op->pp_stage, before = at - 1;
     bool has_next = at + 1 < zr_case_stages(r->v->c), has_last = at > 0, gives = op->kind == ZR_DO_GIVE;
+    bool backward = op->backward || op->apart, weights = op->backward && op->apart;
     struct zr_sim_touch touch[3];
     int n = 0;
-    expect_slot(r, g->in, op->backward ? has_next : has_last, "what it reads");
-    expect_slot(r, g->out, op->backward ? has_last : has_next, "what it writes");
-    expect_slot(r, g->kept, op->backward && has_last, "what its forward was given");
+    expect_slot(r, g->in, backward ? has_next : has_last, "what it reads");
+    expect_slot(r, g->out, !weights && (backward ? has_last : has_next), "what it writes");
+    expect_slot(r, g->kept, backward && has_last, "what its forward was given");
     /* It may read to its end what it was given. */
-    if (g->in && op->backward)
+    if (g->in && backward)
         touch[n++] = touch_slot(r, g->in, ZR_SIM_READ, activation(r, op, ZR_PIPE_BACK, at));
     else if (g->in)
         touch[n++] = touch_slot(r, g->in, ZR_SIM_READ, activation(r, op, ZR_PIPE_ONWARD, before));
     if (g->kept)
         touch[n++] = touch_slot(r, g->kept, ZR_SIM_READ, activation(r, op, ZR_PIPE_ONWARD, before));
-    if (gives && g->out && op->backward)
+    if (gives && g->out && backward)
         touch[n++] = touch_slot(r, g->out, ZR_SIM_SET, activation(r, op, ZR_PIPE_BACK, before));
     else if (gives && g->out)
         touch[n++] = touch_slot(r, g->out, ZR_SIM_SET, activation(r, op, ZR_PIPE_ONWARD, at));

@@ -57,7 +57,7 @@ static bool schedule_possible(const struct zr_verify_case *c)
     bool divides = rounds < 2 || c->accum % rounds == 0;
     return c->per_rank >= 0 && c->per_rank <= ZR_VERIFY_PER_RANK && c->schedule >= 0 &&
            c->schedule < ZR_RUN_SCHEDULES && (zr_in_stages(c) || !c->schedule) &&
-           (c->schedule != ZR_RUN_1F1B || zr_case_per_rank(c) == 1) &&
+           ((c->schedule != ZR_RUN_1F1B && c->schedule != ZR_RUN_ZERO_BUBBLE) || zr_case_per_rank(c) == 1) &&
            (c->schedule != ZR_RUN_INTERLEAVED || divides);
 }
 
@@ -193,7 +193,7 @@ static int draw_axis(uint64_t *s, int most)
 
 static void draw_stages(uint64_t *s, struct zr_verify_case *c)
 {
-    c->schedule = (int)zr_verify_below(s, ZR_RUN_INTERLEAVED);
+    c->schedule = zr_verify_chance(s, 30) ? ZR_RUN_ZERO_BUBBLE : (int)zr_verify_below(s, ZR_RUN_INTERLEAVED);
     c->tied = c->pp > 1 && zr_verify_chance(s, 40);
     if (zr_verify_chance(s, 70)) /* one micro-batch tells little */
         c->accum = 1 + (int)zr_verify_below(s, 8);
@@ -215,7 +215,7 @@ static void draw_stages(uint64_t *s, struct zr_verify_case *c)
 static void draw_rounds(uint64_t *s, struct zr_verify_case *c)
 {
     int pp = zr_case_pp(c);
-    if (c->schedule == ZR_RUN_1F1B)
+    if (c->schedule == ZR_RUN_1F1B || c->schedule == ZR_RUN_ZERO_BUBBLE)
         c->schedule = ZR_RUN_INTERLEAVED;
     if (c->schedule == ZR_RUN_INTERLEAVED && c->accum > pp) /* rounds of as many each */
         c->accum = pp * (1 + (int)zr_verify_below(s, 3));

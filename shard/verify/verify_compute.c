@@ -10,7 +10,7 @@ static int outside(struct zr_verify_rank *r, const struct zr_script_op *op, cons
     zr_report(zr_sim_recorder(r->v->sim),
               "the model's fault: rank %d uses %s%s of unit %d in %s, step %d, outside its bracket; "
               "zero_begin must come first",
-              r->id, what, tensor, op->unit, op->backward ? "backward" : "forward", op->step);
+              r->id, what, tensor, op->unit, zr_phase_name(op->backward, op->apart), op->step);
     return 0;
 }
 
@@ -68,11 +68,13 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op)
             uintptr_t slice = (uintptr_t)(p->slice * (t->n_elems / t->n_slices) * size);
             struct zr_content content = zr_script_values(r, f->first_piece + k, r->n_done);
             void **grad = t->tie == ZR_TIE_COPY ? t->tied_grad : f->trainable ? t->grad : NULL;
+            bool reads = !op->backward || !op->apart;
             elems += p->n;
-            if (!*t->param)
+            if (reads && !*t->param)
                 return outside(r, op, t->name, "");
-            touch[n++] =
-                (struct zr_sim_touch){(char *)((uintptr_t)*t->param + slice), bytes, ZR_SIM_READ, content};
+            if (reads)
+                touch[n++] = (struct zr_sim_touch){(char *)((uintptr_t)*t->param + slice), bytes, ZR_SIM_READ,
+                                                   content};
             if (!op->backward || !grad)
                 continue;
             if (!*grad)
@@ -86,7 +88,7 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op)
     int64_t ns = v->speed ? compute_ns(v->speed, op, elems) : 0;
     if (r->id == 0)
         v->compute_ns += ns;
-    return zr_sim_compute(r->engine.compute, op->backward ? "backward" : "forward", touch, n, ns);
+    return zr_sim_compute(r->engine.compute, zr_phase_name(op->backward, op->apart), touch, n, ns);
 }
 
 /* A tensor of which a layer had no bracket yet: its pointer stays, as the layer may be one that never has,

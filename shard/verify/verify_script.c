@@ -26,29 +26,37 @@ static bool bracketed(const struct zr_writing *w, int32_t u, bool backward)
     return !(backward ? w->no_backward : w->no_forward)[u];
 }
 
+/* Of the unit; backward is of the part that the action is of. */
+static struct zr_script_op op_of(const struct zr_writing *w, enum zr_script_op_kind kind, int32_t u,
+                                 bool backward)
+{
+    return (struct zr_script_op){.kind = (uint8_t)kind,
+                                 .backward = backward && !w->inputs,
+                                 .apart = backward && w->apart,
+                                 .unit = u,
+                                 .step = w->step};
+}
+
 static void begin(struct zr_writing *w, int32_t u, bool backward)
 {
     if (bracketed(w, u, backward))
-        zr_write(w->s, (struct zr_script_op){
-                           .kind = ZR_DO_BEGIN, .backward = backward, .unit = u, .step = w->step});
+        zr_write(w->s, op_of(w, ZR_DO_BEGIN, u, backward));
 }
 
 static void end(struct zr_writing *w, int32_t u, bool backward)
 {
     if (bracketed(w, u, backward))
-        zr_write(w->s,
-                 (struct zr_script_op){.kind = ZR_DO_END, .backward = backward, .unit = u, .step = w->step});
+        zr_write(w->s, op_of(w, ZR_DO_END, u, backward));
 }
 
 static void use_as(struct zr_writing *w, int32_t u, bool backward, bool again)
 {
-    zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_USE,
-                                         .backward = backward,
-                                         .unit = u,
-                                         .step = w->step + (w->dropped ? DROPPED_STEP : 0),
-                                         .again = again});
+    struct zr_script_op op = op_of(w, ZR_DO_USE, u, backward);
+    op.step += w->dropped ? DROPPED_STEP : 0;
+    op.again = again;
+    zr_write(w->s, op);
     zr_write_parts(w, backward);
-    if (backward && !w->dropped)
+    if (op.backward && !w->dropped)
         w->s->n_contrib[w->step * w->n_units + u]++;
 }
 
@@ -267,7 +275,10 @@ static void declare(struct zr_script *s, int32_t at, int32_t per_rank)
     for (; at < s->n; at++) {
         const struct zr_script_op *op = &s->ops[at];
         if (op->kind == ZR_DO_BEGIN || op->kind == ZR_DO_END)
-            s->order[s->n_order++] = (struct zr_call){op->unit, op->backward, op->kind == ZR_DO_END};
+            s->order[s->n_order++] = (struct zr_call){.unit = op->unit,
+                                                      .backward = op->backward,
+                                                      .is_end = op->kind == ZR_DO_END,
+                                                      .apart = op->apart};
         if (op->kind == ZR_DO_FINISH && op->backward && per_rank > 1)
             s->order[s->n_order - 1].ends_action = 1;
     }

@@ -107,24 +107,46 @@ struct zr_content zr_stage_whole_grad(void *arg, int32_t flat, uint32_t step)
 
 /* ---- the schedule's rows ---- */
 
+bool zr_case_is_apart(const struct zr_verify_case *c)
+{
+    uint64_t s = c->seed ^ 0xa9a7;
+    return zr_in_stages(c) &&
+           (c->schedule == ZR_RUN_ZERO_BUBBLE || (c->schedule == ZR_RUN_ANY && zr_verify_chance(&s, 50)));
+}
+
+/* Of stage `at` of n, whose computations so far are counted: may its next one of a kind come now? Where the
+ * first and the last stage have a tensor, the first one's weights wait for the last one's. */
+static bool may_come(const struct zr_verify_case *c, enum zr_pipe_kind kind, int32_t at, int32_t n,
+                     int32_t (*done)[64 * ZR_VERIFY_PER_RANK])
+{
+    int32_t *forward = done[ZR_PIPE_FORWARD], *inputs = done[ZR_PIPE_BACKWARD],
+            *weights = done[ZR_PIPE_BACKWARD_WEIGHT];
+    if (kind == ZR_PIPE_FORWARD)
+        return forward[at] < c->accum && (at == 0 || forward[at - 1] > forward[at]);
+    if (kind == ZR_PIPE_BACKWARD_WEIGHT)
+        return weights[at] < inputs[at] && (at > 0 || !c->tied || weights[n - 1] > weights[0]);
+    return inputs[at] < forward[at] && (at == n - 1 || inputs[at + 1] > inputs[at]);
+}
+
 /* Any order in which each stage could come: of all computations that are ready the next is drawn. */
 static int draw_schedule(const struct zr_verify_case *c, struct zr_pipeline **out)
 {
     uint64_t s = c->seed ^ 0x5ced;
     int percent = 10 + (int)zr_verify_below(&s, 80);
-    int32_t n_forward[64 * ZR_VERIFY_PER_RANK] = {0}, n_backward[64 * ZR_VERIFY_PER_RANK] = {0},
-                           n = zr_case_stages(c);
+    bool apart = zr_case_is_apart(c);
+    int32_t done[ZR_PIPE_BACKWARD_WEIGHT + 1][64 * ZR_VERIFY_PER_RANK] = {{0}}, n = zr_case_stages(c);
     struct zr_pipeline *p = *out = zr_pipeline_new(zr_case_pp(c));
     int err = p ? 0 : ZR_ERR_NOMEM;
-    for (int64_t left = 2 * (int64_t)n * c->accum; !err && left;) {
+    for (int64_t left = (2 + apart) * (int64_t)n * c->accum; !err && left;) {
         int32_t at = (int32_t)zr_verify_below(&s, n);
-        bool backward = zr_verify_chance(&s, percent);
-        bool forth = n_forward[at] < c->accum && (at == 0 || n_forward[at - 1] > n_forward[at]);
-        bool back = n_backward[at] < n_forward[at] && (at == n - 1 || n_backward[at + 1] > n_backward[at]);
-        if (backward ? !back : !forth)
+        enum zr_pipe_kind kind = !zr_verify_chance(&s, percent)      ? ZR_PIPE_FORWARD
+                                 : apart && zr_verify_chance(&s, 50) ? ZR_PIPE_BACKWARD_WEIGHT
+                                                                     : ZR_PIPE_BACKWARD;
+        if (!may_come(c, kind, at, n, done))
             continue;
-        int32_t micro = backward ? n_backward[at]++ : n_forward[at]++;
-        enum zr_pipe_kind kind = backward ? ZR_PIPE_BACKWARD : ZR_PIPE_FORWARD;
+        int32_t micro = done[kind][at]++;
+        if (apart && kind == ZR_PIPE_BACKWARD)
+            kind = ZR_PIPE_BACKWARD_INPUT;
         err = zr_pipeline_add(p, at % zr_case_pp(c),
                               (struct zr_pipe_action){.kind = kind, .stage = at, .micro_batch = micro});
         left--;
@@ -158,6 +180,8 @@ static enum zr_pipeline_kind kind_of(const struct zr_verify_case *c, bool evalua
     int32_t rounds = c->accum / zr_case_pp(c);
     if (c->schedule == ZR_RUN_GPIPE || (evaluation && interleaved && rounds > 1 && c->accum % rounds))
         return ZR_GPIPE;
+    if (c->schedule == ZR_RUN_ZERO_BUBBLE)
+        return ZR_ZERO_BUBBLE;
     return interleaved || c->schedule == ZR_RUN_INTERLEAVED ? ZR_INTERLEAVED : ZR_1F1B;
 }
 
@@ -217,14 +241,16 @@ static void assume_order(struct zr_verify_stage *s)
         abort();
     for (int64_t i = 0; i < s->walk.step.n; i++) {
         const struct zr_pipe_action *a = &s->walk.step.actions[i];
-        bool backward = a->kind == ZR_PIPE_BACKWARD;
+        bool backward = a->kind != ZR_PIPE_FORWARD, inputs = a->kind == ZR_PIPE_BACKWARD_INPUT,
+             apart = inputs || a->kind == ZR_PIPE_BACKWARD_WEIGHT;
         int32_t first = s->first_unit[a->stage / s->walk.pp],
                 units = s->first_unit[a->stage / s->walk.pp + 1] - first;
         for (int32_t k = 0; k < 2 * units && zr_pipe_computes(a->kind); k++)
             order[n++] = (struct zr_call){.unit = first + (backward ? 2 * units - 1 - k : k) / 2,
-                                          .backward = backward,
-                                          .is_end = k & 1};
-        if (backward && s->walk.per_rank > 1)
+                                          .backward = backward && !inputs,
+                                          .is_end = k & 1,
+                                          .apart = apart};
+        if (zr_pipe_computes(a->kind) && backward && !inputs && s->walk.per_rank > 1)
             order[n - 1].ends_action = 1;
     }
     s->script.order = order;

@@ -7,7 +7,7 @@
 /* Rank 0 has the first forward of a step, and the last backward, also of pipeline stages. */
 static void note_span(struct zr_verify_span *s, const char *name, int64_t from_ns, int64_t to_ns)
 {
-    bool backward = !strcmp(name, "backward");
+    bool backward = !strncmp(name, "backward", strlen("backward")); /* of inputs, or of weights, too */
     if (!s->from_ns && (backward || !strcmp(name, "forward")))
         s->from_ns = from_ns;
     if (backward)

@@ -70,7 +70,9 @@ enum zr_parts_move { ZR_PARTS_SUM, ZR_PARTS_SCATTER, ZR_PARTS_GATHER, ZR_PARTS_M
 enum { ZR_VERIFY_PARTS_ELEMS = ZR_MODEL_ELEMS + 5000, ZR_VERIFY_MOST_ELEMS = 200 };
 
 struct zr_script_op {
-    uint8_t kind, backward;
+    uint8_t kind;
+    /* as of a zr_call; of an action what its brackets are of */
+    uint8_t backward, apart;
     /* of READ and WRITE: a tensor */
     int32_t unit;
     int32_t step;

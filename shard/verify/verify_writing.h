@@ -18,6 +18,8 @@ struct zr_writing {
     /* of calls that all stages make together, and of all else; with one stage they are one */
     uint64_t *common, *random;
     int32_t step;
+    /* the action is a part of a backward */
+    bool apart, inputs;
     /* what is written is of no step: its contributions must be nowhere */
     bool dropped;
     /* evaluations, and steps, dropped ones too, so far */

@@ -75,6 +75,7 @@ class Refused(unittest.TestCase):
     def test_what_does_not_go_together(self):
         self.refused(['train', '--plain', '--optimizer=sgd'], '--optimizer', 'adamw')
         self.refused(['train', '--plain', '--import=x'], '--plain')
+        self.refused(['train', '--plain', '--export=x'], '--plain')
         for alone in ['--save-every=2', '--save-async', '--keep=1', '--load=latest']:
             self.refused(['train', alone], '--save:')
         for stage in '03':
@@ -125,6 +126,14 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--worlds=48', '--pp=2', '--tp=8', '--hybrid=hsdp', '--shard-group=2'], '48 GPUs', 'shard_group is 2')
         self.refused(['scale', '--tp=8', '--hybrid=hsdp'], '--hybrid', "host's 8 GPUs have 8 different parts", '--shard-group')
         self.refused(['scale', '--schedule=gpipe'], '--schedule', '--pp')
+        for how in [], ['--pp=2'], ['--pp=2', '--schedule=1f1b'], ['--schedule=gpipe']:
+            wanted = '--schedule: is of' if how == ['--schedule=gpipe'] else '--stages-per-rank: is of --pp with --schedule interleaved or gpipe'
+            self.refused(['scale', '--stages-per-rank=2', *how], wanted)
+        several = ['scale', '--pp=4', '--schedule=interleaved', '--stages-per-rank']
+        self.refused([*several, '9', '--worlds=16'], '--pp and --stages-per-rank', '36 stages', '32 layers')
+        self.refused([*several, '2', '--worlds=18'], '18 GPUs', '4 GPUs with stages')
+        self.refused([*several, '2', '--worlds=16', '--accum=9'], '--pp', '9 micro-batches in 2 rounds on 4 ranks')
+        self.refused([*several, '17'], '--stages-per-rank', '16')
         self.refused(['scale', '--accum=2', '--micro-batches=2'], '--micro-batches', '--accum')
         self.refused(['scale', '--pp=200'], '--pp', '--accum', '256')
         self.refused(['scale', '--pp=2', '--worlds=2', '--batch=100000', '--compute=0.01'], '2 GPUs', '--batch', '--compute')
@@ -134,7 +143,7 @@ class Refused(unittest.TestCase):
     def test_pipeline(self):
         self.refused(['pipeline'], '--ranks', '--read')
         self.refused(['pipeline', '--ranks=0'], '--ranks')
-        self.refused(['pipeline', '--ranks=4', '--schedule=zbv'], 'gpipe, 1f1b or interleaved')
+        self.refused(['pipeline', '--ranks=4', '--schedule=zbv'], 'gpipe, 1f1b, interleaved or zero-bubble')
         self.refused(['pipeline', '--ranks=4', '--stages-per-rank=2'], '1F1B has one stage per rank')
         self.refused(['pipeline', '--ranks=4', '--schedule=interleaved', '--micro-batches=9'], '9 micro-batches in 2 rounds on 4 ranks')
         self.refused(['pipeline', '--read=/nonexistent/x.csv'], '/nonexistent/x.csv')
@@ -177,6 +186,8 @@ class Refused(unittest.TestCase):
         self.refused(['plan', '--pp=1025'], '--pp', '1024')
         self.refused(['plan', '--pp=2', '--world=2', '--schedule=zb'], '--schedule', '1f1b', 'gpipe')
         self.refused(['plan', '--schedule=gpipe'], '--schedule', '--pp')
+        self.refused(['plan', '--pp=2', '--world=2', '--schedule=zero-bubble', '--stages-per-rank=2'], '--stages-per-rank', 'interleaved or gpipe')
+        self.refused(['train', '--pp=2', '--schedule=zero-bubble'], '--schedule', '1f1b, gpipe or interleaved')
         self.refused(['plan', '--accum=2', '--micro-batches=2'], '--micro-batches', '--accum')
         self.refused(['plan', '--micro-batches=0'], '--micro-batches')
         self.refused(['plan', '--batch=0'], '--batch')
@@ -433,7 +444,7 @@ class PlanOfStages(unittest.TestCase):
     def test_by_hand(self):
         c, t, v = self.C, self.T, self.V
         layer, embedding, positions, norm = 12 * c * c + 13 * c, v * c, t * c, 2 * c
-        for schedule, m, batch, kept in [('1f1b', 4, 1, [2, 1]), ('1f1b', 4, 2, [2, 1]), ('gpipe', 4, 1, [4, 4]), ('1f1b', 2, 3, [2, 1])]:
+        for schedule, m, batch, kept in [('1f1b', 4, 1, [2, 1]), ('1f1b', 4, 2, [2, 1]), ('gpipe', 4, 1, [4, 4]), ('1f1b', 2, 3, [2, 1]), ('zero-bubble', 4, 1, [2, 2])]:
             rows = self.of(*self.SIZES, f'--micro-batches={m}', f'--batch={batch}', f'--schedule={schedule}')
             self.assertEqual([r['stage'] for r in rows], [0, 1, 2, 3])
             row = rows[0]
@@ -460,10 +471,12 @@ class PlanOfStages(unittest.TestCase):
                 self.assertEqual(first['bytes']['comm'], 6 * 4 * batch * t * c + 4 * embedding)
 
     def test_bubble(self):
-        for pp, m, schedule in [(2, 4, '1f1b'), (4, 8, '1f1b'), (4, 8, 'gpipe'), (4, 32, '1f1b'), (12, 12, 'gpipe'), (12, 100, '1f1b'), (6, 1, '1f1b')]:
+        for pp, m, schedule in [(2, 4, '1f1b'), (4, 8, '1f1b'), (4, 8, 'gpipe'), (4, 32, '1f1b'), (12, 12, 'gpipe'), (12, 100, '1f1b'), (6, 1, '1f1b'), (4, 8, 'zero-bubble'),
+                                (12, 24, 'zero-bubble')]:
             few = f'zero-bench plan: warning: fewer micro-batches ({m}) than pipeline stages ({pp})\n' if m < pp else ''
             row = self.of('--model=gpt2-124M', f'--pp={pp}', f'--world={pp}', f'--micro-batches={m}', f'--schedule={schedule}', err=few)[0]
-            self.assertAlmostEqual(row['bubble'], (pp - 1) / (m + pp - 1), delta=1e-12)
+            parts = 3 * m if schedule == 'zero-bubble' else m
+            self.assertAlmostEqual(row['bubble'], (pp - 1) / (parts + pp - 1), delta=1e-12)
         row = self.of('--model=gpt2-124M', '--pp=2', '--world=2')[0]
         self.assertEqual(row['micro_batches'], 4)
         # 3 layers and 2: the first stage computes 4 * 9, and waits once, for 3: until its neighbour's forward and backward, 2 + 4, are over, less a forward.
@@ -476,6 +489,8 @@ class PlanOfStages(unittest.TestCase):
             row = self.of('--model=gpt2-124M', f'--pp={pp}', f'--world={pp}', f'--micro-batches={m}', '--schedule=interleaved', f'--stages-per-rank={v}')[0]
             self.assertAlmostEqual(row['bubble'], (pp - 1) / (v * m + pp - 1), delta=1e-12)
             self.assertEqual(row.get('stages_per_rank', 1), v)
+            if v == 1:  # which is not 1F1B: that keeps one for each stage from here to the last
+                self.assertEqual([s['kept'] for s in row['pp_stages']], list(range(2 * pp - 1, 0, -2)))
             self.assertEqual(sum(s['layers'] for s in row['pp_stages']), 12)
             self.assertEqual(sum(s['n_params'] for s in row['pp_stages']), 124439808 + 50257 * 768)
         c, t, v = self.C, self.T, self.V
@@ -622,20 +637,56 @@ class Scale(unittest.TestCase):
             block = 2 * (c * (2 * c + 2 * kv) + 3 * c * hidden) + 4 * tokens * c
             first, last = 16 * block, 16 * block + 2 * 128256 * c
             self.assertAlmostEqual(row['bubble'], 1 - m * (first + last) / 2 / (first + m * last), delta=0.02)  # what a step has once is in it
+        shown = bench('scale', '--worlds=64', '--pp=4', '--micro-batches=12', '--schedule=interleaved', '--stages-per-rank=2').stdout
+        self.assertIn('layers in 8 stages (pp), 2 on each GPU, interleaved: with stages that take as long they stand still for 11.1 %, (p-1)/(vm+p-1); ', shown)
         shown = bench('scale', '--worlds=64', '--pp=4', '--micro-batches=12').stdout
         for words in ['20.0 %, (p-1)/(m+p-1)', 'not counted', 'on CPUs alone yet', 'bubble\n']:
             self.assertIn(words, shown)
 
     def test_stages_take_what_plan_says(self):
         """A stage's memory is the plan's, the slots between stages included, whatever times stages take; GPUs add up in any order."""
-        for pp, world, m in (2, 8, 4), (4, 8, 8), (2, 8, 1):
+        for pp, world, m, how in [(2, 8, 4, []), (4, 8, 8, []), (2, 8, 1, []), (2, 8, 4, ['--schedule=interleaved', '--stages-per-rank=2']),
+                                  (2, 4, 4, ['--schedule=interleaved', '--stages-per-rank=16']), (3, 6, 9, ['--schedule=interleaved', '--stages-per-rank=4']),
+                                  (2, 8, 4, ['--schedule=gpipe', '--stages-per-rank=2']), (3, 6, 5, ['--schedule=gpipe', '--stages-per-rank=2'])]:
             told = '' if m >= pp else 'zero-bench plan: warning: fewer micro-batches (1) than pipeline stages (2)\n'
-            done = bench('plan', '--json', '--model=gpt2-1.5B', f'--world={world}', f'--pp={pp}', f'--accum={m}', '--deterministic=off')
+            mesh = ['--model=gpt2-1.5B', f'--pp={pp}', f'--accum={m}', *how]
+            done = bench('plan', '--json', f'--world={world}', '--deterministic=off', *mesh)
             self.assertEqual((done.returncode, done.stderr), (0, told))
+            fullest = set()
             for plan in lines(done.stdout):
-                row, = self.of('--model=gpt2-1.5B', f'--worlds={world}', f'--pp={pp}', f'--accum={m}', f"--stage={plan['stage']}", err=told.replace('plan', 'scale'))
+                row, = self.of(f'--worlds={world}', f"--stage={plan['stage']}", *mesh, err=told.replace('plan', 'scale'))
                 self.assertAlmostEqual(row['memory_bytes'] / plan['bytes']['total'], 1, delta=1e-4)
                 self.assertEqual(row['activation_bytes'], plan['activation_bytes'])
+                self.assertEqual(row.get('stages_per_rank'), plan.get('stages_per_rank'))
+                self.assertEqual(row['pp_bytes'], plan['pp_stages'][0]['moved_bytes'])
+                fullest.add(plan['pp_stage'])
+            self.assertEqual(fullest, {0})
+
+    def test_last_rank_is_the_fullest(self):
+        """With GPipe, which keeps all micro-batches on both, and as few layers on the first as on the last, which has the logits."""
+        mesh = ['--model=gpt2-124M', '--pp=2', '--accum=16', '--schedule=gpipe', '--stages-per-rank=2']
+        for plan in lines(bench('plan', '--json', '--world=4', '--batch=4', '--deterministic=off', *mesh).stdout):
+            row, = self.of('--worlds=4', f"--stage={plan['stage']}", '--batch=4', *mesh)
+            self.assertEqual(plan['pp_stage'], 1)
+            self.assertAlmostEqual(row['memory_bytes'] / plan['bytes']['total'], 1, delta=2e-3)
+            self.assertEqual(row['activation_bytes'], plan['activation_bytes'])
+
+    def test_several_stages_on_a_rank_by_hand(self):
+        """Two ranks on quick links: the last one, which has the head's products too, waits once for a stage's forward, and once the first works on alone for a
+        stage's backward; so each stands still for (F + B) / v, and the first for as long as the head takes besides."""
+        c, kv, hidden, tokens, m = 8192, 1024, 28672, 4096, 8
+        block, head = 2 * (c * (2 * c + 2 * kv) + 3 * c * hidden) + 4 * tokens * c, 2 * 32000 * c
+        ms = 3e3 * tokens / (989.5e12 * 0.35)  # forward and backward of an operation for each token
+        waits, steps = [], []
+        for v in 1, 2, 4, 5:
+            how = ['--schedule=interleaved', f'--stages-per-rank={v}'] if v > 1 else []
+            row, = self.of('--model=llama-2-70B', '--compute=0.35', '--worlds=2', '--pp=2', f'--micro-batches={m}', '--stage=0', *how)
+            waits.append(row['bubble'] * row['step_ms'] - m * head / 2 * ms)
+            steps.append(row['step_ms'])
+            self.assertAlmostEqual(waits[-1] * v / waits[0], 1, delta=0.01)
+            self.assertAlmostEqual((steps[0] - steps[-1]) / waits[0], 1 - 1 / v, delta=0.01)
+            self.assertEqual(row['pp_bytes'], (2 * v - 1) * m * 2 * tokens * c)
+        self.assertAlmostEqual(waits[0] / (40 * block * ms), 1, delta=0.01)
 
     def test_more_micro_batches_fill_the_pipeline(self):
         rows = [self.of('--model=llama-3-70B', '--worlds=512', '--tp=8', '--pp=8', '--stage=1', f'--accum={m}')[0] for m in (8, 32, 128)]

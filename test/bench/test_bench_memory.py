@@ -2,6 +2,7 @@
 import json
 import os
 import pty
+import re
 import sys
 import tempfile
 import unittest
@@ -123,6 +124,73 @@ class Measured(unittest.TestCase):
             self.assertEqual((done.returncode, len(done.stderr.splitlines())), (1, 1), done)
             self.assertIn('gnuplot', done.stderr)
             self.assertRegex(done.stdout.splitlines()[-1], r'^All 2 ranks together, measured \(Pss\): stage 3 holds .*% are saved\.$')
+
+
+class Axes(unittest.TestCase):
+    """Parts of layers and pipeline stages: what is planned is allocated, on each rank of the pipeline, and is what zero-bench plan says."""
+    SIZES = ['--layers=6', '--heads=2', '--channels=32', '--context=16', '--batch=2']
+
+    def of(self, ranks, *args):
+        done = bench('memory', '--json', f'--ranks={ranks}', '--steps=1', *self.SIZES, *args)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return lines(done.stdout)
+
+    def test_planned_is_allocated(self):
+        for ranks, args in [(4, ['--tp=2', '--sequence-parallel', '--accum=2']), (4, ['--pp=2', '--schedule=gpipe', '--accum=3']), (4, ['--pp=2', '--tp=2']),
+                            (3, ['--pp=3', '--schedule=interleaved', '--stages-per-rank=2']),
+                            (4, ['--pp=2', '--schedule=interleaved', '--stages-per-rank=3', '--accum=8', '--shard-group=2'])]:
+            with self.subTest(ranks=ranks, args=args):
+                measured = self.of(ranks, *args)
+                planned = lines(bench('plan', '--json', f'--world={ranks}', '--dtype=f32', '--deterministic=on', *self.SIZES, *args).stdout)
+                self.assertEqual(len(measured), 6 if '--shard-group=2' in args else 4)
+                for m, p in zip(measured, planned, strict=True):
+                    self.assertEqual((m['stage'], m.get('hybrid')), (p['stage'], p.get('hybrid')))
+                    self.assertEqual(m['planned_bytes'], m['bytes'])
+                    self.assertEqual((m['tp'], m['sequence_parallel'], m['pp']), (2 if '--tp=2' in args else 1, '--sequence-parallel' in args, p.get('pp', 1)))
+                    if m['pp'] == 1:
+                        self.assertEqual(m['bytes'], p['bytes'])
+                        continue
+                    self.assertEqual([m[k] for k in ('schedule', 'micro_batches', 'stages_per_rank')], [p['schedule'], p['micro_batches'], p.get('stages_per_rank', 1)])
+                    for rank, plan in zip(m['pp_stages'], p['pp_stages'], strict=True):
+                        self.assertEqual((rank['pp_stage'], rank['planned_bytes'], rank['bytes']), (plan['pp_stage'], plan['bytes'], plan['bytes']))
+                        self.assertGreater(rank['activation_bytes'], plan['activation_bytes'])  # with what plan does not count
+                        self.assertGreater(rank['peak_rss_bytes'], rank['bytes']['total'])
+                    fullest = max(m['pp_stages'], key=lambda r: r['bytes']['total'] + r['activation_bytes'])
+                    self.assertEqual({k: m[k] for k in fullest}, fullest)
+
+    def test_table(self):
+        done = bench('memory', '--ranks=4', '--steps=1', *self.SIZES, '--tp=2', '--pp=2', '--schedule=interleaved', '--stages-per-rank=3')
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn('data on 1 of them, each layer in 2 parts, 6 pipeline stages, 3 on a rank, interleaved, 4 micro-batches\n', done.stdout)
+        told = {line[:22].strip(): line[22:].split() for line in done.stdout.splitlines() if line.endswith('B')}
+        self.assertEqual(told['planned'], told['allocated'])
+        self.assertEqual(told['allocated, rank 0'], told['allocated'])
+        self.assertIn('activations besides', told)
+        fullest = next(line.split()[4:] for line in done.stdout.splitlines() if line.startswith('fullest rank of pp'))
+        self.assertEqual(fullest, ['0'] * 4)
+
+    def test_saved_is_of_all_ranks(self):
+        done = bench('memory', '--ranks=2', '--steps=1', *self.SIZES, '--layers=5', '--channels=256', '--pp=2')
+        self.assertEqual(done.returncode, 0, done.stderr)
+        all_mb = float(re.search(r'stage 0 ([\d.]+) MB', done.stdout)[1])
+        each = [line.split()[3:5] for line in done.stdout.splitlines() if line.startswith('resident, rank ')]
+        self.assertEqual([unit for _, unit in each], ['MB', 'MB'])
+        each = [float(mb) for mb, _ in each]
+        self.assertGreater(each[0], each[1] + 5)  # three layers, and two
+        self.assertAlmostEqual(all_mb, sum(each), delta=1.5)  # of three digits each
+
+    def test_refused(self):
+        for args, word in [(['--tp=3'], '--tp: 3 parts do not divide the 2 heads'), (['--sequence-parallel'], '--sequence-parallel: is for --tp of 2 or more'),
+                           (['--tp=2', '--sequence-parallel', '--context=15', '--batch=1'], '--sequence-parallel: 2 parts do not divide the 15 tokens'),
+                           (['--pp=7', '--ranks=7'], '--pp: 7 stages are more than the 6 layers'), (['--pp=2', '--ranks=3'], '--ranks: 3 are not a multiple of 2 (--pp)'),
+                           (['--schedule=gpipe'], '--schedule: is of a pipeline'), (['--pp=2', '--stages-per-rank=2'], '--stages-per-rank: is of --pp with --schedule'),
+                           (['--pp=2', '--plain'], '--plain: has all layers'), (['--tp=2', '--fit=free'], '--fit: reckons with'), (['--accum=2', '--fit=1G'], '--fit: reckons with')]:
+            done = bench('memory', *self.SIZES, *args)
+            self.assertEqual((done.returncode, done.stdout, len(done.stderr.splitlines())), (2, '', 1), done.stderr)
+            self.assertIn(word, done.stderr)
+        done = bench('memory', *self.SIZES, '--ranks=2', '--pp=2', '--schedule=interleaved', '--stages-per-rank=2', '--accum=5')
+        self.assertEqual((done.returncode, done.stdout), (2, ''))
+        self.assertIn('5 micro-batches in 2 rounds on 2 ranks, which does not divide', done.stderr)
 
 
 class Fits(unittest.TestCase):

@@ -423,12 +423,37 @@ class Stages(unittest.TestCase):
                     with self.subTest(pp=pp, n_dp=n_dp, tp=tp, stage=stage):
                         self.assertEqual(self.run_of(pp, n_dp, tp, f'--import={weights}', f'--stage={stage}'), one)
 
+    def test_weights_of_several_stages_on_a_rank(self):
+        """Imported, trained and exported: the bits of one stage, and its file byte for byte, which is that of its checkpoint, too."""
+        def files_of(folder):
+            found = {}
+            for name in os.listdir(folder):
+                with open(os.path.join(folder, name), 'rb') as f:
+                    found[name] = f.read()
+            return found
+
+        with tempfile.TemporaryDirectory() as folder:
+            weights, saved, one, several = (os.path.join(folder, name) for name in ('weights', 'saved', 'one', 'several'))
+            train(1, *TINY, *self.SIZES, '--layers=7', '--steps=2', '--seed=3', f'--save={saved}', f'--export={weights}')
+            done = bench('export', *self.SIZES, '--layers=7', f'--load={saved}', f'--out={one}')
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(files_of(one), files_of(weights))
+            for tp in 1, 2:
+                run_of_one = self.run_of(1, 1, tp, '--layers=7', f'--import={weights}', f'--export={one}')
+                self.assertNotEqual(files_of(one), files_of(weights))
+                for pp, n_dp, per_rank, schedule, stage in [(2, 1, 2, 'interleaved', 3), (2, 2, 3, 'gpipe', 1), (3, 1, 2, 'gpipe', 2), (2, 1, 3, 'interleaved', 0)]:
+                    with self.subTest(tp=tp, pp=pp, n_dp=n_dp, per_rank=per_rank, schedule=schedule, stage=stage):
+                        how = [f'--schedule={schedule}', f'--stages-per-rank={per_rank}', f'--stage={stage}', f'--import={weights}', f'--export={several}']
+                        self.assertEqual(self.run_of(pp, n_dp, tp, '--layers=7', *how), run_of_one)
+                        self.assertEqual(files_of(several), files_of(one))
+
     def test_plan(self):
-        """What plan says of a stage is what its ranks allocate: here of the last one, which reports."""
-        sizes = ['--layers=5', '--heads=4', '--channels=32', '--context=32']  # activations are more than the digests of a state
+        """What plan says of each stage is what its ranks allocate, to the byte; the last one reports of all."""
+        sizes = ['--layers=5', '--heads=4', '--channels=32', '--context=32']
         for pp, n_dp, tp, schedule, more, hybrids in [(2, 1, 1, '1f1b', [], []), (3, 2, 1, 'gpipe', [], []), (2, 2, 2, '1f1b', ['--tp=2'], []), (2, 4, 1, '1f1b', [], ['--shard-group=2']),
                                                       (2, 1, 2, '1f1b', ['--tp=2', '--sequence-parallel'], []),
-                                                      (2, 2, 1, 'interleaved', ['--stages-per-rank=2'], []), (3, 1, 1, 'interleaved', ['--stages-per-rank=2', '--layers=6', '--accum=9'], [])]:
+                                                      (2, 2, 1, 'interleaved', ['--stages-per-rank=2'], []), (3, 1, 1, 'interleaved', ['--stages-per-rank=2', '--layers=6', '--accum=9'], []),
+                                                      (2, 1, 1, '1f1b', self.FEWER_BYTES, [])]:
             args = [*sizes, f'--accum={8 // n_dp}', '--batch=2', '--dtype=f32', '--deterministic=on', f'--pp={pp}', f'--schedule={schedule}', *more]
             done = bench('plan', '--json', f'--world={pp * n_dp * tp}', *args, *hybrids)
             self.assertEqual((done.returncode, done.stderr), (0, ''))
@@ -437,6 +462,22 @@ class Stages(unittest.TestCase):
                 with self.subTest(pp=pp, n_dp=n_dp, tp=tp, how=how):
                     _, summary = train(pp * n_dp * tp, *TINY, *args, '--steps=1', *how)
                     self.assertEqual(summary['bytes'], row['pp_stages'][-1]['bytes'])
+                    for rank, planned in zip(summary['pp_stages'], row['pp_stages'], strict=True):
+                        self.assertEqual((rank['bytes'], rank['planned_bytes'], rank['pp_stage']), (planned['bytes'], planned['bytes'], planned['pp_stage']))
+                    *_, last = summary['pp_stages']
+                    self.assertEqual([last[k] for k in ('activation_bytes', 'peak_rss_bytes')], [summary[k] for k in ('activation_bytes', 'peak_rss_bytes')])
+
+    # 5 layers' state has 64 digests of 32 bytes, which go from stage to stage as activations do: these take 16 bytes, so two messages for each digest.
+    FEWER_BYTES = ['--channels=4', '--context=1', '--batch=1']
+
+    def test_messages_of_fewer_bytes_than_the_digests(self):
+        one = self.run_of(1, 1, 1, *self.FEWER_BYTES)
+        two = self.run_of(1, 1, 1, '--context=3')  # 384 bytes: 1536 with the four micro-batches of an evaluation
+        for pp, n_dp, *how in [(2, 1), (3, 2), (5, 1, '--schedule=gpipe'), (2, 2, '--schedule=interleaved', '--stages-per-rank=2')]:
+            with self.subTest(pp=pp, n_dp=n_dp, how=how):
+                self.assertEqual(self.run_of(pp, n_dp, 1, *self.FEWER_BYTES, *how), one)
+                self.assertEqual(self.run_of(pp, n_dp, 1, '--context=3', *how), two)
+        self.assertNotEqual(self.run_of(2, 1, 1, *self.FEWER_BYTES, '--weight-decay=0')[1], one[1])
 
     def test_schedule_file(self):
         one = self.run_of(1, 1, 1)
@@ -481,12 +522,13 @@ class Stages(unittest.TestCase):
         done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES, *four])
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         self.assertIn('stage 0 on 2 ranks, in 4 pipeline stages (shm)', done.stdout)
+        self.assertRegex(done.stdout, r'(?m)^rank of the pipeline +planned +allocated +activations +peak resident\n0( +[\d.]+ [kM]B){4}\n1( +[\d.]+ [kM]B){4}\n\nstate')
 
     def test_refused(self):
         for world, args, says in [(2, ['--pp=6'], '--pp: 6 stages are more than the 5 layers'), (2, ['--pp=2', '--plain'], '--pp: not with --plain'),
                                   (2, ['--pp=3'], 'do not multiply to the world of 2'), (1, ['--schedule=gpipe'], '--schedule: is of the stages of --pp'),
                                   (1, ['--schedule=zb'], '--schedule'), (1, ['--schedule-file=x'], '--schedule-file: is of the stages of --pp'),
-                                  (2, ['--pp=2', '--stages-per-rank=2', '--schedule=gpipe', '--import=nothing'], '--import: not with --stages-per-rank'),
+                                  (2, ['--pp=2', '--stages-per-rank=2', '--schedule=gpipe', '--import=/nowhere'], '/nowhere'),
                                   (1, ['--stages-per-rank=2'], '--stages-per-rank: is of the stages of --pp'),
                                   (2, ['--pp=2', '--stages-per-rank=3'], '--pp and --stages-per-rank: 6 stages are more than the 5 layers'),
                                   (2, ['--pp=2', '--stages-per-rank=2'], 'stages_per_rank is 2, but schedule is 1f1b'),

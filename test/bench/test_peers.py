@@ -251,6 +251,73 @@ class Processes(unittest.TestCase):
         self.assertAlmostEqual(found['first_step_s'] - found['first_forward_s'], 0.01)
 
 
+class Installed(unittest.TestCase):
+    """install_deepspeed.sh with a pip that writes down what it is asked for, and as the real one refuses to build without what builds."""
+    PIP = r"""#!/bin/sh
+here=$(dirname "$0")
+for word; do file=$word; done
+{ echo "pip $* DS_BUILD_OPS=${DS_BUILD_OPS:-}"; grep == "$file"; } >>"$here/asked"
+if grep -q ^wheel== "$file" && [ ! -f "$here/without" ]; then touch "$here/builds"; fi
+if grep -q ^deepspeed== "$file" && [ ! -f "$here/builds" ]; then
+    printf '  error: subprocess-exited-with-error\n\n  x Getting metadata\n      error: invalid command %s\n' "'bdist_wheel'"
+    printf '  note: This error originates from a subprocess\nerror: metadata-generation-failed\n\nx Encountered error\nhint: See above for details.\n'
+    exit 1
+fi
+"""
+
+    def setUp(self):
+        self.venv = tempfile.TemporaryDirectory()
+        self.bin = os.path.join(self.venv.name, 'bin')
+        self.failed = os.path.join(self.venv.name, 'deepspeed-failed')
+        os.mkdir(self.bin)
+        for name, text in [('pip', self.PIP), ('python', '#!/bin/sh\nexit 1\n')]:
+            with open(os.path.join(self.bin, name), 'w', encoding='utf-8') as file:
+                file.write(text)
+            os.chmod(file.name, 0o755)
+
+    def tearDown(self):
+        self.venv.cleanup()
+
+    def install(self):
+        done = run(['sh', os.path.join(PEERS, 'install_deepspeed.sh'), self.venv.name])
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        try:
+            with open(os.path.join(self.bin, 'asked'), encoding='utf-8') as file:
+                asked = file.read().splitlines()
+            os.remove(file.name)
+        except FileNotFoundError:
+            asked = []
+        return done.stdout, asked
+
+    def test_what_builds_it_comes_first(self):
+        with open(os.path.join(PEERS, 'requirements-deepspeed.txt'), encoding='utf-8') as file:
+            pins = [line for line in file.read().splitlines() if not line.startswith('#')]
+        self.assertEqual([pin.split('==')[0] for pin in pins], ['setuptools', 'wheel', 'deepspeed'])
+        told, asked = self.install()
+        self.assertEqual(told, 'trying to install DeepSpeed\n')
+        self.assertEqual([asked[1:3], asked[4:]], [pins[:2], pins])
+        self.assertRegex(asked[0], r'^pip install --no-cache-dir -r \S+ DS_BUILD_OPS=$')
+        self.assertRegex(asked[3], r'^pip install --no-cache-dir --no-build-isolation -r \S+requirements-deepspeed.txt DS_BUILD_OPS=0$')
+        self.assertFalse(os.path.exists(self.failed))
+
+    def test_why_not(self):
+        without = os.path.join(self.bin, 'without')
+        open(without, 'w', encoding='utf-8').close()
+        told, asked = self.install()
+        self.assertEqual(len(asked), 7)
+        self.assertRegex(told, r"\Atrying to install DeepSpeed\nit does not install here \(\S+/deepspeed\.log\): error: invalid command 'bdist_wheel'\n\Z")
+        self.assertEqual(self.install(), ('', []))  # which is not tried again,
+        os.remove(without)
+        os.utime(self.failed, (0, 0))               # until it is older than the versions that are asked for
+        self.assertEqual(self.install()[0], 'trying to install DeepSpeed\n')
+        self.assertFalse(os.path.exists(self.failed))
+
+    def test_one_that_is_there_stays(self):
+        with open(os.path.join(self.bin, 'python'), 'w', encoding='utf-8') as file:
+            file.write('#!/bin/sh\nexit 0\n')
+        self.assertEqual(self.install(), ('', []))
+
+
 class WholeProgram(unittest.TestCase):
     def compare(self, *args):
         return run([sys.executable, os.path.join(PEERS, 'compare.py'), '--build', os.path.dirname(os.path.dirname(ZERO_BENCH)), *args])

@@ -23,8 +23,9 @@ class Pipelined(unittest.TestCase):
         losses = [(int(step), float(loss)) for step, loss in re.findall(r'^step (\d+) loss (\S+)$', said, re.MULTILINE)]
         self.assertEqual([step for step, _ in losses], list(range(20, 201, 20)), said)
         self.assertLess(losses[-1][1], 0.1 * losses[0][1])
-        for world, stages, variables in ((2, 2, {}), (4, 2, {'ZERO_SCHEDULE': 'gpipe'}), (4, 4, {'ZERO_STAGE': '0'}), (4, 1, {}),
-                                         (4, 2, {'ZERO_STAGE': '3', 'ZERO_CHECK': '1', 'ZERO_LOG': 'off'})):
+        for world, stages, variables in ((2, 2, {}), (4, 2, {'ZERO_SCHEDULE': 'gpipe'}), (4, 4, {'ZERO_STAGE': '0'}), (4, 1, {}), (4, 2, {'ZERO_SCHEDULE': 'zero-bubble'}),
+                                         (4, 2, {'ZERO_STAGE': '3', 'ZERO_CHECK': '1', 'ZERO_LOG': 'off'}),
+                                         (4, 4, {'ZERO_SCHEDULE': 'zero-bubble', 'ZERO_STAGE': '3', 'ZERO_CHECK': '1', 'ZERO_LOG': 'off'})):
             self.assertEqual(self.staged(world, stages, **variables), said, (world, stages, variables))
 
     def test_what_does_not_divide(self):

@@ -304,11 +304,42 @@ static void nested_brackets_find_their_sizes(void **state)
     assert_int_equal(slot_of(&w, 2), 0);
     watch_close(&w);
 
+    /* A bracket of weights takes no slot, nor is one short for it. */
+    make_model(&m, 3, 2, 0, "2(0(0)2) 1(1) 1{1} 1< 2{0{0}2} 1> 2<2> 0<0>");
+    m.pslot[0] = m.units[0].param_bytes = 200;
+    watch_open(&w, &m.spec);
+    assert_true(w.core->sized && zr_core_has_room(w.core));
+    watch_run(&w, "2(0(0)2) 1(1) 1{1} 1< 2{0{0}2} 1> 2<2> 0<0> S");
+    watch_close(&w);
+    make_model(&m, 3, 2, 0, "2(2) 0(0) 1(1) 1{1} 1< 0{0} 2{2} 1> 0<0> 2<2>");
+    m.pslot[0] = m.units[0].param_bytes = 200;
+    watch_open(&w, &m.spec);
+    assert_false(w.core->sized);
+    watch_close(&w);
+
     /* Two large ones at once, and one slot for them. */
     make_model(&m, 2, 2, 0, "0(1(1)0) 1[1] 0[0]");
     m.pslot[0] = m.units[0].param_bytes = m.units[1].param_bytes = 200;
     watch_open(&w, &m.spec);
     assert_false(zr_core_has_room(w.core));
+    watch_close(&w);
+}
+
+/* A bracket of weights has no parameters, so its unit may be gathered ahead in it, and takes nobody's slot. */
+static void weights_need_no_parameters(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 2, 1, 1, "0(0) 1(1) 0{0} 0< 1{1} 0> 1<1>");
+    m.spec.grad_accum_steps = 2;
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0(0) 1(1) 0{0} 0< 1{");
+    assert_int_equal(slot_of(&w, 1), 0);
+    watch_run(&w, "1}");
+    assert_int_equal(slot_of(&w, 0), 0); /* for the next micro-batch */
+    watch_run(&w, "0> 1<1> 0(0) 1(1) 0{0} 0< 1{1} 0> 1<1> S");
+    assert_int_equal(zr_core_counts(w.core).n_strays, 0);
     watch_close(&w);
 }
 
@@ -997,7 +1028,7 @@ static void brackets_buy_overlap(void **state)
 static void hash_tells_calls_apart(void **state)
 {
     (void)state;
-    enum { N_UNITS = 64, N_CALLS = 4 * N_UNITS, N_OTHERS = 7, N = N_CALLS + N_OTHERS + 1 };
+    enum { N_UNITS = 64, N_CALLS = 8 * N_UNITS, N_OTHERS = 7, N = N_CALLS + N_OTHERS + 1 };
     static const enum zr_core_event_kind others[N_OTHERS] = {
         ZR_EV_MICRO, ZR_EV_STEP, ZR_EV_SNAPSHOT, ZR_EV_NORM, ZR_EV_DROP, ZR_EV_GATHER_ALL, ZR_EV_EVALUATED};
     struct zr_core_unit_spec units[N_UNITS];
@@ -1020,7 +1051,8 @@ static void hash_tells_calls_apart(void **state)
         struct zr_core *c = zr_core_init(mem, &spec);
         struct zr_core_event ev = {.kind = others[i < N_CALLS ? 0 : (i - N_CALLS) % N_OTHERS]};
         if (i < N_CALLS) {
-            ev = (struct zr_core_event){.kind = ZR_EV_BEGIN, .unit = i / 4, .backward = i & 1};
+            ev = (struct zr_core_event){
+                .kind = ZR_EV_BEGIN, .unit = i / 8, .backward = i & 1, .apart = i >> 2 & 1};
             if (i & 2) { /* the end, after the same begin */
                 assert_int_equal(zr_core_step(c, &ev, out, &n_out), 0);
                 ev.kind = ZR_EV_END;
@@ -1589,6 +1621,7 @@ int main(void)
         cmocka_unit_test(who_was_left_out_goes_first),
         cmocka_unit_test(largest_slot_is_reserved),
         cmocka_unit_test(nested_brackets_find_their_sizes),
+        cmocka_unit_test(weights_need_no_parameters),
         cmocka_unit_test(gradient_slots_take_turns),
         cmocka_unit_test(room_for_all),
         cmocka_unit_test(frozen_units_stay),

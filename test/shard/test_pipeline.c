@@ -65,7 +65,7 @@ struct shape {
 };
 
 /* What has been published: Narayanan et al. 2021, 2.2, of the bubble; the most activations follow from how
- * many forwards come before the first backward. */
+ * many forwards come before the first backward. Of ZB-H1: Qi et al. 2024, table 1. */
 static void has_published_figures(const struct shape *s, const struct zr_pipe_report *report)
 {
     const int64_t F = unit_cost.forward_ns, B = unit_cost.backward_ns, v = s->per_rank, p = s->ranks,
@@ -73,12 +73,15 @@ static void has_published_figures(const struct shape *s, const struct zr_pipe_re
     const int64_t round = n / (n / p);
     for (int32_t r = 0; r < s->ranks; r++) {
         const struct zr_pipe_rank *rank = &report->ranks[r];
-        int64_t first = s->kind == ZR_GPIPE  ? n * v
-                        : s->kind == ZR_1F1B ? p - r
-                                             : (v - 1) * round + 2 * (p - 1 - r) + 1;
+        int64_t first = s->kind == ZR_GPIPE         ? n * v
+                        : s->kind == ZR_1F1B        ? p - r
+                        : s->kind == ZR_ZERO_BUBBLE ? p
+                                                    : (v - 1) * round + 2 * (p - 1 - r) + 1;
         first = first < n * v ? first : n * v;
         assert_int_equal(rank->busy_ns, n * v * (F + B));
-        if (s->kind != ZR_GPIPE || v == 1) /* F and B are of a stage, which is a v-th of a rank */
+        if (s->kind == ZR_ZERO_BUBBLE)
+            assert_int_equal(rank->idle_ns, (p - 1) * (F + B - 2 * unit_cost.weight_ns));
+        else if (s->kind != ZR_GPIPE || v == 1) /* F and B are of a stage, which is a v-th of a rank */
             assert_int_equal(rank->idle_ns, (p - 1) * (F + B));
         assert_int_equal(rank->peak_activations, first);
         assert_int_equal(rank->peak_bytes, 10 * first);
@@ -88,12 +91,12 @@ static void has_published_figures(const struct shape *s, const struct zr_pipe_re
 static void test_published(void **state)
 {
     (void)state;
-    for (int k = 0; k < 3 * 9 * 4 * 3; k++) {
-        struct shape s = {(enum zr_pipeline_kind)(k % 3), 1 + k / 3 % 9, 1 + k / 27 % 4, 0};
+    for (int k = 0; k < 4 * 9 * 4 * 3; k++) {
+        struct shape s = {(enum zr_pipeline_kind)(k % 4), 1 + k / 4 % 9, 1 + k / 36 % 4, 0};
         struct zr_pipeline *p, *lowered;
         struct zr_pipe_report report;
-        s.n = s.ranks * (2 + k / 108);
-        if (s.kind == ZR_1F1B && s.per_rank > 1)
+        s.n = s.ranks * (2 + k / 144);
+        if ((s.kind == ZR_1F1B || s.kind == ZR_ZERO_BUBBLE) && s.per_rank > 1)
             continue;
         expect_ok(zr_pipeline_build(&p, s.kind, s.ranks, s.per_rank, s.n, false));
         expect_ok(zr_pipeline_check(p, &unit_cost, &report));
@@ -186,8 +189,12 @@ static bool stage_fits(const struct zr_pipeline *p, int32_t stage, int32_t onwar
             fits &= fill(&grad_in, m);
             break;
         case ZR_PIPE_BACKWARD:
-            if (stage > 0)
+        case ZR_PIPE_BACKWARD_INPUT:
+        case ZR_PIPE_BACKWARD_WEIGHT:
+            if (stage > 0 && row->at[i].kind != ZR_PIPE_BACKWARD_WEIGHT)
                 fits &= fill(&grad_out, m);
+            if (row->at[i].kind == ZR_PIPE_BACKWARD_INPUT)
+                break;
             leave(&in, m);
             leave(&grad_in, m);
             break;
@@ -240,9 +247,9 @@ static void test_slots(void **state)
     (void)state;
     for (int32_t ranks = 2; ranks <= 6; ranks++)
         for (int32_t n = 1; n <= 13; n++)
-            for (int k = 0; k < 4; k++) {
-                enum zr_pipeline_kind kind = k % 2 ? ZR_GPIPE : ZR_1F1B;
-                bool forward_only = k >= 2;
+            for (int k = 0; k < 6; k++) {
+                enum zr_pipeline_kind kind = k % 3 == 2 ? ZR_ZERO_BUBBLE : k % 3 ? ZR_GPIPE : ZR_1F1B;
+                bool forward_only = k >= 3;
                 struct zr_pipeline *p, *lowered;
                 int32_t onward = -1, back = -1;
                 expect_ok(zr_pipeline_build(&p, kind, ranks, 1, n, forward_only));
@@ -251,7 +258,7 @@ static void test_slots(void **state)
                 assert_true(all_fit(lowered, onward, back, forward_only));
                 assert_true(onward == 1 || !all_fit(lowered, onward - 1, n, forward_only));
                 assert_true(back == 1 || !all_fit(lowered, n, back - 1, forward_only));
-                if (kind == ZR_1F1B && !forward_only)
+                if (kind != ZR_GPIPE && !forward_only)
                     assert_int_equal(onward, ranks < n ? ranks : n);
                 if (kind == ZR_GPIPE && !forward_only)
                     assert_int_equal(onward, n);
@@ -608,6 +615,7 @@ static void test_numbers(void **state)
         {{ZR_1F1B, 0, 1, 1}, "a pipeline of 0 ranks"},
         {{ZR_1F1B, 70000, 1, 1}, "a pipeline of 70000 ranks: 1 to 65536 can be"},
         {{ZR_1F1B, 2, 2, 4}, "1F1B has one stage per rank, not 2"},
+        {{ZR_ZERO_BUBBLE, 2, 2, 4}, "the zero-bubble schedule has one stage per rank, not 2"},
         {{ZR_GPIPE, 2, 0, 4}, "2 ranks with 0 stages each"},
         {{ZR_GPIPE, 2, 1, 0}, "and 0 micro-batches"},
         {{ZR_GPIPE, 65536, 16, 1000000}, "their product at most"},

@@ -610,8 +610,8 @@ static void any_budget(void **state)
                   (long long)budget);
             CHECK(slot_bytes(p.plan) <= budget, "%lld bytes of slots, budget %lld",
                   (long long)slot_bytes(p.plan), (long long)budget);
-            /* Where slices differ, slots are chosen by the most that any rank takes of each unit; the traffic is
-             * that of one rank. */
+            /* Where slices differ, slots are chosen by the most that any rank takes of each unit; the
+             * traffic is that of one rank. */
             CHECK(p.plan->traffic.wire_bytes <= wire || p.layout->has_places,
                   "traffic rose from %lld to %lld at budget %lld", (long long)wire,
                   (long long)p.plan->traffic.wire_bytes, (long long)budget);

@@ -29,16 +29,17 @@ struct model {
     struct model *next;
     /* the first layer's bracket is open around those of the others */
     bool nests, lingers;
-    /* a forward bracket around each backward one, as declared */
-    bool recomputes;
+    /* a forward bracket around each backward one, as declared; all inputs' gradients before all weights', in
+     * a whole backward, as declared */
+    bool recomputes, splits;
     /* a gradient is no number */
     bool poisoned;
     /* channels between the products, of this rank's part */
     int hidden;
     struct layer layer[LAYERS];
     float x[MICRO][LAYERS + 1][ROWS * C], h[MICRO][LAYERS][ROWS * H];
-    /* gradients of a layer's output, of the same in its part, and of what goes into tanh: between a backward of
-     * inputs and that of weights */
+    /* gradients of a layer's output, of the same in its part, and of what goes into tanh: between a backward
+     * of inputs and that of weights */
     float gx[MICRO][LAYERS][ROWS * C], gy[MICRO][LAYERS][ROWS * C], ga[MICRO][LAYERS][ROWS * H];
     float own[LAYERS * OF_LAYER][C * H];
     struct zero_tensor table[LAYERS * OF_LAYER];
@@ -272,9 +273,9 @@ struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
     /* stages of a rank; 0: one */
     int per_rank;
-    bool check, evaluates, nests, lingers, recomputes;
-    /* a line for each stage, in which backwards are apart; NULL: as schedule says. keeps: micro-batches of each
-     * stage, at most */
+    bool check, evaluates, nests, lingers, recomputes, splits;
+    /* a line for each stage, in which backwards are apart; NULL: as schedule says. keeps: micro-batches of
+     * each stage, at most */
     const char *file;
     bool apart;
     int keeps[4];
@@ -353,7 +354,12 @@ static int run_action(struct model *m, zero_ctx *z, const struct zero_action *a,
     bool weights = a->phase == ZERO_BACKWARD_WEIGHT;
     if (weights && m->n_layers && memcmp(m->gx[a->micro_batch][m->n_layers - 1], dx, sizeof dx) != 0)
         return ZERO_ERR_FAILED; /* what that of inputs was given is still there, too */
-    OR_RETURN(backward(m, z, a->micro_batch, dx, (enum zero_phase)a->phase));
+    if (m->splits && a->phase == ZERO_BACKWARD) {
+        OR_RETURN(backward(m, z, a->micro_batch, dx, ZERO_BACKWARD_INPUT));
+        OR_RETURN(backward(m, z, a->micro_batch, dx, ZERO_BACKWARD_WEIGHT));
+    } else {
+        OR_RETURN(backward(m, z, a->micro_batch, dx, (enum zero_phase)a->phase));
+    }
     if (a->out)
         memcpy(a->out, dx, sizeof dx);
     return 0;
@@ -495,6 +501,17 @@ static int declare(struct zero_call *order, int n_layers)
     return n;
 }
 
+/* Each layer forward, then the gradients of all inputs, then of all weights. */
+static int declare_apart(struct zero_call *order, int n_layers)
+{
+    static const uint8_t phases[] = {ZERO_FORWARD, ZERO_BACKWARD_INPUT, ZERO_BACKWARD_WEIGHT};
+    int n = 0;
+    for (int k = 0; k < 3 && n_layers <= LAYERS; k++)
+        for (int l = 0; l < 2 * n_layers; l++)
+            order[n++] = (struct zero_call){(k ? 2 * n_layers - 1 - l : l) / 2, phases[k], l % 2};
+    return n;
+}
+
 static int wrap(struct toy_rank *r, struct zero_config *cfg, struct place *at, struct model **m, zero_ctx **z,
                 struct zero_plan_info *plan)
 {
@@ -514,12 +531,13 @@ static int wrap(struct toy_rank *r, struct zero_config *cfg, struct place *at, s
     for (struct model *x = *m; x; x = x->next) {
         x->nests = s->nests;
         x->recomputes = s->recomputes;
+        x->splits = s->splits;
         x->lingers = s->lingers;
     }
     struct zero_call order[6 * LAYERS];
-    if (s->recomputes) {
+    if (s->recomputes || s->splits) {
         cfg->order = order;
-        cfg->n_order = declare(order, n_tensors / OF_LAYER);
+        cfg->n_order = (s->splits ? declare_apart : declare)(order, n_tensors / OF_LAYER);
     }
     err = zero_plan((*m)->table, n_tensors, cfg, plan);
     if (!err)
@@ -617,11 +635,12 @@ static void the_same_bits_however_layers_are_divided(void **state)
                     s.nests = n % 6 == 5;
                     s.lingers = n % 7 > 4;
                     s.recomputes = n % 5 == 3 && !s.nests;
+                    s.splits = n % 3 == 1 && !s.nests && !s.recomputes;
                     snprintf(what, sizeof what,
                              "pp %d, dp %d, tp %d, stage %d, schedule %d, prefetch %d, check %d, evaluates "
-                             "%d, nests %d",
-                             s.pp, s.dp, s.tp, s.stage, s.schedule, s.prefetch, s.check, s.evaluates,
-                             s.nests);
+                             "%d, nests %d, splits %d",
+                             s.pp, s.dp, s.tp, s.stage, s.schedule, s.prefetch, s.check, s.evaluates, s.nests,
+                             s.splits);
                     toy_ranks(world, train, &s, r);
                     toy_assert_well(r, world, what);
                     check_copies(&s, r, what);
@@ -662,11 +681,12 @@ static void the_same_bits_with_several_stages_on_a_rank(void **state)
                     s.nests = bits / 96 % 3 == 0 && s.prefetch == 2;
                     s.lingers = bits / 288 % 4 == 0;
                     s.recomputes = bits / 1152 % 3 == 0 && !s.nests;
+                    s.splits = bits / 3456 % 3 == 0 && !s.nests && !s.recomputes;
                     snprintf(what, sizeof what,
                              "%d stages a rank, pp %d, dp %d, stage %d, schedule %d, prefetch %d, check %d, "
-                             "evaluates %d, nests %d, recomputes %d, seed %u",
+                             "evaluates %d, nests %d, recomputes %d, splits %d, seed %u",
                              s.per_rank, s.pp, s.dp, s.stage, s.schedule, s.prefetch, s.check, s.evaluates,
-                             s.nests, s.recomputes, seed);
+                             s.nests, s.recomputes, s.splits, seed);
                     toy_ranks(s.pp * s.dp, train, &s, r);
                     toy_assert_well(r, s.pp * s.dp, what);
                     check_copies(&s, r, what);
@@ -1240,6 +1260,83 @@ static void calls_out_of_turn_are_named(void **state)
         toy_ranks(pp, misuse_calls, &s, r);
         toy_assert_well(r, pp, pp == 1 ? "pp 1" : "pp 2");
     }
+}
+
+/* A bracket of another part than the action's, of a phase that there is not, and one in another. */
+static int misuse_apart(struct toy_rank *r, struct model *m, zero_ctx *z, const struct zero_action *a)
+{
+    struct layer *l = &m->layer[0];
+    char says[96];
+    bool inputs = a->phase == ZERO_BACKWARD_INPUT;
+    const char *part = inputs ? "inputs" : "weights";
+    toy_expect(
+        r, zero_begin(z, 0, (enum zero_phase)5), ZERO_ERR_ARG,
+        "zero_begin: phase is 5; allowed: ZERO_FORWARD, ZERO_BACKWARD, ZERO_BACKWARD_INPUT, ZERO_BACKWARD_W");
+    snprintf(says, sizeof says, "zero_begin: unit 0 in backward, but the action is backward of %s of micro-",
+             part);
+    toy_expect(r, zero_begin(z, 0, ZERO_BACKWARD), ZERO_ERR_ORDER, says);
+    snprintf(says, sizeof says,
+             "zero_begin: unit 0 in backward of %s, but the action is backward of %s of micro-",
+             inputs ? "weights" : "inputs", part);
+    toy_expect(r, zero_begin(z, 0, inputs ? ZERO_BACKWARD_WEIGHT : ZERO_BACKWARD_INPUT), ZERO_ERR_ORDER,
+               says);
+    OR_RETURN(zero_begin(z, 0, (enum zero_phase)a->phase));
+    snprintf(says, sizeof says, "zero_begin: unit 0 is already open in backward of %s", part);
+    toy_expect(r, zero_begin(z, 0, (enum zero_phase)a->phase), ZERO_ERR_ORDER, says);
+    toy_expect(r, zero_end(z, 0, ZERO_BACKWARD), ZERO_ERR_ORDER, "zero_end: unit 0 is not open in backward");
+    if ((l->w1 != NULL) != inputs || (l->dw1 != NULL) == inputs)
+        toy_wrong(r, "phase %d: parameters at %p, gradient at %p", a->phase, (void *)l->w1, (void *)l->dw1);
+    if (!inputs) { /* forward inside it has parameters */
+        OR_RETURN(zero_begin(z, 0, ZERO_FORWARD));
+        if (!l->w1)
+            toy_wrong(r, "no parameters in a forward bracket");
+        OR_RETURN(zero_end(z, 0, ZERO_FORWARD));
+        memset(l->dw1, 0, C * H * sizeof *l->dw1);
+        memset(l->dw2, 0, C * H * sizeof *l->dw2);
+        memset(l->db, 0, C * sizeof *l->db);
+    }
+    return zero_end(z, 0, (enum zero_phase)a->phase);
+}
+
+static void misuse_parts_of_a_backward(struct toy_rank *r)
+{
+    struct zero_config cfg;
+    struct zero_action a;
+    struct zero_plan_info plan;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    int err = 0, n_apart = 0;
+    TOY_TRY(wrap(r, &cfg, &at, &m, &z, &plan));
+    while (!err) {
+        TOY_TRY(zero_next(z, &a));
+        if (err || a.micro_batch < 0)
+            break;
+        if (a.phase != ZERO_FORWARD && n_apart++ < 2)
+            TOY_TRY(misuse_apart(r, m, z, &a));
+        else if (a.phase == ZERO_BACKWARD_WEIGHT)
+            for (int l = 0; l < m->n_layers; l++) {
+                TOY_TRY(zero_begin(z, l, ZERO_BACKWARD_WEIGHT));
+                TOY_TRY(zero_end(z, l, ZERO_BACKWARD_WEIGHT));
+            }
+        if (a.phase == ZERO_BACKWARD_INPUT && n_apart == 1)
+            toy_expect(r, zero_next(z, &a), ZERO_ERR_ORDER,
+                       "zero_next: backward of inputs of micro-batch 0 is not over; zero_finish ends it");
+        if (a.out)
+            memset(a.out, 0, ROWS * C * sizeof(float));
+        TOY_TRY(zero_finish(z));
+    }
+    zero_unwrap(&z);
+    free_model(m);
+}
+
+static void parts_of_a_backward_are_named(void **state)
+{
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    struct setup s = {.pp = 2, .dp = 2, .tp = 1, .stage = 3, .schedule = ZERO_SCHEDULE_ZERO_BUBBLE};
+    toy_ranks(4, misuse_parts_of_a_backward, &s, r);
+    toy_assert_well(r, 4, "backwards apart");
 }
 
 /* ---- what the model does between stages, with cfg.check ---- */
@@ -1915,6 +2012,7 @@ int main(void)
         cmocka_unit_test(optimizers_of_other_stages_are_tuned),
         cmocka_unit_test(first_values_by_a_callback),
         cmocka_unit_test(calls_out_of_turn_are_named),
+        cmocka_unit_test(parts_of_a_backward_are_named),
         cmocka_unit_test(slots_of_stages_are_watched),
         cmocka_unit_test(what_cannot_be_is_refused),
         cmocka_unit_test(parts_of_a_stage_that_differ_are_named),

@@ -85,31 +85,49 @@ static int write_runs(struct zr_weights *ws, const struct zr_weight *w, const ch
     return err;
 }
 
-/* Reads a weight on all ranks that have it and writes it on the first of them, or of each part on its first.
- * *local keeps the first failure there, after which it only takes part. Only a failure among ranks is
- * returned. */
-static int export_one(struct zr_weights *ws, const struct zr_weight *w, char *buffer, int64_t buffer_bytes,
-                      int fd, const char *path, int64_t at, int *local)
+/* What a writing rank writes a weight with. */
+struct out {
+    char *buffer;
+    int64_t buffer_bytes;
+    int fd;
+    const char *path;
+    /* byte of the file where the weight begins */
+    int64_t at;
+};
+
+/* Reads what one tensor has of a weight on all ranks that have it and writes it on the first of them, or of
+ * each part on its first. *local keeps the first failure there, after which it only takes part. Only a
+ * failure among ranks is returned. */
+static int export_own(struct zr_weights *ws, const struct zr_weight *w, const struct zr_weight_own *own,
+                      const struct out *o, int *local)
 {
     struct zero_ctx *z = ws->z;
-    bool writes = fd >= 0 && (w->cut.parts > 1 || z->mesh.part == 0);
+    bool writes = o->fd >= 0 && (w->cut.parts > 1 || z->mesh.part == 0);
     int64_t size = elem_bytes(ws, w),
             piece = w->transposed ? w->n : zr_min(w->n, ZR_WEIGHTS_PIECE_BYTES / size);
-    for (int64_t done = 0; done < w->own_n; done += piece) {
-        int64_t n = zr_min(piece, w->own_n - done), k = w->own_begin + done;
-        char *dst = writes && !*local ? buffer : NULL;
-        int err = zr_values_read(z, w->own, ZR_VALUE_PARAM, w->own_at + done, n, dst);
+    for (int64_t done = 0; done < own->n; done += piece) {
+        int64_t n = zr_min(piece, own->n - done);
+        char *dst = writes && !*local ? o->buffer : NULL;
+        int err = zr_values_read(z, own->tensor, ZR_VALUE_PARAM, own->at + done, n, dst);
         if (err)
             return err;
         if (!dst)
             continue;
         if (w->transposed) {
-            zr_weights_transpose(buffer + buffer_bytes / 2, buffer, w->rows, w->columns, size);
-            dst = buffer + buffer_bytes / 2;
+            dst = o->buffer + o->buffer_bytes / 2;
+            zr_weights_transpose(dst, o->buffer, w->rows, w->columns, size);
         }
-        *local = write_runs(ws, w, dst, k, n, fd, path, at);
+        *local = write_runs(ws, w, dst, own->begin + done, n, o->fd, o->path, o->at);
     }
     return 0;
+}
+
+static int export_one(struct zr_weights *ws, const struct zr_weight *w, const struct out *o, int *local)
+{
+    int err = 0;
+    for (int32_t i = 0; !err && i < w->n_own; i++)
+        err = export_own(ws, w, &ws->own[w->first_own + i], o, local);
+    return err;
 }
 
 /* Rank 0 makes the file; others find where its weights are. */
@@ -200,10 +218,12 @@ static int export_files(struct zr_weights *ws)
         if (writes && !local)
             local = begin_file(ws, file, path, &fd, entries);
         err = join_file(ws, path, &fd, &local);
-        for (int32_t i = 0; !err && i < ws->n; i++)
-            if (ws->list[i].file == file)
-                err = export_one(ws, &ws->list[i], buffer, buffer_bytes, fd, path,
-                                 writes && !local ? entries[k++].begin : 0, &local);
+        for (int32_t i = 0; !err && i < ws->n; i++) {
+            if (ws->list[i].file != file)
+                continue;
+            struct out o = {buffer, buffer_bytes, fd, path, writes && !local ? entries[k++].begin : 0};
+            err = export_one(ws, &ws->list[i], &o, &local);
+        }
         if (fd >= 0 && !local)
             local = zr_file_sync(z->files, fd, path);
         int closed = fd >= 0 ? zr_file_close(z->files, fd, path) : 0;
@@ -222,10 +242,6 @@ int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call,
 {
     if (!z || !dir || !*dir)
         return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
-    if (z->config.user.stages_per_rank > 1)
-        return zr_fail(ZR_ERR_NOTSUP,
-                       "%s: stages_per_rank is %d; allowed: 1 (a checkpoint of several loads there)", call,
-                       z->config.user.stages_per_rank);
     int err = zr_refuse_in_bracket(z, call);
     if (!err)
         err = zr_refuse_in_actions(z, call);

@@ -9,7 +9,7 @@
 #include <jansson.h>
 
 struct source {
-    char name[256];
+    char name[256], path[ZR_PATH_BYTES];
     int fd;
     struct zr_st st;
 };
@@ -23,7 +23,7 @@ static void close_sources(const struct zr_files *fs, struct sources *s)
 {
     for (int32_t i = 0; i < s->n; i++) {
         if (s->list[i].fd >= 0)
-            zr_file_close(fs, s->list[i].fd, s->list[i].name);
+            zr_file_close(fs, s->list[i].fd, s->list[i].path);
         zr_st_free(&s->list[i].st);
     }
     free(s->list);
@@ -32,7 +32,6 @@ static void close_sources(const struct zr_files *fs, struct sources *s)
 static int open_source(const struct zr_weights *ws, struct sources *s, const char *name, int32_t *out)
 {
     const struct zr_files *fs = ws->z->files;
-    char path[ZR_PATH_BYTES];
     int64_t bytes;
     for (*out = 0; *out < s->n; ++*out)
         if (!strcmp(s->list[*out].name, name))
@@ -47,14 +46,14 @@ static int open_source(const struct zr_weights *ws, struct sources *s, const cha
     struct source *f = &s->list[s->n];
     *f = (struct source){.fd = -1};
     snprintf(f->name, sizeof f->name, "%s", name);
-    int err = zr_path_join(path, ws->dir, name);
+    int err = zr_path_join(f->path, ws->dir, name);
     if (!err)
-        err = zr_file_open(fs, path, O_RDONLY, &f->fd);
+        err = zr_file_open(fs, f->path, O_RDONLY, &f->fd);
     if (err)
         return err;
     s->n++;
-    err = zr_file_size(fs, f->fd, path, &bytes);
-    return err ? err : zr_st_read(fs, f->fd, path, bytes, &f->st);
+    err = zr_file_size(fs, f->fd, f->path, &bytes);
+    return err ? err : zr_st_read(fs, f->fd, f->path, bytes, &f->st);
 }
 
 /* The index, or NULL where the folder has one file only. */
@@ -172,7 +171,7 @@ static int read_runs(struct zr_weights *ws, const struct source *f, const struct
         if (run.whole < 0)
             memset(dst + done * size, 0, (size_t)(m * size));
         else
-            err = zr_file_read(ws->z->files, f->fd, f->name, dst + done * size, m * size,
+            err = zr_file_read(ws->z->files, f->fd, f->path, dst + done * size, m * size,
                                e->begin + run.whole * size);
     }
     return err;
@@ -188,44 +187,90 @@ static int learn_of_failure(struct zero_ctx *z, bool reads, int local, bool *sto
     return err;
 }
 
-static int import_one(struct zr_weights *ws, const struct sources *s, const struct zr_weight *w, char *buffer,
-                      char *turned, int *local, bool *stopped)
+/* What a reading rank reads a weight with; s NULL: this one does not read. */
+struct in {
+    const struct sources *s;
+    /* what is read, and as much room to turn it in */
+    char *buffer, *turned;
+};
+
+/* Elements [first, end) of the weight that this tensor has: *k is the first of them. */
+static int64_t own_part(const struct zr_weight_own *own, int64_t first, int64_t end, int64_t *k)
 {
-    struct zero_ctx *z = ws->z;
-    const struct zr_tensor *t = &z->whole.tensors[w->tensor];
-    int64_t size = import_bytes(t);
+    *k = zr_max(first, own->begin);
+    return zr_max(zr_min(end, own->begin + own->n) - *k, 0);
+}
+
+/* Elements [k, k + n) to dst, as wide as they go in. */
+static int read_part(struct zr_weights *ws, const struct in *in, const struct zr_weight *w, char *dst,
+                     int64_t k, int64_t n)
+{
+    const struct source *f = &in->s->list[w->file];
+    int64_t size = import_bytes(&ws->z->whole.tensors[w->tensor]),
+            theirs = zr_st_dtype_bytes(f->st.entries[w->entry].dtype);
+    /* at the end, so that widening in place reads before it writes */
+    char *at = dst + n * zr_max(size - theirs, 0);
+    int err = read_runs(ws, f, w, at, k, n);
+    for (int64_t i = 0; !err && size > theirs && i < n; i++) {
+        uint16_t narrow;
+        memcpy(&narrow, at + i * 2, 2);
+        uint32_t wide = (uint32_t)narrow << 16;
+        memcpy(dst + i * 4, &wide, 4);
+    }
+    return err;
+}
+
+/* Of elements [first, end) those of this rank's table, one behind the other to the buffer. */
+static int read_piece(struct zr_weights *ws, const struct in *in, const struct zr_weight *w, int64_t first,
+                      int64_t end)
+{
+    int64_t size = import_bytes(&ws->z->whole.tensors[w->tensor]), k, at = 0;
+    int err = 0;
+    for (int32_t i = 0; !err && i < w->n_own; i++) {
+        int64_t n = own_part(&ws->own[w->first_own + i], first, end, &k);
+        if (n)
+            err = read_part(ws, in, w, in->buffer + at * size, k, n);
+        at += n;
+    }
+    if (!err && w->transposed && at)
+        zr_weights_transpose(in->turned, in->buffer, w->columns, w->rows, size);
+    return err;
+}
+
+/* The same from the buffer to the tensors. */
+static int write_piece(struct zr_weights *ws, const struct in *in, const struct zr_weight *w, int64_t first,
+                       int64_t end)
+{
+    const struct zr_tensor *t = &ws->z->whole.tensors[w->tensor];
+    const char *src = w->transposed ? in->turned : in->buffer;
+    int64_t k, at = 0;
+    int err = 0;
+    for (int32_t i = 0; !err && i < w->n_own; i++) {
+        const struct zr_weight_own *own = &ws->own[w->first_own + i];
+        int64_t n = own_part(own, first, end, &k);
+        if (n)
+            err = zr_values_write(ws->z, own->tensor, t->grad ? ZR_VALUE_MASTER : ZR_VALUE_PARAM,
+                                  own->at + (k - own->begin), n, src ? src + at * import_bytes(t) : NULL);
+        at += n;
+    }
+    return err;
+}
+
+static int import_one(struct zr_weights *ws, const struct in *in, const struct zr_weight *w, int *local,
+                      bool *stopped)
+{
+    int64_t size = import_bytes(&ws->z->whole.tensors[w->tensor]);
     int64_t piece = w->transposed ? w->n : zr_min(w->n, ZR_WEIGHTS_PIECE_BYTES / size);
     /* Of all ranks, those of other stages too, which learn of failures together. */
-    for (int64_t at_piece = 0; at_piece < w->n; at_piece += piece) {
-        int64_t k = zr_max(at_piece, w->own_begin), n = zr_min(at_piece + piece, w->own_begin + w->own_n) - k;
-        char *src = buffer;
-        if (s && !*local && n > 0) {
-            const struct source *f = &s->list[w->file];
-            const struct zr_st_entry *e = &f->st.entries[w->entry];
-            int64_t theirs = zr_st_dtype_bytes(e->dtype);
-            char *at = buffer +
-                       n * (size - theirs); /* at the end, so that widening in place reads before it writes */
-            if (size < theirs)
-                at = buffer;
-            *local = read_runs(ws, f, w, at, k, n);
-            for (int64_t i = 0; !*local && size > theirs && i < n; i++) {
-                uint16_t narrow;
-                memcpy(&narrow, at + i * 2, 2);
-                uint32_t wide = (uint32_t)narrow << 16;
-                memcpy(buffer + i * 4, &wide, 4);
-            }
-            if (!*local && w->transposed) {
-                zr_weights_transpose(turned, buffer, w->columns, w->rows, size);
-                src = turned;
-            }
-        }
+    for (int64_t first = 0; first < w->n; first += piece) {
+        int64_t end = zr_min(first + piece, w->n);
+        if (in->s && !*local)
+            *local = read_piece(ws, in, w, first, end);
         /* All learn whether it could be read, and then none writes it. */
-        int err = learn_of_failure(z, s != NULL, *local, stopped);
+        int err = learn_of_failure(ws->z, in->s != NULL, *local, stopped);
         if (err || *stopped)
             return err;
-        if (n > 0)
-            err = zr_values_write(z, w->own, t->grad ? ZR_VALUE_MASTER : ZR_VALUE_PARAM,
-                                  w->own_at + (k - w->own_begin), n, src);
+        err = write_piece(ws, in, w, first, end);
         if (err)
             return err;
     }
@@ -253,7 +298,7 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
         return err;
     struct zr_weights ws = {.z = z, .dir = dir};
     struct sources s = {0};
-    char *buffer = NULL;
+    struct in in = {0};
     bool reads = zr_weights_has_files(z);
     err = zr_weights_resolve(z, map, n, &ws);
     if (!err)
@@ -266,16 +311,17 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
             bytes =
                 zr_max(bytes, ws.list[i].n * zr_max(4, import_bytes(&z->whole.tensors[ws.list[i].tensor])));
     if (!err && reads) {
-        buffer = malloc((size_t)bytes * 2);
-        err =
-            buffer ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes of weights", (long long)(2 * bytes));
+        in.buffer = malloc((size_t)bytes * 2);
+        in.turned = in.buffer ? in.buffer + bytes : NULL;
+        in.s = &s;
+        if (!in.buffer)
+            err = zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes of weights", (long long)(2 * bytes));
     }
     err = zr_agree_in_run(z, err);
     int local = 0;
     bool begun = !err, stopped = false;
     for (int32_t i = 0; !err && !stopped && i < ws.n; i++)
-        err = import_one(&ws, reads ? &s : NULL, &ws.list[i], buffer, reads ? buffer + bytes : NULL, &local,
-                         &stopped);
+        err = import_one(&ws, &in, &ws.list[i], &local, &stopped);
     if (begun && !err)
         err = zr_agree_in_run(z, local);
     if (begun && !err && !stopped)
@@ -285,7 +331,7 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
     if (begun && err && !zr_engine_has_failed(z->engine)) /* both stages have what came before the failure */
         (void)zr_engine_tied_values(z->engine);
     close_sources(z->files, &s);
-    free(buffer);
+    free(in.buffer);
     zr_weights_free(&ws);
     return err ? zr_fail_more(zr_say_again(&kept), "zero_import") : 0;
 }

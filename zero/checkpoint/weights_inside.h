@@ -7,10 +7,19 @@
 #include "zero/checkpoint/save.h"
 #include "zero/context.h"
 
-#define ZR_WEIGHTS_INDEX       "model.safetensors.index.json"
-#define ZR_WEIGHTS_SINGLE      "model.safetensors"
+#define ZR_WEIGHTS_INDEX     "model.safetensors.index.json"
+#define ZR_WEIGHTS_SINGLE    "model.safetensors"
+#define ZR_WEIGHTS_MAX_INDEX (256 << 20)
+#ifndef ZR_WEIGHTS_PIECE_BYTES /* else a test's */
 #define ZR_WEIGHTS_PIECE_BYTES (4 << 20)
-#define ZR_WEIGHTS_MAX_INDEX   (256 << 20)
+#endif
+
+/* What a tensor of this rank's table has of a weight: n elements of those that are here, from begin on; at is
+ * where they are in the tensor. */
+struct zr_weight_own {
+    int32_t tensor;
+    int64_t begin, n, at;
+};
 
 /* One weight of the map, resolved. */
 struct zr_weight {
@@ -21,11 +30,11 @@ struct zr_weight {
     bool transposed;
     /* elements of the tensor, or of this rank's part of it */
     int64_t first, n;
-    /* the table's tensor that has some of them, -1: none; of the n, which it has; where in it they are */
-    int32_t own;
+    /* of the n, those of this rank's table: n_own of zr_weights.own from first_own on, in any order. Several
+     * pipeline stages on a rank may each have some layers of one tensor. */
+    int32_t first_own, n_own;
     /* the table's copy of it, on the last pipeline stage; -1: none */
     int32_t copy;
-    int64_t own_begin, own_n, own_at;
     /* in the file, of the whole */
     int64_t shape[8];
     int32_t n_dims;
@@ -41,7 +50,8 @@ struct zr_weights {
     const char *dir;
     struct zr_weight *list;
     int32_t n, n_files;
-    /* of a model in pipeline stages: memory of what the weights are called */
+    struct zr_weight_own *own;
+    /* of a model in pipeline stages on several ranks: memory of what the weights are called */
     char *names;
 };
 

@@ -1,6 +1,6 @@
 /* weights_map.c: what zero_export and zero_import are asked for: entries of a map, checked, and where each
  * lies in a file and on this rank. Entries name tensors of the whole model: of one in pipeline stages each
- * stage gives those of its own table, and all ranks have those of all, in the order of the stages. */
+ * rank gives those of its own table, and all ranks have those of all, in the order of the stages. */
 #include "zero/checkpoint/weights_inside.h"
 
 #include <stddef.h>
@@ -8,11 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An entry of a map, of the whole model. slice: -1 is all of the tensor. */
+/* An entry of a map, of the whole model. slice: -1 is all of the tensor. of_stage: which of the model's
+ * pipeline stages the table's tensor is of. */
 struct entry {
     const char *name;
-    int32_t tensor, slice;
+    int32_t tensor, slice, of_stage;
     bool transposed;
+    /* before the entries were sorted by stage */
+    int32_t place;
 };
 
 struct entries {
@@ -72,6 +75,7 @@ static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, in
     *e = (struct entry){.name = m->name,
                         .tensor = at.tensor,
                         .slice = slice < 0 ? -1 : slice + (int32_t)(at.first / (t->n_elems / t->shape[0])),
+                        .of_stage = t->pp_stage * z->mesh.stages + z->config.pp_at,
                         .transposed = m->transposed};
     return 0;
 }
@@ -100,9 +104,9 @@ static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int
 
 /* ---- those of all stages ---- */
 
-/* How a stage tells the others of an entry: this, and the name with its zero. */
+/* How ranks tell those of other stages of an entry: this, and the name with its zero. */
 struct reported_entry {
-    int32_t tensor, slice, transposed;
+    int32_t tensor, slice, of_stage, transposed;
 };
 
 static int64_t report_bytes_of(const struct entries *own)
@@ -117,7 +121,7 @@ static void report_entries(const struct entries *own, char *out)
 {
     for (int32_t i = 0; i < own->n; i++) {
         const struct entry *e = &own->list[i];
-        const struct reported_entry t = {e->tensor, e->slice, e->transposed};
+        const struct reported_entry t = {e->tensor, e->slice, e->of_stage, e->transposed};
         size_t n = strlen(e->name) + 1;
         memcpy(out, &t, sizeof t);
         memcpy(out + sizeof t, e->name, n);
@@ -129,7 +133,7 @@ struct reported_size {
     int64_t bytes, n;
 };
 
-/* What the stages' first ranks say, one behind the other, to *out; *n: entries. */
+/* What the first ranks of each place of pp say, one behind the other, to *out; *n: entries. */
 static int exchange_entries(struct zero_ctx *z, const struct entries *own, char **out, int64_t *n)
 {
     int32_t n_stage = z->world.world / z->mesh.stages;
@@ -192,6 +196,21 @@ static struct entry **sort(const struct entries *all)
     return sorted;
 }
 
+static int by_stage(const void *a, const void *b)
+{
+    const struct entry *x = a, *y = b;
+    return x->of_stage != y->of_stage ? (x->of_stage > y->of_stage) - (x->of_stage < y->of_stage)
+                                      : (x->place > y->place) - (x->place < y->place);
+}
+
+/* Those of one stage stay as they are given: a rank may have several, and its map in any order. */
+static void sort_by_stage(struct entries *all)
+{
+    for (int32_t i = 0; i < all->n; i++)
+        all->list[i].place = i;
+    qsort(all->list, (size_t)all->n, sizeof *all->list, by_stage);
+}
+
 /* One tensor that several stages have is named by each of them. */
 static int leave_out_repeated(struct entries *all)
 {
@@ -213,8 +232,8 @@ static int leave_out_repeated(struct entries *all)
     return 0;
 }
 
-/* Puts the entries of all stages in the place of this rank's own. names: what they are called is there. */
-static int join_stages(struct zero_ctx *z, struct entries *own, char **names)
+/* Puts the entries of all ranks in the place of this rank's own. names: what they are called is there. */
+static int take_all(struct zero_ctx *z, struct entries *own, char **names)
 {
     int64_t n;
     int err = exchange_entries(z, own, names, &n);
@@ -232,9 +251,22 @@ static int join_stages(struct zero_ctx *z, struct entries *own, char **names)
     for (int32_t i = 0; i < own->n; i++) {
         struct reported_entry t;
         memcpy(&t, at, sizeof t);
-        own->list[i] = (struct entry){at + sizeof t, t.tensor, t.slice, t.transposed};
+        own->list[i] = (struct entry){.name = at + sizeof t,
+                                      .tensor = t.tensor,
+                                      .slice = t.slice,
+                                      .of_stage = t.of_stage,
+                                      .transposed = t.transposed};
         at += sizeof t + strlen(at + sizeof t) + 1;
     }
+    return 0;
+}
+
+static int join_stages(struct zero_ctx *z, struct entries *own, char **names)
+{
+    int err = z->mesh.stages > 1 ? take_all(z, own, names) : 0; /* else one rank has all */
+    if (err)
+        return err;
+    sort_by_stage(own);
     return leave_out_repeated(own);
 }
 
@@ -263,22 +295,6 @@ static int place_in_file(const struct zero_ctx *z, const struct zr_tensor *t, bo
     return 0;
 }
 
-/* The last stage's copy of a tied tensor takes no part: the first has the same. */
-static void place_here(const struct zero_ctx *z, const int32_t *here, struct zr_weight *w)
-{
-    int32_t t = here[w->tensor];
-    bool copy = t >= 0 && z->layout->tensors[t].tie == ZR_TIE_COPY;
-    w->own = copy ? -1 : t;
-    w->copy = copy ? t : -1;
-    if (w->own < 0)
-        return;
-    int64_t from = zr_place_of(z, w->own).first, begin = zr_max(w->first, from),
-            end = zr_min(w->first + w->n, from + z->layout->tensors[w->own].n_elems);
-    w->own_begin = begin - w->first;
-    w->own_n = zr_max(end - begin, 0);
-    w->own_at = begin - from;
-}
-
 static int resolve_one(const struct zero_ctx *z, const struct entry *e, int32_t i, struct zr_weight *w)
 {
     const struct zr_tensor *t = &z->whole.tensors[e->tensor];
@@ -300,24 +316,88 @@ static int resolve_one(const struct zero_ctx *z, const struct entry *e, int32_t 
     return place_in_file(z, t, !whole, i, w);
 }
 
+/* Which of the table's tensors are which of the whole model's. */
+struct here {
+    /* (the whole's n) one of the table's tensors that are of it, and the copy; -1: none */
+    int32_t *some, *copy;
+    /* (the table's) the next one of the same; -1: none */
+    int32_t *next;
+};
+
+static void free_here(struct here *h)
+{
+    free(h->some);
+    free(h->copy);
+    free(h->next);
+}
+
+/* The last stage's copy of a tied tensor takes no part: the first has the same. */
+static int find_here(const struct zero_ctx *z, struct here *h)
+{
+    size_t n = (size_t)z->whole.n, n_table = (size_t)z->layout->n_tensors;
+    *h = (struct here){malloc(n * sizeof *h->some), malloc(n * sizeof *h->copy),
+                       malloc(n_table * sizeof *h->next)};
+    if (!h->some || !h->copy || !h->next)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the places of %zu tensors", n);
+    for (size_t t = 0; t < n; t++)
+        h->some[t] = h->copy[t] = -1;
+    for (int32_t t = 0; t < z->layout->n_tensors; t++) {
+        bool copy = z->layout->tensors[t].tie == ZR_TIE_COPY;
+        int32_t *link = &(copy ? h->copy : h->some)[zr_place_of(z, t).tensor];
+        h->next[t] = *link;
+        *link = t;
+    }
+    return 0;
+}
+
+/* own NULL: only counts. */
+static int32_t place_here(const struct zero_ctx *z, const struct here *h, const struct zr_weight *w,
+                          struct zr_weight_own *own)
+{
+    int32_t n = 0;
+    for (int32_t t = h->some[w->tensor]; t >= 0; t = h->next[t]) {
+        int64_t from = zr_place_of(z, t).first, begin = zr_max(w->first, from),
+                end = zr_min(w->first + w->n, from + z->layout->tensors[t].n_elems);
+        if (begin >= end)
+            continue;
+        if (own)
+            own[n] = (struct zr_weight_own){
+                .tensor = t, .begin = begin - w->first, .n = end - begin, .at = begin - from};
+        n++;
+    }
+    return n;
+}
+
+static int place_all(const struct zero_ctx *z, struct zr_weights *out)
+{
+    struct here h;
+    int64_t n = 0;
+    int err = find_here(z, &h);
+    for (int32_t i = 0; !err && i < out->n; i++)
+        n += place_here(z, &h, &out->list[i], NULL);
+    free(out->own);
+    out->own = err ? NULL : malloc(((size_t)n + 1) * sizeof *out->own);
+    if (!err && (!out->own || n > INT32_MAX))
+        err = zr_fail(ZR_ERR_NOMEM, "no memory for %lld places of weights", (long long)n);
+    for (int32_t i = 0, k = 0; !err && i < out->n; i++) {
+        struct zr_weight *w = &out->list[i];
+        w->copy = h.copy[w->tensor];
+        w->first_own = k;
+        k += w->n_own = place_here(z, &h, w, &out->own[k]);
+    }
+    free_here(&h);
+    return err;
+}
+
 static int resolve_all(const struct zero_ctx *z, const struct entries *all, struct zr_weights *out)
 {
-    int32_t *here = malloc((size_t)z->whole.n * sizeof *here);
     free(out->list);
     out->list = calloc((size_t)all->n + 1, sizeof *out->list);
     out->n = out->list ? all->n : 0;
-    int err = out->list && here ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", all->n);
-    for (int32_t t = 0; !err && t < z->whole.n; t++)
-        here[t] = -1;
-    for (int32_t t = 0; !err && t < z->layout->n_tensors; t++)
-        here[zr_place_of(z, t).tensor] = t;
-    for (int32_t i = 0; !err && i < out->n; i++) {
+    int err = out->list ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", all->n);
+    for (int32_t i = 0; !err && i < out->n; i++)
         err = resolve_one(z, &all->list[i], i, &out->list[i]);
-        if (!err)
-            place_here(z, here, &out->list[i]);
-    }
-    free(here);
-    return err;
+    return err ? err : place_all(z, out);
 }
 
 int zr_weights_resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, struct zr_weights *out)
@@ -326,7 +406,7 @@ int zr_weights_resolve(struct zero_ctx *z, const struct zero_weight *map, int32_
     int err = list_own(z, map, n, &all);
     if (!err)
         err = resolve_all(z, &all, out);
-    if (z->mesh.stages > 1) {
+    if (zr_stages(z) > 1) {
         err = zr_agree_in_run(z, err);
         if (!err)
             err = join_stages(z, &all, &out->names);
@@ -361,5 +441,6 @@ int zr_weights_check_names(const struct zr_weights *ws)
 void zr_weights_free(struct zr_weights *ws)
 {
     free(ws->list);
+    free(ws->own);
     free(ws->names);
 }

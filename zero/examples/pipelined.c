@@ -1,7 +1,8 @@
 /* pipelined.c: the network of minimal.c, its layers divided into the stages of a pipeline.
  *
  *     cc pipelined.c -o pipelined $(pkg-config --cflags --libs libzero) -lm
- *     zero-run -n 4 ./pipelined 2     (two stages of four layers, each of them on two ranks) */
+ *     zero-run -n 4 ./pipelined 2     (two stages of four layers, each of them on two ranks)
+ *     ZERO_SCHEDULE=zero-bubble zero-run -n 4 ./pipelined 2     (gradients of weights apart, and later) */
 #include <zero/zero.h>
 
 #include <math.h>
@@ -12,7 +13,7 @@
 enum { LAYERS = 8, N = 128, MICRO = 8, ROWS = 6 }; /* MICRO micro-batches of ROWS samples in a step */
 
 struct acts { /* of one micro-batch, kept from its forward to its backward */
-    float h[LAYERS + 1][ROWS][N], error[ROWS];
+    float h[LAYERS + 1][ROWS][N], dy[LAYERS][ROWS][N], error[ROWS];
 };
 
 struct model { /* h = h + tanh(w h), layer by layer, and the last one adds up w h, which is to be sin(3 x) */
@@ -60,19 +61,23 @@ static void forward_of_last(struct model *m, zero_ctx *z, struct acts *a, int mi
     must(zero_end(z, l, ZERO_FORWARD));
 }
 
-static void backward(struct model *m, zero_ctx *z, struct acts *a, float dh[ROWS][N])
+/* All of it, or of inputs alone, or of weights alone: then without w. */
+static void backward(struct model *m, zero_ctx *z, struct acts *a, float dh[ROWS][N], enum zero_phase phase)
 {
     for (int l = m->n_layers - 1; l >= 0; l--) {
         int adds_up = m->stage == m->n_stages - 1 && l == m->n_layers - 1;
-        must(zero_begin(z, l, ZERO_BACKWARD));
-        for (int s = 0; s < ROWS; s++)
+        must(zero_begin(z, l, phase));
+        for (int s = 0; s < ROWS && phase != ZERO_BACKWARD_WEIGHT; s++)
             for (int i = 0; i < N; i++) {
-                float w = m->w[l][i], h = a->h[l][s][i], t = tanhf(w * h);
+                float w = m->w[l][i], t = tanhf(w * a->h[l][s][i]);
                 float dy = adds_up ? 2 * a->error[s] / ROWS : dh[s][i] * (1 - t * t);
-                m->dw[l][i] += dy * h;
+                a->dy[l][s][i] = dy;
                 dh[s][i] = dy * w + (adds_up ? 0 : dh[s][i]);
             }
-        must(zero_end(z, l, ZERO_BACKWARD));
+        for (int s = 0; s < ROWS && phase != ZERO_BACKWARD_INPUT; s++)
+            for (int i = 0; i < N; i++)
+                m->dw[l][i] += a->dy[l][s][i] * a->h[l][s][i];
+        must(zero_end(z, l, phase));
     }
 }
 
@@ -96,7 +101,7 @@ static void act(struct model *m, zero_ctx *z, const struct zero_action *action)
     } else {
         if (action->in) /* the gradient of what this one gave */
             memcpy(dh, action->in, sizeof dh);
-        backward(m, z, a, dh);
+        backward(m, z, a, dh, (enum zero_phase)action->phase);
         if (action->out)
             memcpy(action->out, dh, sizeof dh);
     }

@@ -1,0 +1,438 @@
+/* pp_model.c: see pp_model.h. */
+#include "test/zero/pp_model.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+struct shape pp_shapes[TENSORS] = {
+    {"wte", {13, 6}, ZERO_BF16, 0, 1, FIRST_AND_LAST, 0, 2, true, false},
+    {"wpe", {5, 6}, ZERO_F32, -1, 0, IN_FIRST, 0, 2, false, false},
+    {"seen", {3}, ZERO_F32, -1, 0, IN_FIRST, 0, 0, false, true, true},
+    {"qkvw", {LAYERS, 24, 6}, ZERO_BF16, 1, 3, IN_LAYERS, 0, 2, false, false},
+    {"proj", {LAYERS, 6, 8}, ZERO_F32, 2, 1, IN_LAYERS, 0, 2, false, false},
+    {"scale", {LAYERS, 6}, ZERO_F32, -1, 0, IN_LAYERS, 0, 0, false, true},
+    {"alone", {7}, ZERO_F32, -1, 0, IN_LAYER_3, ZERO_LION, 1, false, false},
+    {"count", {2}, ZERO_I32, -1, 0, IN_LAYER_3, 0, 0, false, true, true},
+    {"norm", {6}, ZERO_BF16, -1, 0, IN_LAST, 0, 2, false, false},
+    {"mean", {5}, ZERO_BF16, -1, 0, IN_LAST, 0, 0, false, true, true},
+};
+
+const struct mesh pp_meshes[PP_MESHES] = {{1, 1, 1, 0},    {2, 2, 1, 3},    {3, 1, 2, 1},   {1, 2, 2, 2},
+                                          {4, 2, 1, 2},    {2, 4, 1, 4},    {2, 2, 2, 3},   {3, 2, 1, 0},
+                                          {4, 1, 2, 3},    {1, 4, 1, 5},    {2, 1, 1, 1},   {2, 4, 1, 5},
+                                          {2, 2, 1, 2, 2}, {3, 1, 2, 3, 2}, {2, 1, 1, 0, 3}};
+struct bits pp_found[MOST_WORLD][2];
+
+static int n_layers = LAYERS;
+
+void pp_set_layers(int n)
+{
+    n_layers = n;
+    for (int t = 0; t < TENSORS; t++)
+        if (pp_shapes[t].where == IN_LAYERS)
+            pp_shapes[t].shape[0] = n;
+}
+
+#include "test/zero/tp_shape.inc"
+
+int64_t pp_whole_of(const struct model *m, int k, int64_t i)
+{
+    return whole_of(&pp_shapes[m->own[k].tensor], m->tp, m->part, m->own[k].from + i);
+}
+
+float pp_value(int tensor, int draw, int64_t whole)
+{
+    uint32_t x = (uint32_t)(tensor * 7919 + draw * 104729) + (uint32_t)whole * 2654435761u;
+    x ^= x >> 15;
+    x *= 2246822519u;
+    x ^= x >> 13;
+    return (float)((int)(x % 255) - 127) / 256;
+}
+
+void pp_put(int dtype, void *at, int64_t i, float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (dtype == ZERO_I32)
+        ((int32_t *)at)[i] = (int32_t)(x * 256);
+    else if (dtype == ZERO_BF16)
+        ((uint16_t *)at)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    else
+        ((float *)at)[i] = x;
+}
+
+float pp_get(int dtype, const void *at, int64_t i)
+{
+    uint32_t bits;
+    float x;
+    if (dtype == ZERO_I32)
+        return (float)((const int32_t *)at)[i] / 256;
+    if (dtype != ZERO_BF16)
+        return ((const float *)at)[i];
+    bits = (uint32_t)((const uint16_t *)at)[i] << 16;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* ---- one rank's model ---- */
+
+void pp_free(struct model *m)
+{
+    while (m) {
+        struct model *next = m->next;
+        free(m);
+        m = next;
+    }
+}
+
+static int layers_before(int pp, int stage)
+{
+    return n_layers / pp * stage + (stage < n_layers % pp ? stage : n_layers % pp);
+}
+
+/* Units of a stage: the embedding, wpe, layers, norm, and on the last of several the embedding again. */
+static int unit_of(const struct model *m, int tensor, bool copy)
+{
+    int layers = m->stage == 0 ? 2 : 0;
+    switch (pp_shapes[tensor].where) {
+    case FIRST_AND_LAST:
+        return copy ? layers + m->n_layers + 1 : 0;
+    case IN_FIRST:
+        return 1;
+    case IN_LAYERS:
+        return layers;
+    case IN_LAYER_3:
+        return layers + 3 - m->first;
+    case IN_LAST:
+        return layers + m->n_layers;
+    }
+    return -1;
+}
+
+static int n_units(const struct model *m)
+{
+    bool first = m->stage == 0, last = m->stage == m->pp - 1;
+    return (first ? 2 : 0) + m->n_layers + last + (last && !first && !m->untied);
+}
+
+static bool has_tensor(const struct model *m, int tensor)
+{
+    switch (pp_shapes[tensor].where) {
+    case FIRST_AND_LAST:
+        return m->stage == 0 || (m->stage == m->pp - 1 && !m->untied);
+    case IN_FIRST:
+        return m->stage == 0;
+    case IN_LAYERS:
+        return m->n_layers > 0;
+    case IN_LAYER_3:
+        return m->first <= 3 && 3 < m->first + m->n_layers;
+    case IN_LAST:
+        return m->stage == m->pp - 1;
+    }
+    return false;
+}
+
+static void add_tensor(struct model *m, int n_ranks, int tensor)
+{
+    const struct shape *s = &pp_shapes[tensor];
+    struct own *o = &m->own[m->n];
+    struct zero_tensor *x = &m->table[m->n];
+    bool stacked = s->where == IN_LAYERS;
+    *o = (struct own){.tensor = tensor, .n = n_elems(s, m->tp), .n_layers = 1};
+    o->copy = tensor == EMBEDDING && m->stage > 0;
+    if (stacked) {
+        o->layer = m->first;
+        o->n_layers = m->n_layers;
+        o->from = o->n / n_layers * m->first;
+        o->n = o->n / n_layers * m->n_layers;
+    }
+    m->param[m->n] = m->memory[m->n];
+    for (int64_t i = 0; i < o->n; i++) {
+        int64_t whole = whole_of(s, m->tp, m->part, o->from + i);
+        bool nonsense = whole < 0 || o->copy || (s->buffer && m->dp);
+        pp_put(s->dtype, m->param[m->n], i, nonsense ? 77 : pp_value(tensor, 0, whole));
+    }
+    *x = (struct zero_tensor){.name = s->name,
+                              .param = &m->param[m->n],
+                              .grad = s->frozen ? NULL : &m->grad[m->n],
+                              .dtype = (enum zero_dtype)s->dtype,
+                              .unit = m->first_unit + unit_of(m, tensor, o->copy),
+                              .pp_stage = m->stage / n_ranks,
+                              .flags = stacked                             ? ZERO_STACKED
+                                       : s->buffer                         ? ZERO_BUFFER
+                                       : tensor == EMBEDDING && !m->untied ? ZERO_TIED
+                                                                           : 0,
+                              .optimizer = s->optimizer};
+    memcpy(x->shape, s->shape, sizeof s->shape);
+    if (stacked)
+        x->shape[0] = m->n_layers;
+    if (s->cut >= 0) {
+        x->shape[s->cut] = rows_of_part(s, m->tp);
+        x->tp_cut = ZERO_TP_CUT(s->cut);
+        x->tp_blocks = s->blocks;
+        x->tp_size = s->padded ? s->shape[0] : 0;
+    }
+    m->n++;
+}
+
+static void forget_line(void *arg, const char *line)
+{
+    (void)arg;
+    (void)line;
+}
+
+static struct model *make_stage(const struct mesh *on, int stage, const struct place *at, int first_unit)
+{
+    struct model *m = calloc(1, sizeof *m);
+    m->pp = on->pp * (on->v ? on->v : 1);
+    m->untied = on->pp == 1 && on->v > 1;
+    m->stage = stage;
+    m->tp = on->tp;
+    m->dp = at->dp;
+    m->part = at->tp;
+    m->first_unit = first_unit;
+    m->first = layers_before(m->pp, stage);
+    m->n_layers = layers_before(m->pp, stage + 1) - m->first;
+    for (int t = 0; t < TENSORS; t++)
+        if (has_tensor(m, t))
+            add_tensor(m, on->pp, t);
+    return m;
+}
+
+int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx **z)
+{
+    struct model **first = out;
+    const struct setup *s = r->arg;
+    const struct mesh *on = s->mesh;
+    const struct zero_axis axes[] = {
+        {"pp", on->pp}, {"dp_replicate", on->stage > 3 ? on->dp / 2 : 1}, {"dp_shard", -1}, {"tp", on->tp}};
+    struct zero_config cfg = toy_config(r, on->stage);
+    zero_mesh *mesh = NULL;
+    OR_RETURN(zero_mesh_open(&mesh, axes, 4, &cfg));
+    OR_RETURN(zero_mesh_rank(mesh, "pp", &at->pp, NULL));
+    OR_RETURN(zero_mesh_rank(mesh, "dp", &at->dp, &at->n_dp));
+    OR_RETURN(zero_mesh_rank(mesh, "tp", &at->tp, NULL));
+    cfg.mesh = mesh;
+    cfg.shard_group = ZERO_AUTO;
+    cfg.log = forget_line;
+    cfg.clip = 0;
+    cfg.save_async = s->async;
+    cfg.check = s->check;
+    cfg.init_from = s->later ? ZERO_INIT_LATER : ZERO_INIT_MODEL;
+    cfg.activation_bytes = ACTIVATIONS;
+    cfg.grad_accum_steps = MICRO / at->n_dp;
+    int v = on->v ? on->v : 1, n = 0, units = 0;
+    struct zero_tensor table[MOST_OWN * MOST_TABLE];
+    cfg.stages_per_rank = v;
+    cfg.schedule = v > 1 ? ZERO_SCHEDULE_INTERLEAVED : ZERO_SCHEDULE_1F1B;
+    for (int k = 0; k < v; k++, out = &(*out)->next) {
+        struct model *m = *out = make_stage(on, k * on->pp + at->pp, at, units);
+        m->first_tensor = n;
+        n += m->n;
+        units += n_units(m);
+    }
+    bool last_first = on->stage % 2; /* a table has its stages in any order */
+    for (struct model *m = *first; m; m = m->next) {
+        m->first_tensor = last_first ? n - m->first_tensor - m->n : m->first_tensor;
+        memcpy(table + m->first_tensor, m->table, (size_t)m->n * sizeof *table);
+    }
+    if (s->spoil)
+        s->spoil(table, n, at->pp);
+    int err = zero_wrap(z, table, n, &cfg);
+    zero_mesh_close(&mesh);
+    return err;
+}
+
+/* ---- training ---- */
+
+/* Adds to the gradients of a unit, of one micro-batch of all; of a tied tensor one half on the last stage,
+ * then the other on the first. */
+static void add_gradients(const struct model *m, int unit, int step, int micro)
+{
+    for (int k = 0; k < m->n; k++) {
+        const struct own *o = &m->own[k];
+        const struct shape *s = &pp_shapes[o->tensor];
+        int layer = unit - m->table[k].unit;
+        if (s->frozen || layer < 0 || layer >= o->n_layers)
+            continue;
+        int draw = 1 + 2 * (step * MICRO + micro);
+        bool tied = o->tensor == EMBEDDING, first = m->stage == 0, last = m->stage == m->pp - 1;
+        for (int half = tied && !last && !m->untied; half <= (tied && first); half++)
+            for (int64_t i = 0, n = o->n / o->n_layers; i < n; i++) {
+                int64_t whole = whole_of(s, m->tp, m->part, o->from + layer * n + i);
+                float g = whole < 0 ? 0 : pp_value(o->tensor, draw + half, whole);
+                pp_put(s->dtype, m->grad[k], layer * n + i, pp_get(s->dtype, m->grad[k], layer * n + i) + g);
+            }
+    }
+}
+
+/* As statistics of what forward has seen; the same on all ranks. */
+static void change_buffers(struct model *m, int step)
+{
+    for (int k = 0; k < m->n; k++)
+        for (int64_t i = 0; pp_shapes[m->own[k].tensor].buffer && i < m->own[k].n; i++) {
+            int dtype = pp_shapes[m->own[k].tensor].dtype;
+            pp_put(dtype, m->param[k], i, pp_get(dtype, m->param[k], i) + (float)(step + 1) / 256);
+        }
+}
+
+int pp_step(struct model *first, zero_ctx *z, int step, const struct place *at)
+{
+    for (struct model *m = first; m; m = m->next)
+        change_buffers(m, step);
+    for (;;) {
+        struct zero_action a;
+        const struct model *m = first;
+        OR_RETURN(zero_next(z, &a));
+        if (a.micro_batch < 0)
+            break;
+        for (int k = 0; k < a.pp_stage; k++)
+            m = m->next;
+        int n = n_units(m);
+        for (int u = 0; u < n; u++) {
+            int unit = m->first_unit + (a.phase == ZERO_FORWARD ? u : n - 1 - u);
+            OR_RETURN(zero_begin(z, unit, a.phase));
+            if (a.phase == ZERO_BACKWARD)
+                add_gradients(m, unit, step, a.micro_batch * at->n_dp + at->dp);
+            OR_RETURN(zero_end(z, unit, a.phase));
+        }
+        if (a.out)
+            memset(a.out, 0, ACTIVATIONS);
+        OR_RETURN(zero_finish(z));
+    }
+    return zero_step(z, 0.125f, NULL);
+}
+
+static int look_at_stage(const struct model *m, zero_ctx *z, struct bits *out)
+{
+    static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_MASTER, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
+    for (int k = 0; k < m->n; k++) {
+        const struct own *o = &m->own[k];
+        const struct shape *s = &pp_shapes[o->tensor];
+        for (int v = 0; v < (s->frozen || o->copy ? 1 : 2 + s->n_states); v++) {
+            float x[MOST_ELEMS];
+            bool narrow = v == 0 && s->dtype == ZERO_BF16;
+            memset(x, 0x7f, sizeof x);
+            OR_RETURN(zero_read(z, m->first_tensor + k, values[v], 0, o->n, x));
+            for (int64_t i = 0; i < o->n; i++) {
+                int64_t whole = whole_of(s, m->tp, m->part, o->from + i);
+                uint64_t h = (uint64_t)whole * 0x9e3779b97f4a7c15u + (uint64_t)(o->tensor * 8 + v);
+                uint32_t bits = 0;
+                memcpy(&bits, (const char *)x + i * (narrow ? 2 : 4), narrow ? 2 : 4);
+                h = (h ^ bits) * 0xff51afd7ed558ccdu;
+                h ^= h >> 31;
+                if (whole < 0)
+                    continue;
+                if (!o->copy && (s->cut >= 0 || m->part == 0))
+                    out->all += h;
+                if (o->tensor == EMBEDDING && v == 0)
+                    out->tied += h;
+            }
+        }
+    }
+    return 0;
+}
+
+int pp_look(const struct model *m, zero_ctx *z, struct bits *out)
+{
+    *out = (struct bits){0};
+    for (; m; m = m->next)
+        OR_RETURN(look_at_stage(m, z, out));
+    return 0;
+}
+
+void pp_remove_folder(const char *path)
+{
+    char command[1024];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    assert_int_equal(system(command), 0);
+}
+
+int pp_world(const struct mesh *m)
+{
+    return m->pp * m->dp * m->tp;
+}
+
+const char *pp_text(const struct mesh *m, const char *what, char text[TEXT])
+{
+    snprintf(text, TEXT, "%s with pp %d, dp %d, tp %d, stage %d, %d stages a rank", what, m->pp, m->dp, m->tp,
+             m->stage, m->v ? m->v : 1);
+    return text;
+}
+
+/* Of the whole model, in which ranks that have the same have the same bits. want: 0 where it is not known. */
+void pp_check_bits(const struct mesh *m, int when, uint64_t *want, const char *what)
+{
+    int n_stage = m->dp * m->tp;
+    uint64_t all = 0;
+    for (int k = 0; k < pp_world(m); k++) {
+        int first = k / n_stage * n_stage + k % m->tp;
+        const struct bits *own = &pp_found[k][when], *like = &pp_found[first][when];
+        if (own->all != like->all || own->tied != like->tied)
+            fail_msg("%s: rank %d has other bits than rank %d", what, k, first);
+        if (k / n_stage == m->pp - 1 && own->tied != pp_found[k % m->tp][when].tied)
+            fail_msg("%s: rank %d has other weights of a tied tensor than its owner", what, k);
+        all += first == k ? own->all : 0;
+    }
+    *want = *want ? *want : all;
+    if (*want != all)
+        fail_msg("%s: other bits %s", what, when ? "a step later" : "at once");
+}
+
+/* ---- maps of weights ---- */
+
+/* layer: of the whole model, -1: all of the tensor. */
+static void map_tensor(struct map *out, const struct model *m, int tensor, int layer, const char *name)
+{
+    int k = 0;
+    char *text = out->names[out->n];
+    while (m->own[k].tensor != tensor)
+        k++;
+    if (layer < 0)
+        snprintf(text, sizeof *out->names, "%s", name);
+    else
+        snprintf(text, sizeof *out->names, "h.%d.%s", layer, name);
+    out->list[out->n++] =
+        (struct zero_weight){.name = text,
+                             .tensor = m->first_tensor + k,
+                             .slice = layer < 0 ? 0 : ZERO_SLICE(layer - m->first),
+                             .transposed = !strcmp(name, "head") || (layer % 2 == 1 && tensor < SCALE)};
+}
+
+static void map_stage(struct map *out, const struct model *m, bool head)
+{
+    for (int t = 0; t < TENSORS; t++)
+        if ((pp_shapes[t].where <= IN_FIRST && m->stage == 0) || (t == SCALE && m->n_layers))
+            map_tensor(out, m, t, -1, pp_shapes[t].name);
+    for (int l = m->first; l < m->first + m->n_layers; l++)
+        for (int t = 0; t < TENSORS; t++)
+            if (pp_shapes[t].where == IN_LAYERS && t != SCALE)
+                map_tensor(out, m, t, l, pp_shapes[t].name);
+            else if (pp_shapes[t].where == IN_LAYER_3 && l == 3)
+                map_tensor(out, m, t, -1, pp_shapes[t].name);
+    if (m->stage < m->pp - 1)
+        return;
+    map_tensor(out, m, NORM, -1, "norm");
+    map_tensor(out, m, MEAN, -1, "mean");
+    if (head)
+        map_tensor(out, m, EMBEDDING, -1, "head");
+}
+
+void pp_make_map(const struct model *first, struct map *out, bool head)
+{
+    const struct model *m = first;
+    bool backward = m->next && m->next->first_tensor < m->first_tensor;
+    const struct model *stages[MOST_OWN];
+    int n = 0;
+    for (; m; m = m->next)
+        stages[n++] = m;
+    out->n = 0;
+    for (int k = 0; k < n; k++)
+        map_stage(out, stages[backward ? n - 1 - k : k], head);
+}

@@ -1,0 +1,331 @@
+/* test_pp_weights.c: files of weights of a model in pipeline stages, one and several on a rank: they are
+ * those of one stage, byte for byte, give the same bits to any mesh, and what is wrong with them or with a
+ * map is an error on every rank, which changes nothing. N_MESHES=all: of several stages on a rank each mesh
+ * at every ZeRO stage. */
+#include "test/zero/pp_model.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { FILE_BYTES = 700 };
+
+static void export_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    struct map map;
+    zero_ctx *z = NULL;
+    char folder[256];
+    int err = 0;
+    TOY_TRY(pp_wrap(r, &m, &at, &z));
+    for (int step = 0; step < STEPS; step++)
+        TOY_TRY(pp_step(m, z, step, &at));
+    if (!err) {
+        pp_make_map(m, &map, !s->no_head);
+        snprintf(folder, sizeof folder, "%s/mapped", s->folder);
+    }
+    TOY_TRY(zero_export(z, folder, map.list, map.n, FILE_BYTES));
+    if (!err)
+        snprintf(folder, sizeof folder, "%s/own-names", s->folder);
+    TOY_TRY(zero_export(z, folder, NULL, 0, 0));
+    TOY_TRY(pp_step(m, z, STEPS, &at));
+    zero_unwrap(&z);
+    pp_free(m);
+}
+
+/* async: by the map. */
+static void import_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    struct map map;
+    zero_ctx *z = NULL;
+    char folder[256];
+    int err = 0;
+    TOY_TRY(pp_wrap(r, &m, &at, &z));
+    if (!err) {
+        pp_make_map(m, &map, !s->no_head);
+        snprintf(folder, sizeof folder, "%s/%s", s->folder, s->async ? "mapped" : "own-names");
+    }
+    TOY_TRY(zero_import(z, folder, s->async ? map.list : NULL, map.n));
+    TOY_TRY(pp_look(m, z, &pp_found[r->rank][0]));
+    TOY_TRY(pp_step(m, z, STEPS, &at));
+    TOY_TRY(pp_look(m, z, &pp_found[r->rank][1]));
+    zero_unwrap(&z);
+    pp_free(m);
+}
+
+/* Files of one stage, with or without a second name of the tied tensor, and what they give. */
+struct reference {
+    char folder[2][40];
+    uint64_t want[2];
+};
+
+static void export_to(const struct mesh *mesh, bool no_head, char folder[40])
+{
+    char what[TEXT];
+    struct toy_rank r[MOST_WORLD];
+    struct setup s = {.mesh = mesh, .folder = folder, .no_head = no_head};
+    strcpy(folder, "/tmp/zero-pp-weights-XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    toy_ranks(pp_world(mesh), export_one, &s, r);
+    toy_assert_well(r, pp_world(mesh), pp_text(mesh, "exported", what));
+}
+
+static void open_reference(struct reference *ref)
+{
+    *ref = (struct reference){0};
+    for (int no_head = 0; no_head < 2; no_head++)
+        export_to(&pp_meshes[0], no_head, ref->folder[no_head]);
+}
+
+static void close_reference(struct reference *ref)
+{
+    for (int no_head = 0; no_head < 2; no_head++)
+        pp_remove_folder(ref->folder[no_head]);
+}
+
+static void import_alike(struct reference *ref, const struct setup *s)
+{
+    char what[TEXT];
+    struct toy_rank r[MOST_WORLD];
+    toy_ranks(pp_world(s->mesh), import_one, (void *)(uintptr_t)s, r);
+    toy_assert_well(r, pp_world(s->mesh), pp_text(s->mesh, "imported", what));
+    for (int when = 0; when < 2; when++)
+        pp_check_bits(s->mesh, when, &ref->want[when], what);
+}
+
+/* number: of the mesh, by which what does not matter is chosen. */
+static void check_mesh(struct reference *ref, const struct mesh *mesh, int number)
+{
+    bool no_head = mesh->pp == 1 && mesh->v > 1;
+    char folder[40], what[TEXT], command[256];
+    export_to(mesh, no_head, folder);
+    snprintf(command, sizeof command, "diff -rq '%s' '%s' >&2", ref->folder[no_head], folder);
+    if (system(command))
+        fail_msg("%s: other files than of one stage", pp_text(mesh, "exported", what));
+    pp_remove_folder(folder);
+    for (int mapped = 0; mapped < 2; mapped++) {
+        struct setup s = {.mesh = mesh,
+                          .folder = ref->folder[no_head],
+                          .no_head = no_head,
+                          .async = mapped,
+                          .check = number % 8 == 4,
+                          .later = (number + mapped) % 3 == 1};
+        import_alike(ref, &s);
+    }
+}
+
+static void weights_are_the_whole_models(void **state)
+{
+    static const struct mesh more[] = {{4, 2, 1, 1}, {2, 1, 2, 0}};
+    struct reference ref;
+    (void)state;
+    open_reference(&ref);
+    for (int i = 0; i < PP_MESHES; i++)
+        check_mesh(&ref, &pp_meshes[i], i);
+    for (int i = 0; i < 2; i++)
+        check_mesh(&ref, &more[i], i);
+    close_reference(&ref);
+}
+
+static void so_they_are_with_several_stages_on_a_rank(void **state)
+{
+    const char *wanted = getenv("N_MESHES");
+    bool all = wanted && !strcmp(wanted, "all");
+    struct reference ref;
+    (void)state;
+    pp_set_layers(MOST_LAYERS);
+    open_reference(&ref);
+    int number = 0;
+    for (struct mesh m = {.pp = 1}; m.pp <= 4; m.pp++)
+        for (m.v = 2; m.v <= MOST_OWN; m.v++)
+            for (m.tp = 1; m.tp <= 2; m.tp++)
+                for (m.dp = 1; m.dp <= 2; m.dp++, number++)
+                    for (m.stage = 0; m.stage < 4; m.stage++)
+                        if ((all || m.stage == (number + number / 4) % 4) &&
+                            pp_world(&m) <= (all ? MOST_WORLD : 8))
+                            check_mesh(&ref, &m, number);
+    close_reference(&ref);
+    pp_set_layers(LAYERS);
+}
+
+/* On one stage's ranks, or on all: an error on each, and nothing is changed. */
+static void exchange_weights_wrongly(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    struct bits before, after;
+    struct zero_action a;
+    struct map map, bad;
+    zero_ctx *z = NULL;
+    int err = 0;
+    TOY_TRY(pp_wrap(r, &m, &at, &z));
+    TOY_TRY(pp_look(m, z, &before));
+    if (err)
+        goto out;
+    pp_make_map(m, &map, true);
+    toy_expect(r, zero_export(z, "/proc/nothing", map.list, map.n, 0), ZERO_ERR_IO, "/proc/nothing");
+    toy_expect(r, zero_import(z, "/proc/nothing", map.list, map.n), ZERO_ERR_IO, "/proc/nothing");
+    bad = map;
+    bad.list[0].slice = at.pp ? ZERO_SLICE(LAYERS) : 0;
+    toy_expect(r, zero_export(z, s->folder, bad.list, bad.n, 0), ZERO_ERR_ARG,
+               at.pp ? "map[0] (scale): slice is ZERO_SLICE(5) of tensor scale; allowed" : "rank 2: ");
+    bad = map;
+    for (int i = 0; i < bad.n; i++)
+        bad.list[i].transposed |= !strcmp(bad.list[i].name, "scale");
+    toy_expect(
+        r, zero_import(z, s->folder, bad.list, bad.n), ZERO_ERR_ARG,
+        "(scale): transposed is set for all layers of tensor scale, which several pipeline stages have");
+    bad = map;
+    bad.list[bad.n - 1].name = at.pp ? "wpe" : map.names[bad.n - 1];
+    toy_expect(r, zero_export(z, s->folder, bad.list, bad.n, 0), ZERO_ERR_ARG,
+               "two entries of map are called wpe");
+    toy_expect(r, zero_export(z, s->folder, map.list, at.pp ? -1 : 1, 0), ZERO_ERR_ARG,
+               at.pp ? "n is -1; allowed: 0 and more" : "rank 2: ");
+    toy_expect(r, zero_export(z, s->folder, map.list, 0, 0), ZERO_ERR_ARG,
+               "n is 0 for all pipeline stages; allowed: 1..");
+    toy_expect(r, zero_import(z, s->folder, map.list, map.n), ZERO_ERR_IO,
+               "model-00001-of-00001.safetensors");
+    TOY_TRY(zero_export(z, s->folder, map.list, at.pp ? 0 : 1, 0)); /* one stage's alone */
+    TOY_TRY(zero_import(z, s->folder, map.list, at.pp ? 0 : 1));
+    void *seen = m->param[SEEN];
+    if (at.pp == 0 && at.dp == 1)
+        m->param[SEEN] = NULL;
+    toy_expect(r, zero_import(z, s->folder, map.list, at.pp ? 0 : 1), ZERO_ERR_ORDER,
+               "*param of buffer seen is NULL");
+    m->param[SEEN] = seen;
+    toy_expect(r, zero_import(z, s->folder, map.list, map.n), ZERO_ERR_IO, "is not in it");
+    TOY_TRY(pp_look(m, z, &after));
+    if (!err && memcmp(&before, &after, sizeof before) != 0)
+        toy_wrong(r, "a call that failed has changed something; ");
+    if (at.pp == 0) /* the other stage would wait for what this one gives */
+        TOY_TRY(zero_next(z, &a));
+    if (!err && at.pp == 0) {
+        toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER,
+                   "zero_export: actions of the step have begun");
+        toy_expect(r, zero_import(z, s->folder, NULL, 0), ZERO_ERR_ORDER,
+                   "zero_import: actions of the step have begun");
+        toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_RANK0), ZERO_ERR_ORDER,
+                   "zero_sync_buffers: actions of the step have begun");
+    }
+out:
+    zero_unwrap(&z);
+    pp_free(m);
+}
+
+static void maps_of_stages_are_checked(void **state)
+{
+    static const struct mesh mesh[] = {{2, 2, 1, 3}, {2, 2, 1, 3, 2}, {2, 2, 1, 0, 2}};
+    char command[512], what[TEXT];
+    (void)state;
+    for (size_t i = 0; i < sizeof mesh / sizeof *mesh; i++) {
+        char folder[] = "/tmp/zero-pp-weights-XXXXXX";
+        struct toy_rank r[MOST_WORLD];
+        assert_non_null(mkdtemp(folder));
+        /* An index whose file ends early. */
+        snprintf(command, sizeof command,
+                 "cd %s && printf '{\"weight_map\": {\"wte\": \"model-00001-of-00001.safetensors\"}}' "
+                 "> model.safetensors.index.json && printf x > model-00001-of-00001.safetensors",
+                 folder);
+        assert_int_equal(system(command), 0);
+        struct setup s = {.mesh = &mesh[i], .folder = folder};
+        toy_ranks(4, exchange_weights_wrongly, &s, r);
+        toy_assert_well(r, 4, pp_text(&mesh[i], "maps", what));
+        pp_remove_folder(folder);
+    }
+}
+
+/* Notes the error of an import that has to fail and to change nothing. */
+static void import_wrong_file(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    struct bits before, after;
+    zero_ctx *z = NULL;
+    int err = 0;
+    TOY_TRY(pp_wrap(r, &m, &at, &z));
+    TOY_TRY(pp_look(m, z, &before));
+    if (!err)
+        toy_note(r, zero_import(z, s->folder, NULL, 0));
+    TOY_TRY(pp_look(m, z, &after));
+    if (!err && memcmp(&before, &after, sizeof before) != 0)
+        toy_wrong(r, "a refusal has changed something; ");
+    TOY_TRY(pp_step(m, z, 0, &at));
+    zero_unwrap(&z);
+    pp_free(m);
+}
+
+/* What one stage says of a file is what all ranks of any stages say. */
+static void wrong_files_are_refused_alike(void **state)
+{
+    static const struct mesh mesh[] = {{1, 1, 1, 0},    {2, 2, 1, 3},    {2, 2, 1, 1, 2},
+                                       {3, 1, 2, 2, 2}, {1, 2, 1, 3, 3}, {2, 1, 1, 0, 3}};
+    static const struct {
+        /* in the folder: index is its index, file the one file */
+        const char *spoil;
+        int code;
+        const char *says;
+    } wrong[] = {
+        {"sed -i 's/\"norm\"/\"worm\"/' $index", ZERO_ERR_IO, "tensor norm is not in it"},
+        {"sed -i '1s/\"scale\"/\"stale\"/' $file", ZERO_ERR_IO, "tensor scale is not there"},
+        {"sed -i '1s/\\(\"wpe\"[^[]*\\)\\[5,6\\]/\\1[6,5]/' $file", ZERO_ERR_ARG,
+         "tensor wpe has shape [6, 5]"},
+        {"sed -i '1s/\\(\"proj\":{\"dtype\":\"\\)F32/\\1I32/' $file", ZERO_ERR_NOTSUP, "tensor proj is I32"},
+        {"sed -i '1s/\\(\"count\":{\"dtype\":\"\\)I32/\\1F32/' $file", ZERO_ERR_NOTSUP,
+         "tensor count is F32, but count is a buffer"},
+        {"truncate -s -1 $file", ZERO_ERR_IO, "model-00001-of-00001.safetensors"},
+        {"rm $file", ZERO_ERR_IO, "model-00001-of-00001.safetensors"},
+    };
+    char good[40], folder[] = "/tmp/zero-pp-wrong-XXXXXX", command[512], what[TEXT];
+    (void)state;
+    export_to(&pp_meshes[0], false, good);
+    assert_non_null(mkdtemp(folder));
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char first[sizeof((struct toy_rank *)0)->text] = "";
+        snprintf(command, sizeof command,
+                 "cd %s && cp %s/own-names/* . && index=model.safetensors.index.json "
+                 "file=model-00001-of-00001.safetensors && %s && ! diff -rq . %s/own-names >/dev/null",
+                 folder, good, wrong[i].spoil, good);
+        assert_int_equal(system(command), 0);
+        for (size_t k = 0; k < sizeof mesh / sizeof *mesh; k++) {
+            struct toy_rank r[MOST_WORLD];
+            struct setup s = {.mesh = &mesh[k], .folder = folder};
+            toy_ranks(pp_world(&mesh[k]), import_wrong_file, &s, r);
+            for (int rank = 0; rank < pp_world(&mesh[k]); rank++) {
+                if (r[rank].err != wrong[i].code || !strstr(r[rank].text, wrong[i].says) || r[rank].wrong[0])
+                    fail_msg("%s: rank %d: %d \"%s\" %s", pp_text(&mesh[k], "imported wrongly", what), rank,
+                             r[rank].err, r[rank].text, r[rank].wrong);
+                const char *from = strstr(r[rank].text, folder);
+                assert_non_null(from);
+                if (!*first)
+                    strcpy(first, from);
+                assert_string_equal(from, first);
+            }
+        }
+    }
+    pp_remove_folder(folder);
+    pp_remove_folder(good);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(weights_are_the_whole_models),
+        cmocka_unit_test(so_they_are_with_several_stages_on_a_rank),
+        cmocka_unit_test(maps_of_stages_are_checked),
+        cmocka_unit_test(wrong_files_are_refused_alike),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
