@@ -69,7 +69,10 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
                                .apart = phase >= ZERO_BACKWARD_INPUT};
     if (kind == ZR_EV_BEGIN && !zr_engine_has_failed(z->engine))
         err = zr_schedule_bracket(z, call, &ev);
-    return err ? err : zr_engine_call(z->engine, &ev);
+    err = err ? err : zr_engine_call(z->engine, &ev);
+    if (!err && kind == ZR_EV_END)
+        zr_left_out_count(z, unit, phase);
+    return err;
 }
 
 int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase)
@@ -111,6 +114,14 @@ static void give_step_info(const struct zero_ctx *z, const struct zr_step_result
 
 static int need_gradients(const struct zero_ctx *z, const char *call)
 {
+    bool brackets =
+        z->config.options.grad_accum_steps > 1 && zr_stages(z) > 1; /* as there is no zero_micro */
+    if (brackets && zr_left_out_all(z))
+        return zr_fail(
+            ZR_ERR_ORDER,
+            "%s: no unit of this rank has had a backward bracket since the last step; in a pipeline "
+            "each micro-batch's backward is bracketed, at stages 0 and 1 too",
+            call);
     if (!zr_engine_wrote_nothing(z->engine) || zr_engine_open_unit(z->engine) >= 0)
         return 0;
     return zr_fail(ZR_ERR_ORDER,
@@ -147,6 +158,8 @@ int zero_drop(zero_ctx *z)
         zr_schedule_step(z);
     if (!err)
         zr_loss_scale_drop(z);
+    if (!err)
+        zr_left_out_drop(z);
     return err;
 }
 
@@ -184,6 +197,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
         z->n_micro += (int64_t)z->config.options.grad_accum_steps * zr_dp_world(z);
         report_progress(z);
         zr_loss_scale_step(z);
+        zr_left_out_step(z);
         zr_schedule_step(z);
         zr_save_notice(z);
         err = zr_engine_tied_step(z->engine);

@@ -71,6 +71,7 @@ void zr_tear_down(struct zero_ctx *z)
     zr_topology_free(&z->topology);
     zr_config_release(&z->config);
     zr_awaited_close(z);
+    zr_left_out_close(z);
     free(z->user_data);
     zr_rank_data_drop(z->rank_data);
     zr_loaded_ranks_free(z->loaded);

@@ -93,6 +93,8 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     if (!z->from_all || !z->sharers)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the words of %d ranks", z->world.world);
     int err = plan_model(z, tensors, n_tensors);
+    if (!err)
+        err = zr_left_out_open(z);
     if (!err && !z->device)
         err = zr_backend_open_device(z);
     if (!err)

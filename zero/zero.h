@@ -212,9 +212,10 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * that has parameters. What is said here of a backward's gradient is of the second part.
  *
  * At stages 0 and 1 brackets are optional, and buy overlap: use them around every use of a unit or around
- * none. There the model may zero its gradients where it likes between the end of a micro-batch's backward
- * brackets and its next backward: nothing reads them then. From a unit's backward zero_end to that end they
- * are being reduced, and *grad is NULL.
+ * none; one that is left out is reported to cfg.log, once. With several pipeline stages backward has them.
+ * At these stages the model may zero its gradients where it likes between the end of a micro-batch's
+ * backward brackets and its next backward: nothing reads them then. From a unit's backward zero_end to that
+ * end they are being reduced, and *grad is NULL.
  *
  * Where one rank keeps all of a gradient (stage 0, and world 1), it is f32 and a step reduces it once
  * (grad_accum_steps 1, or grad_in_place), the sum lies in the gradient itself: then *grad is NULL until

@@ -1099,6 +1099,49 @@ static void optimizers_of_other_stages_are_tuned(void **state)
     }
 }
 
+/* No bracket at all, where pointers are valid without: what micro-batches add up cannot be told apart. */
+static void train_without_brackets(struct toy_rank *r)
+{
+    struct zero_config cfg;
+    struct zero_plan_info plan;
+    struct zero_action a;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    double norm, loss = 0;
+    int err = 0;
+    TOY_TRY(wrap(r, &cfg, &at, &m, &z, &plan));
+    TOY_TRY(zero_next(z, &a));
+    while (!err && a.micro_batch >= 0) {
+        if (at.pp == 1)
+            TOY_TRY(run_action(m, z, &a, a.micro_batch, &loss));
+        else if (a.out)
+            memset(a.out, 0, ROWS * C * sizeof(float));
+        TOY_TRY(zero_finish(z));
+        TOY_TRY(zero_next(z, &a));
+    }
+    const char *norm_says = "zero_norm: no unit of this rank has had a backward bracket since the last step",
+               *step_says = "zero_step: no unit of this rank has had a backward bracket since the last step";
+    if (!err && at.pp == 0) {
+        toy_expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, norm_says);
+        toy_expect(r, zero_step(z, 0.01f, NULL), ZERO_ERR_ORDER, step_says);
+    }
+    TOY_TRY(zero_drop(z));
+    zero_unwrap(&z);
+    free_model(m);
+}
+
+static void stages_without_brackets_are_refused(void **state)
+{
+    struct setup s = {.pp = 2, .dp = 2, .tp = 1};
+    struct toy_rank r[MOST_WORLD];
+    (void)state;
+    for (s.stage = 0; s.stage <= 1; s.stage++) {
+        toy_ranks(4, train_without_brackets, &s, r);
+        toy_assert_well(r, 4, "no brackets");
+    }
+}
+
 static int init_weight(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
     const struct model *m = arg;
@@ -1965,6 +2008,7 @@ int main(void)
         cmocka_unit_test(a_file_that_is_not_there),
         cmocka_unit_test(a_stage_reads_and_writes_its_own),
         cmocka_unit_test(a_frozen_stage_drops_with_the_others),
+        cmocka_unit_test(stages_without_brackets_are_refused),
         cmocka_unit_test(optimizers_of_other_stages_are_tuned),
         cmocka_unit_test(first_values_by_a_callback),
         cmocka_unit_test(calls_out_of_turn_are_named),

@@ -604,7 +604,7 @@ static void refuse(struct toy_rank *r)
     toy_expect(r, zero_tp_scatter(z, x, x + 8, 7, ZERO_BF16, ZERO_BACKWARD), ZERO_ERR_ARG,
                "zero_tp_scatter: n is 7; allowed: a multiple of tp");
     toy_expect(r, zero_tp_gather(z, x, x + 8, 4, ZERO_I32, ZERO_FORWARD), ZERO_ERR_ARG, "dtype is");
-    toy_expect(r, zero_tp_gather(z, x, x + 8, 4, ZERO_F32, (enum zero_phase)3), ZERO_ERR_ARG, "phase is 3");
+    toy_expect(r, zero_tp_gather(z, x, x + 8, 4, ZERO_F32, (enum zero_phase)5), ZERO_ERR_ARG, "phase is 5");
     /* Of the whole a rank's own part may be, and no other. */
     toy_expect(r, zero_tp_gather(z, x, x + (r->rank ? 0 : 4), 8, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG,
                "share memory; allowed: apart, or the part where rank");

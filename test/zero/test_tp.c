@@ -634,7 +634,7 @@ static void refuse(struct toy_rank *r)
     toy_expect(r, zero_tp_enter(z, x + 2, x, 3, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "share memory");
     TOY_TRY(zero_tp_leave(z, x + 2, x, 2, ZERO_F32, ZERO_FORWARD)); /* side by side */
     toy_expect(r, zero_tp_leave(z, x, x, 4, ZERO_I32, ZERO_FORWARD), ZERO_ERR_ARG, "dtype is");
-    toy_expect(r, zero_tp_enter(z, x, x, 4, ZERO_F32, (enum zero_phase)3), ZERO_ERR_ARG, "phase is 3");
+    toy_expect(r, zero_tp_enter(z, x, x, 4, ZERO_F32, (enum zero_phase)5), ZERO_ERR_ARG, "phase is 5");
     toy_expect(r, zero_tp_reduce(z, x, 4, 3), ZERO_ERR_ARG, "zero_tp_reduce: op is 3");
     toy_expect(r, zero_tp_reduce(z, NULL, 4, ZERO_TP_SUM), ZERO_ERR_ARG, "zero_tp_reduce: n is 4");
     double scale = 0;
