@@ -22,7 +22,7 @@ struct zr_left_out {
 
 int zr_left_out_open(struct zero_ctx *z)
 {
-    if (z->config.options.stage > 1)
+    if (!z->plan->place.model_holds)
         return 0;
     z->left_out = calloc(1, sizeof *z->left_out);
     if (z->left_out)
