@@ -729,7 +729,7 @@ static void misuse(struct toy_rank *r, zero_ctx *z, bool open)
     REFUSED(zero_begin(z, TOY_UNITS, ZERO_BACKWARD), ZERO_ERR_ARG, "unit is 4", "0..3");
     REFUSED(zero_end(z, INT32_MAX, ZERO_FORWARD), ZERO_ERR_ARG, "zero_end", "unit is 2147483647", "0..3");
     REFUSED(zero_begin(z, 0, (enum zero_phase)0), ZERO_ERR_ARG, "phase is 0", "ZERO_FORWARD, ZERO_BACKWARD");
-    REFUSED(zero_end(z, 0, (enum zero_phase)3), ZERO_ERR_ARG, "phase is 3", "ZERO_FORWARD, ZERO_BACKWARD");
+    REFUSED(zero_end(z, 0, (enum zero_phase)5), ZERO_ERR_ARG, "phase is 5", "ZERO_FORWARD, ZERO_BACKWARD");
     REFUSED(zero_step(z, NAN, NULL), ZERO_ERR_ARG, "lr is", "finite");
     REFUSED(zero_step(z, INFINITY, NULL), ZERO_ERR_ARG, "lr is inf", "finite");
     REFUSED(zero_read(z, -1, 0, 0, 1, x), ZERO_ERR_ARG, "zero_read", "tensor is -1", "0..4");

@@ -693,8 +693,8 @@ static void test_order(void **state)
     }
 
     refuse_order((struct zero_call[]){{-1, F, 0}, {-1, F, 1}}, 2, "order[0].unit is -1; allowed: 0 and more");
-    refuse_order((struct zero_call[]){{0, F, 0}, {0, 3, 1}}, 2,
-                 "order[1].phase is 3; allowed: 1 (ZERO_FORWARD), 2");
+    refuse_order((struct zero_call[]){{0, F, 0}, {0, 5, 1}}, 2,
+                 "order[1].phase is 5; allowed: 1 (ZERO_FORWARD), 2");
     refuse_order((struct zero_call[]){{0, 0, 0}, {0, F, 1}}, 2,
                  "order[0].phase is 0; allowed: 1 (ZERO_FORWARD), 2");
     refuse_order((struct zero_call[]){{0, F, 0}, {0, F, 2}}, 2,

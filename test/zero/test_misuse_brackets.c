@@ -50,7 +50,7 @@ static int no_such_unit(struct program *p)
 
 static int no_such_phase(struct program *p)
 {
-    return zero_begin(p->z, 0, (enum zero_phase)3);
+    return zero_begin(p->z, 0, (enum zero_phase)5);
 }
 
 static int forward_only(struct program *p)
@@ -190,7 +190,7 @@ static const struct misuse rows[] = {
      ERROR,
      ZERO_ERR_ARG,
      {"zero_begin: unit is 4; allowed: 0..3"}},
-    {"begins in no phase", ALL, BOTH, NULL, no_such_phase, ERROR, ZERO_ERR_ARG, {"zero_begin: phase is 3"}},
+    {"begins in no phase", ALL, BOTH, NULL, no_such_phase, ERROR, ZERO_ERR_ARG, {"zero_begin: phase is 5"}},
     {"steps after forward alone",
      SHARDED,
      BOTH,
