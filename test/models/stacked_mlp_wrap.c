@@ -331,7 +331,7 @@ static int misuse(zero_ctx *z, struct run_log *log, bool no_micro)
     REFUSED(ZERO_ERR_ORDER, zero_end(z, 1, ZERO_BACKWARD));
     REFUSED(ZERO_ERR_ARG, zero_begin(z, head + 1, ZERO_FORWARD));
     REFUSED(ZERO_ERR_ARG, zero_begin(z, -1, ZERO_BACKWARD));
-    REFUSED(ZERO_ERR_ARG, zero_begin(z, 1, (enum zero_phase)3));
+    REFUSED(ZERO_ERR_ARG, zero_begin(z, 1, (enum zero_phase)5));
     if (no_micro)
         REFUSED(ZERO_ERR_ORDER, zero_step(z, LR, NULL));
     REFUSED(ZERO_ERR_ARG, zero_step(z, INFINITY, NULL));
