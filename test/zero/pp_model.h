@@ -124,11 +124,4 @@ const char *pp_text(const struct mesh *m, const char *what, char text[TEXT]);
 void pp_check_bits(const struct mesh *m, int when, uint64_t *want, const char *what);
 void pp_remove_folder(const char *path);
 
-#define OR_RETURN(call)                                                                                      \
-    do {                                                                                                     \
-        int err_ = (call);                                                                                   \
-        if (err_)                                                                                            \
-            return err_;                                                                                     \
-    } while (0)
-
 #endif

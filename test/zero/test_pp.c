@@ -156,13 +156,6 @@ static struct model *stage_of(struct model *m, int stage)
     return m;
 }
 
-#define OR_RETURN(call)                                                                                      \
-    do {                                                                                                     \
-        int err_ = (call);                                                                                   \
-        if (err_)                                                                                            \
-            return err_;                                                                                     \
-    } while (0)
-
 /* h = tanh(w1 x); y = x + w2 h + b */
 static int forward(struct model *m, zero_ctx *z, int micro)
 {

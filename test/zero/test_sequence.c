@@ -35,13 +35,6 @@ enum {
 #define END(l, p)   (void)(l)
 #include "test/zero/tp_net.inc"
 
-#define OR_RETURN(call)                                                                                      \
-    do {                                                                                                     \
-        int err_ = (call);                                                                                   \
-        if (err_)                                                                                            \
-            return err_;                                                                                     \
-    } while (0)
-
 /* One rank's: how it goes through the layers. */
 struct way;
 static int enter(struct way *w, float *x, enum zero_phase phase);

@@ -177,13 +177,6 @@ static int unit_of_layer(const struct model *m, int l)
     return m->first_unit + m->has_embedding + l;
 }
 
-#define OR_RETURN(call)                                                                                      \
-    do {                                                                                                     \
-        int err_ = (call);                                                                                   \
-        if (err_)                                                                                            \
-            return err_;                                                                                     \
-    } while (0)
-
 static int id_of(int batch, int r)
 {
     uint32_t seed = 4711u + 2654435761u * (uint32_t)(batch * ROWS + r);

@@ -248,13 +248,6 @@ static struct model *make_model(const struct setup *s, const zero_mesh *mesh)
     return m;
 }
 
-#define OR_RETURN(call)                                                                                      \
-    do {                                                                                                     \
-        int err_ = (call);                                                                                   \
-        if (err_)                                                                                            \
-            return err_;                                                                                     \
-    } while (0)
-
 static int forward(const struct model *m, struct stage *g, zero_ctx *z, int micro, int n)
 {
     for (int l = 0; l < g->n_layers; l++) {

@@ -25,12 +25,6 @@ enum { LAYERS = 3, C = 10, H = 12, ROWS = 2, TENSORS = 4 * LAYERS, STEPS = 4, MI
 #define END(l, p)   (void)(l)
 #include "test/zero/tp_net.inc"
 
-#define OR_RETURN(call)                                                                                      \
-    do {                                                                                                     \
-        int err_ = (call);                                                                                   \
-        if (err_)                                                                                            \
-            return err_;                                                                                     \
-    } while (0)
 #define REAL        float
 #define NAME(x)     part_##x
 #define OWN_FIRST   0

@@ -89,6 +89,14 @@ void toy_at_each_stage(void (*fn)(struct toy_rank *r), void *arg, int *stage, co
             toy_note(r, err);                                                                                \
     } while (0)
 
+/* In a function that returns an error: makes the call, and returns its failure. */
+#define OR_RETURN(call)                                                                                      \
+    do {                                                                                                     \
+        int err_ = (call);                                                                                   \
+        if (err_)                                                                                            \
+            return err_;                                                                                     \
+    } while (0)
+
 /* A call that has to fail: something is wrong unless err is code and zero_last_error() has says in it. */
 void toy_expect(struct toy_rank *r, int err, int code, const char *says);
 
