@@ -347,13 +347,6 @@ int pp_look(const struct model *m, zero_ctx *z, struct bits *out)
     return 0;
 }
 
-void pp_remove_folder(const char *path)
-{
-    char command[1024];
-    snprintf(command, sizeof command, "rm -rf '%s'", path);
-    assert_int_equal(system(command), 0);
-}
-
 int pp_world(const struct mesh *m)
 {
     return m->pp * m->dp * m->tp;

@@ -122,6 +122,5 @@ int pp_world(const struct mesh *m);
 const char *pp_text(const struct mesh *m, const char *what, char text[TEXT]);
 /* Of the whole model, in which ranks that have the same have the same bits. want: 0 where it is not known. */
 void pp_check_bits(const struct mesh *m, int when, uint64_t *want, const char *what);
-void pp_remove_folder(const char *path);
 
 #endif

@@ -262,7 +262,7 @@ static void load_on_others(int each)
         char folder[] = "/tmp/zero-pp-ckpt-XXXXXX";
         struct toy_rank r[MOST_WORLD];
         const struct mesh *saved = &pp_meshes[from];
-        assert_non_null(mkdtemp(folder));
+        toy_make_folder(folder);
         struct setup s = {.mesh = saved, .folder = folder, .async = from % 2};
         toy_ranks(pp_world(saved), save_one, &s, r);
         toy_assert_well(r, pp_world(saved), pp_text(saved, "saved", what));
@@ -292,7 +292,7 @@ static void load_on_others(int each)
             pp_check_bits(s.mesh, 0, &want[0], both);
             pp_check_bits(s.mesh, 1, &want[1], both);
         }
-        pp_remove_folder(folder);
+        toy_remove_folder(folder);
     }
     assert_true(each > 1 || n_of_six == 6 * 5);
 }
@@ -347,11 +347,11 @@ static void buffers_of_stages_are_made_equal(void **state)
     for (size_t i = 0; i < sizeof mesh / sizeof *mesh; i++) {
         char folder[] = "/tmp/zero-pp-buffers-XXXXXX";
         struct toy_rank r[MOST_WORLD];
-        assert_non_null(mkdtemp(folder));
+        toy_make_folder(folder);
         struct setup s = {.mesh = &mesh[i], .folder = folder, .check = true};
         toy_ranks(pp_world(s.mesh), sync_one, &s, r);
         toy_assert_well(r, pp_world(s.mesh), pp_text(s.mesh, "buffers", what));
-        pp_remove_folder(folder);
+        toy_remove_folder(folder);
     }
 }
 
@@ -489,7 +489,7 @@ static void checkpoints_of_another_model_are_named(void **state)
     char folder[] = "/tmp/zero-pp-ckpt-XXXXXX";
     struct toy_rank r[MOST_WORLD];
     (void)state;
-    assert_non_null(mkdtemp(folder));
+    toy_make_folder(folder);
     struct setup s = {.mesh = &mesh, .folder = folder, .code = ZERO_ERR_ARG};
     toy_ranks(4, save_one, &s, r);
     toy_assert_well(r, 4, "saved");
@@ -499,7 +499,7 @@ static void checkpoints_of_another_model_are_named(void **state)
         toy_ranks(4, load_wrongly, &s, r);
         toy_assert_well(r, 4, s.says);
     }
-    pp_remove_folder(folder);
+    toy_remove_folder(folder);
 }
 
 /* A block of the last stage's file: all ranks hear of it, and nothing is changed. */
@@ -509,7 +509,7 @@ static void damage_is_found_by_all(void **state)
     char folder[] = "/tmp/zero-pp-ckpt-XXXXXX", command[512];
     struct toy_rank r[MOST_WORLD];
     (void)state;
-    assert_non_null(mkdtemp(folder));
+    toy_make_folder(folder);
     struct setup s = {.mesh = &mesh, .folder = folder, .code = ZERO_ERR_IO};
     toy_ranks(4, save_one, &s, r);
     toy_assert_well(r, 4, "saved");
@@ -521,7 +521,7 @@ static void damage_is_found_by_all(void **state)
     s.says = "shard-00003-of-00004.safetensors";
     toy_ranks(4, load_wrongly, &s, r);
     toy_assert_well(r, 4, "damaged");
-    pp_remove_folder(folder);
+    toy_remove_folder(folder);
 }
 
 int main(void)
@@ -536,5 +536,5 @@ int main(void)
         cmocka_unit_test(checkpoints_of_another_model_are_named),
         cmocka_unit_test(damage_is_found_by_all),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, toy_remove_folders);
 }

@@ -76,7 +76,7 @@ static void export_to(const struct mesh *mesh, bool no_head, char folder[40])
     struct toy_rank r[MOST_WORLD];
     struct setup s = {.mesh = mesh, .folder = folder, .no_head = no_head};
     strcpy(folder, "/tmp/zero-pp-weights-XXXXXX");
-    assert_non_null(mkdtemp(folder));
+    toy_make_folder(folder);
     toy_ranks(pp_world(mesh), export_one, &s, r);
     toy_assert_well(r, pp_world(mesh), pp_text(mesh, "exported", what));
 }
@@ -91,7 +91,7 @@ static void open_reference(struct reference *ref)
 static void close_reference(struct reference *ref)
 {
     for (int no_head = 0; no_head < 2; no_head++)
-        pp_remove_folder(ref->folder[no_head]);
+        toy_remove_folder(ref->folder[no_head]);
 }
 
 static void import_alike(struct reference *ref, const struct setup *s)
@@ -113,7 +113,7 @@ static void check_mesh(struct reference *ref, const struct mesh *mesh, int numbe
     snprintf(command, sizeof command, "diff -rq '%s' '%s' >&2", ref->folder[no_head], folder);
     if (system(command))
         fail_msg("%s: other files than of one stage", pp_text(mesh, "exported", what));
-    pp_remove_folder(folder);
+    toy_remove_folder(folder);
     for (int mapped = 0; mapped < 2; mapped++) {
         struct setup s = {.mesh = mesh,
                           .folder = ref->folder[no_head],
@@ -232,7 +232,7 @@ static void maps_of_stages_are_checked(void **state)
     for (size_t i = 0; i < sizeof mesh / sizeof *mesh; i++) {
         char folder[] = "/tmp/zero-pp-weights-XXXXXX";
         struct toy_rank r[MOST_WORLD];
-        assert_non_null(mkdtemp(folder));
+        toy_make_folder(folder);
         /* An index whose file ends early. */
         snprintf(command, sizeof command,
                  "cd %s && printf '{\"weight_map\": {\"wte\": \"model-00001-of-00001.safetensors\"}}' "
@@ -242,7 +242,7 @@ static void maps_of_stages_are_checked(void **state)
         struct setup s = {.mesh = &mesh[i], .folder = folder};
         toy_ranks(4, exchange_weights_wrongly, &s, r);
         toy_assert_well(r, 4, pp_text(&mesh[i], "maps", what));
-        pp_remove_folder(folder);
+        toy_remove_folder(folder);
     }
 }
 
@@ -291,7 +291,7 @@ static void wrong_files_are_refused_alike(void **state)
     char good[40], folder[] = "/tmp/zero-pp-wrong-XXXXXX", command[512], what[TEXT];
     (void)state;
     export_to(&pp_meshes[0], false, good);
-    assert_non_null(mkdtemp(folder));
+    toy_make_folder(folder);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char first[sizeof((struct toy_rank *)0)->text] = "";
         snprintf(command, sizeof command,
@@ -315,8 +315,8 @@ static void wrong_files_are_refused_alike(void **state)
             }
         }
     }
-    pp_remove_folder(folder);
-    pp_remove_folder(good);
+    toy_remove_folder(folder);
+    toy_remove_folder(good);
 }
 
 int main(void)
@@ -327,5 +327,5 @@ int main(void)
         cmocka_unit_test(maps_of_stages_are_checked),
         cmocka_unit_test(wrong_files_are_refused_alike),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, toy_remove_folders);
 }

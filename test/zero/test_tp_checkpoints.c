@@ -330,13 +330,6 @@ static void import_one(struct toy_rank *r)
 
 /* ---- tests ---- */
 
-static void remove_folder(const char *path)
-{
-    char command[512];
-    snprintf(command, sizeof command, "rm -rf '%s'", path);
-    assert_int_equal(system(command), 0);
-}
-
 static int world_of(const struct mesh *m)
 {
     return m->dp * m->tp;
@@ -358,7 +351,7 @@ static void any_mesh_loads_any_others(void **state)
     for (int from = 0; from < N_MESHES; from++) {
         char folder[] = "/tmp/zero-tp-ckpt-XXXXXX", what[128];
         struct toy_rank r[MOST_WORLD];
-        assert_non_null(mkdtemp(folder));
+        toy_make_folder(folder);
         struct setup s = {.mesh = &meshes[from], .folder = folder, .async = from % 2, .says = 7};
         toy_ranks(world_of(s.mesh), save_one, &s, r);
         snprintf(what, sizeof what, "saved with dp %d, tp %d, stage %d", s.mesh->dp, s.mesh->tp,
@@ -375,7 +368,7 @@ static void any_mesh_loads_any_others(void **state)
             if (after != hash_of(s.mesh, r))
                 fail_msg("%s: the step after it ends in other bits", what);
         }
-        remove_folder(folder);
+        toy_remove_folder(folder);
     }
 }
 
@@ -396,7 +389,7 @@ static void weights_are_the_whole_models(void **state)
     (void)state;
     for (int i = 0; i < N_MESHES; i++) {
         strcpy(folder[i], "/tmp/zero-tp-weights-XXXXXX");
-        assert_non_null(mkdtemp(folder[i]));
+        toy_make_folder(folder[i]);
         s.mesh = &meshes[i];
         s.folder = folder[i];
         snprintf(what, sizeof what, "exported with dp %d, tp %d, stage %d", s.mesh->dp, s.mesh->tp,
@@ -411,7 +404,7 @@ static void weights_are_the_whole_models(void **state)
         toy_assert_well(r, world_of(s.mesh), what);
     }
     for (int i = 0; i < N_MESHES; i++)
-        remove_folder(folder[i]);
+        toy_remove_folder(folder[i]);
 }
 
 int main(void)
@@ -420,5 +413,5 @@ int main(void)
         cmocka_unit_test(weights_are_the_whole_models),
         cmocka_unit_test(any_mesh_loads_any_others),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, toy_remove_folders);
 }

@@ -346,3 +346,44 @@ bool toy_holds_no_more(struct toy_holdings before, struct toy_holdings *now)
     }
     return false;
 }
+
+/* ---- folders ---- */
+
+enum { MOST_FOLDERS = 64 };
+static char folders[MOST_FOLDERS][64];
+
+void toy_make_folder(char *path)
+{
+    int i = 0;
+    while (i < MOST_FOLDERS && folders[i][0])
+        i++;
+    assert_true(i < MOST_FOLDERS && strlen(path) < sizeof *folders);
+    assert_non_null(mkdtemp(path));
+    strcpy(folders[i], path);
+}
+
+static int remove_all(const char *path)
+{
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%.63s'", path);
+    return system(command);
+}
+
+void toy_remove_folder(const char *path)
+{
+    for (int i = 0; i < MOST_FOLDERS; i++)
+        if (!strcmp(folders[i], path))
+            folders[i][0] = 0;
+    assert_int_equal(remove_all(path), 0);
+}
+
+int toy_remove_folders(void **state)
+{
+    int err = 0;
+    (void)state;
+    for (int i = 0; i < MOST_FOLDERS; i++)
+        if (folders[i][0])
+            err |= remove_all(folders[i]);
+    memset(folders, 0, sizeof folders);
+    return err;
+}

@@ -102,6 +102,13 @@ void toy_expect(struct toy_rank *r, int err, int code, const char *says);
 
 int64_t toy_now_ms(void);
 
+/* A new folder for a test's files: path ends with XXXXXX, as for mkdtemp. It is removed by the second, with
+ * what is in it, or, where a test fails before that, by the third, a group's teardown. On the test's own
+ * thread. */
+void toy_make_folder(char *path);
+void toy_remove_folder(const char *path);
+int toy_remove_folders(void **state);
+
 /* What a process holds that a context may have left behind. */
 struct toy_holdings {
     /* n_maps: mappings of memfds, which are the arenas of ranks */
