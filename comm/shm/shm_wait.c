@@ -105,8 +105,8 @@ int zr_shm_place_of(const struct zr_shm *k, int32_t rank)
     return -1;
 }
 
-/* This rank's calls and a peer's, in a communicator of both that is told of them: of its calls, where the
- * peer makes all of them, comes before one that is told of those that all ranks make. */
+/* This rank's calls and a peer's, in a communicator of both that is told of what all its ranks call: one of
+ * few, which hears of more, comes before that of all. */
 static void find_calls(const struct zr_shm *m, int place, const struct zr_called_ring **own,
                        const struct zr_called_ring **its)
 {

@@ -491,12 +491,6 @@ static inline struct zr_comm *zr_widest_comm(const struct zr_engine *e)
     return e->role[zr_widest_role(e)].comm;
 }
 
-/* Of the ranks that make the same calls: those of other pipeline stages have other units. */
-static inline struct zr_comm *zr_called_comm(const struct zr_engine *e)
-{
-    return e->pp > 1 ? e->role[ZR_ROLE_CONTROL].comm : zr_widest_comm(e);
-}
-
 /* Of all calls so far that every rank of the world makes. */
 static inline uint64_t zr_world_hash(const struct zr_engine *e)
 {

@@ -327,36 +327,37 @@ const char *zr_model_call_name(enum zr_core_event_kind kind)
     return name[kind];
 }
 
-/* The ranks of other pipeline stages, and of other parts, make it too. Others are of what a stage has alone:
- * its units, tensors, actions and activations. */
-static bool is_of_all(enum zr_called_name name)
+/* Of activations between parts: data-parallel ranks may have others, of other sizes, as their data has. */
+static bool is_of_parts(enum zr_called_name name)
 {
-    switch (name) {
-    case ZR_CALLED_BEGIN:
-    case ZR_CALLED_END:
-    case ZR_CALLED_READ:
-    case ZR_CALLED_WRITE:
-    case ZR_CALLED_NEXT:
-    case ZR_CALLED_FINISH:
-    case ZR_CALLED_TP_ENTER:
-    case ZR_CALLED_TP_LEAVE:
-    case ZR_CALLED_TP_GATHER:
-    case ZR_CALLED_TP_SCATTER:
-    case ZR_CALLED_TP_SUM:
-    case ZR_CALLED_TP_MAX:
-        return false;
-    default:
-        return true;
-    }
+    return name == ZR_CALLED_TP_ENTER || name == ZR_CALLED_TP_LEAVE || name == ZR_CALLED_TP_GATHER ||
+           name == ZR_CALLED_TP_SCATTER || name == ZR_CALLED_TP_SUM || name == ZR_CALLED_TP_MAX;
 }
 
+/* Of what a pipeline stage has alone: its units, tensors and actions. */
+static bool is_of_stage(enum zr_called_name name)
+{
+    return name == ZR_CALLED_BEGIN || name == ZR_CALLED_END || name == ZR_CALLED_READ ||
+           name == ZR_CALLED_WRITE || name == ZR_CALLED_NEXT || name == ZR_CALLED_FINISH;
+}
+
+static void call_comm(struct zr_comm *c, const struct zr_called *call)
+{
+    if (c && c->ops->called)
+        c->ops->called(c, call);
+}
+
+/* Each communicator hears what all its ranks call, in one order. */
 static void report_called(struct zr_engine *e, const struct zr_called *call)
 {
-    struct zr_comm *same = zr_called_comm(e), *all = zr_widest_comm(e);
-    if (same->ops->called)
-        same->ops->called(same, call);
-    if (all != same && is_of_all(call->name) && all->ops->called)
-        all->ops->called(all, call);
+    struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm, *all = zr_widest_comm(e);
+    if (e->parts > 1)
+        call_comm(e->role[ZR_ROLE_MODEL].comm, call);
+    if (is_of_parts(call->name))
+        return;
+    call_comm(control, call);
+    if (all != control && (e->pp == 1 || !is_of_stage(call->name)))
+        call_comm(all, call);
 }
 
 void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t subject, uint64_t args)

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -703,6 +704,47 @@ static void close_unwrapped(struct unwrapped *u)
     free(u->model);
 }
 
+/* Data-parallel ranks may give other sizes to their parts, or none at all, as their data has it: nobody finds
+ * fault with it while one of them is waited for. */
+static void give_other_sizes(struct toy_rank *r)
+{
+    struct unwrapped u;
+    const struct timespec late = {.tv_nsec = 300000000};
+    zero_ctx *z = NULL;
+    float x[8] = {0};
+    int err = 0, dp = r->rank / 2; /* of 2, with 2 parts each */
+    TOY_TRY(open_unwrapped(r, &u));
+    TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
+    for (int step = 0; step < 2; step++) {
+        for (int phase = ZERO_FORWARD; phase <= ZERO_BACKWARD; phase++)
+            for (int k = 0; k < 2; k++) {
+                int unit = phase == ZERO_FORWARD ? k : 1 - k;
+                TOY_TRY(zero_begin(z, unit, (enum zero_phase)phase));
+                for (int t = 0; !err && t < TENSORS && phase == ZERO_BACKWARD; t++)
+                    if (u.model->table[t].unit == unit)
+                        *(float *)*u.model->table[t].grad = 1;
+                if (dp == 0 || step == 0)
+                    TOY_TRY(zero_tp_leave(z, x, x, 3 + 4 * dp, ZERO_F32, ZERO_FORWARD));
+                if (r->rank == 0 && unit == 0)
+                    nanosleep(&late, NULL);
+                TOY_TRY(zero_end(z, unit, (enum zero_phase)phase));
+            }
+        TOY_TRY(zero_step(z, 1e-3f, NULL));
+    }
+    zero_unwrap(&z);
+    close_unwrapped(&u);
+}
+
+static void sizes_of_data_parallel_ranks_may_differ(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage += 3) {
+        struct toy_rank r[4];
+        toy_ranks(4, give_other_sizes, &stage, r);
+        toy_assert_well(r, 4, "other sizes");
+    }
+}
+
 /* Ranks of tp that begin with other values of what none of them has cut. */
 static void begin_apart(struct toy_rank *r)
 {
@@ -938,6 +980,7 @@ int main(void)
         cmocka_unit_test(cuts_that_are_refused),
         cmocka_unit_test(axes_that_are_refused),
         cmocka_unit_test(calls_that_are_refused),
+        cmocka_unit_test(sizes_of_data_parallel_ranks_may_differ),
         cmocka_unit_test(tables_that_cut_otherwise),
         cmocka_unit_test(values_that_differ),
         cmocka_unit_test(gradients_that_differ),
