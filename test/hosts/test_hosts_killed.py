@@ -161,7 +161,8 @@ class Killed(unittest.TestCase):
         """What is killed need not come to run again."""
         with tempfile.TemporaryDirectory() as folder:
             held = subprocess.Popen([PYTHON, os.path.abspath(__file__), '--hold'], stdout=subprocess.PIPE, env={**os.environ, 'TMPDIR': folder})
-            held.stdout.readline()
+            while held.stdout.readline() != b'all\n':  # a command that has just begun has not asked yet to end with its parent
+                self.assertIsNone(held.poll())
             made = self.made()
             for pid in descendants():
                 with contextlib.suppress(ProcessLookupError):  # a short one has ended
