@@ -18,8 +18,11 @@ struct verify_options {
     bool json, mutants, exhaustive, time;
 };
 
-static const struct option_word schedules[] = {
-    {"gpipe", ZR_RUN_GPIPE}, {"1f1b", ZR_RUN_1F1B}, {"interleaved", ZR_RUN_INTERLEAVED}, {0}};
+static const struct option_word schedules[] = {{"gpipe", ZR_RUN_GPIPE},
+                                               {"1f1b", ZR_RUN_1F1B},
+                                               {"interleaved", ZR_RUN_INTERLEAVED},
+                                               {"zero-bubble", ZR_RUN_ZERO_BUBBLE},
+                                               {0}};
 
 static const struct option_row rows[] = {
     {"seeds", "N", "Random configurations to run (2000)", 1,
@@ -47,7 +50,8 @@ static const struct option_row rows[] = {
     {"accum", "N", "Micro-batches of a step (1)", 2, OPTION_INT(struct verify_options, accum, 1, 64)},
     {"pp", "N", "Pipeline stages, or ranks of several each, that take a part of the units (1)", 2,
      OPTION_INT(struct verify_options, pp, 1, 64)},
-    {"schedule", "gpipe|1f1b|interleaved", "With --pp: in which order they take micro-batches (1f1b)", 2,
+    {"schedule", "gpipe|1f1b|interleaved|zero-bubble",
+     "With --pp: in which order they take micro-batches (1f1b)", 2,
      OPTION_WORD(struct verify_options, schedule, schedules)},
     {"stages-per-rank", "N", "With --pp: stages of each rank (1; interleaved: 2)", 2,
      OPTION_INT(struct verify_options, per_rank, 1, 4)},
@@ -234,8 +238,8 @@ static int read_stages(const char *name, const struct verify_options *o, struct 
         return 0;
     fprintf(stderr,
             "%s: --world %d, --pp %d, --stages-per-rank %d, --schedule and --accum %d do not go together: "
-            "stages divide the world, 1f1b has one stage on each rank, and the interleaved schedule takes "
-            "micro-batches in equal rounds of as many as --pp, or more\n",
+            "stages divide the world, 1f1b and zero-bubble have one stage on each rank, and the interleaved "
+            "schedule takes micro-batches in equal rounds of as many as --pp, or more\n",
             name, c->world, c->pp, c->per_rank, c->accum);
     return EXIT_USAGE;
 }

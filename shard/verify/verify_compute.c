@@ -39,16 +39,17 @@ static struct zr_content contribution(const struct zr_verify_rank *r, const stru
     return of;
 }
 
-/* Of one use of a unit. */
+/* Of one use of a unit. Each part of a backward that is apart is half of it. */
 static int64_t compute_ns(const struct zr_verify_speed *s, const struct zr_script_op *op, int64_t elems)
 {
     const struct zr_verify_unit *u = s->units ? &s->units[op->unit] : NULL;
-    double flop = (op->backward ? 4.0 : 2.0) * (double)elems * s->tokens;
+    bool backward = op->backward || op->apart;
+    double flop = (backward ? 4.0 : 2.0) * (double)elems * s->tokens;
     if (u && op->again)
-        flop = op->backward ? u->again_backward_flop : u->again_forward_flop;
+        flop = backward ? u->again_backward_flop : u->again_forward_flop;
     else if (u)
-        flop = op->backward ? u->backward_flop : u->forward_flop;
-    return (int64_t)(flop / s->flops_per_s * 1e9);
+        flop = backward ? u->backward_flop : u->forward_flop;
+    return (int64_t)((op->apart ? flop / 2 : flop) / s->flops_per_s * 1e9);
 }
 
 int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op)

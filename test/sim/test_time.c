@@ -178,13 +178,16 @@ static void stages_stand_as_published(void **state)
         for (int more = 0; more <= ranks; more += ranks) {
             const int n_micro = 2 * ranks + more;
             const struct {
-                int per_rank, schedule;
-            } each[] = {
-                {1, ZR_RUN_GPIPE}, {1, ZR_RUN_1F1B}, {2, ZR_RUN_INTERLEAVED}, {3, ZR_RUN_INTERLEAVED}};
+                int per_rank, schedule, each;
+            } each[] = {{1, ZR_RUN_GPIPE, F + B},
+                        {1, ZR_RUN_1F1B, F + B},
+                        {2, ZR_RUN_INTERLEAVED, F + B},
+                        {3, ZR_RUN_INTERLEAVED, F + B},
+                        {1, ZR_RUN_ZERO_BUBBLE, F + B / 2 - B / 2}}; /* of B half is of weights */
             for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
                 struct zr_verify_time t =
                     time_stages(ranks, each[i].per_rank, n_micro, each[i].schedule, 1, 1e30);
-                assert_int_equal(t.bubble_ns, (ranks - 1) * (F + B));
+                assert_int_equal(t.bubble_ns, (ranks - 1) * each[i].each);
                 assert_int_equal(t.norm_ns, 0);
                 assert_int_equal(t.exposed_ns, t.bubble_ns);
             }
