@@ -39,9 +39,12 @@ void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const s
     char of_a[ZR_CALLED_CHARS], of_b[ZR_CALLED_CHARS];
     zr_called_describe(a, of_a);
     zr_called_describe(b, of_b);
+    const char *other = a->name == ZR_CALLED_STEP
+                            ? " after other numbers by zero_carry, zero_tune or zero_set_step"
+                            : " with other arguments";
     snprintf(text, ZR_CALLED_BOTH_CHARS,
              "rank %d called %s; rank %d called %s%s; every rank must make the same calls, in the same order",
-             rank_a, of_a, rank_b, of_b, strcmp(of_a, of_b) ? "" : " with other arguments");
+             rank_a, of_a, rank_b, of_b, strcmp(of_a, of_b) ? "" : other);
 }
 
 /* One word, so that it is read whole: 6 bits name, 1 backward, 25 step, 32 subject. Comparing steps as far as

@@ -347,7 +347,16 @@ static void call_comm(struct zr_comm *c, const struct zr_called *call)
         c->ops->called(c, call);
 }
 
-/* Each communicator hears what all its ranks call, in one order. */
+/* Of numbers that wait for the next zero_step, which compares them: other ranks may give them earlier. */
+static bool is_for_step(enum zr_called_name name)
+{
+    return name == ZR_CALLED_CARRY || name == ZR_CALLED_SET_STEP || name == ZR_CALLED_TUNE_CLIP ||
+           name == ZR_CALLED_TUNE_BETA1 || name == ZR_CALLED_TUNE_BETA2 || name == ZR_CALLED_TUNE_EPS ||
+           name == ZR_CALLED_TUNE_DECAY;
+}
+
+/* Each communicator hears what all its ranks call, in one order; stages may be written each in its own
+ * way. */
 static void report_called(struct zr_engine *e, const struct zr_called *call)
 {
     struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm, *all = zr_widest_comm(e);
@@ -356,7 +365,7 @@ static void report_called(struct zr_engine *e, const struct zr_called *call)
     if (is_of_parts(call->name))
         return;
     call_comm(control, call);
-    if (all != control && (e->pp == 1 || !is_of_stage(call->name)))
+    if (all != control && (e->pp == 1 || !(is_of_stage(call->name) || is_for_step(call->name))))
         call_comm(all, call);
 }
 
@@ -396,13 +405,15 @@ void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
                                                [ZR_EV_RELEASE_ALL] = ZR_CALLED_RELEASE_ALL};
     bool bracket = ev->kind <= ZR_EV_END;
     const int64_t words[] = {ev->kind, ev->unit};
+    uint64_t args = ev->kind == ZR_EV_STEP ? zr_tuned_digest(e, e->m.given.n) : 0;
     if (!bracket && ev->kind != ZR_EV_REWRITE) /* of tensors, which other stages do not have */
         e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
     if (ev->kind < sizeof name / sizeof *name && name[ev->kind])
         report_called(e, &(struct zr_called){.name = name[ev->kind],
                                              .backward = bracket && (ev->backward || ev->apart),
                                              .subject = bracket ? ev->unit : -1,
-                                             .step = e->m.step + 1});
+                                             .step = e->m.step + 1,
+                                             .args = args});
 }
 
 int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)

@@ -45,9 +45,9 @@ uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried)
     struct {
         struct zr_hyper hyper[ZR_OPTIMIZER_COUNT];
         float clip;
-        int32_t has_states, n_carried, unused;
+        int32_t n_carried;
         int64_t t;
-    } all = {.clip = now->clip, .has_states = now->has_states, .n_carried = n_carried, .t = e->m.t};
+    } all = {.clip = now->clip, .n_carried = n_carried, .t = e->m.t}; /* states may be of one stage alone */
     memcpy(all.hyper, now->hyper, sizeof all.hyper);
     return (uint32_t)XXH3_64bits(&all, sizeof all);
 }

@@ -958,6 +958,7 @@ static void write_alone(struct toy_rank *r)
     w[3] = 0.25f;
     TOY_TRY(wrap(r, &cfg, &at, &m, &z, &plan));
     if (at.pp == 1) {
+        TOY_TRY(zero_write(z, 2, ZERO_VALUE_STATE, 0, C, w));
         TOY_TRY(zero_write(z, 2, ZERO_VALUE_PARAM, 0, C, w));
         TOY_TRY(zero_read(z, 2, ZERO_VALUE_PARAM, 0, C, got));
         if (!err && memcmp(w, got, sizeof w) != 0)
@@ -1910,6 +1911,11 @@ static int carry_alone(zero_ctx *z)
     return zero_carry(z, two, 2);
 }
 
+static int evaluate_alone(zero_ctx *z)
+{
+    return zero_evaluate(z);
+}
+
 /* One of them, before the first step; each rank's error names it. */
 static void call_alone(struct toy_rank *r)
 {
@@ -1937,11 +1943,14 @@ static void call_alone(struct toy_rank *r)
 
 static void calls_of_one_stage_are_named(void **state)
 {
+    static const char numbers[] =
+        "called zero_step in step 1 after other numbers by zero_carry, zero_tune or";
     const struct alone rows[] = {
-        {{.pp = 2, .dp = 2, .tp = 1}, 1, -1, tune_alone, "called zero_tune(clip) in step 1"},
-        {{.pp = 2, .dp = 2, .tp = 1}, 0, -1, count_alone, "called zero_set_step in step 1"},
-        {{.pp = 2, .dp = 1, .tp = 2}, 1, 1, carry_alone, "called zero_carry in step 1"},
-        {{.pp = 3, .dp = 1, .tp = 2}, 2, -1, tune_alone, "called zero_tune(clip) in step 1"},
+        {{.pp = 2, .dp = 2, .tp = 1}, 1, -1, tune_alone, numbers},
+        {{.pp = 2, .dp = 2, .tp = 1}, 0, -1, count_alone, numbers},
+        {{.pp = 2, .dp = 1, .tp = 2}, 1, 1, carry_alone, "every rank must make the same calls"},
+        {{.pp = 3, .dp = 1, .tp = 2}, 2, -1, tune_alone, numbers},
+        {{.pp = 2, .dp = 2, .tp = 1}, 1, -1, evaluate_alone, "rank "},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
