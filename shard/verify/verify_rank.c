@@ -217,7 +217,8 @@ static bool is_refusal(const struct zr_verify_rank *r, const struct zr_script_op
     bool uneven = c->skipped || c->repeats || c->pattern == ZR_USE_TWICE;
     bool room = c->declared && !c->changes && !c->skipped; /* each bracket of a declared order has a slot */
     bool core = (err == ZR_ERR_BUDGET && op->kind == ZR_DO_BEGIN && !room) ||
-                (err == ZR_ERR_ORDER && (op->kind == ZR_DO_STEP || op->kind == ZR_DO_NORM) && uneven);
+                (err == ZR_ERR_ORDER && (op->kind == ZR_DO_STEP || op->kind == ZR_DO_NORM) && uneven) ||
+                (err == ZR_ERR_ORDER && op->kind == ZR_DO_DROP && c->unbracketed); /* of such units alone */
     return core && !zr_engine_has_failed(&r->engine);
 }
 

@@ -43,6 +43,10 @@ static void once_failed(void **state)
         /* A snapshot of the last stage read what its tied tensor was being given; and it was given that. */
         "seed=208 stage=3 world=2 n_units=1 accum=1 n_steps=1 snapshots=84 poison=-1 dead=-1 pp=2 tied=1",
         "seed=226 stage=3 world=2 n_units=1 accum=1 n_steps=1 snapshots=21 poison=-1 dead=-1 pp=2 tied=1",
+        /* A step that is given up in the midst of its backward: with several units open at once its calls
+           were other ones than those declared, and no slot was for them. */
+        "seed=523688 stage=3 world=2 n_units=4 accum=1 n_steps=2 pattern=1 bf16=1 declared=1 poison=-1 "
+        "dead=-1 drops=28",
         /* Ranks go around the hosts: the first of a later stage was not its lowest, whose values count. */
         "seed=1 stage=3 world=12 n_units=1 accum=1 n_steps=1 poison=-1 dead=-1 pp=2 hybrid=1 group=2 dealt=1",
     };
