@@ -33,6 +33,13 @@ void zr_called_describe(const struct zr_called *c, char text[ZR_CALLED_CHARS])
         snprintf(text, ZR_CALLED_CHARS, "%s", name);
 }
 
+bool zr_called_is_for_step(enum zr_called_name name)
+{
+    return name == ZR_CALLED_CARRY || name == ZR_CALLED_SET_STEP || name == ZR_CALLED_TUNE_CLIP ||
+           name == ZR_CALLED_TUNE_BETA1 || name == ZR_CALLED_TUNE_BETA2 || name == ZR_CALLED_TUNE_EPS ||
+           name == ZR_CALLED_TUNE_DECAY;
+}
+
 void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
                       char text[ZR_CALLED_BOTH_CHARS])
 {

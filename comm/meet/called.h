@@ -107,6 +107,10 @@ void zr_called_describe(const struct zr_called *c, char text[ZR_CALLED_CHARS]);
 
 void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c);
 
+/* It gives a number that waits for the next zero_step, which compares them: another rank may call it earlier
+ * or later. */
+bool zr_called_is_for_step(enum zr_called_name name);
+
 /* "rank 1 called zero_begin(unit 3, backward) in step 12; rank 0 called zero_read(tensor 2) in step 12; every
  * rank must make the same calls, in the same order" */
 #define ZR_CALLED_BOTH_CHARS 384

@@ -347,14 +347,6 @@ static void call_comm(struct zr_comm *c, const struct zr_called *call)
         c->ops->called(c, call);
 }
 
-/* Of numbers that wait for the next zero_step, which compares them: other ranks may give them earlier. */
-static bool is_for_step(enum zr_called_name name)
-{
-    return name == ZR_CALLED_CARRY || name == ZR_CALLED_SET_STEP || name == ZR_CALLED_TUNE_CLIP ||
-           name == ZR_CALLED_TUNE_BETA1 || name == ZR_CALLED_TUNE_BETA2 || name == ZR_CALLED_TUNE_EPS ||
-           name == ZR_CALLED_TUNE_DECAY;
-}
-
 /* Each communicator hears what all its ranks call, in one order; stages may be written each in its own
  * way. */
 static void report_called(struct zr_engine *e, const struct zr_called *call)
@@ -365,7 +357,7 @@ static void report_called(struct zr_engine *e, const struct zr_called *call)
     if (is_of_parts(call->name))
         return;
     call_comm(control, call);
-    if (all != control && (e->pp == 1 || !(is_of_stage(call->name) || is_for_step(call->name))))
+    if (all != control && (e->pp == 1 || !(is_of_stage(call->name) || zr_called_is_for_step(call->name))))
         call_comm(all, call);
 }
 
