@@ -72,8 +72,7 @@ static const enum zr_pipeline_kind kinds[] = {[ZERO_SCHEDULE_1F1B] = ZR_1F1B,
 /* What a micro-batch's action begins to keep, or ends. */
 static int kept_by(enum zr_pipe_kind kind)
 {
-    bool ends = kind == ZR_PIPE_BACKWARD || kind == ZR_PIPE_BACKWARD_WEIGHT;
-    return kind == ZR_PIPE_FORWARD ? 1 : ends ? -1 : 0;
+    return kind == ZR_PIPE_FORWARD ? 1 : zr_pipe_gives_weights(kind) ? -1 : 0;
 }
 
 /* What a rank keeps at most, action by action. */

@@ -43,10 +43,17 @@ static void list_open(const struct zr_core *c, char *text, size_t n)
     }
 }
 
+/* That the bracket opens with. */
+static struct zr_call call_of(const struct zr_core_event *ev)
+{
+    return (struct zr_call){.unit = ev->unit, .backward = ev->backward, .apart = ev->apart};
+}
+
 /* The bracket has the unit's parameters. */
 static bool holds(const struct zr_core_event *ev)
 {
-    return !ev->backward || !ev->apart;
+    struct zr_call call = call_of(ev);
+    return zr_call_needs_param(&call);
 }
 
 /* No slot is left for a bracket; kind: "parameter". */
@@ -136,7 +143,7 @@ static int refuse_begin(struct zr_core *c, const struct zr_core_event *ev)
 static int32_t find_param_slot(const struct zr_core *c, const struct zr_core_event *ev)
 {
     const struct unit *u = &units(c)[ev->unit];
-    struct zr_call call = {.unit = ev->unit, .backward = ev->backward, .apart = ev->apart};
+    struct zr_call call = call_of(ev);
     struct zr_slot_range all = {u->fits, c->n_pslots},
                          range = zr_core_slots_at(c, zr_core_find_call(c, &call), u);
     if (n_holding(u) || zr_core_in_range(c, range, u->pslot))
@@ -197,7 +204,8 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     if (err)
         return err;
 
-    zr_core_follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward, .apart = ev->apart});
+    struct zr_call call = call_of(ev);
+    zr_core_follow(c, &call);
     if (!ev->backward && !c->n_open_bwd && zr_core_is_lost(c)) /* the micro-batch before ended early */
         zr_core_return_grads(c, out, n);
     if (holds(ev)) {
@@ -252,8 +260,9 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
         return zr_fail(ZR_ERR_ORDER, "zero_end: unit %d is not open in %s", ev->unit, phase_name(ev));
     if (c->all)
         return bracket_in_all(c, ev->unit, open, false);
-    zr_core_follow(
-        c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward, .is_end = 1, .apart = ev->apart});
+    struct zr_call call = call_of(ev);
+    call.is_end = 1;
+    zr_core_follow(c, &call);
     *open = false;
     c->n_open--;
     c->n_open_bwd -= ev->backward;

@@ -218,6 +218,8 @@ bool zr_core_between_steps(const struct zr_core *c);
 bool zr_core_wrote_nothing(const struct zr_core *c);
 /* A norm was asked for since the step: its gradients are complete. */
 bool zr_core_complete(const struct zr_core *c);
+/* A call as one word, for hashes: any two differ. */
+uint64_t zr_core_call_word(const struct zr_call *call);
 /* Going through the order leaves no bracket without a parameter slot. Else they may run out, as where an
  * order was not declared that holds several brackets open. */
 bool zr_core_has_room(const struct zr_core *c);

@@ -273,7 +273,6 @@ bool zr_core_valid(const struct zr_core *c);
 #define ZR_EVAL_WORD     (UINT64_C(8) << 40)
 
 void zr_core_note(struct zr_core *c, uint64_t word);
-uint64_t zr_core_call_word(const struct zr_call *call);
 /* Derives next_begin, first_use and begins from the order, and starts it. */
 void zr_core_index_order(struct zr_core *c);
 /* Where in the order the next call is; -1: nowhere, or it does not matter, as no slots are sized. */

@@ -424,9 +424,7 @@ static uint64_t hash_plan(const struct zr_plan *p)
     h = XXH64(s->param_slot_bytes, (size_t)s->n_param_slots * sizeof *s->param_slot_bytes, h);
     h = XXH64(s->grad_slot_bytes, (size_t)s->n_grad_slots * sizeof *s->grad_slot_bytes, h);
     for (int32_t i = 0; i < p->spec.n_order; i++) {
-        const struct zr_call *c = &p->spec.order[i];
-        uint64_t word = (uint64_t)(uint32_t)c->unit << 3 | (uint64_t)c->apart << 2 |
-                        (uint64_t)c->backward << 1 | c->is_end;
+        uint64_t word = zr_core_call_word(&p->spec.order[i]);
         h = XXH64(&word, sizeof word, h);
     }
     return h;

@@ -201,13 +201,12 @@ static void add_calls(struct zr_schedule *s, const struct zr_call *calls, int64_
                       enum zr_pipe_kind kind)
 {
     int32_t before = s->n_order;
-    bool ends = kind == ZR_PIPE_BACKWARD || kind == ZR_PIPE_BACKWARD_WEIGHT;
     for (int64_t i = 0; i < n; i++) {
         struct zr_call call = calls[i];
         if (s->stage_of[call.unit] == stage && call_in(kind, &call))
             s->order[s->n_order++] = call;
     }
-    if (ends && s->walk.per_rank > 1 && s->n_order > before)
+    if (zr_pipe_gives_weights(kind) && s->walk.per_rank > 1 && s->n_order > before)
         s->order[s->n_order - 1].ends_action = 1;
 }
 
@@ -359,8 +358,7 @@ static enum zero_phase phase_of(const struct zr_pipe_action *a)
 
 static const char *name_phase(const struct zr_pipe_action *a)
 {
-    enum zero_phase p = phase_of(a);
-    return zr_phase_name(p == ZERO_BACKWARD || p == ZERO_BACKWARD_WEIGHT, p >= ZERO_BACKWARD_INPUT);
+    return zr_phase_name(zr_pipe_gives_weights(a->kind), zr_pipe_is_apart(a->kind));
 }
 
 static int need_healthy(struct zero_ctx *z, const char *call)

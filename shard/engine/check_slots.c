@@ -101,9 +101,8 @@ struct action_text {
 static struct action_text text_of(const struct zr_pipe_action *a)
 {
     struct action_text t;
-    bool weights = a->kind == ZR_PIPE_BACKWARD || a->kind == ZR_PIPE_BACKWARD_WEIGHT;
-    bool apart = a->kind == ZR_PIPE_BACKWARD_INPUT || a->kind == ZR_PIPE_BACKWARD_WEIGHT;
-    snprintf(t.text, sizeof t.text, "%s of micro-batch %d", zr_phase_name(weights, apart), a->micro_batch);
+    const char *phase = zr_phase_name(zr_pipe_gives_weights(a->kind), zr_pipe_is_apart(a->kind));
+    snprintf(t.text, sizeof t.text, "%s of micro-batch %d", phase, a->micro_batch);
     return t;
 }
 
@@ -202,7 +201,7 @@ int zr_slot_check_over(struct zr_engine *e)
         hold_slot(e, g->out, true);
     }
     /* What may be written again is not the model's to keep any more. */
-    bool over = kind == ZR_PIPE_BACKWARD || kind == ZR_PIPE_BACKWARD_WEIGHT || c->evaluates;
+    bool over = zr_pipe_gives_weights(kind) || c->evaluates;
     if (g->in && over)
         held_of(e, g->in)->known = false;
     if (g->kept && over)

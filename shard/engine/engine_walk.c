@@ -51,8 +51,7 @@ static struct zr_pipe_message message_of(const struct zr_pipe_action *a)
 /* A backward whose gradients another stage has to do with: the first stage's, or the last's. */
 static bool ends_ties(const struct zr_walk *w, const struct zr_pipe_action *a)
 {
-    bool weights = a->kind == ZR_PIPE_BACKWARD || a->kind == ZR_PIPE_BACKWARD_WEIGHT;
-    return weights && (a->stage == 0 || a->stage == zr_walk_stages(w) - 1);
+    return zr_pipe_gives_weights(a->kind) && (a->stage == 0 || a->stage == zr_walk_stages(w) - 1);
 }
 
 /* ---- one action after the other ---- */

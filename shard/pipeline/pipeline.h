@@ -44,6 +44,18 @@ static inline bool zr_pipe_computes(enum zr_pipe_kind kind)
     return kind <= ZR_PIPE_BACKWARD_WEIGHT;
 }
 
+/* With it a stage has the gradients of its weights of the micro-batch, and its backward is over. */
+static inline bool zr_pipe_gives_weights(enum zr_pipe_kind kind)
+{
+    return kind == ZR_PIPE_BACKWARD || kind == ZR_PIPE_BACKWARD_WEIGHT;
+}
+
+/* A part of a backward. */
+static inline bool zr_pipe_is_apart(enum zr_pipe_kind kind)
+{
+    return kind == ZR_PIPE_BACKWARD_INPUT || kind == ZR_PIPE_BACKWARD_WEIGHT;
+}
+
 static inline bool zr_pipe_sends(enum zr_pipe_kind kind)
 {
     return kind == ZR_PIPE_SEND_F || kind == ZR_PIPE_SEND_B;

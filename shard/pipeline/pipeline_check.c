@@ -122,7 +122,7 @@ static int check_computed(const struct checking *c, int32_t rank, struct zr_pipe
     if (a.kind != ZR_PIPE_FORWARD && s->reduced)
         return zr_fail(ZR_ERR_ARG, "rank %d: %s comes after %dREDUCE_GRAD: its gradient would be lost", rank,
                        zr_pipe_text(a, text), a.stage);
-    if (a.kind == ZR_PIPE_BACKWARD || a.kind == ZR_PIPE_BACKWARD_WEIGHT) {
+    if (zr_pipe_gives_weights(a.kind)) {
         c->report->in_order &= a.micro_batch > s->last;
         s->last = a.micro_batch;
         s->n_done++;
@@ -182,7 +182,7 @@ static void count(const struct checking *c, struct zr_pipe_rank *rank, struct lo
 {
     int64_t bytes = c->cost->activation_bytes * (c->cost->units ? c->cost->units[a.stage] : 1);
     bool begins = a.kind == ZR_PIPE_FORWARD;
-    bool ends = c->has_backward ? a.kind == ZR_PIPE_BACKWARD || a.kind == ZR_PIPE_BACKWARD_WEIGHT : begins;
+    bool ends = c->has_backward ? zr_pipe_gives_weights(a.kind) : begins;
     l->activations += begins;
     l->bytes += begins ? bytes : 0;
     l->whole += a.kind == ZR_PIPE_UNSHARD;

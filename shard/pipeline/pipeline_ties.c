@@ -4,12 +4,6 @@
 
 #include <stdlib.h>
 
-/* It has gradients of weights, as a whole backward has. */
-static bool gives_weights(enum zr_pipe_kind kind)
-{
-    return kind == ZR_PIPE_BACKWARD || kind == ZR_PIPE_BACKWARD_WEIGHT;
-}
-
 static bool are_apart(const struct zr_pipeline *p)
 {
     for (int32_t r = 0; r < p->n_ranks; r++)
@@ -57,7 +51,7 @@ static bool may_go(const struct trial *t, const struct zr_pipe_action *a)
         well = is_met(t, ZR_PIPE_SEND_F, s - 1, m) && is_met(t, ZR_PIPE_RECV_F, s + 1, m - t->n_onward);
     if (a->kind == ZR_PIPE_BACKWARD || a->kind == ZR_PIPE_BACKWARD_INPUT)
         well = is_met(t, ZR_PIPE_SEND_B, s + 1, m) && is_met(t, ZR_PIPE_RECV_B, s - 1, m - t->n_back);
-    if (!gives_weights(a->kind))
+    if (!zr_pipe_gives_weights(a->kind))
         return well;
     return well && (s > 0 || t->n_last > m) && (s < t->p->n_stages - 1 || t->n_first + t->most > m);
 }
@@ -66,8 +60,8 @@ static void go(struct trial *t, const struct zr_pipe_action *a)
 {
     if (zr_pipe_sends(a->kind) || zr_pipe_receives(a->kind))
         *met(t, a->kind, a->stage, a->micro_batch) = true;
-    t->n_first += gives_weights(a->kind) && a->stage == 0;
-    t->n_last += gives_weights(a->kind) && a->stage == t->p->n_stages - 1;
+    t->n_first += zr_pipe_gives_weights(a->kind) && a->stage == 0;
+    t->n_last += zr_pipe_gives_weights(a->kind) && a->stage == t->p->n_stages - 1;
 }
 
 static bool come_through(struct trial *t)

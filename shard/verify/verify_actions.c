@@ -4,21 +4,11 @@
 
 /* ---- writing ---- */
 
-static bool gives_weights(enum zr_pipe_kind kind)
-{
-    return kind == ZR_PIPE_BACKWARD || kind == ZR_PIPE_BACKWARD_WEIGHT;
-}
-
-static bool is_apart(enum zr_pipe_kind kind)
-{
-    return kind == ZR_PIPE_BACKWARD_INPUT || kind == ZR_PIPE_BACKWARD_WEIGHT;
-}
-
 static void write_action_op(struct zr_writing *w, enum zr_script_op_kind kind, const struct zr_pipe_action *a)
 {
     zr_write(w->s, (struct zr_script_op){.kind = (uint8_t)kind,
-                                         .backward = a && gives_weights(a->kind),
-                                         .apart = a && is_apart(a->kind),
+                                         .backward = a && zr_pipe_gives_weights(a->kind),
+                                         .apart = a && zr_pipe_is_apart(a->kind),
                                          .unit = -1,
                                          .step = w->step,
                                          .pp_stage = a ? a->stage : -1,
@@ -43,7 +33,7 @@ void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool 
         zr_write_call(w, ZR_DO_EVALUATE);
     for (int64_t i = 0; i < row->n; i++) {
         const struct zr_pipe_action *a = &row->actions[i];
-        bool backward = gives_weights(a->kind);
+        bool backward = zr_pipe_gives_weights(a->kind);
         if (!zr_pipe_computes(a->kind))
             continue;
         int32_t n = list_units(w, a);
@@ -51,7 +41,7 @@ void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool 
         write_action_op(w, ZR_DO_TAKE, a);
         if (!evaluates && a->kind != ZR_PIPE_BACKWARD_INPUT)
             zr_write_zero(w, backward ? 2 : 1, n_before[backward]++);
-        w->apart = is_apart(a->kind);
+        w->apart = zr_pipe_is_apart(a->kind);
         w->inputs = a->kind == ZR_PIPE_BACKWARD_INPUT;
         (a->kind == ZR_PIPE_FORWARD ? zr_write_forward : zr_write_backward)(w, w->list, n);
         w->apart = w->inputs = false;
@@ -93,7 +83,7 @@ static void expect_given(struct zr_verify_rank *r, const struct zr_script_op *op
 {
     const struct zr_pipe_action *a = &g->action;
     int32_t pp_stage = more ? a->stage : -1, micro = more ? a->micro_batch : -1;
-    bool backward = more && gives_weights(a->kind), apart = more && is_apart(a->kind);
+    bool backward = more && zr_pipe_gives_weights(a->kind), apart = more && zr_pipe_is_apart(a->kind);
     if (pp_stage != op->pp_stage || micro != op->micro || backward != op->backward || apart != op->apart)
         zr_report(zr_sim_recorder(r->v->sim),
                   "rank %d: zero_next gave %s of micro-batch %d of stage %d, and not %s of micro-batch %d of "

@@ -242,7 +242,7 @@ static void assume_order(struct zr_verify_stage *s)
     for (int64_t i = 0; i < s->walk.step.n; i++) {
         const struct zr_pipe_action *a = &s->walk.step.actions[i];
         bool backward = a->kind != ZR_PIPE_FORWARD, inputs = a->kind == ZR_PIPE_BACKWARD_INPUT,
-             apart = inputs || a->kind == ZR_PIPE_BACKWARD_WEIGHT;
+             apart = zr_pipe_is_apart(a->kind);
         int32_t first = s->first_unit[a->stage / s->walk.pp],
                 units = s->first_unit[a->stage / s->walk.pp + 1] - first;
         for (int32_t k = 0; k < 2 * units && zr_pipe_computes(a->kind); k++)
