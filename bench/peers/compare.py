@@ -251,6 +251,16 @@ def processor():
             f'; {", ".join(has) or "no AVX"}' + (f'; without {", ".join(lacks)}' if has and lacks else ''))
 
 
+def gpu_lines():
+    """Name and driver of the GPUs, one line for each kind."""
+    try:
+        done = subprocess.run(['nvidia-smi', '--query-gpu=name,driver_version', '--format=csv,noheader'], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ['a GPU, of which nvidia-smi is not there to tell']
+    found = done.stdout.strip().splitlines()
+    return [f'{found.count(kind)} {kind.replace(", ", ", driver ")}' for kind in dict.fromkeys(found)] or ['a GPU of which nvidia-smi told nothing']
+
+
 def about_lines(o, rows, versions, imported_gb):
     """Where, when and of what, for the page."""
     commit = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty'], capture_output=True, text=True, check=False).stdout.strip()
@@ -259,6 +269,7 @@ def about_lines(o, rows, versions, imported_gb):
     peers = sorted({r['peer'] for r in rows if r.get('peer')}) or [f'{k} {v}' for k, v in versions.items()]
     layers, heads, channels, context, vocab = o.sizes
     return [f'{datetime.date.today().isoformat()}, {processor()}; Linux {".".join(platform.release().split(".")[:2])}',
+            *(gpu_lines() if o.device == 'cuda' else []),
             f'libzero {"".join(version)}, this tree at {commit or "no commit"}; {"; ".join(peers) or "no peer"}; Python {platform.python_version()}',
             f'{o.model}: {layers} layers, {heads} heads, {channels} channels, {vocab} token ids; rows of {context} tokens, {o.batch} for each rank and step; AdamW, '
             f'clip 1, learning rate {o.lr:g} over 10 steps; on the {"GPU" if o.device == "cuda" else "CPU"}',

@@ -19,13 +19,14 @@ TITLES = {
 }
 OURS = ['plain', 'stage0', 'stage1', 'stage2', 'stage3']
 
-# ours, peer, what of them, dtypes, the least (or most) that ours is of the peer's. llm.c's is f32 in each.
+# ours, peer, what of them, dtypes, the least (or most) that ours is of the peer's. llm.c's is f32 in each. They are for CPUs: of runs on a GPU,
+# where both sides' products are cuBLAS's, the same ratios are told without a bar, and the memory is the GPU's.
 BARS = [
     ('stage3', 'fsdp2', 'tokens_per_s', {'f32': 3.0, 'bf16': 3.0}), ('stage3', 'fsdp2', 'pss_gb', {'f32': 0.65, 'bf16': 0.75}),
     ('stage3', 'fsdp2', 'first_forward_s', {'f32': 0.1, 'bf16': 0.1}), ('stage0', 'ddp', 'tokens_per_s', {'f32': 2.2, 'bf16': 2.2}),
     ('plain', 'torch', 'tokens_per_s', {'f32': 2.0, 'bf16': 2.0}), ('plain', 'llmc', 'tokens_per_s', {'f32': 5.0, 'bf16': 10.0}),
 ]
-NAMES = {'tokens_per_s': 'tokens/s', 'pss_gb': 'peak Pss', 'first_forward_s': 'start to first forward'}
+NAMES = {'tokens_per_s': 'tokens/s', 'pss_gb': 'peak Pss', 'device_gb': "peak of the GPU's memory", 'first_forward_s': 'start to first forward'}
 
 
 def spread(values):
@@ -91,7 +92,7 @@ def rows_of(runs, batch, context):
 
 
 def bars_of(rows):
-    """[what, the ratio or distance, the bar as text, whether it is met], of what there are rows for."""
+    """[what, the ratio or distance, the bar as text, whether it is met], of what there are rows for. '' and None where there is no bar."""
     found = {(r['who'], r['dtype']): r for r in rows if r.get('tokens_per_s')}
     answers = []
     for dtype in ('f32', 'bf16'):
@@ -99,11 +100,15 @@ def bars_of(rows):
             a, b = found.get((ours, dtype)), found.get((peer, 'f32' if peer == 'llmc' else dtype))
             if not a or not b or not a[what] or not b[what]:
                 continue
+            on_gpu = a['device_gb'] and b['device_gb']
+            if on_gpu and what == 'pss_gb':
+                what = 'device_gb'
             x, y = (v['median'] if isinstance(v, dict) else v for v in (a[what], b[what]))
+            name = f'{dtype}: {TITLES[ours]} / {TITLES[peer]}, {NAMES[what]}'
             at_least = what == 'tokens_per_s'
             met = x / y >= bars[dtype] if at_least else x / y <= bars[dtype]
-            name = f'{dtype}: {TITLES[ours]} / {TITLES[peer]}, {NAMES[what]}'
-            answers.append([name, x / y, f'{"at least" if at_least else "at most"} {bars[dtype]:g}', met])
+            bar = f'{"at least" if at_least else "at most"} {bars[dtype]:g}'
+            answers.append([name, x / y, '' if on_gpu else bar, None if on_gpu else met])
     for row in rows:
         if row['dtype'] == 'f32' and row['who'] not in OURS and row.get('loss_reference') in OURS:
             name = f'f32: losses of {TITLES[row["who"]]} from ours, relative, the first {row["losses_compared"]}'
@@ -153,7 +158,8 @@ def markdown_table(lines):
 
 
 def bar_lines(rows):
-    answers = [[name, number(x), bar, 'met' if met else 'not met'] for name, x, bar, met in bars_of(rows)]
+    words = {True: 'met', False: 'not met', None: ''}
+    answers = [[name, number(x), bar, words[met]] for name, x, bar, met in bars_of(rows)]
     return [['', 'measured', 'bar', ''], *answers] if answers else []
 
 

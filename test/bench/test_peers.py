@@ -97,6 +97,16 @@ class Rows(unittest.TestCase):
         self.assertFalse(bars['f32: losses of llm.c on the CPU from ours, relative, the first 3'][2])
         self.assertEqual(len(bars), 7, bars)
 
+    def test_on_a_gpu_there_is_no_bar(self):
+        """Its bars are for CPUs; the memory that is told is the GPU's."""
+        runs = [made('stage3', 'f32', 1, [1, 1, 100.0], [5.0], 2e9, 1.0, device_bytes=6e9), made('fsdp2', 'f32', 1, [1, 1, 50.0], [5.1], 1e9, 9.0, device_bytes=8e9)]
+        bars = {name: (x, bar, met) for name, x, bar, met in report.bars_of(report.rows_of(runs, 4, 64))}
+        self.assertEqual(bars.pop('f32: libzero, stage 3 / PyTorch FSDP2, tokens/s'), (0.5, '', None))
+        self.assertEqual(bars.pop("f32: libzero, stage 3 / PyTorch FSDP2, peak of the GPU's memory"), (0.75, '', None))
+        self.assertEqual(bars.pop('f32: libzero, stage 3 / PyTorch FSDP2, start to first forward')[1:], ('', None))
+        self.assertEqual([(bar, met) for _, bar, met in bars.values()], [('at most 0.0001', False)])  # of losses, wherever
+        self.assertIn("PyTorch FSDP2, peak of the GPU's memory | 0.75 |  |  |", report.markdown('', [], report.rows_of(runs, 4, 64)))
+
     def test_tables(self):
         page = report.markdown('Title', ['one', 'two'], self.rows)
         self.assertTrue(page.startswith('# Title\n\n- one\n- two\n\n| '))
