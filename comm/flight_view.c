@@ -162,6 +162,11 @@ int zr_flight_write_file(const struct zr_flight_view *v, const char *folder, cha
 
 /* ---- in words ---- */
 
+bool zr_flight_ended_by_launcher(const struct zr_flight_view *v)
+{
+    return v->has_ended && v->signal > 0 && v->signal < 32 && v->asked >> v->signal & 1;
+}
+
 const struct zr_flight_call *zr_flight_last_call(const struct zr_flight_view *v)
 {
     return v->n_calls ? &v->calls[v->n_calls - 1] : NULL;

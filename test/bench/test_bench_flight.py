@@ -25,8 +25,9 @@ def clean():
     return {k: v for k, v in os.environ.items() if not k.startswith('ZERO_') and k not in ('RANK', 'WORLD_SIZE')}
 
 
-def killed(draw, victim, stage, *options):
-    """zero-run's exit code and standard error, of a training of which a rank is killed after some step."""
+def killed(draw, victim, stage, *options, stopped=()):
+    """zero-run's exit code and standard error, of a training of which a rank is killed after some step; the stopped ones
+    cannot notice."""
     command = [ZERO_RUN, '-n', str(WORLD), '--raw', *options, 'sh', '-c', RANK, 'sh', ZERO_BENCH, 'train', '--json', *TINY,
                '--steps=1000000', f'--stage={stage}']
     at, pids = draw.randrange(1, 20), {}
@@ -36,6 +37,8 @@ def killed(draw, victim, stage, *options):
         for line in p.stdout:
             if f'"step":{at},' in line.replace(' ', '') and victim is not None:
                 time.sleep(draw.random() * 0.01)
+                for r in stopped:
+                    os.kill(int(pids[str(r)]), signal.SIGSTOP)
                 os.kill(int(pids[str(victim)]), signal.SIGKILL)
                 victim = None
         return p.wait(LIMIT), p.stderr.read()
@@ -71,10 +74,24 @@ class Flight(unittest.TestCase):
                 dead = {s['rank']: s for s in said if s.get('finding') == 'dead'}
                 self.assertEqual((first['finding'], first['rank']), ('dead', victim))
                 self.assertEqual(dead[victim]['call'], ranks[victim]['call'])
+                self.assertEqual([r for r, s in ranks.items() if s['state'] == 'killed'], [victim])  # else: "ended", by zero-run
                 self.assertIn('was killed by signal 9 (Killed); its last call was ' + ranks[victim]['call'], dead[victim]['text'])
                 self.assertFalse([s for s in said if s.get('finding') in ('missing', 'different')], said)
                 text = bench('flight', *files).stdout
                 self.assertIn(f'rank {victim} was killed by signal 9 (Killed)', text)
+
+    def test_ranks_that_zero_run_kills_are_not_among_the_dead(self):
+        draw = random.Random(SEED)
+        victim = draw.randrange(WORLD)
+        others = sorted(set(range(WORLD)) - {victim})
+        with tempfile.TemporaryDirectory() as d:
+            code, err = killed(draw, victim, draw.choice((0, 3)), '--flight', d, stopped=others)
+            self.assertIn(f'zero-run: rank {victim} was killed by signal 9 (Killed); its last call was ', err)
+            self.assertEqual(code, 128 + 9)
+            said = lines(bench('flight', '--json', *glob.glob(d + '/*')).stdout)
+            states = {s['rank']: s['state'] for s in said if 'state' in s}
+            self.assertEqual(states, {victim: 'killed', **{r: 'ended' for r in others}})
+            self.assertEqual([s['rank'] for s in said if s.get('finding') == 'dead'], [victim])
 
     def test_without_a_folder_there_are_no_files(self):
         draw = random.Random(SEED)
