@@ -85,6 +85,9 @@ int zr_flight_parse(const void *data, size_t n, struct zr_flight_view *out);
 int zr_flight_read_file(const char *path, struct zr_flight_view *out);
 /* To folder/flight-JOB-attemptA-rankR, whole or not at all; *path is that. */
 int zr_flight_write_file(const struct zr_flight_view *v, const char *folder, char path[ZR_FLIGHT_PATH]);
+/* Removes the part that its process (v->pid), which is no more, may have left beside path, where it was
+ * killed while it wrote. */
+void zr_flight_remove_part(const struct zr_flight_view *v, const char *path);
 
 /* Its launcher's signal ended it: a consequence of whatever the launcher had seen before, not a cause. */
 bool zr_flight_ended_by_launcher(const struct zr_flight_view *v);
