@@ -17,7 +17,7 @@ from bench_program import TINY, ZERO_BENCH, ZERO_RUN, bench, lines  # noqa: E402
 LIMIT = int(os.environ.get('TEST_LIMIT', 100))
 SEED = int(os.environ.get('SEED', time.time_ns() % 1000000))
 WORLD = 3
-CALL = r'zero_\w+(\(unit \d+, (forward|backward)\)|\(tensor \d+\))?( in step \d+)?'
+CALL = r'zero_\w+(\(unit \d+, (forward|backward)\)|\(tensor \d+\)|\(\w+\))?( in step \d+)?'
 RANK = 'echo "pid $RANK $$ $ZERO_JOB" >&2; exec "$@"'
 
 
