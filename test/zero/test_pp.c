@@ -1945,12 +1945,17 @@ static void calls_of_one_stage_are_named(void **state)
 {
     static const char numbers[] =
         "called zero_step in step 1 after other numbers by zero_carry, zero_tune or";
+    static const char evaluation[] = "called zero_evaluate in step 1";
     const struct alone rows[] = {
         {{.pp = 2, .dp = 2, .tp = 1}, 1, -1, tune_alone, numbers},
         {{.pp = 2, .dp = 2, .tp = 1}, 0, -1, count_alone, numbers},
         {{.pp = 2, .dp = 1, .tp = 2}, 1, 1, carry_alone, "every rank must make the same calls"},
         {{.pp = 3, .dp = 1, .tp = 2}, 2, -1, tune_alone, numbers},
-        {{.pp = 2, .dp = 2, .tp = 1}, 1, -1, evaluate_alone, "rank "},
+        {{.pp = 2, .dp = 2, .tp = 1}, 1, -1, evaluate_alone, evaluation},
+        {{.pp = 2, .dp = 1, .tp = 1}, 0, -1, evaluate_alone, evaluation},
+        {{.pp = 2, .dp = 1, .tp = 2}, 1, 1, evaluate_alone, evaluation},
+        {{.pp = 3, .dp = 1, .tp = 1}, 2, -1, evaluate_alone, evaluation},
+        {{.pp = 3, .dp = 1, .tp = 1}, 1, -1, evaluate_alone, evaluation},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
