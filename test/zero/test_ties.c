@@ -342,12 +342,6 @@ struct place {
     int32_t pp, dp, n_dp, tp;
 };
 
-static void forget_line(void *arg, const char *line)
-{
-    (void)arg;
-    (void)line;
-}
-
 static int configure(struct toy_rank *r, struct zero_config *cfg, zero_mesh **mesh, struct place *at)
 {
     const struct setup *s = r->arg;
@@ -364,7 +358,7 @@ static int configure(struct toy_rank *r, struct zero_config *cfg, zero_mesh **me
     cfg->schedule_file = s->pp > 1 ? s->file : NULL;
     cfg->stages_per_rank = s->per_rank ? s->per_rank : 1;
     cfg->activation_bytes = ROWS * C * (int64_t)sizeof(float);
-    cfg->log = forget_line;
+    cfg->log = toy_forget_line;
     cfg->prefetch = s->prefetch;
     cfg->check = s->check;
     cfg->clip = s->unclipped ? 0 : 0.5f;
