@@ -49,7 +49,8 @@ static const struct option_table table = {
 
 static const char *state_of(const struct zr_flight_view *v)
 {
-    return v->has_ended && v->signal      ? "killed"
+    return zr_flight_ended_by_launcher(v) ? "ended"
+           : v->has_ended && v->signal    ? "killed"
            : v->has_ended                 ? "exited"
            : v->code                      ? "failed"
            : v->state == ZR_FLIGHT_CLOSED ? "unwrapped"

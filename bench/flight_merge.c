@@ -127,10 +127,17 @@ static size_t add_call(const struct zr_flight_view *v, char *text, size_t n_text
     return (size_t)n;
 }
 
-/* One that had failed says so itself. */
+/* By itself: one that had failed says so itself, and one that its launcher ended was alive until then. */
 static bool is_dead(const struct zr_flight_view *v)
 {
-    return v->has_ended && !v->code && (v->signal || v->state == ZR_FLIGHT_OPEN);
+    return v->has_ended && !v->code && !zr_flight_ended_by_launcher(v) &&
+           (v->signal || v->state == ZR_FLIGHT_OPEN);
+}
+
+/* It exited when its launcher had asked it to: of itself, or because of that. */
+static bool may_be_asked(const struct zr_flight_view *v)
+{
+    return v->asked && !v->signal;
 }
 
 /* The time of the day at which a rank's recorder was copied: of a dead one, when it ended. */
@@ -139,14 +146,24 @@ static int64_t day_ns(const struct zr_flight_view *v)
     return (int64_t)((uint64_t)v->epoch_ns + (uint64_t)v->copied_ns);
 }
 
-/* The next to have ended after *last; NULL: there is none. */
+/* Which of two dead is the likelier cause of the other's end: a launcher's request comes behind what it comes
+ * of; then the earlier one; of those that were seen to end at the same time, one that was killed. */
+static bool is_before(const struct zr_flight_view *a, const struct zr_flight_view *b)
+{
+    if (may_be_asked(a) != may_be_asked(b))
+        return may_be_asked(b);
+    if (day_ns(a) != day_ns(b))
+        return day_ns(a) < day_ns(b);
+    return !a->signal != !b->signal ? a->signal != 0 : a->rank < b->rank;
+}
+
+/* The next of the dead behind *last; NULL: there is none. */
 static const struct zr_flight_view *next_dead(const struct flight *f, const struct zr_flight_view *last)
 {
     const struct zr_flight_view *next = NULL;
     for (int32_t i = 0; i < f->n; i++) {
         const struct zr_flight_view *v = f->rank[i].view;
-        bool later = !last || day_ns(v) > day_ns(last) || (day_ns(v) == day_ns(last) && v->rank > last->rank);
-        if (is_dead(v) && later && (!next || day_ns(v) < day_ns(next)))
+        if (is_dead(v) && (!last || is_before(last, v)) && (!next || is_before(v, next)))
             next = v;
     }
     return next;
@@ -164,8 +181,8 @@ static void judge_dead(const struct judge *j, const struct zr_flight_view *v)
         snprintf(out.text, sizeof out.text, "was killed by signal %d (%s)%s", v->signal, strsignal(v->signal),
                  words);
     else
-        snprintf(out.text, sizeof out.text, "exited with code %d and without zero_unwrap%s", v->exit_code,
-                 words);
+        snprintf(out.text, sizeof out.text, "exited with code %d and without zero_unwrap%s%s", v->exit_code,
+                 may_be_asked(v) ? " (its launcher had asked it to end)" : "", words);
     j->found(j->arg, &out);
 }
 

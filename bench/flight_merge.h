@@ -33,7 +33,8 @@ struct flight_finding {
     char call[ZR_CALLED_CHARS];
 };
 
-/* What stands out, causes before consequences: the dead, in the order in which they ended, then the first
+/* What stands out, causes before consequences: the dead, in the order in which they ended, those last that
+ * exited when their launcher had asked them to; one that the launcher killed is not dead. Then the first
  * operation of each communicator that differs, then the late; last ranks without a file. Calls found for
  * each, in that order. */
 void flight_judge(const struct flight *f, void (*found)(void *arg, const struct flight_finding *finding),

@@ -161,7 +161,7 @@ static struct zr_flight_record *make_own(int *fd, char why[ZR_FLIGHT_TEXT])
     return p;
 }
 
-static int64_t epoch_ns(void)
+int64_t zr_flight_epoch_ns(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
@@ -179,7 +179,7 @@ static void begin_record(struct zr_flight_record *rec, const struct zr_flight_ow
     snprintf(rec->job, sizeof rec->job, "%s", owner->job);
     gethostname(rec->host, sizeof rec->host - 1);
     rec->opened_ns = zr_now_ns();
-    rec->epoch_ns = epoch_ns();
+    rec->epoch_ns = zr_flight_epoch_ns();
     SHOW(rec->state, ZR_FLIGHT_OPEN);
 }
 

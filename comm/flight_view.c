@@ -139,9 +139,24 @@ static int write_all(const char *path, const void *data, size_t n)
     return error;
 }
 
+enum { PART_CHARS = ZR_FLIGHT_PATH + 16 };
+
+/* Of a process: a rank and zero-run may write the same file at the same time. */
+static void name_part(const char *path, int pid, char part[PART_CHARS])
+{
+    snprintf(part, PART_CHARS, "%s.%d", path, pid);
+}
+
+void zr_flight_remove_part(const struct zr_flight_view *v, const char *path)
+{
+    char part[PART_CHARS];
+    name_part(path, v->pid, part);
+    unlink(part);
+}
+
 int zr_flight_write_file(const struct zr_flight_view *v, const char *folder, char path[ZR_FLIGHT_PATH])
 {
-    char job[ZR_FLIGHT_NAME], temp[ZR_FLIGHT_PATH + 16];
+    char job[ZR_FLIGHT_NAME], temp[PART_CHARS];
     snprintf(job, sizeof job, "%s", v->job[0] ? v->job : "job");
     for (char *c = job; *c; c++)
         *c = is_plain(*c) ? *c : '_';
@@ -149,8 +164,7 @@ int zr_flight_write_file(const struct zr_flight_view *v, const char *folder, cha
     if (n >= ZR_FLIGHT_PATH)
         return zr_fail(ZR_ERR_ARG, "the folder of flight recorders' files has a name too long: %.100s...",
                        folder);
-    /* zero-run may write the same one at the same time */
-    snprintf(temp, sizeof temp, "%s.%d", path, (int)getpid());
+    name_part(path, (int)getpid(), temp);
     int error = write_all(temp, v, zr_flight_bytes(v));
     if (!error && rename(temp, path))
         error = errno;
@@ -161,6 +175,11 @@ int zr_flight_write_file(const struct zr_flight_view *v, const char *folder, cha
 }
 
 /* ---- in words ---- */
+
+bool zr_flight_ended_by_launcher(const struct zr_flight_view *v)
+{
+    return v->has_ended && v->signal > 0 && v->signal < 32 && v->asked >> v->signal & 1;
+}
 
 const struct zr_flight_call *zr_flight_last_call(const struct zr_flight_view *v)
 {

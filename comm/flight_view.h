@@ -58,10 +58,13 @@ struct zr_flight_view {
     /* 0: nothing failed; else text says what */
     int32_t code;
     char text[ZR_FLIGHT_TEXT];
-    /* How the process ended, as its launcher saw it; has_ended 0: nobody has. */
-    int32_t has_ended, exit_code, signal, pad;
+    /* How the process ended, as its launcher saw it; has_ended 0: nobody has. asked: the signals by which the
+     * launcher had asked it to end before that, 1 << each. */
+    int32_t has_ended, exit_code, signal;
+    uint32_t asked;
     /* On the rank's clock (zr_now_ns): when the recorder was opened, and when this was copied. And what is to
-     * be added to it for the time of the day. */
+     * be added to it for the time of the day; where a launcher saw the end, all ranks of its host have the
+     * launcher's. */
     int64_t opened_ns, copied_ns, epoch_ns;
     struct zr_flight_role_view role[ZR_ROLES];
     struct zr_flight_loop loop;
@@ -82,7 +85,12 @@ int zr_flight_parse(const void *data, size_t n, struct zr_flight_view *out);
 int zr_flight_read_file(const char *path, struct zr_flight_view *out);
 /* To folder/flight-JOB-attemptA-rankR, whole or not at all; *path is that. */
 int zr_flight_write_file(const struct zr_flight_view *v, const char *folder, char path[ZR_FLIGHT_PATH]);
+/* Removes the part that its process (v->pid), which is no more, may have left beside path, where it was
+ * killed while it wrote. */
+void zr_flight_remove_part(const struct zr_flight_view *v, const char *path);
 
+/* Its launcher's signal ended it: a consequence of whatever the launcher had seen before, not a cause. */
+bool zr_flight_ended_by_launcher(const struct zr_flight_view *v);
 /* The call it is in, or was in last; NULL: it made none that is kept. */
 const struct zr_flight_call *zr_flight_last_call(const struct zr_flight_view *v);
 /* The latest operation that has begun and not ended; else the latest that was issued and not begun; NULL:

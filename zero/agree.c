@@ -30,7 +30,6 @@ struct card {
     X(pp)                                                                                                    \
     X(tp)                                                                                                    \
     X(schedule)                                                                                              \
-    X(stages_per_rank)                                                                                       \
     X(activation_bytes)                                                                                      \
     X(hybrid)                                                                                                \
     X(shard_group)                                                                                           \
@@ -60,6 +59,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     memset(c, 0, sizeof *c);
     for (int i = 0; i < z->memory.n_groups; i++)
         c->groups[i] = z->memory.group[i].id;
+    c->stages_per_rank = z->config.user.stages_per_rank;
     if (zr_verdict_put(c, err))
         return;
     const struct zr_options *o = &z->config.options;
@@ -72,7 +72,6 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->pp = o->pp;
     c->tp = o->parts;
     c->schedule = z->config.user.schedule;
-    c->stages_per_rank = z->config.user.stages_per_rank;
     c->activation_bytes = (double)z->config.user.activation_bytes;
     c->hybrid = z->config.user.hybrid;
     c->shard_group = o->shard_group;
@@ -206,6 +205,16 @@ static int compare_in_stages(const struct zero_ctx *z, const struct card *cards,
     return 0;
 }
 
+/* Before what ranks found wrong, which may be a consequence: which tensors are of the last stage, say. */
+static int compare_stages(const struct zero_ctx *z, const struct card *cards)
+{
+    for (int r = 1; r < z->world.world; r++)
+        if (cards[r].stages_per_rank != cards[0].stages_per_rank)
+            return fail_field("stages_per_rank", cards[r].stages_per_rank, r, cards[0].stages_per_rank, 0,
+                              false);
+    return 0;
+}
+
 /* Of the first and the last pipeline stage; ranks of one have the same. */
 static int compare_ties(const struct zero_ctx *z, const struct card *cards)
 {
@@ -290,7 +299,10 @@ int zr_agree_on_plan(struct zero_ctx *z, int local_err)
         return no_memory_to_compare(z, local_err);
     fill_card(z, local_err, &mine);
     int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
-    err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
+    if (!err && compare_stages(z, all))
+        err = ZR_ERR_MISMATCH;
+    else
+        err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
     if (!err)
         err = compare(z, all);
     if (!err)

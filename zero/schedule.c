@@ -434,6 +434,8 @@ int zero_next(zero_ctx *z, struct zero_action *action)
         return zr_fail(ZR_ERR_ORDER, "zero_next: %s of micro-batch %d is not over; zero_finish ends it",
                        name_phase(&a), a.micro_batch);
     }
+    if (s->walk.at == 0)
+        zr_engine_begins_pass(z->engine, s->walk.evaluates);
     err = zr_walk_next(z->engine, &s->walk, &given, &more);
     if (!err && more)
         out = action_of(&s->walk, &given);

@@ -134,6 +134,10 @@ int zr_pointers_check(const struct zr_engine *e, const struct zr_core_event *ev)
  * messages. subject: the tensor, or -1; args: of what else must be equal. */
 void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t subject, uint64_t args);
 
+/* The program asks for the first action of a step, or of an evaluation: which of the two, all pipeline stages
+ * compare with their first message. */
+void zr_engine_begins_pass(struct zr_engine *e, bool evaluates);
+
 /* The program is in a call from here on, which counts once its arguments were found to be right; and has left
  * it. For the flight recorder. subject as in zr_engine_called. */
 void zr_engine_enter(struct zr_engine *e, enum zr_called_name name, bool backward, int32_t subject);

@@ -367,6 +367,17 @@ void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t sub
                   &(struct zr_called){.name = name, .subject = subject, .step = e->m.step + 1, .args = args});
 }
 
+/* Of later actions a stage has its own. */
+void zr_engine_begins_pass(struct zr_engine *e, bool evaluates)
+{
+    const int64_t words[] = {ZR_CALLED_NEXT, evaluates};
+    if (e->pp == 1)
+        return;
+    e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
+    call_comm(zr_widest_comm(e),
+              &(struct zr_called){.name = ZR_CALLED_NEXT, .subject = -1, .step = e->m.step + 1});
+}
+
 /* A forked child is refused, and has the same recorder. */
 void zr_engine_enter(struct zr_engine *e, enum zr_called_name name, bool backward, int32_t subject)
 {

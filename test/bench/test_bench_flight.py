@@ -17,25 +17,31 @@ from bench_program import TINY, ZERO_BENCH, ZERO_RUN, bench, lines  # noqa: E402
 LIMIT = int(os.environ.get('TEST_LIMIT', 100))
 SEED = int(os.environ.get('SEED', time.time_ns() % 1000000))
 WORLD = 3
-CALL = r'zero_\w+(\(unit \d+, (forward|backward)\)|\(tensor \d+\))?( in step \d+)?'
-RANK = 'echo "pid $RANK $$" >&2; exec "$@"'
+CALL = r'zero_\w+(\(unit \d+, (forward|backward)\)|\(tensor \d+\)|\(\w+\))?( in step \d+)?'
+RANK = 'echo "pid $RANK $$ $ZERO_JOB" >&2; exec "$@"'
 
 
 def clean():
     return {k: v for k, v in os.environ.items() if not k.startswith('ZERO_') and k not in ('RANK', 'WORLD_SIZE')}
 
 
-def killed(draw, victim, stage, *options):
-    """zero-run's exit code and standard error, of a training of which a rank is killed after some step."""
+def killed(draw, victim, stage, *options, stopped=(), leave_in=None):
+    """zero-run's exit code and standard error, of a training of which a rank is killed after some step; the stopped ones
+    cannot notice, and have left part of a file in a folder, as one that is killed while it writes it."""
     command = [ZERO_RUN, '-n', str(WORLD), '--raw', *options, 'sh', '-c', RANK, 'sh', ZERO_BENCH, 'train', '--json', *TINY,
                '--steps=1000000', f'--stage={stage}']
-    at, pids = draw.randrange(1, 20), {}
+    at, pids, job = draw.randrange(1, 20), {}, ''
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean()) as p:
         while len(pids) < WORLD:
-            pids.update(re.findall(r'^pid (\d+) (\d+)\n', p.stderr.readline()))
+            for rank, pid, job in re.findall(r'^pid (\d+) (\d+) (.*)\n', p.stderr.readline()):
+                pids[rank] = pid
         for line in p.stdout:
             if f'"step":{at},' in line.replace(' ', '') and victim is not None:
                 time.sleep(draw.random() * 0.01)
+                for r in stopped:
+                    os.kill(int(pids[str(r)]), signal.SIGSTOP)
+                    with open(f'{leave_in}/flight-{job}-attempt0-rank{r}.{pids[str(r)]}', 'wb') as f:
+                        f.write(b'part')
                 os.kill(int(pids[str(victim)]), signal.SIGKILL)
                 victim = None
         return p.wait(LIMIT), p.stderr.read()
@@ -71,10 +77,26 @@ class Flight(unittest.TestCase):
                 dead = {s['rank']: s for s in said if s.get('finding') == 'dead'}
                 self.assertEqual((first['finding'], first['rank']), ('dead', victim))
                 self.assertEqual(dead[victim]['call'], ranks[victim]['call'])
+                self.assertEqual([r for r, s in ranks.items() if s['state'] == 'killed'], [victim])  # else: "ended", by zero-run
                 self.assertIn('was killed by signal 9 (Killed); its last call was ' + ranks[victim]['call'], dead[victim]['text'])
                 self.assertFalse([s for s in said if s.get('finding') in ('missing', 'different')], said)
                 text = bench('flight', *files).stdout
                 self.assertIn(f'rank {victim} was killed by signal 9 (Killed)', text)
+
+    def test_ranks_that_zero_run_kills_are_not_among_the_dead(self):
+        draw = random.Random(SEED)
+        victim = draw.randrange(WORLD)
+        others = sorted(set(range(WORLD)) - {victim})
+        with tempfile.TemporaryDirectory() as d:
+            code, err = killed(draw, victim, draw.choice((0, 3)), '--flight', d, stopped=others, leave_in=d)
+            self.assertIn(f'zero-run: rank {victim} was killed by signal 9 (Killed); its last call was ', err)
+            self.assertEqual(code, 128 + 9)
+            files = glob.glob(d + '/*')
+            self.assertEqual(sorted(re.sub('.*-attempt', '', f) for f in files), [f'0-rank{r}' for r in range(WORLD)])
+            said = lines(bench('flight', '--json', *files).stdout)
+            states = {s['rank']: s['state'] for s in said if 'state' in s}
+            self.assertEqual(states, {victim: 'killed', **{r: 'ended' for r in others}})
+            self.assertEqual([s['rank'] for s in said if s.get('finding') == 'dead'], [victim])
 
     def test_without_a_folder_there_are_no_files(self):
         draw = random.Random(SEED)

@@ -5,6 +5,7 @@
 #include "bench/flight_merge.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,13 @@ static int end(void **state)
 struct job {
     int world, n_ops;
     int dead, signal;
+    /* ended behind it, each a bit: by which signal, and which the launcher had sent them */
+    unsigned ended;
+    int by;
+    uint32_t asked;
+    /* for how long the dead one was not seen; all were seen at the same time */
+    int64_t seen_after_ns;
+    bool at_once;
     int different, at;
     int late, n_late;
     int missing;
@@ -90,7 +98,16 @@ static void write_rank(const char *folder, const struct job *j, int rank, char p
         v->has_ended = 1;
         v->signal = j->signal;
         v->exit_code = !j->signal;
+        v->copied_ns += j->seen_after_ns;
+    } else if (j->ended >> rank & 1) {
+        v->has_ended = 1;
+        v->signal = j->by;
+        v->exit_code = j->by ? 0 : 3;
     }
+    if (j->ended >> rank & 1)
+        v->asked = j->asked;
+    if (j->at_once)
+        v->epoch_ns = -v->copied_ns;
     assert_int_equal(zr_flight_write_file(v, folder, path), 0);
     zr_flight_close(f);
     free(v);
@@ -111,7 +128,7 @@ static void on_finding(void *arg, const struct flight_finding *f)
 /* Files in random order. */
 static void judge(const char *folder, const struct job *j, struct findings *out)
 {
-    char paths[MOST_WORLD][ZR_FLIGHT_PATH], *given[MOST_WORLD];
+    char paths[MOST_WORLD][ZR_FLIGHT_PATH], *given[MOST_WORLD] = {0};
     struct flight f;
     int n = 0;
     for (int rank = 0; rank < j->world; rank++)
@@ -195,6 +212,65 @@ static void test_what_stands_out(void **state)
     }
 }
 
+/* A rank that is killed may be seen to be later than one that has missed it, and for which the launcher ends
+ * all others: what counts is who ended a rank, not when. */
+static void test_ranks_that_the_launcher_ended(void **state)
+{
+    static const int by[] = {SIGTERM, SIGKILL, 0};
+    struct findings all;
+    for (int round = 0; round < 100; round++) {
+        struct job j = draw_job();
+        j.dead = (int)below((uint32_t)j.world);
+        j.by = by[round % 3];
+        j.signal = j.by == SIGKILL ? SIGSEGV : SIGKILL;
+        j.asked = UINT32_C(1) << SIGTERM | (j.by == SIGKILL ? UINT32_C(1) << SIGKILL : 0);
+        /* the dead one too may get a signal, before the launcher sees that it is dead */
+        j.ended = (1u << j.world) - 1 - (below(2) << j.dead);
+        j.seen_after_ns = below(2) ? INT64_C(20000000) : 0;
+        judge(*state, &j, &all);
+        assert_int_equal(all.at[0].kind, FLIGHT_DEAD);
+        assert_int_equal(all.at[0].rank, j.dead);
+        assert_non_null(strstr(all.at[0].text, "was killed by signal"));
+        assert_int_equal(all.n, j.by ? 1 : j.world);
+        for (int i = 1; i < all.n; i++) {
+            assert_int_equal(all.at[i].kind, FLIGHT_DEAD);
+            assert_non_null(strstr(all.at[i].text, "exited with code 3 and without zero_unwrap (its launcher "
+                                                   "had asked it to end)"));
+        }
+    }
+}
+
+/* One that exits because another was killed may be seen with it. */
+static void test_one_that_was_killed_comes_before_those_that_exit(void **state)
+{
+    struct findings all;
+    struct job j = draw_job();
+    j.dead = j.world - 1;
+    j.signal = SIGKILL;
+    j.ended = (1u << j.dead) - 1;
+    j.at_once = true;
+    judge(*state, &j, &all);
+    assert_int_equal(all.n, j.world);
+    for (int i = 0; i < all.n; i++)
+        assert_int_equal(all.at[i].rank, i ? i - 1 : j.dead);
+}
+
+/* Others time out because of a rank that waits for something else; then the launcher ends it. */
+static void test_a_late_rank_that_the_launcher_ended(void **state)
+{
+    struct findings all;
+    struct job j = draw_job();
+    j.late = (int)below((uint32_t)j.world);
+    j.n_late = 1;
+    j.ended = 1u << j.late;
+    j.by = SIGTERM;
+    j.asked = UINT32_C(1) << SIGTERM;
+    judge(*state, &j, &all);
+    assert_int_equal(all.n, 1);
+    assert_int_equal(all.at[0].kind, FLIGHT_LATE);
+    assert_int_equal(all.at[0].rank, j.late);
+}
+
 static void test_files_that_do_not_belong_together(void **state)
 {
     struct job a = draw_job(), b = a;
@@ -220,6 +296,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_what_stands_out, begin, end),
+        cmocka_unit_test_setup_teardown(test_ranks_that_the_launcher_ended, begin, end),
+        cmocka_unit_test_setup_teardown(test_one_that_was_killed_comes_before_those_that_exit, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_late_rank_that_the_launcher_ended, begin, end),
         cmocka_unit_test_setup_teardown(test_files_that_do_not_belong_together, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

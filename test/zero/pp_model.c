@@ -181,12 +181,6 @@ static void add_tensor(struct model *m, int n_ranks, int tensor)
     m->n++;
 }
 
-static void forget_line(void *arg, const char *line)
-{
-    (void)arg;
-    (void)line;
-}
-
 static struct model *make_stage(const struct mesh *on, int stage, const struct place *at, int first_unit)
 {
     struct model *m = calloc(1, sizeof *m);
@@ -220,7 +214,7 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
     OR_RETURN(zero_mesh_rank(mesh, "tp", &at->tp, NULL));
     cfg.mesh = mesh;
     cfg.shard_group = ZERO_AUTO;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     cfg.clip = 0;
     cfg.save_async = s->async;
     cfg.check = s->check;

@@ -81,12 +81,6 @@ void __wrap_zr_host_memory_look(const char *root, struct zr_host_memory *out)
     }
 }
 
-static void forget_line(void *arg, const char *line)
-{
-    (void)arg;
-    (void)line;
-}
-
 static void pose(const struct toy_rank *r)
 {
     setup_here = r->arg;
@@ -375,7 +369,7 @@ static void wrap_stage(struct toy_rank *r)
     struct zero_stats stats;
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     cfg.activation_bytes = 64;
     cfg.grad_accum_steps = 2;
     int err = zero_mesh_open(&mesh, axes, 1, &cfg);

@@ -30,12 +30,6 @@ static void keep_line(void *arg, const char *line)
         snprintf(first_line, sizeof first_line, "%s", line);
 }
 
-static void forget_line(void *arg, const char *line)
-{
-    (void)arg;
-    (void)line;
-}
-
 static int pass(struct toy *m, zero_ctx *z, const struct setup *s, enum zero_phase phase, int step, int micro)
 {
     int err = 0;
@@ -59,7 +53,7 @@ static void train(struct toy_rank *r)
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, s->stage);
     int err = 0;
-    cfg.log = r->rank == 0 ? keep_line : forget_line;
+    cfg.log = r->rank == 0 ? keep_line : toy_forget_line;
     cfg.grad_accum_steps = ACCUM;
     toy_make(&m);
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));

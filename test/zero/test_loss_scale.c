@@ -119,12 +119,6 @@ static void reference(const struct setup *s, const float w[N], int step, double 
     }
 }
 
-static void forget_line(void *arg, const char *line)
-{
-    (void)arg;
-    (void)line;
-}
-
 static int backward(struct toy_rank *r, struct net *m, zero_ctx *z, int step, const int at[], double scale)
 {
     const struct setup *s = r->arg;
@@ -195,7 +189,7 @@ static void train(struct toy_rank *r)
     cfg.grad_in_place = s->in_place;
     cfg.grad_sum = s->sum;
     cfg.prefetch = 0; /* at stage 3 units are gathered, not kept */
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     make_net(&m, s->seed);
     TOY_TRY(zero_wrap(&z, m.table, UNITS, &cfg));
     for (int step = 0; !err && step < STEPS; step++) {
@@ -281,7 +275,7 @@ static void refuse(struct toy_rank *r)
     struct zero_config cfg = toy_config(r, *(int *)r->arg);
     double scale = 42;
     int err = 0;
-    cfg.log = r->rank == 0 ? keep_line : forget_line;
+    cfg.log = r->rank == 0 ? keep_line : toy_forget_line;
     toy_make(&m);
     toy_expect(r, zero_loss_scale(NULL, 1, &scale), ZERO_ERR_ARG, "zero_loss_scale: z is NULL");
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));

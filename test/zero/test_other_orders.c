@@ -52,12 +52,6 @@ static bool one_in(uint64_t *s, int n)
     return below(s, n) == 0;
 }
 
-static void drop_line(void *arg, const char *line)
-{
-    (void)arg;
-    (void)line;
-}
-
 static int use(struct toy *m, zero_ctx *z, int unit, int step, int micro)
 {
     int err = zero_begin(z, unit, ZERO_BACKWARD);
@@ -200,7 +194,7 @@ static void run_rank(struct toy_rank *r)
     toy_make(&m);
     struct zero_config cfg = toy_config(r, w->stage);
     cfg.grad_accum_steps = w->p->accum;
-    cfg.log = drop_line;
+    cfg.log = toy_forget_line;
     cfg.deterministic = !w->loose;
     if (w->p->loose) /* what a gradient near 0 is divided by: a last bit must not turn its update around */
         cfg.eps = 1e-3f;

@@ -453,12 +453,6 @@ static int hash_state(struct toy_rank *r, struct model *m, zero_ctx *z, int tp)
     return 0;
 }
 
-static void forget_line(void *arg, const char *line)
-{
-    (void)arg;
-    (void)line;
-}
-
 static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step, const struct place *at)
 {
     struct setup *s = r->arg;
@@ -511,7 +505,7 @@ static int wrap(struct toy_rank *r, struct zero_config *cfg, struct place *at, s
     const struct setup *s = r->arg;
     zero_mesh *mesh = NULL;
     *cfg = toy_config(r, s->stage);
-    cfg->log = forget_line;
+    cfg->log = toy_forget_line;
     cfg->prefetch = s->prefetch;
     cfg->check = s->check;
     cfg->clip = 0.5f;
@@ -774,7 +768,7 @@ static void wrap_by_file(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     cfg.grad_accum_steps = 2;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
     struct model *m = make_model(2, at.pp, 1, 0);
@@ -996,7 +990,7 @@ static void drop_where_all_is_frozen(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     cfg.grad_accum_steps = 2;
     cfg.activation_bytes = sizeof(float);
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
@@ -1053,7 +1047,7 @@ static void tune_all(struct toy_rank *r)
     zero_ctx *z = NULL;
     double loss = 0;
     int err = 0;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     cfg.grad_accum_steps = MICRO / s->dp;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
@@ -1153,7 +1147,7 @@ static void init_by_call(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
     cfg.init_from = ZERO_INIT_CALL;
@@ -1570,7 +1564,7 @@ static void bad_wrap(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     cfg.grad_accum_steps = 4;
     TOY_TRY(open_mesh(r, &b->s, &cfg, &mesh, &at));
     struct model *m = make_model(b->s.pp, at.pp, 1, 0);
@@ -1624,7 +1618,7 @@ static void begin_apart(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
     struct model *m = make_model(s->pp, at.pp, s->tp, at.tp);
     if (at.pp == 1 && at.tp == 1)
@@ -1656,7 +1650,7 @@ static void wrap_nothing(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
     if (m->n_layers != (at.pp < LAYERS))
@@ -1697,7 +1691,7 @@ static void wrap_few(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = r->rank == 0 ? keep_line : forget_line;
+    cfg.log = r->rank == 0 ? keep_line : toy_forget_line;
     cfg.grad_accum_steps = 2;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
@@ -1802,7 +1796,7 @@ static void bad_stages(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0, n;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     cfg.grad_accum_steps = MICRO / b->s.dp;
     TOY_TRY(open_mesh(r, &b->s, &cfg, &mesh, &at));
     struct model *m = make_stages(b->s.pp, at.pp, per_rank(&b->s), 1, 0, &n);
@@ -1945,12 +1939,17 @@ static void calls_of_one_stage_are_named(void **state)
 {
     static const char numbers[] =
         "called zero_step in step 1 after other numbers by zero_carry, zero_tune or";
+    static const char evaluation[] = "called zero_evaluate in step 1";
     const struct alone rows[] = {
         {{.pp = 2, .dp = 2, .tp = 1}, 1, -1, tune_alone, numbers},
         {{.pp = 2, .dp = 2, .tp = 1}, 0, -1, count_alone, numbers},
         {{.pp = 2, .dp = 1, .tp = 2}, 1, 1, carry_alone, "every rank must make the same calls"},
         {{.pp = 3, .dp = 1, .tp = 2}, 2, -1, tune_alone, numbers},
-        {{.pp = 2, .dp = 2, .tp = 1}, 1, -1, evaluate_alone, "rank "},
+        {{.pp = 2, .dp = 2, .tp = 1}, 1, -1, evaluate_alone, evaluation},
+        {{.pp = 2, .dp = 1, .tp = 1}, 0, -1, evaluate_alone, evaluation},
+        {{.pp = 2, .dp = 1, .tp = 2}, 1, 1, evaluate_alone, evaluation},
+        {{.pp = 3, .dp = 1, .tp = 1}, 2, -1, evaluate_alone, evaluation},
+        {{.pp = 3, .dp = 1, .tp = 1}, 1, -1, evaluate_alone, evaluation},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -342,12 +342,6 @@ struct place {
     int32_t pp, dp, n_dp, tp;
 };
 
-static void forget_line(void *arg, const char *line)
-{
-    (void)arg;
-    (void)line;
-}
-
 static int configure(struct toy_rank *r, struct zero_config *cfg, zero_mesh **mesh, struct place *at)
 {
     const struct setup *s = r->arg;
@@ -364,7 +358,7 @@ static int configure(struct toy_rank *r, struct zero_config *cfg, zero_mesh **me
     cfg->schedule_file = s->pp > 1 ? s->file : NULL;
     cfg->stages_per_rank = s->per_rank ? s->per_rank : 1;
     cfg->activation_bytes = ROWS * C * (int64_t)sizeof(float);
-    cfg->log = forget_line;
+    cfg->log = toy_forget_line;
     cfg->prefetch = s->prefetch;
     cfg->check = s->check;
     cfg->clip = s->unclipped ? 0 : 0.5f;
@@ -1017,6 +1011,14 @@ static void on_one_alone(struct zero_config *cfg, struct model *m, const struct 
         m->table[m->n_tensors - 1].flags = 0;
 }
 
+/* So that its stage would be none that may have it. */
+static void more_stages_on_one(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)at;
+    if (m->has_head)
+        cfg->stages_per_rank = 2;
+}
+
 static void of_another_shape(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)cfg, (void)at;
@@ -1073,6 +1075,7 @@ static void what_cannot_be_is_refused(void **state)
         {in_the_middle, ZERO_ERR_NOTSUP,
          "(w2): ZERO_TIED on pipeline stage 1; allowed: on the first (0) and"},
         {on_one_alone, ZERO_ERR_MISMATCH, "a tensor of rank 0 has ZERO_TIED, and none of rank 2"},
+        {more_stages_on_one, ZERO_ERR_MISMATCH, "stages_per_rank is 2 on rank 2 and 1 on rank 0"},
         {of_another_shape, ZERO_ERR_MISMATCH, "rank 2 and rank 0 differ in their tensors with ZERO_TIED"},
         {share_on_one, ZERO_ERR_MISMATCH, "rank 2 and rank 0 differ in their tensors with ZERO_TIED"},
         {stacked, ZERO_ERR_ARG, "(e): ZERO_TIED with ZERO_STACKED"},

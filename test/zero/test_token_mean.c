@@ -402,12 +402,6 @@ static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step)
     return 0;
 }
 
-static void forget_line(void *arg, const char *line)
-{
-    (void)arg;
-    (void)line;
-}
-
 static void train(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
@@ -427,7 +421,7 @@ static void train(struct toy_rank *r)
     cfg.optimizer = ZERO_SGD;
     cfg.weight_decay = 0;
     cfg.clip = 0;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     cfg.schedule = s->schedule;
     cfg.stages_per_rank = s->per_rank;
     cfg.prefetch = s->prefetch;

@@ -153,12 +153,6 @@ static int look_at_weights(struct toy_rank *r, zero_ctx *z, int part)
     return 0;
 }
 
-static void forget_line(void *arg, const char *line)
-{
-    (void)arg;
-    (void)line;
-}
-
 static void train(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
@@ -168,7 +162,7 @@ static void train(struct toy_rank *r)
     struct zero_stats stats;
     int32_t part = 0, dp = 0, n_dp = 1;
     int err = 0;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     cfg.optimizer = ZERO_SGD;
     cfg.weight_decay = 0;
     cfg.prefetch = s->prefetch;
@@ -325,7 +319,7 @@ static int open_parts(struct toy_rank *r, struct setup *s, zero_ctx **z, struct 
     int32_t part, dp, n_dp;
     *s = (struct setup){.tp = r->world, .stage = s->stage};
     r->arg = s;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     cfg.timeout_ms = 20000;
     int err = open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp);
     *m = make_model(s->tp, part);
@@ -690,7 +684,7 @@ static int open_unwrapped(struct toy_rank *r, struct unwrapped *u)
     int32_t dp, n_dp;
     *u = (struct unwrapped){.s = {.stage = *(int *)r->arg, .tp = 2}};
     u->cfg = toy_config(r, u->s.stage);
-    u->cfg.log = forget_line;
+    u->cfg.log = toy_forget_line;
     u->cfg.optimizer = ZERO_SGD;
     u->cfg.weight_decay = 0;
     int err = open_mesh(r, &u->s, &u->cfg, &u->mesh, &u->part, &dp, &n_dp);

@@ -103,12 +103,6 @@ static struct model *make_model(int tp)
     return m;
 }
 
-static void forget_line(void *arg, const char *line)
-{
-    (void)arg;
-    (void)line;
-}
-
 static int wrap(struct toy_rank *r, struct model **m, zero_ctx **z, int32_t *part)
 {
     const struct setup *s = r->arg;
@@ -121,7 +115,7 @@ static int wrap(struct toy_rank *r, struct model **m, zero_ctx **z, int32_t *par
         err = zero_mesh_rank(mesh, "tp", part, NULL);
     cfg.mesh = mesh;
     cfg.shard_group = ZERO_AUTO;
-    cfg.log = forget_line;
+    cfg.log = toy_forget_line;
     cfg.save_async = s->async;
     *m = make_model(s->mesh->tp);
     if (!err)

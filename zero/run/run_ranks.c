@@ -5,6 +5,7 @@
  * is empty where ranks were to end, every output pipe is at its end, and all handles are closed. A rank's
  * children may hold its pipes open after it: they get the same two seconds. */
 #include "zero/run/run_ranks.h"
+#include "comm/flight.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +29,8 @@ struct rank {
     int pid;      /* also its process group's */
     bool spawned; /* process is a handle of the loop's */
     bool alive;
-    int flight; /* a descriptor of its flight recorder; negative: it has none of ours */
+    uint32_t asked; /* signals that asked it to end: 1 << each */
+    int flight;     /* a descriptor of its flight recorder; negative: it has none of ours */
     struct zr_run_end end;
     struct zr_lines out[2]; /* standard output and error; not used when raw */
 };
@@ -45,6 +47,8 @@ struct zr_run_attempt {
     bool to_end; /* by our will: what ranks started goes too */
     bool hurry;
     struct rank *candidate; /* the failure to be reported, of those seen in one turn of the loop */
+    uint64_t turn_ns;       /* when the first end of this turn was seen; 0: none was */
+    int64_t epoch_ns;       /* of the first end of all; 0: none yet */
     uv_timer_t grace;
     uv_check_t judge;
 };
@@ -78,11 +82,19 @@ static void start_timer(struct zr_run_attempt *a, uint64_t ms)
     uv_timer_start(&a->grace, on_grace_over, ms, 0);
 }
 
+/* SIGUSR1 and SIGUSR2, which are passed on, ask for something else. */
+static void signal_rank(struct rank *r, int signum)
+{
+    if (signum != SIGUSR1 && signum != SIGUSR2)
+        r->asked |= UINT32_C(1) << signum;
+    kill(-r->pid, signum);
+}
+
 void zr_run_attempt_signal(struct zr_run_attempt *a, int signum)
 {
     for (int i = 0; i < a->n_started; i++)
         if (a->ranks[i].alive)
-            kill(-a->ranks[i].pid, signum);
+            signal_rank(&a->ranks[i], signum);
 }
 
 void zr_run_attempt_end(struct zr_run_attempt *a)
@@ -112,10 +124,10 @@ static void kill_all(struct zr_run_attempt *a)
 {
     a->phase = KILLED;
     for (int i = 0; i < a->n_started; i++) {
-        const struct rank *r = &a->ranks[i];
+        struct rank *r = &a->ranks[i];
         bool holds_output = r->out[0].open || r->out[1].open;
         if (group_lives(r) && (r->alive || holds_output || a->to_end))
-            kill(-r->pid, SIGKILL);
+            signal_rank(r, SIGKILL);
     }
     start_timer(a, AFTER_KILL_MS);
 }
@@ -206,8 +218,16 @@ static void on_exit_of(uv_process_t *process, int64_t code, int signum)
     struct rank *r = process->data;
     struct zr_run_attempt *a = r->attempt;
     r->alive = false;
-    r->end =
-        (struct zr_run_end){.rank = r->number, .code = (int)code, .signal = signum, .at_ns = uv_hrtime()};
+    if (!a->turn_ns)
+        a->turn_ns = uv_hrtime();
+    if (!a->epoch_ns)
+        a->epoch_ns = zr_flight_epoch_ns();
+    r->end = (struct zr_run_end){.rank = r->number,
+                                 .code = (int)code,
+                                 .signal = signum,
+                                 .asked = r->asked,
+                                 .at_ns = a->turn_ns,
+                                 .epoch_ns = a->epoch_ns};
     a->n_alive--;
     zr_run_flight_words(r->flight, r->end.last);
     bool failed = code != 0 || signum != 0;
@@ -219,6 +239,7 @@ static void on_exit_of(uv_process_t *process, int64_t code, int signum)
 static void on_judge(uv_check_t *check)
 {
     struct zr_run_attempt *a = check->data;
+    a->turn_ns = 0;
     if (a->candidate && a->phase == RUNNING) {
         a->watch.on_failed(a->watch.arg, &a->candidate->end);
         zr_run_attempt_end(a);

@@ -42,8 +42,12 @@ struct zr_run_end {
     int code;
     /* that killed it; 0 */
     int signal;
-    /* uv_hrtime */
+    /* signals by which we had asked it to end, before that was seen: 1 << each */
+    uint32_t asked;
+    /* uv_hrtime, the same for all that were seen in one turn of the loop: which of them was first is not
+     * known; and zr_flight_epoch_ns, the same for all of an attempt */
     uint64_t at_ns;
+    int64_t epoch_ns;
     /* "; its last call was ...", or "" */
     char last[ZR_RUN_LAST_CHARS];
 };
