@@ -16,9 +16,11 @@
 #include <linux/fcntl.h>
 #endif
 
+enum { PAGE_BYTES = 4096 };
+
 static int64_t segment_bytes(int64_t bytes)
 {
-    return (bytes + 4095) & ~(int64_t)4095;
+    return (bytes + PAGE_BYTES - 1) & ~(int64_t)(PAGE_BYTES - 1);
 }
 
 static int no_room(int64_t bytes)
@@ -39,14 +41,31 @@ static bool fills_mappings(char *at)
 #endif
 }
 
+/* Large pages for a piece that starts on one. One small page of each has to be there first. */
+static bool fill_with_huge_pages(char *at, int64_t bytes)
+{
+#ifdef MADV_POPULATE_WRITE
+    int64_t whole = bytes / ZR_HUGE_PAGE_BYTES * ZR_HUGE_PAGE_BYTES;
+    for (int64_t i = 0; i < whole; i += ZR_HUGE_PAGE_BYTES)
+        if (madvise(at + i, PAGE_BYTES, MADV_POPULATE_WRITE))
+            return false;
+    return zr_make_huge_pages(at, whole);
+#else
+    (void)at, (void)bytes;
+    return false;
+#endif
+}
+
 /* Memory for all pages now: what is missing is an error here, and no signal later. */
 static int reserve(int fd, char *mapped, int64_t bytes)
 {
     /* In pieces: a signal makes the kernel give back what one call has taken so far. */
     const int64_t piece = INT64_C(64) << 20;
-    bool fill = fills_mappings(mapped);
+    bool fill = fills_mappings(mapped), huge = fill && bytes >= ZR_HUGE_PAGE_BYTES;
     for (int64_t at = 0; at < bytes;) {
         int64_t n = bytes - at < piece ? bytes - at : piece;
+        /* Once they are refused no more are asked for: the kernel may have searched long. */
+        huge = huge && fill_with_huge_pages(mapped + at, n);
         int failed = fill ? madvise(mapped + at, (size_t)n, MADV_POPULATE_WRITE) : fallocate(fd, 0, at, n);
         if (!failed)
             at += n;
@@ -54,6 +73,28 @@ static int reserve(int fd, char *mapped, int64_t bytes)
             return no_room(bytes);
     }
     return 0;
+}
+
+/* Of all of a file. Where that is large, it begins where a large page can: the kernel does not see to it. */
+static char *map_file(int fd, int64_t bytes, int protection)
+{
+    if (bytes < ZR_HUGE_PAGE_BYTES)
+        return mmap(NULL, (size_t)bytes, protection, MAP_SHARED, fd, 0);
+    const size_t more = (size_t)ZR_HUGE_PAGE_BYTES;
+    char *room =
+        mmap(NULL, (size_t)bytes + more, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return MAP_FAILED;
+    size_t before = -(uintptr_t)room & (uintptr_t)(ZR_HUGE_PAGE_BYTES - 1); /* of the first large page */
+    char *p = mmap(room + before, (size_t)bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (p == MAP_FAILED) {
+        munmap(room, (size_t)bytes + more);
+        return MAP_FAILED;
+    }
+    if (before > 0)
+        munmap(room, before);
+    munmap(p + bytes, more - before);
+    return p;
 }
 
 int zr_shared_make(const char *name, int64_t bytes, int *fd, char **at)
@@ -66,7 +107,7 @@ int zr_shared_make(const char *name, int64_t bytes, int *fd, char **at)
         return no_room(whole);
     /* Nobody may make it smaller under us. */
     fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-    char *p = mmap(NULL, (size_t)whole, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+    char *p = map_file(*fd, whole, PROT_READ | PROT_WRITE);
     if (p == MAP_FAILED)
         return zr_fail(ZR_ERR_NOMEM, "mapping %lld bytes of shared memory: %s", (long long)whole,
                        strerror(errno));
@@ -107,7 +148,7 @@ int zr_shared_map(const struct zr_shared_at *where, int64_t bytes, int protectio
         return zr_fail(ZR_ERR_SYSTEM, "%s has %lld bytes and is not the shared memory of rank %d", path,
                        (long long)st.st_size, where->rank);
     }
-    char *p = mmap(NULL, (size_t)segment_bytes(bytes), protection, MAP_SHARED, fd, 0);
+    char *p = map_file(fd, segment_bytes(bytes), protection);
     close(fd);
     if (p == MAP_FAILED)
         return zr_fail(ZR_ERR_NOMEM, "mapping the %lld bytes of rank %d: %s", (long long)segment_bytes(bytes),
