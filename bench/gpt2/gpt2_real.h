@@ -68,7 +68,11 @@ GPT2_HOST_DEVICE real from_float(float f)
  * Sanitizers instrument the code that picks before they are initialised, and crash. */
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) &&                       \
     !defined(__SANITIZE_THREAD__) && !defined(__clang__)
+#if __GNUC__ >= 12 /* v4 multiplies 64-bit integers, which the drawing of weights does most */
+#define GPT2_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
 #define GPT2_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
 #else
 #define GPT2_CLONES
 #endif
