@@ -24,21 +24,21 @@ struct asking {
 /* Every byte of what nobody wrote: a NaN that no arithmetic makes. */
 enum { UNWRITTEN = 0xff };
 
-/* In one pass without a branch: nearly always all were. */
+/* In one pass without a branch: nearly always all were. What is gathered is as wide as an element, so that
+ * vectors need no packing. */
 static bool all_written(const char *room, int64_t n, int64_t size)
 {
-    bool missed = false;
-    uint32_t word;
-    uint16_t half;
+    uint32_t word, missed_words = 0;
+    uint16_t half, missed_halves = 0;
     for (int64_t i = 0; size == sizeof word && i < n; i++) {
         memcpy(&word, room + i * (int64_t)sizeof word, sizeof word);
-        missed |= word == UINT32_MAX;
+        missed_words |= word == UINT32_MAX ? UINT32_MAX : 0;
     }
     for (int64_t i = 0; size == sizeof half && i < n; i++) {
         memcpy(&half, room + i * (int64_t)sizeof half, sizeof half);
-        missed |= half == UINT16_MAX;
+        missed_halves |= half == UINT16_MAX ? UINT16_MAX : 0;
     }
-    return !missed && (size == sizeof word || size == sizeof half);
+    return !missed_words && !missed_halves && (size == sizeof word || size == sizeof half);
 }
 
 /* The first of n elements that was not; n: none. */
