@@ -104,22 +104,34 @@ class Wrong(unittest.TestCase):
     def test_found(self):
         """What rank 1 puts in is overwritten while it is measured, in its arena, which ranks of its host map: both ours and MPI's own are
         found wrong."""
-        n, size, spoilt = 4, 1 << 20, 100
         for op in ["all_gather", "reduce_scatter"]:
-            with self.subTest(op=op), tempfile.TemporaryDirectory() as folder:
-                note = HOSTS + f"echo $$ > {folder}/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}; "
-                ranks = subprocess.Popen(command(n, note, f"--op={op}", f"--bytes={size}", "--rounds=40", "--json"), env=under_mpi.environment(),
-                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-                head = ranks.stdout.readline()
+            with self.subTest(op=op):
+                for rounds in 40, 160, 640:  # on a busy machine few may be over before anything is overwritten
+                    if self.found(op, rounds):
+                        break
+                else:
+                    self.fail("nothing was overwritten in time")
+
+    def found(self, op, rounds):
+        """Whether all of it was overwritten while it was measured."""
+        n, size, spoilt = 4, 1 << 20, 100
+        with tempfile.TemporaryDirectory() as folder:
+            note = HOSTS + f"echo $$ > {folder}/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}; "
+            ranks = subprocess.Popen(command(n, note, f"--op={op}", f"--bytes={size}", f"--rounds={rounds}", "--json"), env=under_mpi.environment(),
+                                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+            try:
                 self.spoil(ranks, os.path.join(folder, "1"), {"all_gather": size // n, "reduce_scatter": size + size // n}[op], spoilt)
+            finally:
                 out, err = self.end(ranks)
-                wrong = {row["backend"]: row["wrong"] for row in told(head + out, "row") if row["path"]}
-                most = 2 * spoilt * (n if op == "all_gather" else 1)  # before the rounds, perhaps, and behind them
-                self.assertEqual(list(wrong), ["mpi", *OWN[op]], out + err)
-                for backend, found in wrong.items():
-                    self.assertIn(found, range(most // 2, most + 1), backend)
-                self.assertNotEqual(ranks.returncode, 0)
-                self.assertIn(f"zero-bench comm: {sum(wrong.values())} elements were wrong", err)
+        wrong = {row["backend"]: row["wrong"] for row in told(out, "row") if row["path"]}
+        most = 2 * spoilt * (n if op == "all_gather" else 1)  # before the rounds, perhaps, and behind them
+        self.assertEqual(list(wrong), ["mpi", *OWN[op]], out + err)
+        if sum(wrong.values()):
+            self.assertNotEqual(ranks.returncode, 0)
+            self.assertIn(f"zero-bench comm: {sum(wrong.values())} elements were wrong", err)
+        for backend, elements in wrong.items():
+            self.assertLessEqual(elements, most, backend)
+        return all(elements >= most // 2 for elements in wrong.values())
 
     def end(self, ranks):
         try:
@@ -128,24 +140,33 @@ class Wrong(unittest.TestCase):
             if ranks.poll() is None:
                 os.killpg(ranks.pid, signal.SIGKILL)
 
-    def arenas_of(self, folder):
+    def arenas_of(self, pid_file):
+        """File descriptors of the process whose number is in there; none until it has written that and made one of some size."""
         found = []
-        for fd in os.listdir(folder):
+        try:
+            with open(pid_file, encoding="ascii") as f:
+                folder = f"/proc/{int(f.read())}/fd"
+            listed = os.listdir(folder)
+        except (FileNotFoundError, ValueError):  # not yet, or no more
+            return found
+        for fd in listed:
+            path = f"{folder}/{fd}"
             try:
-                found += [fd] if "memfd:zero-mpi-arena" in os.readlink(f"{folder}/{fd}") else []
+                found += [path] if "memfd:zero-mpi-arena" in os.readlink(path) and os.stat(path).st_size else []
             except FileNotFoundError:  # closed meanwhile
                 pass
         return found
 
     def spoil(self, ranks, pid_file, at, n_floats):
-        with open(pid_file, encoding="ascii") as f:
-            folder = f"/proc/{f.read().strip()}/fd"
+        """From before anything is measured: on a busy machine what rank 0 says may come here when all is over."""
         until = time.monotonic() + under_mpi.SECONDS
         arenas = []
-        while not arenas and ranks.poll() is None and time.monotonic() < until:  # rank 0 may have begun to tell before it is there
-            arenas = self.arenas_of(folder)
-        self.assertEqual(len(arenas), 1)
-        fd = os.open(f"{folder}/{arenas[0]}", os.O_RDWR)
+        while not arenas and ranks.poll() is None and time.monotonic() < until:
+            arenas = self.arenas_of(pid_file)
+        self.assertLessEqual(len(arenas), 1)
+        if not arenas:  # they had ended before we came to look
+            return
+        fd = os.open(arenas[0], os.O_RDWR)
         with mmap.mmap(fd, 0) as arena:
             os.close(fd)
             while ranks.poll() is None and time.monotonic() < until:
