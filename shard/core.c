@@ -139,19 +139,16 @@ static int refuse_begin(struct zr_core *c, const struct zr_core_event *ev)
     return 0;
 }
 
-/* Where the unit is, or goes for this bracket; -1: nowhere. */
-static int32_t find_param_slot(const struct zr_core *c, const struct zr_core_event *ev)
+/* Where the unit is, or goes for a call at that position of the order (-1: it is not in it). -1: nowhere. */
+static int32_t find_param_slot(const struct zr_core *c, const struct unit *u, int64_t at)
 {
-    const struct unit *u = &units(c)[ev->unit];
-    struct zr_call call = call_of(ev);
-    struct zr_slot_range all = {u->fits, c->n_pslots},
-                         range = zr_core_slots_at(c, zr_core_find_call(c, &call), u);
+    struct zr_slot_range all = {u->fits, c->n_pslots}, range = zr_core_slots_at(c, at, u);
     if (n_holding(u) || zr_core_in_range(c, range, u->pslot))
         return u->pslot;
-    int32_t slot = zr_core_pick_param(c, u, range, NEVER);
+    int32_t slot = zr_core_pick_param(c, range, NEVER);
     if (slot < 0)
         slot = u->pslot;
-    return slot < 0 ? zr_core_pick_param(c, u, all, NEVER) : slot;
+    return slot < 0 ? zr_core_pick_param(c, all, NEVER) : slot;
 }
 
 /* The slots of a bracket, -1 where it needs none. */
@@ -160,7 +157,8 @@ static int find_slots(const struct zr_core *c, const struct zr_core_event *ev, i
     const struct unit *u = &units(c)[ev->unit];
     *pslot = *gslot = -1;
     if (!u->resident && holds(ev)) {
-        *pslot = find_param_slot(c, ev);
+        struct zr_call call = call_of(ev);
+        *pslot = find_param_slot(c, u, zr_core_find_call(c, &call));
         if (*pslot < 0)
             return no_slot(c, "parameter", ev->unit, u->param_bytes);
     }
@@ -314,8 +312,7 @@ static int snapshot(struct zr_core *c, struct zr_action *out, int32_t *n)
 static bool fetch(struct zr_core *c, int32_t id, struct zr_action *out, int32_t *n)
 {
     const struct unit *u = &units(c)[id];
-    struct zr_slot_range all = {u->fits, c->n_pslots};
-    int32_t slot = u->resident || u->pslot >= 0 ? u->pslot : zr_core_pick_param(c, u, all, NEVER);
+    int32_t slot = u->resident || u->pslot >= 0 ? u->pslot : find_param_slot(c, u, -1);
     if (!u->resident && slot < 0)
         return false;
     if (!u->resident && u->pslot < 0)

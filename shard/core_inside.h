@@ -293,7 +293,7 @@ void zr_core_start_recording(struct zr_core *c);
 /* Finds out whether open brackets of the order could leave one without a slot, and if so their sizes. */
 void zr_core_place_brackets(struct zr_core *c);
 /* The slots that the bracket at that position of the order takes (-1: of one that is not in it): all that
- * hold u, unless slots are sized. */
+ * hold u, unless slots are sized, or one is reserved for larger units. */
 struct zr_slot_range zr_core_slots_at(const struct zr_core *c, int64_t at, const struct unit *u);
 /* slot may be -1: in none. */
 bool zr_core_in_range(const struct zr_core *c, struct zr_slot_range r, int32_t slot);
@@ -307,9 +307,9 @@ void zr_core_sort_slots(struct zr_core *c);
 void zr_core_touch_slot(struct zr_core *c, int32_t slot);
 /* Of the slots by size, the first of at least so many bytes. */
 int32_t zr_core_first_fit(const struct zr_core *c, int64_t bytes);
-/* One of the slots in r for u, wanted at that position of the order (NEVER: now); -1: none. */
-int32_t zr_core_pick_param(const struct zr_core *c, const struct unit *u, struct zr_slot_range r,
-                           int64_t wanted);
+/* One of the slots in r: an empty one, the smallest; else the one whose unit is used last, and for a
+ * prefetch, which is wanted at that position of the order (NEVER: now), only if that is later. -1: none. */
+int32_t zr_core_pick_param(const struct zr_core *c, struct zr_slot_range r, int64_t wanted);
 int32_t zr_core_pick_grad(const struct zr_core *c, int64_t bytes);
 /* Opens or closes a bracket on the slot. */
 void zr_core_pin(struct zr_core *c, int32_t slot, int by);

@@ -4,7 +4,10 @@
  * Where an order could come to that, its brackets are given sizes: one pass over the order, brackets alone,
  * in which each takes the smallest slot that fits and is free. As brackets then are in the sizes of that
  * pass, each finds one there, whatever was evaluated, dropped, written or gathered before and wherever that
- * left units. */
+ * left units.
+ *
+ * Not where the largest slot is reserved: that is so where no order was declared, and gives a slot to each of
+ * any two that are open at once, in another order than the learned one, too. */
 #include "shard/core_inside.h"
 
 /* The first slot by size that is larger than slot `first` by size, which is the first of its size. */
@@ -72,7 +75,7 @@ static bool place_brackets(struct zr_core *c)
 
 void zr_core_place_brackets(struct zr_core *c)
 {
-    c->sized = can_run_out(c);
+    c->sized = !c->reserved && can_run_out(c);
     c->no_room = c->sized && !place_brackets(c);
     c->sized &= !c->no_room;
 }
@@ -84,8 +87,9 @@ bool zr_core_has_room(const struct zr_core *c)
 
 struct zr_slot_range zr_core_slots_at(const struct zr_core *c, int64_t at, const struct unit *u)
 {
+    bool is_small = c->reserved && u->param_bytes <= c->second;
     if (!c->sized || at < 0)
-        return (struct zr_slot_range){u->fits, c->n_pslots};
+        return (struct zr_slot_range){u->fits, is_small ? c->n_small : c->n_pslots};
     int32_t first = places(c)[at % c->period];
     return (struct zr_slot_range){first, end_of_size(c, first)};
 }

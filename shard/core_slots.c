@@ -110,23 +110,12 @@ static int32_t best_slot(const struct zr_core *c, int32_t first, int32_t last)
     return by_size(c)[best - c->n_leaves];
 }
 
-/* One of the slots in r: an empty one, the smallest; else the one whose unit is used last, and for a prefetch
- * (wanted < NEVER) only if that is later than the prefetched unit is wanted. -1: none. */
-static int32_t pick_in(const struct zr_core *c, struct zr_slot_range r, int64_t wanted)
+int32_t zr_core_pick_param(const struct zr_core *c, struct zr_slot_range r, int64_t wanted)
 {
     int32_t slot = best_slot(c, r.first, r.end);
     if (slot < 0 || pslots(c)[slot].unit < 0 || wanted == NEVER)
         return slot;
     return units(c)[pslots(c)[slot].unit].next_use > wanted ? slot : -1;
-}
-
-int32_t zr_core_pick_param(const struct zr_core *c, const struct unit *u, struct zr_slot_range r,
-                           int64_t wanted)
-{
-    if (c->sized || !c->reserved || u->param_bytes > c->second)
-        return pick_in(c, r, wanted);
-    int32_t slot = pick_in(c, (struct zr_slot_range){r.first, c->n_small}, wanted);
-    return slot < 0 && wanted == NEVER ? pick_in(c, r, wanted) : slot;
 }
 
 void zr_core_pin(struct zr_core *c, int32_t slot, int by)
@@ -182,7 +171,7 @@ static bool gather_ahead(struct zr_core *c, int32_t unit, int64_t at, struct zr_
     struct zr_slot_range range = zr_core_slots_at(c, at, u);
     if (zr_core_in_range(c, range, u->pslot))
         return true;
-    int32_t slot = zr_core_pick_param(c, u, range, at);
+    int32_t slot = zr_core_pick_param(c, range, at);
     if (slot < 0)
         return false;
     zr_core_gather(c, unit, slot, out, n);

@@ -331,9 +331,12 @@ static void gather(struct watch *w, const struct zr_action *a)
         struct watch_slot *s = &w->pslot[i];
         if (s->unit != a->unit || !s->fresh)
             continue;
-        /* It is there already, in a slot of a size that its next bracket does not take. */
-        EXPECT(w->core->sized && s->n_uses == 0 &&
-               w->spec.param_slot_bytes[i] != w->spec.param_slot_bytes[a->slot]);
+        /* It is there already, in a slot of a size that its next bracket does not take, or in the one that is
+         * reserved for larger ones. */
+        EXPECT(s->n_uses == 0 &&
+               (w->core->reserved
+                    ? w->spec.param_slot_bytes[i] > w->spec.param_slot_bytes[a->slot]
+                    : w->core->sized && w->spec.param_slot_bytes[i] != w->spec.param_slot_bytes[a->slot]));
         s->fresh = false;
     }
     w->pslot[a->slot] = (struct watch_slot){.unit = a->unit, .fresh = true};

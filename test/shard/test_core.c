@@ -257,6 +257,27 @@ static void largest_slot_is_reserved(void **state)
     watch_close(&w);
 }
 
+/* A small unit that was in the reserved slot, as another was open, is in a small one when it comes again; and
+ * what an order that was learned puts there binds no other order. */
+static void the_reserved_slot_is_left(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 3, 2, 0, "0(0) 1(1) 2(2) 2[2] 1[1] 0[0]");
+    m.pslot[0] = m.units[2].param_bytes = 300;
+    m.spec.reserve_largest = true;
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0(1(1)0)");
+    assert_int_equal(slot_of(&w, 1), 0);
+    watch_run(&w, "1(");
+    assert_int_equal(slot_of(&w, 1), 1);
+    watch_run(&w, "2(2)1) 2[2] 1[1] 0[0] S");
+    assert_int_equal(zr_core_counts(w.core).n_replans, 1);
+    watch_run(&w, "1(2(2)1) 0(0) 2[2] 1[1] 0[0] S");
+    watch_close(&w);
+}
+
 /* A small unit that lies in the large slot, as zero_gather_all leaves it, is gathered anew into a small one
  * where the order opens a large one inside it. */
 static void nested_brackets_find_their_sizes(void **state)
@@ -1620,6 +1641,7 @@ int main(void)
         cmocka_unit_test(small_and_empty_slots_first),
         cmocka_unit_test(who_was_left_out_goes_first),
         cmocka_unit_test(largest_slot_is_reserved),
+        cmocka_unit_test(the_reserved_slot_is_left),
         cmocka_unit_test(nested_brackets_find_their_sizes),
         cmocka_unit_test(weights_need_no_parameters),
         cmocka_unit_test(gradient_slots_take_turns),
