@@ -80,25 +80,28 @@ static bool kernel_makes_them(const struct shared *s)
     return zr_make_huge_pages(s->own, s->bytes / ZR_HUGE_PAGE_BYTES * ZR_HUGE_PAGE_BYTES);
 }
 
+/* The kernel may be short of large pages at one time and have some at the next: one of a few tries counts. */
 static void test_large_pages(void **state)
 {
     (void)state;
-    const long whole = 5;
-    struct shared s;
-    open_shared(&s, whole * ZR_HUGE_PAGE_BYTES + 4096);
-    assert_int_equal((uintptr_t)s.own % (uintptr_t)ZR_HUGE_PAGE_BYTES, 0);
-    assert_int_equal((uintptr_t)s.peer % (uintptr_t)ZR_HUGE_PAGE_BYTES, 0);
-    long own = huge_kib(s.own);
-    if (!kernel_makes_them(&s)) {
+    const long whole = 5, expected = whole * (long)(ZR_HUGE_PAGE_BYTES / 1024);
+    bool made = false, could = false;
+    for (int i = 0; !made && i < 5; i++) {
+        struct shared s;
+        open_shared(&s, whole * ZR_HUGE_PAGE_BYTES + 4096);
+        assert_int_equal((uintptr_t)s.own % (uintptr_t)ZR_HUGE_PAGE_BYTES, 0);
+        assert_int_equal((uintptr_t)s.peer % (uintptr_t)ZR_HUGE_PAGE_BYTES, 0);
+        made = huge_kib(s.own) == expected;
+        could |= made || kernel_makes_them(&s); /* what was made before the test asked counts alone */
+        for (int64_t at = 0; at < s.bytes; at += 4096)
+            assert_int_equal(s.peer[at], 0);
+        if (made)
+            assert_int_equal(huge_kib(s.peer), expected);
         close_shared(&s);
-        skip();
     }
-    for (int64_t at = 0; at < s.bytes; at += 4096)
-        assert_int_equal(s.peer[at], 0);
-    long expected = whole * (long)(ZR_HUGE_PAGE_BYTES / 1024);
-    assert_int_equal(own, expected); /* before the test asked */
-    assert_int_equal(huge_kib(s.peer), expected);
-    close_shared(&s);
+    if (!could)
+        skip();
+    assert_true(made);
 }
 
 int main(void)
