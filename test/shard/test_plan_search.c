@@ -67,6 +67,10 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
         goto out;
     }
     struct zr_core *core = zr_core_init(mem, spec);
+    if (!zr_core_has_room(core)) { /* slots that do for the steps, but not behind everything else */
+        err = ZR_ERR_BUDGET;
+        goto out;
+    }
     note_places(core, spec->n_units, places);
     memset(gathers, 0, (size_t)spec->n_units * sizeof *gathers);
     int64_t n_calls = (int64_t)spec->n_order * spec->grad_accum_steps;
