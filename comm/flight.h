@@ -100,13 +100,13 @@ bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_ca
 
 /* ---- zero-run ---- */
 
+/* What is to be added to zr_now_ns for the time of the day. Off by as long as the process did not run between
+ * its two clocks: on one host, too, each process has another. */
+int64_t zr_flight_epoch_ns(void);
 /* The memory of a recorder that is nobody's yet, as a descriptor that is closed by the caller and not
  * inherited; a negative errno else. */
 int zr_flight_make(void);
 struct zr_flight_view;
-/* What is to be added to zr_now_ns for the time of the day. Off by as long as the process did not run between
- * its two clocks: on one host, too, each process has another. */
-int64_t zr_flight_epoch_ns(void);
 /* What is in it. false: it is nobody's yet, or no recorder. */
 bool zr_flight_look(int fd, struct zr_flight_view *out);
 /* Of a recorder of this process. */
