@@ -41,16 +41,44 @@ static struct {
     pthread_mutex_t lock; /* of the list and the handler */
     _Atomic(struct zr_guard *) open[MOST_GUARDS];
     int n_open;
-    _Atomic int n_inside; /* handlers that may hold what the list said */
+    _Atomic bool has_callbacks;
+    pthread_key_t callbacks; /* the name of the callback that each thread runs */
+    _Atomic int n_inside;    /* handlers that may hold what the list said */
     struct sigaction before;
 } guards = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Read by the handler, so it has its place from the start: an allocation there could not be. */
-static _Thread_local const char *callback __attribute__((tls_model("initial-exec")));
+/* The handler calls this, so the name is not a thread-local variable. Reading such a variable may allocate
+ * memory. The model initial-exec avoids that, but dlopen refuses a library that uses it. */
+static const char *callback_of_thread(void)
+{
+    return atomic_load(&guards.has_callbacks) ? pthread_getspecific(guards.callbacks) : NULL;
+}
 
 void zr_guard_callback(const char *name)
 {
-    callback = name;
+    if (atomic_load(&guards.has_callbacks))
+        pthread_setspecific(guards.callbacks, name);
+}
+
+/* Takes the key for good, because a thread may use it at any time. With the lock. */
+static int take_key(void)
+{
+    if (atomic_load(&guards.has_callbacks))
+        return 0;
+    int err = pthread_key_create(&guards.callbacks, NULL);
+    if (err)
+        return zr_fail(ZR_ERR_SYSTEM,
+                       "check mode needs a key for thread-specific data, and the system has none: %s",
+                       strerror(err));
+    atomic_store(&guards.has_callbacks, true);
+    return 0;
+}
+
+/* For a process that unloads the library and loads it again. */
+__attribute__((destructor)) static void give_key_back(void)
+{
+    if (atomic_exchange(&guards.has_callbacks, false))
+        pthread_key_delete(guards.callbacks);
 }
 
 static int64_t up(int64_t n, int64_t to)
@@ -96,8 +124,8 @@ static void note(struct zr_guard *g, const char *at, int write, const char *call
     int32_t i = region_of(g, at);
     const struct region *r = &g->region[i];
     if (!atomic_exchange(&g->claimed, true)) {
-        g->first = (struct zr_guard_touch){i,     at - r->at, (enum zr_guard_mode)atomic_load(&r->mode),
-                                           write, callback,   call};
+        g->first = (struct zr_guard_touch){
+            i, at - r->at, (enum zr_guard_mode)atomic_load(&r->mode), write, callback_of_thread(), call};
         atomic_store(&g->noted, true);
         if (g->reporter)
             zr_report_ask(g->reporter);
@@ -188,13 +216,14 @@ static void wait_for_handlers(void)
 
 static int enlist(struct zr_guard *g)
 {
-    int i = 0, err = 0;
+    int i = 0;
     pthread_mutex_lock(&guards.lock);
+    int err = take_key();
     while (i < MOST_GUARDS && atomic_load(&guards.open[i]))
         i++;
-    if (i == MOST_GUARDS) {
+    if (!err && i == MOST_GUARDS) {
         err = zr_fail(ZR_ERR_NOMEM, "%d contexts with check are open, which is the most", MOST_GUARDS);
-    } else if (guards.n_open == 0) {
+    } else if (!err && guards.n_open == 0) {
         struct sigaction mine = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
         sigemptyset(&mine.sa_mask);
         wait_for_handlers();

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Installs into an empty folder, and builds and runs a program against what is there, as a user would.
+"""Installs into an empty folder, and builds and runs programs against what is there, as a user would. One links the library; the other
+opens it by dlopen(), as Python, Julia and plug-ins do.
 
     installed.py BUILD MESON... [--shims SHIM...]
 
@@ -39,6 +40,68 @@ int main(void)
     if (strcmp(header, zero_version()) != 0)
         return fprintf(stderr, "header %s, library %s\n", header, zero_version()), 1;
     printf("%g %g %g %g\n", back[0], back[1], back[2], back[3]);
+    return 0;
+}
+"""
+# It closes the library and opens it again. Check mode makes what the library has for a whole process: a handler and a key.
+OPENS = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <zero/zero.h>
+
+#define FIND(name) __typeof__(name) *my_##name = (__typeof__(name) *)dlsym(library, #name)
+
+static int update(void *arg, const struct zero_update *u)
+{
+    (void)arg;
+    for (int64_t i = 0; i < u->n; i++)
+        u->master[i] -= u->lr * u->grad[i];
+    return 0;
+}
+
+static int train(void *library)
+{
+    FIND(zero_wrap);
+    FIND(zero_begin);
+    FIND(zero_end);
+    FIND(zero_step);
+    FIND(zero_read);
+    FIND(zero_unwrap);
+    FIND(zero_last_error);
+    float w[4] = {1, 2, 3, 4}, g[4], *param = w, *grad = g, back[4];
+    struct zero_tensor tensor = {
+        .name = "w", .param = (void **)&param, .grad = (void **)&grad, .shape = {4}, .dtype = ZERO_F32};
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    zero_ctx *z;
+    cfg.world = 1;
+    cfg.stage = 3;
+    cfg.check = 1;
+    cfg.update = update;
+    if (my_zero_wrap(&z, &tensor, 1, &cfg) || my_zero_begin(z, 0, ZERO_FORWARD) || my_zero_end(z, 0, ZERO_FORWARD) ||
+        my_zero_begin(z, 0, ZERO_BACKWARD))
+        return fprintf(stderr, "%s\n", my_zero_last_error()), 1;
+    for (int i = 0; i < 4; i++)
+        grad[i] = 0.5f;
+    if (my_zero_end(z, 0, ZERO_BACKWARD) || my_zero_step(z, 2.0f, NULL) ||
+        my_zero_read(z, 0, ZERO_VALUE_PARAM, 0, 4, back) || my_zero_unwrap(&z))
+        return fprintf(stderr, "%s\n", my_zero_last_error()), 1;
+    printf("%g %g %g %g\n", back[0], back[1], back[2], back[3]);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    for (int i = 0; i < 2; i++) {
+        void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+        if (!library)
+            return fprintf(stderr, "%s\n", dlerror()), 1;
+        if (train(library) || dlclose(library))
+            return 1;
+        if (dlopen(argv[1], RTLD_NOW | RTLD_NOLOAD))
+            return fprintf(stderr, "the library is still loaded after dlclose()\n"), 1;
+    }
     return 0;
 }
 """
@@ -99,6 +162,17 @@ def main(build, meson, shims):
         told = run(program, env=env).strip()
         if told != "0 1 2 3":
             failures.append(f"the program printed {told!r}, expected '0 1 2 3'")
+        opens = os.path.join(root, "opens")
+        with open(opens + ".c", "w", encoding="utf-8") as f:
+            f.write(OPENS)
+        run(os.environ.get("CC", "cc"), "-std=c11", "-Wall", "-o", opens, opens + ".c", *[flag for flag in flags if flag != "-lzero"], env=env)
+        told = run(opens, library[0], env={**env, "ZERO_LOG": "off"})
+        if told != 2 * "0 1 2 3\n":
+            failures.append(f"the program that opens the library by dlopen() printed {told!r}, expected '0 1 2 3' twice")
+        version = run(sys.executable, "-c", "import ctypes, sys; f = ctypes.CDLL(sys.argv[1]).zero_version; f.restype = ctypes.c_char_p; "
+                      "print(f().decode())", library[0], env=env).strip()
+        if os.path.realpath(library[0]).split(".so.")[1] != version:
+            failures.append(f"zero_version() says {version!r} to Python, of {os.path.realpath(library[0])}")
         # A program that links libzero needs no library of ours but that.
         for name, at in programs.items():
             run(at, "--help", env=env)

@@ -4,7 +4,8 @@ gives it, under soname libzero.so.0, the floors inside it only names of their ow
 
     symbols.py ROOT LIBZERO.SO [FLOOR.A ...] [SHIM.SO ...]
 
-A library for one MPI (comm/mpi/mpi_shim.h) shows its table alone, and has no soname: nothing links it.
+A library for one MPI (comm/mpi/mpi_shim.h) shows its table alone, and has no soname: nothing links it. None of them has the flag STATIC_TLS:
+dlopen() has little room for such libraries, and refuses those that it has no room for.
 """
 import re
 import subprocess
@@ -58,7 +59,13 @@ def soname_of(library):
     return re.findall(r"\(SONAME\)[^\[]*\[([^\]]*)\]", read("readelf", "-d", library))
 
 
+def check_tls(library):
+    if re.search(r"\(FLAGS\).*\bSTATIC_TLS\b", read("readelf", "-d", library)):
+        yield f"{library}: has the flag STATIC_TLS, so dlopen() may refuse it: a thread-local variable is of the model initial-exec or local-exec"
+
+
 def check_shim(shim):
+    yield from check_tls(shim)
     shown = defined(shim, "-D")
     if shown != SHIM_SHOWS:
         yield f"{shim}: shows {sorted(shown)}, expected {sorted(SHIM_SHOWS)}"
@@ -83,6 +90,7 @@ def main(root, library, others):
     failures += [f"{library}: {name} has version {in_library.get(name)}, zero/libzero.map says {in_map[name]}"
                  for name in sorted(in_map) if in_library.get(name) != in_map[name]]
 
+    failures += check_tls(library)
     soname = soname_of(library)
     if soname != [SONAME]:
         failures.append(f"{library}: soname {soname}, expected {SONAME}")
