@@ -1,5 +1,5 @@
-/* memory_plot.c: see memory_plot.h. A bar per stage: what is allocated, by category, and on top of it the
- * rest of what was resident, with the whole above it. */
+/* memory_plot.c: draws a bar for each stage. It shows what is allocated, by category, and above that the rest
+ * of what was resident. A bar is as high as what was resident, and its label says the same. */
 #include "bench/memory_plot.h"
 #include "bench/plot.h"
 #include "bench/report.h"
@@ -34,7 +34,15 @@ static int64_t rest_of(const struct memory_stage *m)
 
 static int64_t height_of(const struct memory_stage *m)
 {
-    return m->fullest.allocated.total + rest_of(m);
+    return m->fullest.peak_rss_bytes;
+}
+
+/* The height of a category. If less was resident than allocated, nobody knows of which category pages were
+ * missing, so all of them shrink alike. */
+static int64_t part_of(const struct memory_stage *m, int64_t bytes)
+{
+    int64_t resident = m->fullest.peak_rss_bytes, allocated = m->fullest.allocated.total;
+    return resident < allocated ? (int64_t)((double)bytes * (double)resident / (double)allocated) : bytes;
 }
 
 static void add_bar(struct bars *b, const char *name, const struct memory_stage *stage)
@@ -91,7 +99,8 @@ static void put_plot(FILE *f, const struct bars *b)
         join = ", ";                                                                                         \
     }                                                                                                        \
     which++;
-#define CATEGORY(name, text) PUT(text, b->bar[i].stage->fullest.allocated.name, colours[which])
+#define CATEGORY(name, text)                                                                                 \
+    PUT(text, part_of(b->bar[i].stage, b->bar[i].stage->fullest.allocated.name), colours[which])
     ZERO_MEM_MAP(CATEGORY)
     PUT("the rest: activations, text, code", rest_of(b->bar[i].stage), "#d9d9d9")
 #undef CATEGORY

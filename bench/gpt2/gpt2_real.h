@@ -1,8 +1,9 @@
 /* gpt2_real.h: the element type of the model's tensors.
  *
  * The model's files are compiled once per dtype (bench/meson.build): with GPT2_BF16 a real is a bfloat16,
- * else a float. Arithmetic is fp32 either way. The names at the end get a suffix, so that one program can
- * hold both. */
+ * else a float. Arithmetic is fp32 either way. The end of this header gives every global name of these files
+ * a suffix, so that one program can hold both. The linker does not notice a name that is missing there: it
+ * takes one dtype's function for both. test/lint/same_names.py notices. */
 #ifndef ZERO_BENCH_GPT2_REAL_H
 #define ZERO_BENCH_GPT2_REAL_H
 
@@ -124,5 +125,7 @@ GPT2_HOST_DEVICE real from_float(float f)
 #define train_export            GPT2_NAME(train_export)
 #define train_parts_hash        GPT2_NAME(train_parts_hash)
 #define train_run               GPT2_NAME(train_run)
+#define train_introduce         GPT2_NAME(train_introduce)
+#define train_end               GPT2_NAME(train_end)
 
 #endif

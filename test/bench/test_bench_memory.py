@@ -70,6 +70,18 @@ class Measured(unittest.TestCase):
         self.assertEqual(self.plain['bytes']['total'], 16 * n)  # weights, gradients and two moments, f32
         self.assertGreater(self.plain['peak_rss_bytes'], 16 * n)
 
+    def test_the_plain_program_in_bf16(self):
+        """bf16 weights and gradients, and fp32 master weights and moments. Each dtype has code of its own."""
+        done = bench(*MEMORY, '--plain', '--json', '--steps=1', '--dtype=bf16')
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        plain = lines(done.stdout)[-1]
+        n, told = plain['n_params'], plain['bytes']
+        self.assertEqual([told[name] for name in ('param_shards', 'grad_shards', 'master', 'moments', 'total')], [2 * n, 2 * n, 4 * n, 8 * n, 16 * n])
+        for dtype in 'f32', 'bf16':
+            done = bench('train', '--plain', '--layers=2', *SIZES, '--steps=1', f'--dtype={dtype}')
+            self.assertEqual((done.returncode, done.stderr), (0, ''))
+            self.assertRegex(done.stdout, rf'million parameters, {dtype}, not wrapped')
+
     def test_every_stage_has_the_same_losses_and_state(self):
         first, *others = self.stages
         self.assertEqual(len(first['losses']), 3)
