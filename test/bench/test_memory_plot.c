@@ -1,4 +1,4 @@
-/* test_memory_plot.c: what zero-bench memory hands to gnuplot. A program that keeps its input stands in for it. */
+/* test_memory_plot.c: what zero-bench memory hands to gnuplot. A program that keeps its input replaces it. */
 #include "bench/memory_plot.h"
 #include "bench/stage_table.h"
 
@@ -35,7 +35,7 @@ static int take_gnuplot_away(void **state)
     return unlink(script) || unlink(kept) || rmdir(folder);
 }
 
-/* Sums what the blocks of data give each bar. The last block is of the labels: it says where each one stands. */
+/* Sums what the blocks of data give each bar. The last block has the heights of the labels. */
 static void read_bars(double drawn[], double label[], int n)
 {
     char line[256], name[64];
