@@ -26,6 +26,7 @@ ELSEWHERE = {
     'sh bench/report.sh': 'builds, and measures for minutes; test/bench/test_report_page.py makes the page of small runs',
     'zero-run --nnodes': 'wants several nodes: test/hosts/test_hosts_run.py runs it between hosts of its own',
     'meson ': 'the build: test/lint/library_alone.py runs it, in a copy of the tree',
+    'export ': 'of the build: test/lint/library_alone.py runs it',
     'cc program.c ': 'of what was installed: test/lint/library_alone.py runs it',
     'apt-get install ': 'wants root; that .ci/packages, which CI installs, has what it names is tested below',
 }

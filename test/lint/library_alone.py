@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The library alone, as somebody takes it who wants nothing else: a copy of the tree is configured without benches and tests, built
-and installed, and README.md's program compiled, all by the four commands that README.md gives; other programs are compiled by pkg-config
-against the shared and the static library and run; and the same tree as a Meson subproject of another project serves its program,
-statically linked, which runs on two ranks.
+"""The library alone, as somebody takes it who wants nothing else. In a copy of the tree README.md's commands of the build run as they stand,
+after its first one has configured the folder build: they install the library below a home of their own, and compile and start README.md's
+program. Then the library is built once more, shared and static; programs are compiled by pkg-config against both and run. Last, the tree as
+a Meson subproject of another project serves its program, statically linked, which runs on two ranks.
 
     library_alone.py ROOT MESON...
 """
@@ -23,8 +23,8 @@ from tree_clean import tracked
 ANSWER = "0 1 2 3"
 # How the library is built here is of no matter, so it is built fast.
 FAST = ["-Doptimization=0", "-Ddebug=false", "-Dgpu_arch=90"]
-# README.md's.
-PREFIX = "--prefix=/usr/local"
+# README.md's commands that are run here, in this order; what installs packages wants root.
+OF_README = ["meson setup", "meson install", "export", "cc program.c", "zero-run -n 4 ./program", "ZERO_CHECK=1 zero-run"]
 ALONE = ["-Dbench=disabled", "-Dtests=disabled"]
 EXAMPLE = "share/doc/libzero/zero/examples/minimal.c"
 FLOORS = ("zero", "shard", "comm", "kernels", "bench")
@@ -90,29 +90,28 @@ def compile_and_run(folder, name, libdir, flags):
         yield f"the {name} program {'needs' if needs else 'does not need'} libzero.so"
 
 
-def run_readme(root, source, prefix, meson):
-    """README.md's commands of the build, in the tree that they are for. Only where it is installed is different, and how fast it is built."""
+def run_readme(root, folder, source):
+    """The commands go to one shell, as a reader types them. Nothing is added to them; the home is an empty folder."""
     text = read(root)
-    found = [command for _, command in commands(text) if re.match(r"(meson|cc) ", command)]
-    if [command.split()[:2] for command in found] != [["meson", "setup"], ["meson", "compile"], ["meson", "install"], ["cc", "program.c"]] or \
-            not {PREFIX, *ALONE} <= set(found[0].split()):
-        print(f"README.md builds, installs and compiles by {found}; that is not what is tested here")
-        sys.exit(1)
+    found = [command for _, command in commands(text) if any(command.startswith(start) for start in OF_README)]
+    home = os.path.join(folder, "home")
+    if len(found) != len(OF_README) or not all(map(str.startswith, found, OF_README)) or not set(ALONE) <= set(found[0].split()):
+        yield f"README.md builds, installs and starts by {found}; that is not what is tested here"
+        return
+    os.mkdir(home)
     with open(os.path.join(source, "program.c"), "w", encoding="utf-8") as f:
         f.write(program(text))
-    env = {**environment(), "PKG_CONFIG_PATH": os.path.join(prefix, "lib", "pkgconfig")}
-    for command in found:
-        command = command.replace(PREFIX, f"--prefix={prefix} --libdir=lib -Ddefault_library=both {' '.join(FAST)}")
-        run("sh", "-euc", re.sub(r"^meson\b", " ".join(meson), command), env=env, cwd=source)
-    told = run(os.path.join(prefix, "bin", "zero-run"), "-n", "2", "./program", env={**env, "LD_LIBRARY_PATH": os.path.join(prefix, "lib")}, cwd=source)
-    if "step 100 error" not in told:
+    run("meson", "setup", "build", cwd=source)  # as sh bench/run.sh does
+    told = run("sh", "-euc", "\n".join(found), env={**environment(), "HOME": home}, cwd=source)
+    if told.count("step 100 error") != 2:
         yield f"README.md's program printed {told!r}"
 
 
 def check_install(root, folder, meson):
     source, prefix = (os.path.join(folder, name) for name in ("libzero", "prefix"))
-    build = os.path.join(source, "build")
-    yield from run_readme(root, source, prefix, meson)
+    build = os.path.join(source, "build-both")
+    run(*meson, "setup", build, source, f"--prefix={prefix}", "--libdir=lib", "-Ddefault_library=both", *ALONE, *FAST)
+    run(*meson, "install", "-C", build)
     targets = set(targets_of(meson, build))
     extra = targets - TARGETS - SHIMS - {MAN_PAGE}
     if extra:
@@ -168,7 +167,7 @@ def check_subproject(folder, meson):
 def main(root, meson):
     with tempfile.TemporaryDirectory() as folder:
         copy_tree(root, os.path.join(folder, "libzero"))
-        failures = [*check_install(root, folder, meson), *check_subproject(folder, meson)]
+        failures = [*run_readme(root, folder, os.path.join(folder, "libzero")), *check_install(root, folder, meson), *check_subproject(folder, meson)]
     print("\n".join(failures) or "configured, built, installed, linked both ways, and as a subproject")
     return 1 if failures else 0
 
