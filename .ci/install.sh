@@ -1,13 +1,31 @@
 #!/bin/sh
-# Installs those of .ci/packages (or of the list beside it that is named) that are missing, saying which. Uses sudo when not root. Says nothing and asks the
-# network nothing when all is there. Called by bench/run.sh, test/run.sh and test/fuzz/run.sh.
+# Installs what is missing of .ci/packages, or of the lists beside it that are named.
+#
+#     sh .ci/install.sh [LIST...]
+#
+# First it says how many packages come, those that they depend on counted, and how many megabytes they are. What apt-get and dpkg print goes to
+# build/packages.log. It says nothing, and asks the network nothing, when all is there. It uses sudo when not root. A user who has neither is told
+# what is missing and what is lost without it; the exit code is 0 then, because the machine may have it from elsewhere.
 set -eu
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
-wanted=$(sed 's/#.*//' "$here/${1:-packages}")
+log=$here/../build/packages.log
+[ $# -gt 0 ] || set -- packages
+lists=$(cd "$here" && cat "$@")
+wanted=$(echo "$lists" | sed 's/#.*//')
+
+# Says what stands behind each package in its list.
+say_costs() {
+    for package in "$@"; do
+        cost=$(echo "$lists" | sed -n "s/^$package  *# *//p")
+        echo "  $package: ${cost:-the build stops}"
+    done
+}
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
-    echo "no apt-get here: going on with what is installed. The build needs what Debian calls" $wanted
+    echo "There is no apt-get here, so nothing is installed. What is used, by Debian's names, and what happens without it:"
+    # shellcheck disable=SC2086 # a list of words
+    say_costs $wanted
     exit 0
 fi
 
@@ -22,12 +40,27 @@ done
 
 as_root=
 if [ "$(id -u)" -ne 0 ]; then
-    if ! command -v sudo >/dev/null; then
-        echo "not root and no sudo: please install$missing" >&2
-        exit 1
+    if ! command -v sudo >/dev/null || ! sudo -v; then
+        echo "Only root may install packages, and there is no sudo for this user. These are missing, unless the machine has them from elsewhere; without them:"
+        # shellcheck disable=SC2086
+        say_costs $missing
+        exit 0
     fi
     as_root=sudo
 fi
-echo "installing with apt-get:$missing"
-$as_root apt-get update -qq
-$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
+
+mkdir -p "$(dirname -- "$log")"
+give_up() {
+    tail -n 20 "$log" >&2
+    echo "$1 failed; all that it printed is in build/packages.log" >&2
+    exit 1
+}
+$as_root apt-get update -qq >"$log" 2>&1 || give_up "apt-get update"
+# shellcheck disable=SC2086
+n=$(apt-get install -y -s --no-install-recommends $missing 2>>"$log" | grep -c '^Inst ') || true
+# shellcheck disable=SC2086
+megabytes=$(apt-get install -y -qq --no-install-recommends --print-uris $missing 2>>"$log" |
+    awk "/^'/ { bytes += \$3 } END { printf \"%.0f\", bytes / 1e6 }")
+echo "installing $n packages, $megabytes MB to fetch:$missing"
+# shellcheck disable=SC2086
+$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >>"$log" 2>&1 || give_up "apt-get install"

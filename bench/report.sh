@@ -12,6 +12,10 @@ from=$PWD
 cd "$root"
 
 sh .ci/install.sh
+command -v gnuplot >/dev/null || {
+    echo "bench/report.sh: there is no gnuplot, which draws the page's pictures: no report page" >&2
+    exit 1
+}
 
 [ -f build/build.ninja ] || meson setup build -Dbuildtype=release
 meson configure build -Dbuildtype=release -Dbench=enabled

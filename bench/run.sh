@@ -1,12 +1,12 @@
 #!/bin/sh
-# From a clean clone on a bare Debian 12 to a GPT that learns, and to what sharding saves: installs what is missing, builds, trains
-# gpt2-nano with parameters, gradients and optimizer state sharded over four ranks (stage 3) on real text, and then runs
-# gpt2-124M, or as much of it as there is memory for, a few steps at every stage, to measure what each takes.
+# The demonstration, from a clean clone on a bare Debian 12. It installs what is missing, builds, and trains gpt2-nano for a minute, with parameters,
+# gradients and optimizer state sharded over four ranks (stage 3). The text is the C headers of this machine. Then it runs gpt2-124M a few
+# steps at every stage, or as much of it as there is memory for, and measures what each stage takes.
 #
 #     sh bench/run.sh               a minute of training
 #     sh bench/run.sh SECONDS       longer or shorter
 #
-# Leaves build/loss.svg and build/memory.svg, as pictures.
+# Leaves the pictures build/loss.svg and build/memory.svg where gnuplot is.
 set -eu
 
 seconds=${1:-60}
@@ -19,12 +19,31 @@ sh .ci/install.sh
 meson configure build -Dbuildtype=release -Dbench=enabled
 meson compile -C build zero-bench zero-run
 
+loss='' memory=''
+if command -v gnuplot >/dev/null; then
+    loss='--plot build/loss.svg' memory='--plot build/memory.svg'
+else
+    echo
+    echo "There is no gnuplot: no pictures."
+fi
+
 echo
-echo "training gpt2-nano at stage 3 on 4 ranks for $seconds seconds"
+echo "training gpt2-nano at stage 3 on 4 ranks for $seconds seconds; its text is the C headers of this machine, below /usr/include"
 echo
-build/zero/zero-run -n 4 --raw build/bench/zero-bench train --model gpt2-nano --stage 3 --seconds "$seconds" --plot build/loss.svg
+# shellcheck disable=SC2086 # an option and its value, or nothing
+build/zero/zero-run -n 4 --raw build/bench/zero-bench train --model gpt2-nano --stage 3 --seconds "$seconds" $loss
 
 echo
 echo "measuring gpt2-124M at every stage on 4 ranks, and not wrapped, which takes a few minutes"
 echo
-build/bench/zero-bench memory --ranks 4 --model gpt2-124M --dtype bf16 --context 64 --batch 1 --steps 2 --fit free --plain --plot build/memory.svg
+# shellcheck disable=SC2086
+build/bench/zero-bench memory --ranks 4 --model gpt2-124M --dtype bf16 --context 64 --batch 1 --steps 2 --fit free --plain $memory
+
+cat <<'END'
+
+Where to go next:
+  sh bench/report.sh             all measurements of this machine on one page, build/report.html
+  build/bench/zero-bench plan    the memory of any model on any number of ranks: --params 7.5e9 --world 64
+  README.md                      a whole program, and how to install the library
+  zero/guide.md                  how to wrap your own model, in five steps
+END

@@ -7,7 +7,7 @@
 #
 # --sanitize: also under compute-sanitizer (memcheck, racecheck), which takes several times as long.
 # --packages DIR: Debian packages (.deb) to unpack for this build alone, where nothing can be installed. Besides CUDA, NCCL,
-# Meson and a compiler it takes what .ci/packages lists under "the library", "zero-bench" and "the tests", and what those
+# Meson and a compiler it takes what .ci/packages lists under "the library" and "zero-bench", libcmocka-dev, and what these
 # depend on: of the running libraries, too.
 # The Python that has PyTorch, for the comparison: PYTHON=..., else python3.
 set -eu
@@ -50,7 +50,7 @@ if [ -n "$packages" ]; then
     export LIBRARY_PATH="$lib${LIBRARY_PATH:+:$LIBRARY_PATH}" LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
     export PKG_CONFIG_SYSROOT_DIR="$into" PKG_CONFIG_LIBDIR="$lib/pkgconfig:$into/usr/share/pkgconfig"
 else
-    sh .ci/install.sh </dev/null
+    sh .ci/install.sh packages packages-test </dev/null
 fi
 
 # NCCL as PyTorch brings it, header and library, where the system has none.

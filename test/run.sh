@@ -77,7 +77,7 @@ give_up() {
     exit 1
 }
 
-sh .ci/install.sh </dev/null || give_up "what the build needs could not be installed"
+sh .ci/install.sh packages packages-test </dev/null || give_up "what the build needs could not be installed"
 sh .ci/install.sh packages-slurm </dev/null || true # its test says what is missing
 
 # The tests set these themselves; those of a job that this runs in would mislead them.

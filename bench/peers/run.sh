@@ -17,8 +17,7 @@ case " $* " in
 esac
 
 cd "$root"
-sh .ci/install.sh
-sh .ci/install.sh packages-peers
+sh .ci/install.sh packages packages-peers
 [ -f build/build.ninja ] || meson setup build -Dbuildtype=release
 meson configure build -Dbuildtype=release -Dbench=enabled
 meson compile -C build zero-bench zero-run

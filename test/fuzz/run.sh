@@ -6,7 +6,7 @@ set -eu
 
 cd "$(dirname -- "$0")/../.."
 seconds=${1:-60}
-sh .ci/install.sh packages-fuzz </dev/null || true # another clang may be there
+sh .ci/install.sh packages packages-fuzz </dev/null || true # another clang may be there
 clang=$(command -v clang || command -v clang-14 || true)
 if [ -z "$clang" ]; then
     echo "no clang here"
