@@ -277,7 +277,7 @@ def about_lines(o, rows, versions, imported_gb):
             + (', which were interleaved' if interleaved else ''),
             'peak Pss: the largest sum over a row\'s processes, sampled from outside; memory that they share counts once'
             + (f'; a process that has imported PyTorch and done nothing takes {peers_report.number(imported_gb)} GB' if imported_gb else ''),
-            f'losses apart: the largest relative difference of the first {peers_report.N_LOSSES} losses from the reference, which is ours with the same dtype '
+            f'losses apart: the largest relative difference of the first {peers_report.n_compared(rows)} losses from the reference, which is ours with the same dtype '
             'and ranks. Other numbers of ranks see other batches', *o.note]
 
 

@@ -48,6 +48,12 @@ def loss_distance(losses, reference):
     return max(abs(a - b) / abs(b) if a is not None and b else math.inf for a, b in pairs), len(pairs)
 
 
+def n_compared(rows):
+    """How many losses the distances are of, as text: "8", or "7 to 20" where rows differ."""
+    counts = sorted({row['losses_compared'] for row in rows if row.get('losses_compared')})
+    return ' to '.join(str(n) for n in (counts[:1] + counts[-1:] if len(counts) > 1 else counts)) or '0'
+
+
 def json_line(row):
     """Strict JSON, in which what is not finite is null."""
     return json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}, allow_nan=False) + '\n'

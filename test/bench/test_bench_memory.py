@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import CATEGORIES, TINY, ZERO_BENCH, ZERO_RUN, bench, lines, run  # noqa: E402
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SIZES = ['--heads=2', '--channels=32', '--context=16', '--batch=2']
 MEMORY = ['memory', '--ranks=2', '--layers=8', *SIZES, '--steps=3']
 SVG = '{http://www.w3.org/2000/svg}'
@@ -136,6 +137,24 @@ class Measured(unittest.TestCase):
             self.assertEqual((done.returncode, len(done.stderr.splitlines())), (1, 1), done)
             self.assertIn('gnuplot', done.stderr)
             self.assertRegex(done.stdout.splitlines()[-1], r'^All 2 ranks together, measured \(Pss\): stage 3 holds .*% are saved\.$')
+
+
+class Pages(unittest.TestCase):
+    def test_tables(self):
+        """Those of README.md and zero/memory.md have the program's rows."""
+        def text(path):
+            with open(os.path.join(ROOT, path), encoding='utf-8') as f:
+                return f.read()
+
+        done = bench('plan', '--model=gpt2-124M', '--dtype=bf16', '--context=64', '--world=4')
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        rows = [re.split(r'\s{2,}', line) for line in done.stdout.splitlines()]
+        first, last = (next(i for i, row in enumerate(rows) if row[0] == name) for name in ('parameter shards', 'total'))
+        for row in rows[first:last]:
+            self.assertIn(f'| {" | ".join(row)} |', text('zero/memory.md'))
+        for path in 'README.md', 'zero/memory.md':
+            for name in 'planned', 'allocated':
+                self.assertIn(f'| {" | ".join([name, *rows[last][1:]])} |', text(path))
 
 
 class Axes(unittest.TestCase):

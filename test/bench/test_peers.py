@@ -76,6 +76,7 @@ class Rows(unittest.TestCase):
                          ['plain', 'stage3', 'stage3', 'fsdp2'])
         self.assertAlmostEqual(self.row['fsdp2', 'f32']['loss_distance'], 5e-5)
         self.assertEqual(self.row['fsdp2', 'f32']['losses_compared'], 3)
+        self.assertEqual([report.n_compared(rows) for rows in (self.rows, [self.row['fsdp2', 'f32']], [])], ['3 to 4', '3', '0'])
         self.assertAlmostEqual(self.row['llmc', 'f32']['loss_distance'], 0.01)
 
     def test_failures(self):
@@ -354,6 +355,7 @@ class WholeProgram(unittest.TestCase):
             self.assertIn('| libzero, stage 3 | f32 | 2 x 1 |', page)
             self.assertIn('2 layers, 2 heads, 32 channels, 256 token ids; rows of 16 tokens, 2 for each rank', page)
             self.assertIn('of the rounds, which were interleaved\n', page)
+            self.assertIn('the largest relative difference of the first 8 losses', page)
             version = run([ZERO_BENCH, '--version']).stdout.split()[-1]
             self.assertRegex(version, r'^\d+\.\d+\.\d+$')
             self.assertIn(f'\n- libzero {version}, this tree at ', page)
@@ -366,7 +368,7 @@ class WholeProgram(unittest.TestCase):
 
     def check_row(self, row, who, ranks, dir_, runs):
         how = ['--plain'] if who == 'plain' else [f'--stage={who[-1]}']
-        steps, _ = train(ranks, *TINY, '--batch=2', '--steps=8', '--lr=0.01', f'--data={os.path.join(dir_, "text")}', *how)
+        steps, _ = train(ranks, *TINY, '--batch=2', '--steps=8', '--lr=0.01', f'--threads={3 - ranks}', f'--data={os.path.join(dir_, "text")}', *how)
         self.assertEqual(row['losses'], [event['loss'] for event in steps], who)
         self.assertEqual((row['ranks'], row['threads'], row['rounds'], row['loss_distance']), (ranks, 3 - ranks, 2, 0))
         self.assertEqual(row['tokens_per_s'], report.spread([report.tokens_per_s(r, 2, 16) for r in runs]))
