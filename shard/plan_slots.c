@@ -3,7 +3,8 @@
  * At any moment some units are live: those whose brackets are open and those being gathered ahead (for
  * gradients: being reduced). Slot j must hold the j-th largest live unit at every moment of the order; that
  * is the least memory in which the prefetch depth can be kept. Where slots would take as much as keeping
- * every unit whole (few units, or a budget for all), all units are resident.
+ * every unit whole (few units, or a budget for all), all units are resident; with opt->check only where the
+ * budget says so.
  *
  * A budget is spent along one chain: slots without prefetch, then for deeper and deeper prefetch, then slot
  * after slot, the smallest first, in which units stay from forward to backward. A link that would raise the
@@ -438,7 +439,8 @@ static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, s
         return zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; unit %d alone needs %lld",
                        (long long)budget, largest_unit, (long long)largest);
     int err = given ? spend_budget(p, opt, w, k) : depth_slots(p, opt, s->prefetch, w, k);
-    return !err && sum(w->need, w->n_need) >= rest ? keep_all(s, w) : err;
+    /* How few units fit whole depends on the number of ranks, which must not hide a fault from check mode. */
+    return !err && !opt->check && sum(w->need, w->n_need) >= rest ? keep_all(s, w) : err;
 }
 
 static struct zr_slot_place *to_places(const int64_t *bytes, int32_t n)

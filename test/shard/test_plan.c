@@ -938,6 +938,32 @@ static void resident_units_have_gradients_of_their_own(void **state)
         }
 }
 
+/* A small model is kept whole, except in check mode, where its brackets are to fail as they would on more
+ * ranks; a budget that holds the model says that it is to be kept. */
+static void check_mode_keeps_no_unit_for_its_size(void **state)
+{
+    (void)state;
+    for (int32_t n = 1; n <= 6; n++)
+        for (int world = 2; world <= 4; world++) {
+            struct planned p = {.opt = default_options(3)};
+            p.opt.prefetch = 1;
+            plan_layers(&p, n, 64 * 12, world);
+            int64_t unit = p.layout->units[0].param_bytes;
+            for (int check = 0; check < 2; check++) {
+                p.opt.check = check;
+                assert_int_equal(plan_again(&p), 0);
+                bool small = 2 * unit >= rest_of_units(p.layout);
+                assert_int_equal(p.plan->resident[0], !check && small);
+                assert_int_equal(p.plan->n_param_slots, !check && small ? 0 : zr_min(n, 2));
+                check_plan(&p);
+            }
+            p.opt.param_budget_bytes = rest_of_units(p.layout);
+            assert_int_equal(plan_again(&p), 0);
+            assert_int_equal(p.plan->n_param_slots, 0);
+            release(&p);
+        }
+}
+
 /* Slots in which nothing could stay are not bought, however large the budget. */
 static void useless_slots_are_not_bought(void **state)
 {
@@ -1372,6 +1398,7 @@ int main(void)
         cmocka_unit_test(declared_orders_get_what_they_need),
         cmocka_unit_test(undeclared_orders_get_three_gradients),
         cmocka_unit_test(resident_units_have_gradients_of_their_own),
+        cmocka_unit_test(check_mode_keeps_no_unit_for_its_size),
         cmocka_unit_test(useless_slots_are_not_bought),
         cmocka_unit_test(gradient_slots_do_not_spend_the_budget),
         cmocka_unit_test(rehearsal_reaches_a_steady_step),
