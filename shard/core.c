@@ -56,16 +56,59 @@ static bool holds(const struct zr_core_event *ev)
     return zr_call_needs_param(&call);
 }
 
-/* No slot is left for a bracket; kind: "parameter". */
-static int no_slot(const struct zr_core *c, const char *kind, int32_t unit, int64_t bytes)
+/* Of the units whose open brackets hold the gradient slots that fit `bytes`, the smallest; -1: there is none. */
+static int32_t smallest_in_grad_slots(const struct zr_core *c, int64_t bytes)
+{
+    int32_t best = -1;
+    for (int32_t i = 0; i < c->n_gslots; i++) {
+        int32_t unit = gslots(c)[i].bytes >= bytes ? gslots(c)[i].unit : -1;
+        if (unit >= 0 && (best < 0 || units(c)[unit].grad_bytes < units(c)[best].grad_bytes))
+            best = unit;
+    }
+    return best;
+}
+
+/* The same of parameter slots. */
+static int32_t smallest_in_param_slots(const struct zr_core *c, int64_t bytes)
+{
+    int32_t best = -1;
+    for (int32_t i = 0; i < c->n_pslots; i++) {
+        const struct pslot *s = &pslots(c)[i];
+        int32_t unit = s->pins && s->bytes >= bytes ? s->unit : -1;
+        if (unit >= 0 && (best < 0 || units(c)[unit].param_bytes < units(c)[best].param_bytes))
+            best = unit;
+    }
+    return best;
+}
+
+static int no_slot(const struct zr_core *c, const char *kind, int32_t unit, int64_t bytes, int32_t holder,
+                   int64_t holder_bytes, const char *otherwise)
 {
     char open[320] = "none";
     list_open(c, open, sizeof open);
     return zr_fail(ZR_ERR_BUDGET,
                    "zero_begin: no %s slot for unit %d (%lld bytes): those large enough are held by open "
-                   "brackets. Open are units: %s. Was a zero_end forgotten? Otherwise declare the nesting in "
-                   "cfg.order, or raise prefetch or param_budget_bytes",
-                   kind, unit, (long long)bytes, open);
+                   "brackets. Open are units: %s. Was a zero_end forgotten? Otherwise give a tensor of unit "
+                   "%d the flag ZERO_RESIDENT, which keeps the %lld bytes of its %ss in memory of their own, "
+                   "or declare the nesting in cfg.order%s",
+                   kind, unit, (long long)bytes, open, holder, (long long)holder_bytes, kind, otherwise);
+}
+
+static int no_param_slot(const struct zr_core *c, int32_t unit)
+{
+    int64_t bytes = units(c)[unit].param_bytes;
+    int32_t holder = smallest_in_param_slots(c, bytes);
+    holder = holder < 0 ? unit : holder;
+    return no_slot(c, "parameter", unit, bytes, holder, units(c)[holder].param_bytes,
+                   ", or raise prefetch or param_budget_bytes");
+}
+
+static int no_grad_slot(const struct zr_core *c, int32_t unit)
+{
+    int64_t bytes = units(c)[unit].grad_bytes;
+    int32_t holder = smallest_in_grad_slots(c, bytes);
+    holder = holder < 0 ? unit : holder;
+    return no_slot(c, "gradient", unit, bytes, holder, units(c)[holder].grad_bytes, "");
 }
 
 /* Twice the backward passes of a step: no unit that is used twice in a pass can account for it when all
@@ -160,12 +203,12 @@ static int find_slots(const struct zr_core *c, const struct zr_core_event *ev, i
         struct zr_call call = call_of(ev);
         *pslot = find_param_slot(c, u, zr_core_find_call(c, &call));
         if (*pslot < 0)
-            return no_slot(c, "parameter", ev->unit, u->param_bytes);
+            return no_param_slot(c, ev->unit);
     }
     if (ev->backward && u->trainable && !u->grad_home) {
         *gslot = zr_core_pick_grad(c, u->grad_bytes);
         if (*gslot < 0)
-            return no_slot(c, "gradient", ev->unit, u->grad_bytes);
+            return no_grad_slot(c, ev->unit);
     }
     return 0;
 }

@@ -12,10 +12,11 @@
  * that a small unit in a large slot could leave a large one without any, each of its brackets takes a slot of
  * the size that it has in every step, so that it finds one whatever came before (core_places.c).
  *
- * Gradients. They have memory of their own, whole (stages 0 and 1; elsewhere with grad_in_place), or slots
- * (stages 2 and 3), and are reduced into an fp32 shard. The contributions of one step are added in the shape
- * of a binary counter when `n_sums` lets them, which makes the sum over global micro-batch ids one fixed
- * binary tree at every power-of-two world. At stages 0 and 1 a gradient is the model's own buffer, which it
+ * Gradients. They have memory of their own, whole (stages 0 and 1; elsewhere with grad_in_place, and of units
+ * that are flagged resident), or slots (stages 2 and 3), and are reduced into an fp32 shard. The
+ * contributions of one step are added in the shape of a binary counter when `n_sums` lets them, which makes
+ * the sum over global micro-batch ids one fixed binary tree at every power-of-two world.
+ * At stages 0 and 1 a gradient is the model's own buffer, which it
  * may zero between micro-batches, brackets or not; so where a micro-batch ends, its gradients are returned:
  * no reduction reads them any more. One that is summed in place is itself the sum, and returned when the step
  * has used it. It takes one contribution in a step; for each further one what is there is set aside first,
@@ -42,7 +43,8 @@ struct zr_core_unit_spec {
     bool sum_in_place;
 
     /* its gradient has a place of its own and needs no slot: also where the model holds it, or it is summed
-     * in place. Without reduce_each it stays there until the last micro-batch */
+     * in place, or its unit is flagged resident. Without reduce_each it stays there until the last
+     * micro-batch */
     bool grad_home;
 };
 

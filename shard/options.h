@@ -149,7 +149,7 @@ struct zr_options {
     /* checkpoints kept in a folder; 0: all */
     int save_keep;
 
-    /* watch the run (engine_check.h) */
+    /* watch the run (engine_check.h); units take slots even where keeping all of them takes no more memory */
     bool check;
 };
 

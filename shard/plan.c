@@ -404,7 +404,8 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     choose_hops(p, opt, again);
     for (int32_t u = 0; u < l->n_units; u++)
         units[u].grad_home =
-            p->place.model_holds || (units[u].trainable && (units[u].sum_in_place || !s->reduce_each));
+            p->place.model_holds ||
+            (units[u].trainable && (units[u].sum_in_place || !s->reduce_each || l->units[u].resident));
     return 0;
 }
 

@@ -3,7 +3,8 @@
  * At any moment some units are live: those whose brackets are open and those being gathered ahead (for
  * gradients: being reduced). Slot j must hold the j-th largest live unit at every moment of the order; that
  * is the least memory in which the prefetch depth can be kept. Where slots would take as much as keeping
- * every unit whole (few units, or a budget for all), all units are resident.
+ * every unit whole (few units, or a budget for all), all units are resident; with opt->check only where the
+ * budget says so.
  *
  * A budget is spent along one chain: slots without prefetch, then for deeper and deeper prefetch, then slot
  * after slot, the smallest first, in which units stay from forward to backward. A link that would raise the
@@ -46,14 +47,23 @@ static int64_t sum(const int64_t *x, int32_t n)
     return s;
 }
 
-/* An order that was not declared may turn out to hold any two units open at once (an embedding around the
- * layers): the two largest must fit. */
-static void need_pair(struct window *w, int64_t first, int64_t second)
+/* How many units an order that was not declared may hold open at once: with gradients an embedding and an
+ * output norm around each layer; with parameters one unit around each layer. */
+enum { OPEN_PARAMS = 2, OPEN_GRADS = 3 };
+
+/* Sizes of the largest units that need a slot, largest first; 0 where there are fewer units. */
+struct largest {
+    int64_t bytes[OPEN_GRADS];
+};
+
+/* The n largest units must fit at once. */
+static void need_largest(struct window *w, const struct largest *most, int n)
 {
-    while (w->n_need < 2)
-        w->need[w->n_need++] = 0;
-    w->need[0] = zr_max(w->need[0], first);
-    w->need[1] = zr_max(w->need[1], second);
+    for (int i = 0; i < n && most->bytes[i]; i++) {
+        if (i == w->n_need)
+            w->need[w->n_need++] = 0;
+        w->need[i] = zr_max(w->need[i], most->bytes[i]);
+    }
 }
 
 static bool needs_param_slot(const struct zr_core_spec *s, const struct zr_call *call)
@@ -66,18 +76,21 @@ static bool needs_grad_slot(const struct zr_core_unit_spec *u)
     return u->trainable && !u->grad_home;
 }
 
-/* The two largest of the units that need a slot. */
-static void largest_two(const struct zr_core_spec *s, bool grads, int64_t *first, int64_t *second)
+static struct largest largest_units(const struct zr_core_spec *s, bool grads)
 {
-    *first = *second = 0;
+    struct largest most = {{0}};
     for (int32_t u = 0; u < s->n_units; u++) {
         const struct zr_core_unit_spec *x = &s->units[u];
         if (grads ? !needs_grad_slot(x) : x->resident)
             continue;
         int64_t bytes = grads ? x->grad_bytes : x->param_bytes;
-        *second = zr_max(*second, zr_min(*first, bytes));
-        *first = zr_max(*first, bytes);
+        for (int i = 0; i < OPEN_GRADS; i++) {
+            int64_t smaller = zr_min(most.bytes[i], bytes);
+            most.bytes[i] = zr_max(most.bytes[i], bytes);
+            bytes = smaller;
+        }
     }
+    return most;
 }
 
 /* Units with an open bracket; at[u]: where u stands in the list, plus one. */
@@ -212,8 +225,8 @@ static int depth_slots(struct zr_plan *p, const struct zr_options *opt, int32_t 
                        struct work *k)
 {
     struct zr_core_spec *s = &p->spec;
-    int64_t largest, second;
-    largest_two(s, false, &largest, &second);
+    struct largest most = largest_units(s, false);
+    int64_t largest = most.bytes[0], second = most.bytes[1];
     bool pairs = !zr_order_declared(opt) && ahead > 0 && second;
     bool reserve = pairs && second < largest;
     param_need(s, ahead, reserve ? second : largest, w, k);
@@ -225,7 +238,7 @@ static int depth_slots(struct zr_plan *p, const struct zr_options *opt, int32_t 
     w->need[0] = zr_max(w->n_need ? w->need[0] : 0, largest);
     w->n_need = (int32_t)zr_max(w->n_need, 1);
     if (pairs)
-        need_pair(w, largest, second);
+        need_largest(w, &most, OPEN_PARAMS);
     s->reserve_largest = reserve;
     struct zr_core_spec alone = *s;
     alone.model_holds = true; /* as in gather_cost */
@@ -406,10 +419,9 @@ static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, s
                               struct work *k)
 {
     struct zr_core_spec *s = &p->spec;
-    int64_t budget = opt->param_budget_bytes, rest = 0, largest,
-            second; /* rest: of all units, but for this rank's shards */
+    int64_t budget = opt->param_budget_bytes, rest = 0; /* rest: of all units, but for this rank's shards */
+    int64_t largest = largest_units(s, false).bytes[0];
     int32_t largest_unit = -1;
-    largest_two(s, false, &largest, &second);
     for (int32_t u = 0; u < s->n_units; u++) {
         if (s->units[u].resident)
             continue;
@@ -427,7 +439,8 @@ static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, s
         return zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; unit %d alone needs %lld",
                        (long long)budget, largest_unit, (long long)largest);
     int err = given ? spend_budget(p, opt, w, k) : depth_slots(p, opt, s->prefetch, w, k);
-    return !err && sum(w->need, w->n_need) >= rest ? keep_all(s, w) : err;
+    /* How few units fit whole depends on the number of ranks, which must not hide a fault from check mode. */
+    return !err && !opt->check && sum(w->need, w->n_need) >= rest ? keep_all(s, w) : err;
 }
 
 static struct zr_slot_place *to_places(const int64_t *bytes, int32_t n)
@@ -471,14 +484,9 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
         work.wire[u] = most_gather_wire(p, u);
     if (!p->place.model_holds) {
         grad_need(s, opt->prefetch > 0, &w, &work);
-        /* An order that shows no backward at all still has to be survived. */
-        int64_t largest, second;
-        largest_two(s, true, &largest, &second);
-        if (w.n_need == 0 && largest)
-            w.need[w.n_need++] = largest;
-        w.need[0] = zr_max(w.need[0], largest);
-        if (!zr_order_declared(opt) && opt->prefetch > 0 && second)
-            need_pair(&w, largest, second);
+        /* One also where the order shows no backward at all. */
+        struct largest most = largest_units(s, true);
+        need_largest(&w, &most, !zr_order_declared(opt) && opt->prefetch > 0 ? OPEN_GRADS : 1);
         s->n_grad_slots = w.n_need;
     }
     s->grad_slot_bytes = grads;

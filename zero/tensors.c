@@ -237,7 +237,7 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                               .lr_scale = scale_of(t->lr_scale),
                               .decay_scale = t->flags & ZERO_NO_DECAY ? 0 : scale_of(t->decay_scale),
                               .overwrite = t->flags & ZERO_GRAD_OVERWRITE,
-                              .resident = t->flags & ZERO_RESIDENT,
+                              .resident = t->flags & (ZERO_RESIDENT | ZERO_TIED),
                               .cut = t->tp_cut > 0,
                               .cut_dim = t->tp_cut > 0 ? t->tp_cut - 1 : 0,
                               .cut_blocks = t->tp_cut == 0 ? 0

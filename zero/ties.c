@@ -46,7 +46,6 @@ int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n)
         if (err)
             return err;
         t[i].tie = c->pp_at == 0 ? ZR_TIE_OWNER : ZR_TIE_COPY;
-        t[i].resident = true;
         if (t[i].tie == ZR_TIE_COPY) {
             t[i].tied_grad = t[i].grad;
             t[i].grad = NULL;

@@ -446,14 +446,16 @@ static void report_residents(const struct zero_ctx *z)
         zr_warn(log, "stage 3 shards nothing: this is rank 0 of world 1, found in: %s", z->world.source);
     else if (n_resident == n)
         zr_warn(
-            log, "stage 3 shards nothing: all %d units are resident, %d of them by ZERO_RESIDENT%s", n,
-            n_declared,
+            log,
+            "stage 3 shards nothing: all %d units are resident, %d of them by ZERO_RESIDENT or ZERO_TIED%s",
+            n, n_declared,
             n_declared == n ? ""
             : z->config.options.param_budget_bytes >= 0
                 ? ", the others because param_budget_bytes holds them all"
                 : ", the others because the slots for gathering prefetch units ahead would hold them all");
     else if (n_resident)
-        zr_info(log, "%d of %d units are resident, %d of them by ZERO_RESIDENT", n_resident, n, n_declared);
+        zr_info(log, "%d of %d units are resident, %d of them by ZERO_RESIDENT or ZERO_TIED", n_resident, n,
+                n_declared);
 }
 
 /* A table that says nothing of parts: all ranks of tp train the same model, each of them whole. */

@@ -94,7 +94,9 @@ enum {
     ZERO_NO_DECAY = 1 << 1,
     /* backward stores all of this gradient, adding nothing: it need not be zeroed */
     ZERO_GRAD_OVERWRITE = 1 << 2,
-    /* keep its unit gathered for the whole step at stage 3 */
+    /* keep its unit in memory of its own, which takes no slot: the parameters stay gathered for the whole
+     * step at stage 3, and at stages 2 and 3 the whole gradient has a place. Any number of units with this
+     * flag may be open at once. Default: the unit takes slots in turn with others */
     ZERO_RESIDENT = 1 << 3,
     /* with ZERO_STACKED: the model reads *param and *grad anew after each zero_begin and keeps them for that
      * layer, so several layers may be open at once */
@@ -107,8 +109,8 @@ enum {
      * backward finds the last one's gradient of the micro-batch in *grad and adds to it, in one bracket;
      * with deterministic off, in the step's last micro-batch the sum of all. The last has no state of it,
      * gets the values with each step, and its *grad is set in backward actions alone. On both its unit is
-     * resident: give it one of its own. Without stages it says nothing; with pp 1 and several stages on the
-     * rank it is refused */
+     * resident: give it one of its own. With pp 1 the flag means ZERO_RESIDENT; with pp 1 and several stages
+     * on the rank it is refused */
     ZERO_TIED = 1 << 6,
     /* with a mesh whose tp is above 1: every rank of tp has all of this tensor (tp_cut 0), but its
      * gradient is of the rank's own rows of the sequence alone, as of norms and of biases behind

@@ -16,7 +16,8 @@ extern "C" {
  *   grad_shards    reduced gradients, fp32, 1/N; none of those that are reduced where they lie: f32, once a
  *                  step, at stage 0 or on one rank
  *   grad_slots     where backward writes: whole at stages 0 and 1, on one rank and with grad_in_place, else
- *                  a few units
+ *                  whole of units with ZERO_RESIDENT or ZERO_TIED, and slots for a few of the others: as many
+ *                  as cfg.order holds open and one more, or without it for the three largest
  *   grad_sums      further sums of gradients, which deterministic accumulation takes; of a hybrid grad_shards
  *                  are then of the world's 1/N, and two units' sums in a group are here
  *   grad_gathered  stage 0: one unit's reduced gradient, whole, fp32, where it is not reduced where it lies;

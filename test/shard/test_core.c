@@ -628,6 +628,46 @@ static void errors_change_nothing(void **state)
     watch_close(&w);
 }
 
+/* Of the open units whose slots the unit fits, the smallest is to be flagged; prefetch and the budget have
+ * nothing to do with gradients. */
+static void unit_to_flag(void **state)
+{
+    static const int64_t slots[] = {300, 100, 200};
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 6, 3, 1, "");
+    for (int i = 0; i < 3; i++)
+        m.pslot[i] = m.gslot[i] = slots[i];
+    m.spec.n_grad_slots = 3;
+    m.units[3].param_bytes = m.units[3].grad_bytes = 150;
+    m.units[4].param_bytes = m.units[4].grad_bytes = 250;
+    m.units[5].param_bytes = m.units[5].grad_bytes = 120;
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0( 4( 5(");
+    refused(&w, ZR_EV_BEGIN, 3, false, ZR_ERR_BUDGET,
+            "give a tensor of unit 5 the flag ZERO_RESIDENT, which keeps the 120 bytes of its parameters in "
+            "memory of their own, or declare the nesting in cfg.order, or raise prefetch or "
+            "param_budget_bytes");
+    watch_run(&w, "5) 4) 0) 4[ 5( 5) 0[ 5[");
+    refused(&w, ZR_EV_BEGIN, 3, false, ZR_ERR_BUDGET, "tensor of unit 5 ");
+    watch_run(&w, "5] 0] 4]");
+    m.spec.n_param_slots = 0;
+    for (int i = 0; i < 6; i++)
+        m.units[i].resident = true;
+    watch_close(&w);
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0[ 4[ 5[");
+    refused(&w, ZR_EV_BEGIN, 3, true, ZR_ERR_BUDGET,
+            "give a tensor of unit 5 the flag ZERO_RESIDENT, which keeps the 120 bytes of its gradients in "
+            "memory of their own, or declare the nesting in cfg.order");
+    assert_null(strstr(zr_error_text(), "prefetch"));
+    watch_run(&w, "5]");
+    refused(&w, ZR_EV_BEGIN, 4, true, ZR_ERR_ORDER, "already open");
+    watch_run(&w, "4] 0] S");
+    watch_close(&w);
+}
+
 /* More micro-batches than grad_accum_steps: twice as many passes of every unit cannot be one that is used
  * twice. */
 static void too_many_micro_batches(void **state)
@@ -1653,6 +1693,7 @@ int main(void)
         cmocka_unit_test(other_evaluation),
         cmocka_unit_test(two_forwards_one_backward),
         cmocka_unit_test(errors_change_nothing),
+        cmocka_unit_test(unit_to_flag),
         cmocka_unit_test(too_many_micro_batches),
         cmocka_unit_test(norms_and_drops),
         cmocka_unit_test(dropped_steps_are_forgotten),

@@ -423,8 +423,12 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
         slots += p->grad_slots[s].bytes;
     CHECK(p->place.model_holds || p->bytes[ZR_MEM_GRAD_SLOTS] == slots + homes, "%lld", (long long)slots);
     CHECK(p->n_param_slots == 0 || (stage == 3 && l->world > 1), "slots where nothing is sharded");
-    CHECK((p->n_grad_slots == 0) == (stage <= 1 || !p->spec.reduce_each) || sums == 0, "%d gradient slots",
-          p->n_grad_slots);
+    bool all_home = true;
+    for (int32_t u = 0; u < l->n_units; u++) {
+        all_home &= !l->units[u].trainable || zr_plan_grad_home(p, u);
+        CHECK(zr_plan_grad_home(p, u) || !l->units[u].resident || !l->units[u].trainable, "unit %d", u);
+    }
+    CHECK((p->n_grad_slots == 0) == all_home, "%d gradient slots", p->n_grad_slots);
 }
 
 /* By how much one of its slices may be larger than the others: what its granules keep together. */
@@ -877,6 +881,89 @@ static void declared_orders_get_what_they_need(void **state)
     }
 }
 
+/* Where no order is declared, an embedding and an output norm may stay open around each layer: the three
+ * largest gradients have slots, however few the order that is assumed holds open. */
+static void undeclared_orders_get_three_gradients(void **state)
+{
+    (void)state;
+    static const int blocks[] = {900, 3, 3, 40, 3, 700};
+    for (int stage = 2; stage <= 3; stage++)
+        for (int32_t n = 1; n <= 6; n++) {
+            struct planned p = {.opt = default_options(stage)};
+            int64_t sorted[] = {blocks[0],
+                                n == 1   ? 0
+                                : n < 4  ? 3
+                                : n == 6 ? 700
+                                         : 40,
+                                n < 3    ? 0
+                                : n == 6 ? 40
+                                         : 3};
+            plan_sizes(&p, blocks, n, 8);
+            assert_int_equal(plan_again(&p), 0);
+            assert_int_equal(p.plan->bytes[ZR_MEM_GRAD_SLOTS], (sorted[0] + sorted[1] + sorted[2]) * 256 * 8);
+            check_plan(&p);
+            p.opt.order_assumed = true;
+            script_order(&p, "0(0) 0[0]");
+            assert_int_equal(plan_again(&p), 0);
+            assert_int_equal(p.plan->bytes[ZR_MEM_GRAD_SLOTS], (sorted[0] + sorted[1] + sorted[2]) * 256 * 8);
+            p.opt.order_assumed = false;
+            assert_int_equal(plan_again(&p), 0);
+            assert_int_equal(p.plan->bytes[ZR_MEM_GRAD_SLOTS], sorted[0] * 256 * 8);
+            release(&p);
+        }
+}
+
+/* A unit that is to stay gathered has a gradient of its own, at stage 2 too, and no slot is as large for it. */
+static void resident_units_have_gradients_of_their_own(void **state)
+{
+    (void)state;
+    static const int blocks[] = {900, 10, 20, 30, 40, 700};
+    for (int stage = 2; stage <= 3; stage++)
+        for (int accum = 1; accum <= 3; accum++) {
+            struct planned p = {.opt = default_options(stage)};
+            struct zr_tensor *t = calloc(6, sizeof *t);
+            p.opt.grad_accum_steps = accum;
+            for (int32_t i = 0; i < 6; i++) {
+                t[i] = make_tensor("t", 64 * 8 * blocks[i], i);
+                t[i].resident = i == 0 || i == 5;
+            }
+            lay_out(&p, t, 6, 8);
+            assert_int_equal(plan_again(&p), 0);
+            assert_int_equal(p.plan->n_grad_slots, 3);
+            assert_int_equal(p.plan->bytes[ZR_MEM_GRAD_SLOTS], (900 + 700 + 40 + 30 + 20) * 256 * 8);
+            for (int32_t u = 0; u < 6; u++)
+                assert_int_equal(zr_plan_grad_home(p.plan, u), u == 0 || u == 5);
+            check_plan(&p);
+            release(&p);
+        }
+}
+
+/* A small model is kept whole, except in check mode, where its brackets are to fail as they would on more
+ * ranks; a budget that holds the model says that it is to be kept. */
+static void check_mode_keeps_no_unit_for_its_size(void **state)
+{
+    (void)state;
+    for (int32_t n = 1; n <= 6; n++)
+        for (int world = 2; world <= 4; world++) {
+            struct planned p = {.opt = default_options(3)};
+            p.opt.prefetch = 1;
+            plan_layers(&p, n, 64 * 12, world);
+            int64_t unit = p.layout->units[0].param_bytes;
+            for (int check = 0; check < 2; check++) {
+                p.opt.check = check;
+                assert_int_equal(plan_again(&p), 0);
+                bool small = 2 * unit >= rest_of_units(p.layout);
+                assert_int_equal(p.plan->resident[0], !check && small);
+                assert_int_equal(p.plan->n_param_slots, !check && small ? 0 : zr_min(n, 2));
+                check_plan(&p);
+            }
+            p.opt.param_budget_bytes = rest_of_units(p.layout);
+            assert_int_equal(plan_again(&p), 0);
+            assert_int_equal(p.plan->n_param_slots, 0);
+            release(&p);
+        }
+}
+
 /* Slots in which nothing could stay are not bought, however large the budget. */
 static void useless_slots_are_not_bought(void **state)
 {
@@ -1043,7 +1130,7 @@ static void depth_costs_only_shards(void **state)
         grads = b[ZR_MEM_GRAD_SLOTS];
         exchange = b[ZR_MEM_EXCHANGE];
         assert_int_equal(slots, 3 * p.layout->units[0].param_bytes);
-        assert_int_equal(grads, 2 * p.layout->units[0].grad_bytes);
+        assert_int_equal(grads, 3 * p.layout->units[0].grad_bytes);
         release(&p);
     }
 }
@@ -1309,6 +1396,9 @@ int main(void)
         cmocka_unit_test(traffic_by_tensor),
         cmocka_unit_test(traffic_of_many_ranks),
         cmocka_unit_test(declared_orders_get_what_they_need),
+        cmocka_unit_test(undeclared_orders_get_three_gradients),
+        cmocka_unit_test(resident_units_have_gradients_of_their_own),
+        cmocka_unit_test(check_mode_keeps_no_unit_for_its_size),
         cmocka_unit_test(useless_slots_are_not_bought),
         cmocka_unit_test(gradient_slots_do_not_spend_the_budget),
         cmocka_unit_test(rehearsal_reaches_a_steady_step),

@@ -72,6 +72,81 @@ static int evaluates_between(struct program *p)
     return err;
 }
 
+/* Backward of one layer after another inside the first n_outer units of outer[], which stay open around it. */
+static int backward_inside(struct program *p, const int *outer, int n_outer, int step, int k)
+{
+    int err = 0, micro = p->rank->rank + k * p->rank->world;
+    bool is_outer[TOY_UNITS] = {false};
+    for (int i = 0; !err && i < n_outer; i++) {
+        is_outer[outer[i]] = true;
+        err = zero_begin(p->z, outer[i], ZERO_BACKWARD);
+    }
+    for (int u = TOY_UNITS; !err && u-- > 0;) {
+        if (!is_outer[u])
+            err = zero_begin(p->z, u, ZERO_BACKWARD);
+        if (!err)
+            toy_add_gradient(&p->model, u, step, micro);
+        if (!err && !is_outer[u])
+            err = zero_end(p->z, u, ZERO_BACKWARD);
+    }
+    for (int i = n_outer; !err && i-- > 0;)
+        err = zero_end(p->z, outer[i], ZERO_BACKWARD);
+    return err;
+}
+
+static int train_inside(struct program *p, int n_outer)
+{
+    static const int outer[] = {0, 3, 2};
+    int err = 0;
+    for (int step = 0; !err && step < STEPS; step++) {
+        for (int k = 0; !err && k < p->cfg.grad_accum_steps; k++) {
+            err = toy_forward(&p->model, p->z, true);
+            if (!err)
+                err = backward_inside(p, outer, n_outer, step, k);
+        }
+        if (!err)
+            err = zero_step(p->z, 1e-2f, NULL);
+    }
+    return err;
+}
+
+static int two_outer_units(struct program *p)
+{
+    return train_inside(p, 2);
+}
+
+static int three_outer_units(struct program *p)
+{
+    return train_inside(p, 3);
+}
+
+static void open_several_layers(struct program *p)
+{
+    p->table[TOY_STACKED].flags |= ZERO_POINTER_PER_BEGIN;
+    p->cfg.grad_accum_steps = 2;
+}
+
+static void flag_embedding(struct program *p)
+{
+    open_several_layers(p);
+    p->table[0].flags |= ZERO_RESIDENT;
+}
+
+static void tie_embedding(struct program *p)
+{
+    open_several_layers(p);
+    p->table[0].flags |= ZERO_TIED;
+}
+
+/* No slots for backwards that are nested: the units that stay open have to be flagged. */
+static void flag_all_but_a_layer(struct program *p)
+{
+    open_several_layers(p);
+    p->cfg.prefetch = 0;
+    for (int t = 0; t < TOY_TENSORS; t++)
+        p->table[t].flags |= t == TOY_FROZEN || t == TOY_STACKED ? 0 : ZERO_RESIDENT;
+}
+
 /* ---- steps and micro-batches ---- */
 
 static int three_of_four(struct program *p)
@@ -208,6 +283,22 @@ static const struct misuse rows[] = {
      ZERO_ERR_ORDER,
      {"zero_step: no backward bracket has ended"}},
     {"evaluates between steps", ALL, BOTH, NULL, evaluates_between, RIGHT},
+    {"holds two outer units open in backward", SHARDED, BOTH | W4, open_several_layers, two_outer_units,
+     RIGHT},
+    {"holds three outer units open in backward",
+     SHARDED,
+     W2,
+     open_several_layers,
+     three_outer_units,
+     ERROR,
+     ZERO_ERR_BUDGET,
+     {"zero_begin: no gradient slot for unit 1 (1024 bytes)",
+      "give a tensor of unit 2 the flag ZERO_RESIDENT, which keeps the 512 bytes of its gradients in memory "
+      "of "
+      "their own, or declare the nesting in cfg.order"}},
+    {"holds three, one of them flagged", SHARDED, BOTH, flag_embedding, three_outer_units, RIGHT},
+    {"holds three, one of them tied", SHARDED, BOTH, tie_embedding, three_outer_units, RIGHT},
+    {"holds three, all but one flagged", SHARDED, BOTH | W4, flag_all_but_a_layer, three_outer_units, RIGHT},
     {"steps after three micro-batches of four",
      ALL,
      BOTH,

@@ -110,7 +110,34 @@ static void one_rank_checks(struct program *p)
 
 /* ---- the rows ---- */
 
+/* As many as there are: where slots take as much memory as the model does, nothing would notice. */
+static int four_units_open(struct program *p)
+{
+    int err = 0;
+    for (int u = 0; !err && u < TOY_UNITS; u++)
+        err = zero_begin(p->z, u, ZERO_FORWARD);
+    for (int u = TOY_UNITS; !err && u-- > 0;)
+        err = zero_end(p->z, u, ZERO_FORWARD);
+    return err ? err : train(p);
+}
+
+static void open_several_layers(struct program *p)
+{
+    p->table[TOY_STACKED].flags |= ZERO_POINTER_PER_BEGIN;
+}
+
 static const struct misuse rows[] = {
+    {"holds four units open", S2 | S3, W2, open_several_layers, four_units_open, RIGHT},
+    {"holds four units open, checked",
+     S3,
+     W2,
+     open_several_layers,
+     four_units_open,
+     ERROR,
+     ZERO_ERR_BUDGET,
+     {"zero_begin: no parameter slot for unit 3", "flag ZERO_RESIDENT", "raise prefetch"},
+     "ZERO_CHECK",
+     "1"},
     {"writes a gradient after its bracket",
      SHARDED,
      BOTH,
