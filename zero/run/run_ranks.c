@@ -19,7 +19,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define GRACE_MS      2000 /* from SIGTERM to SIGKILL */
+#ifndef ZR_RUN_GRACE_MS /* a test sets another */
+#define ZR_RUN_GRACE_MS 2000
+#endif
+#define GRACE_MS      ZR_RUN_GRACE_MS /* from SIGTERM to SIGKILL */
 #define AFTER_KILL_MS 1000 /* from SIGKILL to giving up on pipes that something outside the group holds */
 
 struct rank {
@@ -251,6 +254,7 @@ static void on_end_of_output(struct zr_lines *l)
 {
     struct zr_run_attempt *a = l->arg;
     a->n_open--;
+    close_if_over(a); /* the last pipe may end after the last rank, when nothing else wakes the loop */
     finish_if_closed(a);
 }
 

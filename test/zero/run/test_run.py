@@ -1,4 +1,4 @@
-"""test_run.py ZERO_RUN: the launcher, from outside. Ranks are sh or python one-liners; nothing here asserts on time, but a run that
+"""test_run.py ZERO_RUN PATIENT_ZERO_RUN: the launcher, from outside. Ranks are sh or python one-liners; nothing here asserts on time, but a run that
 does not end within a minute has failed."""
 import fcntl
 import os
@@ -13,6 +13,7 @@ import time
 import unittest
 
 ZERO_RUN = os.path.abspath(sys.argv.pop(1))
+PATIENT = os.path.abspath(sys.argv.pop(1))  # waits an hour where zero-run waits two seconds
 PYTHON = sys.executable
 BUFFERED = ['env', '-u', 'PYTHONUNBUFFERED', PYTHON, '-c']  # its output as stdio's
 LIMIT = int(os.environ.get("TEST_LIMIT", 60))
@@ -343,6 +344,18 @@ class Ending(unittest.TestCase):
     def test_success(self):
         r = run('-n', 4, 'true')
         self.assertEqual((r.returncode, r.stdout, r.stderr), (0, '', ''))
+
+    def test_no_timer_has_to_fire(self):
+        # A child closes the rank's output after zero-run has reaped the rank, and lives on until the test has read everything.
+        code = '(while kill -0 $$ 2> /dev/null; do :; done; exec > /dev/null 2>&1; read line) < "$1" &'
+        with tempfile.TemporaryDirectory() as d:
+            hold = os.path.join(d, 'hold')
+            os.mkfifo(hold)
+            held = os.open(hold, os.O_RDWR)
+            for _ in range(3):
+                r = subprocess.run([PATIENT, '-n', '2', 'sh', '-c', code, 'sh', hold], capture_output=True, timeout=LIMIT)
+                self.assertEqual((r.returncode, r.stdout, r.stderr), (0, b'', b''))
+            os.close(held)
 
     def test_exit_code(self):
         for raw in ([], ['--raw']):
