@@ -1,5 +1,7 @@
 /* flight.c: see flight.h. */
 #include "comm/flight_view.h"
+#include "kernels/limits.h"
+#include "kernels/standard_fds.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -92,11 +94,11 @@ static size_t record_bytes(void)
 
 int zr_flight_make(void)
 {
-    int err, fd = memfd_create("zero-flight", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int err, fd = zr_above_standard(memfd_create("zero-flight", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (fd < 0)
         return -errno;
     do /* at once, so that a lack of memory is no fault in the middle of a step */
-        err = posix_fallocate(fd, 0, (off_t)record_bytes());
+        err = zr_limited_fallocate(fd, 0, 0, (off_t)record_bytes()) ? errno : 0;
     while (err == EINTR);
     if (!err && fcntl(fd, F_ADD_SEALS, SEALS))
         err = errno;
@@ -146,12 +148,13 @@ static struct zr_flight_record *take_given(int *fd)
 
 static struct zr_flight_record *make_own(int *fd, char why[ZR_FLIGHT_TEXT])
 {
+    char words[ZR_SYSTEM_WORDS];
     *fd = zr_flight_make();
     struct zr_flight_record *rec = *fd < 0 ? NULL : map_record(*fd, PROT_READ | PROT_WRITE);
     if (rec && claim(rec))
         return rec;
     snprintf(why, ZR_FLIGHT_TEXT, "no shared memory for the flight recorder: %s",
-             strerror(*fd < 0 ? -*fd : errno));
+             zr_system_words(*fd < 0 ? -*fd : errno, words));
     if (*fd >= 0)
         close(*fd);
     *fd = -1;

@@ -206,6 +206,24 @@ class Output(unittest.TestCase):
         self.assertEqual(ranks(r.stdout), {0: ['out 0', 'no newline'], 1: ['out 1', 'no newline']})
         self.assertEqual(ranks(r.stderr), {0: ['err 0'], 1: ['err 1']})
 
+    def test_closed_standard_descriptors(self):
+        # Ranks get /dev/null in place of what zero-run itself does not have, and no file of zero-run's.
+        for closed, out in (('<&-', '[0] 1\n[1] 1\n'), ('>&-', ''), ('2>&-', '[0] 1\n[1] 1\n'), ('<&- >&- 2>&-', '')):
+            for raw in ([], ['--raw']):
+                code = 'test -e /dev/fd/0 && test -e /dev/fd/1 && test -e /dev/fd/2 && echo 1'
+                r = subprocess.run(['sh', '-c', f'exec "$@" {closed}', 'sh', ZERO_RUN, *raw, '-n', '2', 'sh', '-c', code],
+                                   capture_output=True, text=True, timeout=LIMIT)
+                self.assertEqual((r.returncode, r.stdout), (0, out.replace('[0] ', '').replace('[1] ', '') if raw else out), closed)
+                dropped = 'zero-run: standard output was closed: what ranks write there is dropped\n'
+                self.assertEqual(r.stderr, dropped if closed == '>&-' else '', closed)
+
+    def test_limit_on_files(self):
+        with tempfile.TemporaryFile() as f:
+            r = subprocess.run(['sh', '-c', 'ulimit -f 1; exec "$@"', 'sh', ZERO_RUN, '-n', '1', 'seq', '1', '2000'], stdout=f,
+                               stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+            self.assertRegex(r.stderr, r'zero-run: standard output: File too large: .* 512 bytes \(RLIMIT_FSIZE, ulimit -f\); ending 1 ')
+            self.assertEqual((r.returncode, os.fstat(f.fileno()).st_size), (1, 512))
+
     def test_empty_lines_and_bytes(self):
         r = subprocess.run([ZERO_RUN, '-n', '1', 'sh', '-c', r'printf "\n\na\000b\377\r\n"'], capture_output=True,
                            timeout=LIMIT)
