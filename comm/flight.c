@@ -50,8 +50,9 @@ struct zr_flight_record {
     int32_t rank, world, attempt, pid;
     char job[ZR_FLIGHT_NAME], host[ZR_FLIGHT_NAME];
     int64_t opened_ns, epoch_ns;
-    /* text is written before code */
+    /* text and the time are written before code */
     _Atomic int32_t code;
+    int64_t failed_ns;
     char text[ZR_FLIGHT_TEXT];
     struct role role[ZR_ROLES];
     /* the model's thread */
@@ -387,6 +388,7 @@ void zr_flight_fail(struct zr_flight *f, int code, const char *text)
     if (!f || atomic_exchange(&f->failed, true))
         return;
     snprintf(f->rec->text, sizeof f->rec->text, "%s", text);
+    f->rec->failed_ns = zr_now_ns();
     SHOW(f->rec->code, code);
 }
 
@@ -548,6 +550,19 @@ bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_ca
 {
     uint64_t n = atomic_load_explicit(&rec->n_calls, memory_order_acquire);
     return n && copy_call(&rec->call[n % ZR_FLIGHT_CALLS], n, out);
+}
+
+int zr_flight_read_failure(const struct zr_flight_record *rec, int64_t *failed_ns, char text[ZR_FLIGHT_TEXT])
+{
+    int code = atomic_load_explicit(&rec->code, memory_order_acquire);
+    *failed_ns = code ? rec->failed_ns : 0;
+    snprintf(text, ZR_FLIGHT_TEXT, "%.*s", ZR_FLIGHT_TEXT - 1, code ? rec->text : "");
+    return code;
+}
+
+int32_t zr_flight_process_of(const struct zr_flight_record *rec)
+{
+    return rec->pid;
 }
 
 /* ---- zero-run ---- */

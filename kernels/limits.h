@@ -1,7 +1,7 @@
 /* limits.h: file calls that report the process's limits instead of dying of them.
  *
- * The kernel sends SIGXFSZ to a thread that writes beyond RLIMIT_FSIZE. The signal ends the process unless the
- * program handles it. The calls below block that signal in the calling thread while they run, and take it
+ * The kernel sends SIGXFSZ to a thread that writes beyond RLIMIT_FSIZE. The signal ends the process unless
+ * the program handles it. The calls below block that signal in the calling thread while they run, and take it
  * back if it came. They then fail with EFBIG alone. The limit holds for shared memory files, too.
  *
  * zr_system_words names the limit in the message. */

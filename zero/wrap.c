@@ -144,6 +144,11 @@ static void describe_last_call(void *arg, int rank, char *text, size_t n_text)
     zr_flight_peers_last_call(arg, rank, text, n_text);
 }
 
+static void see_rank(void *arg, int rank, struct zr_rank_seen *out)
+{
+    zr_flight_peers_see(arg, rank, out);
+}
+
 /* From here on every rank can say what each other one of its host does last. */
 static int open_flight_peers(struct zero_ctx *z)
 {
@@ -151,8 +156,10 @@ static int open_flight_peers(struct zero_ctx *z)
         return 0;
     int err =
         zr_flight_peers_open(z->rendezvous, &z->topology, z->flight, z->config.options.log, &z->flight_peers);
-    if (!err)
+    if (!err) {
         zr_rendezvous_describe(z->rendezvous, describe_last_call, z->flight_peers);
+        zr_rendezvous_watch(z->rendezvous, see_rank, z->flight_peers);
+    }
     return err;
 }
 
