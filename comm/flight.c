@@ -1,5 +1,7 @@
 /* flight.c: see flight.h. */
 #include "comm/flight_view.h"
+#include "kernels/limits.h"
+#include "kernels/standard_fds.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -48,8 +50,9 @@ struct zr_flight_record {
     int32_t rank, world, attempt, pid;
     char job[ZR_FLIGHT_NAME], host[ZR_FLIGHT_NAME];
     int64_t opened_ns, epoch_ns;
-    /* text is written before code */
+    /* text and the time are written before code */
     _Atomic int32_t code;
+    int64_t failed_ns;
     char text[ZR_FLIGHT_TEXT];
     struct role role[ZR_ROLES];
     /* the model's thread */
@@ -92,11 +95,11 @@ static size_t record_bytes(void)
 
 int zr_flight_make(void)
 {
-    int err, fd = memfd_create("zero-flight", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int err, fd = zr_above_standard(memfd_create("zero-flight", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (fd < 0)
         return -errno;
     do /* at once, so that a lack of memory is no fault in the middle of a step */
-        err = posix_fallocate(fd, 0, (off_t)record_bytes());
+        err = zr_limited_fallocate(fd, 0, 0, (off_t)record_bytes()) ? errno : 0;
     while (err == EINTR);
     if (!err && fcntl(fd, F_ADD_SEALS, SEALS))
         err = errno;
@@ -146,12 +149,13 @@ static struct zr_flight_record *take_given(int *fd)
 
 static struct zr_flight_record *make_own(int *fd, char why[ZR_FLIGHT_TEXT])
 {
+    char words[ZR_SYSTEM_WORDS];
     *fd = zr_flight_make();
     struct zr_flight_record *rec = *fd < 0 ? NULL : map_record(*fd, PROT_READ | PROT_WRITE);
     if (rec && claim(rec))
         return rec;
     snprintf(why, ZR_FLIGHT_TEXT, "no shared memory for the flight recorder: %s",
-             strerror(*fd < 0 ? -*fd : errno));
+             zr_system_words(*fd < 0 ? -*fd : errno, words));
     if (*fd >= 0)
         close(*fd);
     *fd = -1;
@@ -384,6 +388,7 @@ void zr_flight_fail(struct zr_flight *f, int code, const char *text)
     if (!f || atomic_exchange(&f->failed, true))
         return;
     snprintf(f->rec->text, sizeof f->rec->text, "%s", text);
+    f->rec->failed_ns = zr_now_ns();
     SHOW(f->rec->code, code);
 }
 
@@ -545,6 +550,19 @@ bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_ca
 {
     uint64_t n = atomic_load_explicit(&rec->n_calls, memory_order_acquire);
     return n && copy_call(&rec->call[n % ZR_FLIGHT_CALLS], n, out);
+}
+
+int zr_flight_read_failure(const struct zr_flight_record *rec, int64_t *failed_ns, char text[ZR_FLIGHT_TEXT])
+{
+    int code = atomic_load_explicit(&rec->code, memory_order_acquire);
+    *failed_ns = code ? rec->failed_ns : 0;
+    snprintf(text, ZR_FLIGHT_TEXT, "%.*s", ZR_FLIGHT_TEXT - 1, code ? rec->text : "");
+    return code;
+}
+
+int32_t zr_flight_process_of(const struct zr_flight_record *rec)
+{
+    return rec->pid;
 }
 
 /* ---- zero-run ---- */

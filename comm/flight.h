@@ -98,6 +98,11 @@ struct zr_flight_call;
 /* The call that its program is in, or was in last; false: it made none. Any thread. */
 bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_call *out);
 
+/* The failure that its rank recorded, with its message and when (zr_now_ns); 0: none. Any thread. */
+int zr_flight_read_failure(const struct zr_flight_record *rec, int64_t *failed_ns, char text[ZR_FLIGHT_TEXT]);
+/* Its rank's process. */
+int32_t zr_flight_process_of(const struct zr_flight_record *rec);
+
 /* ---- zero-run ---- */
 
 /* What is to be added to zr_now_ns for the time of the day. Off by as long as the process did not run between

@@ -5,8 +5,11 @@
 #include "comm/topology.h"
 #include "kernels/log.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 struct zr_flight_peers {
     int32_t world, rank;
@@ -68,4 +71,29 @@ void zr_flight_peers_last_call(const struct zr_flight_peers *p, int32_t rank, ch
         return;
     zr_flight_describe_call(&last, call);
     snprintf(text, n_text, "%s", call);
+}
+
+/* /proc/PID/stat: "PID (NAME) STATE ...", where NAME may have any characters. */
+static bool is_stopped(int32_t pid)
+{
+    char path[32], text[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    text[n > 0 ? n : 0] = 0;
+    const char *name_end = strrchr(text, ')');
+    return name_end && (!strncmp(name_end, ") T", 3) || !strncmp(name_end, ") t", 3));
+}
+
+void zr_flight_peers_see(const struct zr_flight_peers *p, int32_t rank, struct zr_rank_seen *out)
+{
+    const struct zr_flight_record *rec = rank >= 0 && rank < p->world ? p->of[rank] : NULL;
+    _Static_assert(sizeof out->text == ZR_FLIGHT_TEXT, "a recorded message fits");
+    memset(out, 0, sizeof *out);
+    if (!rec)
+        return;
+    out->code = zr_flight_read_failure(rec, &out->failed_ns, out->text);
+    out->is_stopped = is_stopped(zr_flight_process_of(rec));
 }

@@ -9,6 +9,7 @@
 struct zr_flight;
 struct zr_flight_peers;
 struct zr_log;
+struct zr_rank_seen;
 struct zr_rendezvous;
 struct zr_topology;
 
@@ -23,5 +24,9 @@ void zr_flight_peers_close(struct zr_flight_peers *p);
 /* The call that a rank's program is in, or was in last: "zero_step in step 12, which had returned"; "" where
  * that is not known here: of another host's rank. This rank's, too. Any thread. */
 void zr_flight_peers_last_call(const struct zr_flight_peers *p, int32_t rank, char *text, size_t n_text);
+
+/* Whether a rank's process is stopped, and the failure that it recorded; all 0 for another host's rank. Any
+ * thread. */
+void zr_flight_peers_see(const struct zr_flight_peers *p, int32_t rank, struct zr_rank_seen *out);
 
 #endif

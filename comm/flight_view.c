@@ -1,6 +1,8 @@
 /* flight_view.c: see flight_view.h. */
 #include "comm/flight_view.h"
 #include "comm/post.h"
+#include "kernels/limits.h"
+#include "kernels/standard_fds.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -125,10 +127,10 @@ static bool is_plain(char c)
 
 static int write_all(const char *path, const void *data, size_t n)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int fd = zr_above_standard(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     size_t at = 0;
     while (fd >= 0 && at < n) {
-        ssize_t one = write(fd, (const char *)data + at, n - at);
+        ssize_t one = zr_limited_write(fd, (const char *)data + at, n - at);
         if (one < 0 && errno != EINTR)
             break;
         at += one > 0 ? (size_t)one : 0;
@@ -156,7 +158,7 @@ void zr_flight_remove_part(const struct zr_flight_view *v, const char *path)
 
 int zr_flight_write_file(const struct zr_flight_view *v, const char *folder, char path[ZR_FLIGHT_PATH])
 {
-    char job[ZR_FLIGHT_NAME], temp[PART_CHARS];
+    char job[ZR_FLIGHT_NAME], temp[PART_CHARS], why[ZR_SYSTEM_WORDS];
     snprintf(job, sizeof job, "%s", v->job[0] ? v->job : "job");
     for (char *c = job; *c; c++)
         *c = is_plain(*c) ? *c : '_';
@@ -171,7 +173,7 @@ int zr_flight_write_file(const struct zr_flight_view *v, const char *folder, cha
     if (!error)
         return 0;
     unlink(temp);
-    return zr_fail(ZR_ERR_IO, "%s: %s", path, strerror(error));
+    return zr_fail(ZR_ERR_IO, "%s: %s", path, zr_system_words(error, why));
 }
 
 /* ---- in words ---- */

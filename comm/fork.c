@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -57,12 +59,24 @@ void zr_fork_keep(struct zr_kept_socket *s, int fd)
     pthread_mutex_unlock(&lock);
 }
 
-void zr_fork_last_word(struct zr_kept_socket *s, const struct zr_frame *f)
+void zr_fork_last_word(struct zr_kept_socket *s, const struct zr_frame *f,
+                       const struct zr_last_failure *failure)
 {
     pthread_mutex_lock(&lock);
     s->has_last_word = f && s->is_kept;
+    s->failure = failure;
     if (f)
         s->last_word = *f;
+    pthread_mutex_unlock(&lock);
+}
+
+void zr_fork_last_failure(struct zr_last_failure *failure, int code, const char *text)
+{
+    pthread_mutex_lock(&lock);
+    if (!failure->code) {
+        failure->code = code;
+        snprintf(failure->text, sizeof failure->text, "%s", text);
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -92,6 +106,17 @@ bool zr_fork_ending(void)
     return atomic_load(&ending);
 }
 
+static void say_last_word(const struct zr_kept_socket *s)
+{
+    char word[sizeof s->last_word + sizeof s->failure->text];
+    struct zr_frame head = s->last_word;
+    head.about = s->failure->code;
+    head.n_bytes = head.about ? (uint32_t)strlen(s->failure->text) : 0;
+    memcpy(word, &head, sizeof head);
+    memcpy(word + sizeof head, s->failure->text, head.n_bytes);
+    (void)!send(s->fd, word, sizeof head + head.n_bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 /* Runs at exit, after the program's own handlers. The library's threads may still be at work; they write
  * nothing where all is well. The lock is held by others for a moment only, unless exit was called by a signal
  * handler in the middle of that: then nothing is sent. */
@@ -108,6 +133,6 @@ __attribute__((destructor)) static void say_last_words(void)
         return;
     for (const struct zr_kept_socket *s = kept; s && owner == getpid(); s = s->next)
         if (s->has_last_word)
-            (void)!send(s->fd, &s->last_word, sizeof s->last_word, MSG_DONTWAIT | MSG_NOSIGNAL);
+            say_last_word(s);
     pthread_mutex_unlock(&lock);
 }

@@ -15,18 +15,29 @@
 
 #include <stdbool.h>
 
+/* The failure that a last word carries: in the frame's field about, and as its payload. code 0: none yet. */
+struct zr_last_failure {
+    int code;
+    char text[ZR_FRAME_TEXT_BYTES];
+};
+
 /* A socket that is kept; in its owner's memory. */
 struct zr_kept_socket {
     struct zr_kept_socket *prev, *next;
     int fd;
     bool is_kept, has_last_word;
     struct zr_frame last_word;
+    const struct zr_last_failure *failure;
 };
 
 /* All of these from any thread. */
 void zr_fork_keep(struct zr_kept_socket *s, int fd);
-/* What is sent when the process ends; NULL: nothing. Only while it is kept. */
-void zr_fork_last_word(struct zr_kept_socket *s, const struct zr_frame *f);
+/* What is sent when the process ends, with *failure, which stays where it is; f NULL: nothing. Only while it
+ * is kept. */
+void zr_fork_last_word(struct zr_kept_socket *s, const struct zr_frame *f,
+                       const struct zr_last_failure *failure);
+/* Keeps the failure for last words, unless there is one already. */
+void zr_fork_last_failure(struct zr_last_failure *failure, int code, const char *text);
 /* Before the descriptor is closed. Not kept: nothing. */
 void zr_fork_forget(struct zr_kept_socket *s);
 

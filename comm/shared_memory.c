@@ -2,6 +2,8 @@
 #include "comm/shared_memory.h"
 #include "kernels/error.h"
 #include "kernels/huge_pages.h"
+#include "kernels/limits.h"
+#include "kernels/standard_fds.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,9 +27,10 @@ static int64_t segment_bytes(int64_t bytes)
 
 static int no_room(int64_t bytes)
 {
+    char why[ZR_SYSTEM_WORDS];
     return zr_fail(errno == ENOSPC || errno == ENOMEM || errno == EFAULT ? ZR_ERR_NOMEM : ZR_ERR_SYSTEM,
                    "reserving %lld bytes of shared memory: %s", (long long)bytes,
-                   strerror(errno == EFAULT ? ENOMEM : errno));
+                   zr_system_words(errno == EFAULT ? ENOMEM : errno, why));
 }
 
 /* Whether the kernel fills a mapping, with large pages if it may; else (before Linux 5.14) the file alone. */
@@ -66,7 +69,8 @@ static int reserve(int fd, char *mapped, int64_t bytes)
         int64_t n = bytes - at < piece ? bytes - at : piece;
         /* Once they are refused no more are asked for: the kernel may have searched long. */
         huge = huge && fill_with_huge_pages(mapped + at, n);
-        int failed = fill ? madvise(mapped + at, (size_t)n, MADV_POPULATE_WRITE) : fallocate(fd, 0, at, n);
+        int failed =
+            fill ? madvise(mapped + at, (size_t)n, MADV_POPULATE_WRITE) : zr_limited_fallocate(fd, 0, at, n);
         if (!failed)
             at += n;
         else if (errno != EINTR)
@@ -100,10 +104,11 @@ static char *map_file(int fd, int64_t bytes, int protection)
 int zr_shared_make(const char *name, int64_t bytes, int *fd, char **at)
 {
     int64_t whole = segment_bytes(bytes);
-    *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    char why[ZR_SYSTEM_WORDS];
+    *fd = zr_above_standard(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (*fd < 0)
-        return zr_fail(ZR_ERR_SYSTEM, "making a shared memory file: %s", strerror(errno));
-    if (ftruncate(*fd, whole))
+        return zr_fail(ZR_ERR_SYSTEM, "making a shared memory file: %s", zr_system_words(errno, why));
+    if (zr_limited_ftruncate(*fd, whole))
         return no_room(whole);
     /* Nobody may make it smaller under us. */
     fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
@@ -132,13 +137,13 @@ int zr_shared_inode(int fd, uint64_t *inode)
 
 int zr_shared_map(const struct zr_shared_at *where, int64_t bytes, int protection, char **at)
 {
-    char path[64];
+    char path[64], why[ZR_SYSTEM_WORDS];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", where->pid, where->fd);
-    int fd = open(path, O_RDWR | O_CLOEXEC);
+    int fd = zr_above_standard(open(path, O_RDWR | O_CLOEXEC));
     struct stat st;
     if (fd < 0 || fstat(fd, &st) < 0) {
         int err = zr_fail(ZR_ERR_SYSTEM, "opening the shared memory of rank %d at %s: %s", where->rank, path,
-                          strerror(errno));
+                          zr_system_words(errno, why));
         if (fd >= 0)
             close(fd);
         return err;

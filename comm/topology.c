@@ -10,6 +10,8 @@
 #include "comm/topology.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/verdict.h"
+#include "kernels/limits.h"
+#include "kernels/standard_fds.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -133,7 +135,8 @@ int zr_topology_assume(int32_t world, int32_t local_size, struct zr_topology *ou
 
 static int cannot_make(struct probe *p, struct card *c, const char *what)
 {
-    snprintf(c->text, sizeof c->text, "%s: %s", what, strerror(errno));
+    char why[ZR_SYSTEM_WORDS];
+    snprintf(c->text, sizeof c->text, "%s: %s", what, zr_system_words(errno, why));
     if (p->fd >= 0)
         close(p->fd);
     p->fd = -1;
@@ -143,10 +146,10 @@ static int cannot_make(struct probe *p, struct card *c, const char *what)
 /* Returns its descriptor; -1 where a rank can have none, which is a fact about it and no failure. */
 static int make_probe(struct probe *p, struct card *c)
 {
-    p->fd = memfd_create("zero-topology", MFD_CLOEXEC);
+    p->fd = zr_above_standard(memfd_create("zero-topology", MFD_CLOEXEC));
     if (p->fd < 0)
         return cannot_make(p, c, "making a shared memory file");
-    if (ftruncate(p->fd, SEGMENT_BYTES))
+    if (zr_limited_ftruncate(p->fd, SEGMENT_BYTES))
         return cannot_make(p, c, "reserving shared memory");
     void *at = mmap(NULL, SEGMENT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0);
     if (at == MAP_FAILED)

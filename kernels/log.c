@@ -1,6 +1,8 @@
 /* log.c: see log.h. */
 #include "kernels/log.h"
 #include "kernels/error.h"
+#include "kernels/limits.h"
+#include "kernels/standard_fds.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -40,11 +42,13 @@ int zr_log_open(void (*fn)(void *arg, const char *line), void *fn_arg, const cha
         log->is_off = true;
     else if (!strcmp(where, "stderr"))
         log->fd = STDERR_FILENO;
-    else if (*where && (log->fd = open(where, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666)) < 0) {
+    else if (*where && (log->fd = zr_above_standard(
+                            open(where, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666))) < 0) {
+        char why[ZR_SYSTEM_WORDS];
         int err = zr_fail(ZR_ERR_ARG,
                           "ZERO_LOG is \"%s\", a file that cannot be opened: %s; allowed: off, stderr, "
                           "or a file that can be written",
-                          where, strerror(errno));
+                          where, zr_system_words(errno, why));
         free(log);
         return err;
     }
@@ -84,7 +88,7 @@ static void write_line(const struct zr_log *log, int fd, const char *line)
     int n = log->rank < 0 ? snprintf(text, sizeof text, "libzero: %s\n", line)
                           : snprintf(text, sizeof text, "libzero: rank %d: %s\n", log->rank, line);
     for (ssize_t at = 0, done; at < n; at += done) {
-        done = write(fd, text + at, (size_t)(n - at));
+        done = zr_limited_write(fd, text + at, (size_t)(n - at));
         if (done < 0 && errno == EINTR)
             done = 0;
         else if (done <= 0)

@@ -5,6 +5,7 @@
  * and ranks compare (agree.c), so that a fault on one is an error on all; then memory is taken, and compared
  * again; the model's own pointers are touched last, when nothing can fail any more. */
 #include "kernels/check/check_device.h"
+#include "kernels/standard_fds.h"
 #include "zero/context.h"
 
 #include <sched.h>
@@ -143,6 +144,11 @@ static void describe_last_call(void *arg, int rank, char *text, size_t n_text)
     zr_flight_peers_last_call(arg, rank, text, n_text);
 }
 
+static void see_rank(void *arg, int rank, struct zr_rank_seen *out)
+{
+    zr_flight_peers_see(arg, rank, out);
+}
+
 /* From here on every rank can say what each other one of its host does last. */
 static int open_flight_peers(struct zero_ctx *z)
 {
@@ -150,8 +156,10 @@ static int open_flight_peers(struct zero_ctx *z)
         return 0;
     int err =
         zr_flight_peers_open(z->rendezvous, &z->topology, z->flight, z->config.options.log, &z->flight_peers);
-    if (!err)
+    if (!err) {
         zr_rendezvous_describe(z->rendezvous, describe_last_call, z->flight_peers);
+        zr_rendezvous_watch(z->rendezvous, see_rank, z->flight_peers);
+    }
     return err;
 }
 
@@ -282,11 +290,27 @@ static void report_world(const struct zero_ctx *z)
                 "random hex digits");
 }
 
+static void report_standard_fds(struct zr_log *log, unsigned opened)
+{
+    static const char *const name[] = {"standard input", "standard output", "standard error"};
+    for (int fd = 0; fd < 3; fd++)
+        if (opened & 1u << fd)
+            zr_warn(log,
+                    "descriptor %d (%s) was closed: it is /dev/null now, so that no file or socket gets its "
+                    "number",
+                    fd, name[fd]);
+}
+
 /* The configuration, and who this rank is. Where it fails, z->world.world is 1 if there is nobody to tell. */
 static int resolve(struct zero_ctx *z, const struct zero_config *cfg)
 {
-    int err = zr_config_resolve(cfg, &z->config);
+    unsigned opened;
     z->world.world = 1;
+    int err = zr_standard_fds_open(&opened);
+    if (err)
+        return err;
+    err = zr_config_resolve(cfg, &z->config);
+    report_standard_fds(z->config.options.log, opened);
     if (err) {
         find_world_anyway(z, cfg);
         return err;

@@ -22,11 +22,13 @@ static int send_frame(struct zr_rendezvous *r, int rank, enum zr_frame_type type
 
 void zr_hub_keep(struct zr_rendezvous *r, struct zr_link *l)
 {
-    zr_fork_last_word(&l->kept, &(struct zr_frame){.magic = ZR_FRAME_MAGIC,
-                                                   .version = ZR_FRAME_VERSION,
-                                                   .type = ZR_FRAME_EXIT,
-                                                   .rank = r->w.rank,
-                                                   .world = r->w.world});
+    zr_fork_last_word(&l->kept,
+                      &(struct zr_frame){.magic = ZR_FRAME_MAGIC,
+                                         .version = ZR_FRAME_VERSION,
+                                         .type = ZR_FRAME_EXIT,
+                                         .rank = r->w.rank,
+                                         .world = r->w.world},
+                      &r->last_failure);
 }
 
 int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n)
@@ -176,20 +178,33 @@ void zr_hub_report_unreported(struct zr_rendezvous *r)
     }
 }
 
+/* A rank that had failed before it ended is not the cause: its failure becomes this one's. */
+static void adopt(struct zr_rendezvous *r, int code, const char *text)
+{
+    bool first = !r->code;
+    zr_hub_fail(r, code < 0 ? code : ZR_ERR_FAILED, "%s", text);
+    if (first)
+        zr_hub_report_failure(r);
+}
+
 static void lose(struct zr_rendezvous *r, int rank, const char *why)
 {
     struct zr_member *member = &r->members[rank];
+    char recorded[ZR_FRAME_TEXT_BYTES];
     if (member->state == ZR_MEMBER_LOST || member->state == ZR_MEMBER_LEFT)
         return;
     member->state = ZR_MEMBER_LOST;
-    if (r->detached) {
+    int code = r->detached ? zr_rendezvous_recorded(r, rank, recorded) : 0;
+    if (code) {
+        adopt(r, code, recorded);
+    } else if (r->detached) {
         report_lost(r, rank, why);
-        return;
+    } else {
+        member->unreported = true;
+        member->how = strdup(why);
+        if (r->phase != ZR_PHASE_IDLE)
+            zr_hub_check(r);
     }
-    member->unreported = true;
-    member->how = strdup(why);
-    if (r->phase != ZR_PHASE_IDLE)
-        zr_hub_check(r);
 }
 
 void zr_hub_heard_lost(struct zr_rendezvous *r, int from, int rank, const char *why)
@@ -236,12 +251,22 @@ static bool is_deaf(const struct zr_rendezvous *r)
 static void on_fail(struct zr_rendezvous *r, const struct zr_link *l, const struct zr_frame *f,
                     const char *text)
 {
-    bool first = !r->code;
     r->heard_from = r->is_tree ? l->rank : -1;
-    zr_hub_fail(r, f->about < 0 ? f->about : ZR_ERR_FAILED, "%s", text);
+    adopt(r, f->about, text);
     r->heard_from = -1;
-    if (first)
-        zr_hub_report_failure(r);
+}
+
+/* A rank's program exits with its context open. Where it had failed before, it says that. */
+static void on_exit_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+                          const char *text)
+{
+    zr_link_drop(l);
+    if (f->about && r->detached && r->members[l->rank].state == ZR_MEMBER_HERE) {
+        r->members[l->rank].state = ZR_MEMBER_LOST;
+        adopt(r, f->about, text);
+    } else {
+        lose(r, l->rank, exited);
+    }
 }
 
 /* Whose a frame is: the other end's of the link, or, where it is passed on, that of a rank behind it. */
@@ -286,8 +311,7 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
     } else if (ours && f->type == ZR_FRAME_BEAT) {
         zr_hub_on_beat(r, l->rank, payload);
     } else if (ours && f->type == ZR_FRAME_EXIT) {
-        zr_link_drop(l);
-        lose(r, l->rank, exited);
+        on_exit_frame(r, l, f, payload ? payload : "");
     } else if (ours && f->type == ZR_FRAME_CALLS && on_calls(r, f, payload)) {
         /* The calls are kept, or on their way. */
     } else if (ours && f->type == ZR_FRAME_MESSAGE && on_message_up(r, f, payload)) {
@@ -367,8 +391,7 @@ static void on_hub_frame(struct zr_rendezvous *r, struct zr_link *l, const struc
     } else if (ours && f->type == ZR_FRAME_BEAT) {
         zr_hub_on_beat(r, l->rank, payload);
     } else if (ours && f->type == ZR_FRAME_EXIT) {
-        zr_link_drop(l);
-        lose(r, l->rank, exited);
+        on_exit_frame(r, l, f, text);
     } else if (ours && f->type == ZR_FRAME_GOODBYE) {
         leave(r, l->rank);
     } else {

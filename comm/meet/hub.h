@@ -183,6 +183,8 @@ struct zr_rendezvous {
     void *arg;
     void (*describe)(void *arg, int rank, char *text, size_t n_text);
     void *describe_arg;
+    void (*see)(void *arg, int rank, struct zr_rank_seen *out);
+    void *see_arg;
     /* which links need beats; NULL: all. The caller's */
     const struct zr_topology *hosts;
     uv_timer_t beat;
@@ -205,6 +207,8 @@ struct zr_rendezvous {
     /* the loop's thread: that became the first failure */
     bool reported;
     char report_text[ZR_FRAME_TEXT_BYTES];
+    /* what is said of it if the process exits before it was sent */
+    struct zr_last_failure last_failure;
 
     /* The calls of this rank's program that every rank must make, which is what is compared. The flight
      * recorder has no arguments, few calls, and those that were refused, so it cannot stand in for it. */
@@ -367,6 +371,8 @@ void zr_hub_describe(const struct zr_rendezvous *r, int rank, char text[ZR_HUB_C
 /* What stands before it in messages; and before a call that is only known to have been. */
 #define ZR_HUB_LAST_CALL  "; its last call was "
 #define ZR_HUB_LAST_HEARD "; last heard: "
+/* What stands behind a failure, before the number of the rank that found it and ")". */
+#define ZR_HUB_FOUND_BY " (found by rank "
 
 extern const struct zr_link_calls zr_hub_calls;
 /* Sends to rank (0 when we are not). What cannot be sent is a failure, which is returned. */

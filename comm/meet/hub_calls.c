@@ -14,6 +14,13 @@
 
 enum { ANSWER_MS = 5000 };
 
+/* How long rank 0 waits for answers: half as long as ranks wait for each other, so that whoever asked still
+ * waits for it. */
+static uint64_t answer_ms(const struct zr_rendezvous *r)
+{
+    return (uint64_t)(r->timeout_ms / 2 < ANSWER_MS ? r->timeout_ms / 2 : ANSWER_MS);
+}
+
 /* What a CALLS frame carries: of a rank that asks for a comparison with what it met behind it, as text. */
 _Static_assert(sizeof(struct zr_called_copy) + ZR_FRAME_TEXT_BYTES <= ZR_FRAME_SMALL_BYTES,
                "a rank may send its calls at any time");
@@ -127,12 +134,13 @@ static void forget_calls(struct zr_rendezvous *r)
 
 static void decide(struct zr_rendezvous *r)
 {
-    char calls[ZR_CALLED_BOTH_CHARS], place[640] = "", silent[160];
+    char calls[ZR_CALLED_BOTH_CHARS], place[640] = "", silent[160], stopped[ZR_STOPPED_CHARS];
     const struct zr_comparison *c = &r->comparison;
     uv_timer_stop(&r->answers);
     zr_hub_send_report(r, false);
     bool first = !r->code; /* else another failure is known by now, to all */
     report_silent(r, silent, sizeof silent);
+    zr_rendezvous_describe_stopped(r, zr_rendezvous_stopped(r), stopped);
     if (first && find_difference(r, calls)) {
         zr_hub_fail(r, ZR_ERR_MISMATCH, "%s (rank %d: %.400s)", calls, c->rank, c->text);
     } else if (first) {
@@ -141,7 +149,8 @@ static void decide(struct zr_rendezvous *r)
         else if (c->code == ZR_ERR_MISMATCH)
             snprintf(place, sizeof place, "; the latest %d calls of the programs do not differ",
                      ZR_CALLED_KEPT);
-        zr_hub_fail(r, c->code, "%.400s%s%s (found by rank %d)", c->text, place, silent, c->rank);
+        zr_hub_fail(r, c->code, "%.400s%s%s%s" ZR_HUB_FOUND_BY "%d)", c->text, place, silent, stopped,
+                    c->rank);
     }
     forget_calls(r);
     r->comparison.begun = false;
@@ -154,10 +163,19 @@ static void on_answers_late(uv_timer_t *t)
     decide(t->data);
 }
 
+/* A rank that is stopped will not answer. */
+static bool may_answer(const struct zr_rendezvous *r, int rank)
+{
+    struct zr_rank_seen seen = {.is_stopped = false};
+    if (r->see)
+        r->see(r->see_arg, rank, &seen);
+    return r->members[rank].state == ZR_MEMBER_HERE && !seen.is_stopped;
+}
+
 static bool all_answered(const struct zr_rendezvous *r)
 {
     for (int i = 1; i < r->w.world; i++)
-        if (r->members[i].state == ZR_MEMBER_HERE && !r->members[i].calls)
+        if (!r->members[i].calls && may_answer(r, i))
             return false;
     return true;
 }
@@ -176,7 +194,7 @@ static void begin_comparison(struct zr_rendezvous *r, int rank, int code, const 
         if (r->is_tree ? zr_hub_is_child(r, i) : !r->members[i].calls) /* who is below it is asked by it */
             zr_hub_send_about(r, i, ZR_FRAME_ASK_CALLS, 0, NULL, 0);
     uv_update_time(r->loop);
-    uv_timer_start(&r->answers, on_answers_late, ANSWER_MS, 0);
+    uv_timer_start(&r->answers, on_answers_late, answer_ms(r), 0);
 }
 
 /* ---- what ranks send each other ---- */

@@ -298,7 +298,7 @@ void zr_link_finish(struct zr_link *l)
     if (l->finishing || uv_is_closing((uv_handle_t *)&l->tcp))
         return;
     l->finishing = true;
-    zr_fork_last_word(&l->kept, NULL);
+    zr_fork_last_word(&l->kept, NULL, NULL);
     if (l->held) /* its end is still to be seen */
         uv_read_start((uv_stream_t *)&l->tcp, on_alloc, on_read);
     if (uv_shutdown(&l->shutdown, (uv_stream_t *)&l->tcp, shut) < 0)

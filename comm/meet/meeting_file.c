@@ -2,6 +2,8 @@
 #include "comm/meet/meeting_file.h"
 #include "comm/meet/address_list.h"
 #include "comm/meet/handshake.h"
+#include "kernels/limits.h"
+#include "kernels/standard_fds.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -199,7 +201,7 @@ static int may_replace(const char *path)
 static int put_text(int fd, const char *text)
 {
     for (size_t n = strlen(text), done = 0; done < n;) {
-        ssize_t got = write(fd, text + done, n - done);
+        ssize_t got = zr_limited_write(fd, text + done, n - done);
         if (got < 0 && errno != EINTR)
             return -errno;
         done += got > 0 ? (size_t)got : 0;
@@ -209,7 +211,8 @@ static int put_text(int fd, const char *text)
 
 int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file *f)
 {
-    char path[ZR_MEETING_PATH_CHARS], whole[ZR_MEETING_PATH_CHARS + 64], text[ZR_MEETING_FILE_BYTES];
+    char path[ZR_MEETING_PATH_CHARS], whole[ZR_MEETING_PATH_CHARS + 64], text[ZR_MEETING_FILE_BYTES],
+        why[ZR_SYSTEM_WORDS];
     uint64_t nonce;
     zr_meeting_file_path(w, path);
     zr_meeting_file_print(f, text);
@@ -219,9 +222,10 @@ int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file
     if (err)
         return err;
     snprintf(whole, sizeof whole, "%s.%016llx", path, (unsigned long long)nonce);
-    int fd = open(whole, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600);
+    int fd = zr_above_standard(open(whole, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (fd < 0)
-        return zr_fail(ZR_ERR_IO, "cannot say where ranks meet: %.400s: %s", path, strerror(errno));
+        return zr_fail(ZR_ERR_IO, "cannot say where ranks meet: %.400s: %s", path,
+                       zr_system_words(errno, why));
     err = put_text(fd, text);
     if (close(fd) && !err)
         err = -errno;
@@ -230,7 +234,7 @@ int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file
     if (!err)
         return 0;
     unlink(whole);
-    return zr_fail(ZR_ERR_IO, "cannot say where ranks meet: %.400s: %s", path, strerror(-err));
+    return zr_fail(ZR_ERR_IO, "cannot say where ranks meet: %.400s: %s", path, zr_system_words(-err, why));
 }
 
 bool zr_meeting_file_is_there(const struct zr_world *w, const struct zr_meeting_file *f)

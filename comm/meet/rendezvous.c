@@ -187,6 +187,68 @@ void zr_rendezvous_last_call(const struct zr_rendezvous *r, int rank, char text[
     snprintf(text, ZR_LAST_CALL_CHARS, "%s%s", call[0] ? ZR_HUB_LAST_CALL : "", call);
 }
 
+void zr_rendezvous_watch(struct zr_rendezvous *r, void (*see)(void *arg, int rank, struct zr_rank_seen *out),
+                         void *arg)
+{
+    r->see = see;
+    r->see_arg = arg;
+}
+
+int zr_rendezvous_stopped(const struct zr_rendezvous *r)
+{
+    struct zr_rank_seen seen;
+    for (int i = 0; r->see && i < r->w.world; i++) {
+        r->see(r->see_arg, i, &seen);
+        if (seen.is_stopped)
+            return i;
+    }
+    return -1;
+}
+
+void zr_rendezvous_describe_stopped(const struct zr_rendezvous *r, int rank, char text[ZR_STOPPED_CHARS])
+{
+    char last[ZR_LAST_CALL_CHARS];
+    text[0] = 0;
+    if (rank < 0)
+        return;
+    zr_rendezvous_last_call(r, rank, last);
+    snprintf(text, ZR_STOPPED_CHARS, "; rank %d is stopped, by SIGSTOP or a debugger%s", rank, last);
+}
+
+int zr_rendezvous_recorded(const struct zr_rendezvous *r, int rank, char text[ZR_FRAME_TEXT_BYTES])
+{
+    struct zr_rank_seen seen, first = {.code = 0};
+    int finder = -1;
+    for (int i = 0; r->see && i < r->w.world; i++) {
+        if (i == r->w.rank || (rank >= 0 && i != rank))
+            continue;
+        r->see(r->see_arg, i, &seen);
+        if (seen.code && (finder < 0 || seen.failed_ns < first.failed_ns)) {
+            first = seen;
+            finder = i;
+        }
+    }
+    if (finder >= 0)
+        snprintf(text, ZR_FRAME_TEXT_BYTES, strstr(first.text, ZR_HUB_FOUND_BY) ? "%.*s" : "%.*s%s%d)",
+                 ZR_FRAME_TEXT_BYTES - 40, first.text, ZR_HUB_FOUND_BY, finder);
+    return first.code;
+}
+
+int zr_rendezvous_explain(const struct zr_rendezvous *r, int code, const char *text,
+                          char why[ZR_FRAME_TEXT_BYTES])
+{
+    char stopped[ZR_STOPPED_CHARS];
+    int other = zr_rendezvous_recorded(r, -1, why), rank;
+    if (other)
+        return other;
+    rank = code == ZR_ERR_TIMEOUT ? zr_rendezvous_stopped(r) : -1;
+    if (rank < 0)
+        return 0;
+    zr_rendezvous_describe_stopped(r, rank, stopped);
+    snprintf(why, ZR_FRAME_TEXT_BYTES, "%.*s%s", ZR_FRAME_TEXT_BYTES - (int)sizeof stopped, text, stopped);
+    return code;
+}
+
 void zr_rendezvous_hosts(struct zr_rendezvous *r, const struct zr_topology *t)
 {
     r->hosts = t;
@@ -250,6 +312,7 @@ void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, in
 
 void zr_rendezvous_report(struct zr_rendezvous *r, int code, const char *text)
 {
+    zr_fork_last_failure(&r->last_failure, code, text);
     uv_mutex_lock(&r->report_lock);
     if (r->may_report && !r->report_code) {
         snprintf(r->report_text, sizeof r->report_text, "%s", text);

@@ -12,6 +12,7 @@
 #define ZR_COMM_RENDEZVOUS_H
 
 #include "comm/meet/called.h"
+#include "comm/meet/frame.h"
 #include "comm/meet/job_key.h"
 #include "comm/meet/net_lookup.h"
 #include "kernels/error.h"
@@ -108,6 +109,36 @@ void zr_rendezvous_describe(struct zr_rendezvous *r,
 enum { ZR_LAST_CALL_CHARS = 224 };
 void zr_rendezvous_last_call(const struct zr_rendezvous *r, int rank, char text[ZR_LAST_CALL_CHARS]);
 
+/* What this process sees of the process of a rank on its own host. */
+struct zr_rank_seen {
+    /* by SIGSTOP or a debugger: it does nothing until it is continued */
+    bool is_stopped;
+    /* the failure that it recorded, and when (zr_now_ns); 0: none */
+    int code;
+    int64_t failed_ns;
+    char text[ZR_FRAME_TEXT_BYTES];
+};
+
+/* see(arg, rank, out), on any thread, fills *out, with 0 for a rank of another host. A rank that is lost after
+ * it has recorded a failure is no cause: its failure is then the one that all ranks hear. Before the detach,
+ * and before another thread uses r. */
+void zr_rendezvous_watch(struct zr_rendezvous *r, void (*see)(void *arg, int rank, struct zr_rank_seen *out),
+                         void *arg);
+/* The first rank of this host whose process is stopped; -1: none is. Any thread, until r is freed. */
+int zr_rendezvous_stopped(const struct zr_rendezvous *r);
+/* "; rank 3 is stopped, by SIGSTOP or a debugger", with its last call, or "". */
+enum { ZR_STOPPED_CHARS = 64 + ZR_LAST_CALL_CHARS };
+void zr_rendezvous_describe_stopped(const struct zr_rendezvous *r, int rank, char text[ZR_STOPPED_CHARS]);
+/* The failure that a rank of this host recorded (rank -1: the earliest that any other rank did), with the rank
+ * that found it in its text; 0: none. Any thread, until r is freed. */
+int zr_rendezvous_recorded(const struct zr_rendezvous *r, int rank, char text[ZR_FRAME_TEXT_BYTES]);
+
+/* Explains a failure by this host's flight recorders, so that no other rank has to be asked. Returns the code
+ * of a failure that another rank recorded before, with its message as *why; or code, with text and the rank
+ * that is stopped, where code is ZR_ERR_TIMEOUT; or 0: nothing explains it. Any thread, until r is freed. */
+int zr_rendezvous_explain(const struct zr_rendezvous *r, int code, const char *text,
+                          char why[ZR_FRAME_TEXT_BYTES]);
+
 /* Which rank is on which host. After the detach both ends of a link send a beat every timeout_ms / 16 (10 to
  * 1000 ms), and an end that has heard nothing for three fourths of timeout_ms is lost, with all of its host
  * that are silent too, which on_lost names; a link inside a host needs no beats. t stays the caller's and is
@@ -171,8 +202,8 @@ void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_called *c);
 /* This rank has met what calls of the programs that differ may explain. Rank 0 gets the latest calls of all
  * ranks, and then every rank's on_failed, this one's too, gets one failure: the first calls that were not the
  * same (ZR_ERR_MISMATCH); where there are none, code and text, for ZR_ERR_TIMEOUT with the rank whose program
- * is behind, and the ranks that gave no answer within 5 s; or another failure, if one is known by then. Only
- * what a rank asks first is asked. Where rank 0 does not answer nothing comes, so the caller bounds its wait.
+ * is behind, and the ranks that gave no answer within timeout_ms / 2, at most 5 s; or another failure, if one
+ * is known by then. Only what a rank asks first is asked. Where rank 0 does not answer nothing comes, so the caller bounds its wait.
  * Any thread, does not block. false: nothing will come: before the detach, after zr_rendezvous_close, and in
  * a world of 1. */
 bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text);

@@ -109,7 +109,8 @@ struct zr_mpi {
     uint64_t *words;
     int64_t n_words;
 
-    /* for messages */
+    /* for messages: how long the wait took that came to nothing */
+    int64_t waited_ms;
     pthread_mutex_t lock;
     struct zr_post last, before;
     bool is_in_last;

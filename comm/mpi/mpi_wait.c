@@ -14,13 +14,13 @@ enum {
     LONG_NS = 100 * 1000 * 1000,
     PEERS = ZR_MPI_WINDOW / 2
 };
-/* As long as rank 0 may take to compare calls. */
+/* Rank 0 takes no longer to compare calls, and no longer than timeout_ms. */
 static const int64_t DOUBT_NS = INT64_C(8) * 1000 * 1000 * 1000;
 
 /* How long nothing has moved, as far as this thread has looked: where two looks are further apart, the
- * process was stopped, or had no core, and so may all others. */
+ * process was stopped, or had no core, and so may all others. since_ns: when something moved last. */
 struct patience {
-    int64_t still_ns, last_ns;
+    int64_t still_ns, last_ns, since_ns;
     int32_t left;
 };
 
@@ -48,11 +48,14 @@ static void rest_a_while(const struct zr_mpi_set *p, int64_t waited_ns)
 int zr_mpi_fail_op(struct zr_mpi *m, int code, const char *what)
 {
     struct zr_mpi_set *p = m->set;
-    char op[96], text[ZR_MPI_TEXT];
+    char op[96], text[ZR_MPI_TEXT], why[ZR_FRAME_TEXT_BYTES];
     zr_post_describe(&m->last, op, sizeof op);
     snprintf(text, sizeof text, "%s: %s", op, what);
+    int explained = zr_rendezvous_explain(p->rdv, code, text, why);
+    if (explained)
+        return zr_mpi_fail(p, explained, why);
     if (!zr_first_code(&p->failure) && zr_rendezvous_compare(p->rdv, code, text)) {
-        int64_t until = zr_now_ns() + DOUBT_NS;
+        int64_t until = zr_now_ns() + (p->timeout_ns < DOUBT_NS ? p->timeout_ns : DOUBT_NS);
         while (!zr_first_code(&p->failure) && zr_now_ns() < until) {
             zr_mpi_poll(p->process); /* others may still need what this rank has sent */
             rest_a_while(p, LONG_NS);
@@ -83,11 +86,13 @@ static int look_around_once(struct zr_mpi *m, struct patience *w, int32_t left)
     if (err)
         return err;
     if (left != w->left || !w->last_ns)
-        *w = (struct patience){.last_ns = now, .left = left};
+        *w = (struct patience){.last_ns = now, .since_ns = now, .left = left};
     w->still_ns += now - w->last_ns < LONG_NS ? now - w->last_ns : LONG_NS;
     w->last_ns = now;
-    if (w->still_ns > p->timeout_ns)
+    if (w->still_ns > p->timeout_ns) {
+        m->waited_ms = (now - w->since_ns) / 1000000;
         return 1;
+    }
     if (!zr_mpi_poll(p->process))
         rest_a_while(p, w->still_ns);
     return 0;
@@ -112,7 +117,7 @@ static int fail_unmoved(struct zr_mpi *m)
     char what[160];
     snprintf(what, sizeof what,
              "rank %d waited %lld ms for bytes of other ranks, which had come to it, and nothing moved",
-             m->set->rank, (long long)m->set->opt.timeout_ms);
+             m->set->rank, (long long)m->waited_ms);
     return zr_mpi_fail_op(m, ZR_ERR_TIMEOUT, what);
 }
 
@@ -326,7 +331,7 @@ static int fail_missing(struct zr_mpi *m, const struct meeting *w, int first, in
     if (n > 1)
         snprintf(more, sizeof more, ", and for %d more", n - 1);
     snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s", m->set->rank,
-             (long long)m->set->opt.timeout_ms, zr_comm_rank(&m->base, place), where, more);
+             (long long)m->waited_ms, zr_comm_rank(&m->base, place), where, more);
     return zr_mpi_fail_op(m, ZR_ERR_TIMEOUT, what);
 }
 

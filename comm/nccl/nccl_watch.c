@@ -130,11 +130,14 @@ int zr_nccl_fail_call(struct zr_nccl *m, ncclResult_t res, const char *what)
     return zr_nccl_fail(m, code, "%s", zr_error_text());
 }
 
+static const char found_by[] = " (found by rank ";
+
 static void report_failure(struct zr_nccl_set *p, int code, const char *text)
 {
     char reported[ZR_NCCL_TEXT + 64];
     raise_alarm(p);
-    snprintf(reported, sizeof reported, "%.*s (found by rank %d)", ZR_NCCL_TEXT - 1, text, p->rank);
+    snprintf(reported, sizeof reported, strstr(text, found_by) ? "%.*s" : "%.*s%s%d)", ZR_NCCL_TEXT - 1, text,
+             found_by, p->rank);
     zr_rendezvous_report(p->rdv, code, reported);
 }
 
@@ -150,15 +153,21 @@ static void found(struct zr_nccl_set *p, int code, const char *text)
         report_failure(p, code, text);
 }
 
-/* False where nobody compares. */
+/* False where nobody compares. What this host's flight recorders explain is found at once. */
 static bool begin_doubt(struct zr_nccl_set *p, int code, const char *text)
 {
+    char why[ZR_FRAME_TEXT_BYTES];
     if (p->in_doubt)
         return true;
+    int explained = zr_rendezvous_explain(p->rdv, code, text, why);
+    if (explained) {
+        found(p, explained, why);
+        return true;
+    }
     if (!zr_rendezvous_compare(p->rdv, code, text))
         return false;
     p->in_doubt = true;
-    p->doubt_ends_ns = zr_now_ns() + DOUBT_NS;
+    p->doubt_ends_ns = zr_now_ns() + (p->timeout_ns < DOUBT_NS ? p->timeout_ns : DOUBT_NS);
     p->doubt_code = code;
     snprintf(p->doubt_text, sizeof p->doubt_text, "%s", text);
     pthread_cond_broadcast(&p->wake);

@@ -203,6 +203,14 @@ static int adopt_any(struct zr_shm *m)
     return zr_first_code(&m->failure);
 }
 
+/* A peer that had failed before it ended, of another group than those it told, is not the cause. */
+static int adopt_recorded(struct zr_shm *m, int32_t rank)
+{
+    char text[ZR_FRAME_TEXT_BYTES];
+    int code = zr_rendezvous_recorded(m->rdv, rank, text);
+    return code ? zr_shm_fail(m, code, rank, text) : 0;
+}
+
 /* Are the missing still to come, and to the same operation? They had their last chance when missing was
  * computed after what is seen here. */
 static int look_for_lost(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which,
@@ -217,7 +225,7 @@ static int look_for_lost(struct zr_shm *m, const struct zr_post *mine, enum zr_s
             continue;
         if (!(take_arrived(m, mine, which, UINT64_C(1) << i)))
             continue; /* it was the last thing that it did */
-        if (adopt_any(m))
+        if (adopt_any(m) || adopt_recorded(m, zr_comm_rank(&m->base, i)))
             return zr_first_code(&m->failure);
         /* Asks who may know why: the rendezvous, or a rank that was told something before the other ended. */
         int64_t now = zr_now_ns();
@@ -339,11 +347,28 @@ static void describe_waits(struct zr_shm *m, int32_t rank, char *text, size_t n_
     }
 }
 
+/* A process of this host is stopped: that is why others do not come, whomever they wait for themselves. */
+static int fail_stopped(struct zr_shm *m, const struct zr_post *mine, uint64_t missing, int32_t stopped,
+                        int64_t waited_ms)
+{
+    int place = zr_shm_place_of(m, stopped);
+    char why[ZR_STOPPED_CHARS], what[128 + ZR_STOPPED_CHARS];
+    if (place < 0 || !(missing >> place & 1))
+        place = __builtin_ctzll(missing);
+    zr_rendezvous_describe_stopped(m->rdv, stopped, why);
+    snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d%s", zr_shm_self(m), (long long)waited_ms,
+             zr_comm_rank(&m->base, place), why);
+    return fail_op(m, ZR_ERR_TIMEOUT, mine, what);
+}
+
 /* The deadline has passed. A rank that waits in another communicator, for this one alone, makes other calls;
  * any other rank is late, and the message says where it is and what its program called last. */
-static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t missing)
+static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t missing, int64_t waited_ms)
 {
     int place = __builtin_ctzll(missing), n_more = __builtin_popcountll(missing) - 1;
+    int32_t stopped = zr_rendezvous_stopped(m->rdv);
+    if (stopped >= 0)
+        return fail_stopped(m, mine, missing, stopped, waited_ms);
     struct zr_post here;
     struct elsewhere there = find_elsewhere(m, place);
     for (uint64_t left = missing & (missing - 1); left && !there.for_me; left &= left - 1) {
@@ -377,8 +402,7 @@ static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t miss
     if (!other_calls)
         describe_waits(m, zr_comm_rank(&m->base, place), waits, sizeof waits);
     snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s%s%s%s", zr_shm_self(m),
-             (long long)(m->timeout_ns / 1000000), zr_comm_rank(&m->base, place), where, besides, more, last,
-             waits);
+             (long long)waited_ms, zr_comm_rank(&m->base, place), where, besides, more, last, waits);
     return fail_op(m, other_calls ? ZR_ERR_MISMATCH : ZR_ERR_TIMEOUT, mine, what);
 }
 
@@ -430,7 +454,8 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word w
     uint64_t missing = spin(m, mine, which, all & ~(UINT64_C(1) << m->base.group.rank));
     if (!missing)
         return zr_first_code(&m->failure);
-    int64_t looked = zr_now_ns(), last = looked, waited = 0;
+    const int64_t begun = zr_now_ns();
+    int64_t looked = begun, last = begun, waited = 0;
     while (missing && !adopt_any(m)) {
         int64_t left = m->timeout_ns - waited;
         note_wait(m, zr_comm_rank(&m->base, __builtin_ctzll(missing)));
@@ -445,7 +470,8 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word w
         waited += now - last < 2 * SLICE_NS ? now - last : 2 * SLICE_NS;
         last = now;
         if (waited >= m->timeout_ns)
-            return adopt_any(m) ? zr_first_code(&m->failure) : fail_late(m, mine, missing);
+            return adopt_any(m) ? zr_first_code(&m->failure)
+                                : fail_late(m, mine, missing, (now - begun) / 1000000);
         if (now - looked >= SLICE_NS) {
             looked = now;
             if (look_for_lost(m, mine, which, missing))

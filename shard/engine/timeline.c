@@ -1,5 +1,6 @@
 /* timeline.c: see timeline.h. */
 #include "shard/engine/timeline.h"
+#include "kernels/limits.h"
 #include "kernels/profiler.h"
 
 #include <errno.h>
@@ -175,9 +176,13 @@ int zr_timeline_write(const struct zr_timeline *t, int rank, const char *path)
                                                            [ZR_TRACK_REDUCE] = "reduce",
                                                            [ZR_TRACK_GATHER_OUTER] = "gather outer",
                                                            [ZR_TRACK_REDUCE_OUTER] = "reduce outer"};
+    char why[ZR_SYSTEM_WORDS];
+    struct zr_large_write guard;
     FILE *f = fopen(path, "w");
     if (!f)
-        return zr_fail(ZR_ERR_IO, "%s: %s", path, strerror(errno));
+        return zr_fail(ZR_ERR_IO, "%s: %s", path, zr_system_words(errno, why));
+    zr_large_write_begin(&guard);
+    errno = 0;
     fprintf(f, "{\"traceEvents\":[\n");
     for (int i = 0; i < ZR_TRACK_COUNT; i++) {
         const struct track *k = &t->track[i];
@@ -204,8 +209,9 @@ int zr_timeline_write(const struct zr_timeline *t, int rank, const char *path)
     }
     fprintf(f, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}\n]}\n",
             rank, rank);
-    bool bad = ferror(f);
-    if (fclose(f) || bad)
-        return zr_fail(ZR_ERR_IO, "%s: %s", path, strerror(errno));
-    return 0;
+    int error = ferror(f) ? errno : 0;
+    if (fclose(f) && !error)
+        error = errno;
+    zr_large_write_end(&guard);
+    return error ? zr_fail(ZR_ERR_IO, "%s: %s", path, zr_system_words(error, why)) : 0;
 }

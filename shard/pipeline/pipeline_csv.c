@@ -1,6 +1,7 @@
 /* pipeline_csv.c: pipeline schedules in the CSV of PyTorch's torch.distributed.pipelining: a line is a rank,
  * a cell an action, "(3F1;0B2)OVERLAP_F_B" two computations at the same time. */
 #include "kernels/error.h"
+#include "kernels/limits.h"
 #include "shard/pipeline/pipeline.h"
 
 #include <errno.h>
@@ -198,7 +199,8 @@ static bool is_replaced(const char *path)
 
 int zr_pipeline_write(const struct zr_pipeline *p, const char *path)
 {
-    char beside[4096];
+    char beside[4096], why[ZR_SYSTEM_WORDS];
+    struct zr_large_write guard;
     const bool replaced = is_replaced(path);
     int n = replaced ? snprintf(beside, sizeof beside, "%s.%d.new", path, (int)getpid())
                      : snprintf(beside, sizeof beside, "%s", path);
@@ -206,15 +208,18 @@ int zr_pipeline_write(const struct zr_pipeline *p, const char *path)
         return zr_fail(ZR_ERR_IO, "%.80s...: the path is too long", path);
     FILE *f = fopen(beside, replaced ? "wx" : "w"); /* nobody's file is written over */
     if (!f)
-        return zr_fail(ZR_ERR_IO, "%s: %s", beside, strerror(errno));
+        return zr_fail(ZR_ERR_IO, "%s: %s", beside, zr_system_words(errno, why));
+    zr_large_write_begin(&guard);
     for (int32_t r = 0; r < p->n_ranks; r++)
         write_row(f, &p->rows[r]);
     errno = 0;
     bool wrong = ferror(f);
     wrong |= fclose(f) != 0;
+    zr_large_write_end(&guard);
     if (!wrong && (!replaced || rename(beside, path) == 0))
         return 0;
-    int err = zr_fail(ZR_ERR_IO, "%s: %s", path, errno ? strerror(errno) : "it could not be written");
+    int err =
+        zr_fail(ZR_ERR_IO, "%s: %s", path, errno ? zr_system_words(errno, why) : "it could not be written");
     if (replaced)
         remove(beside);
     return err;

@@ -1,5 +1,7 @@
 /* files.c: see files.h. */
 #include "zero/checkpoint/files.h"
+#include "kernels/limits.h"
+#include "kernels/standard_fds.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -24,7 +26,7 @@ static int or_errno(int result)
 static int posix_open(void *arg, const char *path, int flags, unsigned mode)
 {
     (void)arg;
-    return or_errno(open(path, flags | O_CLOEXEC, (mode_t)mode));
+    return or_errno(zr_above_standard(open(path, flags | O_CLOEXEC, (mode_t)mode)));
 }
 
 static int64_t posix_pread(void *arg, int fd, void *buf, size_t n, int64_t at)
@@ -37,7 +39,7 @@ static int64_t posix_pread(void *arg, int fd, void *buf, size_t n, int64_t at)
 static int64_t posix_pwrite(void *arg, int fd, const void *buf, size_t n, int64_t at)
 {
     (void)arg;
-    ssize_t put = pwrite(fd, buf, n, (off_t)at);
+    ssize_t put = zr_limited_pwrite(fd, buf, n, (off_t)at);
     return put < 0 ? -errno : put;
 }
 
@@ -62,7 +64,7 @@ static int posix_allocate(void *arg, int fd, int64_t bytes)
     (void)arg;
 #ifdef __linux__
     /* Not posix_fallocate, which writes zeros where the file system cannot do it. */
-    if (fallocate(fd, 0, 0, (off_t)bytes))
+    if (zr_limited_fallocate(fd, 0, 0, (off_t)bytes))
         return errno == EOPNOTSUPP || errno == ENOSYS ? 0 : -errno;
 #else
     (void)fd, (void)bytes;
@@ -238,9 +240,8 @@ const struct zr_files zr_files_posix = {.open = posix_open,
 
 static int fail_io(const char *path, const char *call, int64_t code)
 {
-    char why[128];
-    uv_strerror_r((int)code, why, sizeof why);
-    return zr_fail(ZR_ERR_IO, "%s: %s: %s", path, call, why);
+    char why[ZR_SYSTEM_WORDS];
+    return zr_fail(ZR_ERR_IO, "%s: %s: %s", path, call, zr_system_words((int)-code, why));
 }
 
 /* A signal may interrupt any of them; how often in a row has no bound, so there is none here. */

@@ -1,11 +1,13 @@
 /* run.c: zero-run -n N program args...: the command line. */
 #include "zero/run/run.h"
 #include "comm/meet/meeting_point.h"
+#include "kernels/standard_fds.h"
 #include "zero/zero.h"
 
 #include <argp.h>
 #include <errno.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -286,6 +288,14 @@ int main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], ZR_RUN_EXEC))
         return zr_run_exec(argc, argv);
 
+    unsigned opened;
+    if (zr_standard_fds_open(&opened)) {
+        fprintf(stderr, "zero-run: %s\n", zr_error_text());
+        return EXIT_FAILURE;
+    }
+    if (opened & 1u << STDOUT_FILENO)
+        fprintf(stderr, "zero-run: standard output was closed: what ranks write there is dropped\n");
+    signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit fails, and the message says why */
     static const struct argp argp = {options, parse_option, "PROGRAM [ARGUMENT...]", doc, NULL, NULL, NULL};
     static char version[32];
     snprintf(version, sizeof version, "zero-run %d.%d.%d", ZERO_VERSION_MAJOR, ZERO_VERSION_MINOR,

@@ -2,6 +2,7 @@
  * who failed first, ends all ranks, starts all again where that is wanted and of use (run_decide.h), and says
  * when the job is over. */
 #include "kernels/error.h"
+#include "kernels/limits.h"
 #include "zero/run/run_job.h"
 
 #include <errno.h>
@@ -101,7 +102,7 @@ static void say_others(const struct zr_run_job *j, const struct zr_run_failure *
 
 static void say_failure(const struct zr_run_job *j, const struct zr_run_failure *f, char text[FAILURE_CHARS])
 {
-    char where[112], others[48];
+    char where[112], others[48], why[ZR_SYSTEM_WORDS];
     const struct zr_run_start *s = &j->lead->of[f->node].start;
     say_where(j, f->node, where, sizeof where);
     say_others(j, f, others, sizeof others);
@@ -113,7 +114,8 @@ static void say_failure(const struct zr_run_job *j, const struct zr_run_failure 
         snprintf(text, FAILURE_CHARS, "cannot start rank %d%s: %s%s", f->rank, where, uv_strerror(f->code),
                  others);
     else if (f->kind == ZR_RUN_OUTPUT_LOST)
-        snprintf(text, FAILURE_CHARS, "standard output%s: %s%s", where, strerror(f->code), others);
+        snprintf(text, FAILURE_CHARS, "standard output%s: %s%s", where,
+                 f->node ? strerror(f->code) : zr_system_words(f->code, why), others);
     else if (f->signal)
         snprintf(text, FAILURE_CHARS, "rank %d%s was killed by signal %d (%s)%.*s%s", f->rank, where,
                  f->signal, strsignal(f->signal), ZR_RUN_LAST_CHARS - 1, f->last, others);

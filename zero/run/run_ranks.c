@@ -6,6 +6,7 @@
  * children may hold its pipes open after it: they get the same two seconds. */
 #include "zero/run/run_ranks.h"
 #include "comm/flight.h"
+#include "kernels/limits.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +20,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define GRACE_MS      2000 /* from SIGTERM to SIGKILL */
+#ifndef ZR_RUN_GRACE_MS /* a test sets another */
+#define ZR_RUN_GRACE_MS 2000
+#endif
+#define GRACE_MS      ZR_RUN_GRACE_MS /* from SIGTERM to SIGKILL */
 #define AFTER_KILL_MS 1000 /* from SIGKILL to giving up on pipes that something outside the group holds */
 
 struct rank {
@@ -251,6 +255,7 @@ static void on_end_of_output(struct zr_lines *l)
 {
     struct zr_run_attempt *a = l->arg;
     a->n_open--;
+    close_if_over(a); /* the last pipe may end after the last rank, when nothing else wakes the loop */
     finish_if_closed(a);
 }
 
@@ -359,10 +364,11 @@ static int start_rank(struct zr_run_attempt *a, int local_rank)
     r->attempt = a;
     r->number = a->start.first_rank + local_rank;
     r->flight = zr_run_flight_make();
+    char why[ZR_SYSTEM_WORDS];
     if (r->flight < 0)
         zr_run_say(a->node,
                    "no memory for what rank %d does: %s; where it ends, its last call cannot be said",
-                   r->number, strerror(-r->flight));
+                   r->number, zr_system_words(-r->flight, why));
     bool have_input = r->number == 0 && fcntl(0, F_GETFD) != -1;
     uv_stdio_container_t stdio[4] = {
         {.flags = have_input ? UV_INHERIT_FD : UV_IGNORE, .data.fd = 0}, /* ignored: /dev/null */

@@ -1,4 +1,4 @@
-"""test_run.py ZERO_RUN: the launcher, from outside. Ranks are sh or python one-liners; nothing here asserts on time, but a run that
+"""test_run.py ZERO_RUN PATIENT_ZERO_RUN: the launcher, from outside. Ranks are sh or python one-liners; nothing here asserts on time, but a run that
 does not end within a minute has failed."""
 import fcntl
 import os
@@ -13,6 +13,7 @@ import time
 import unittest
 
 ZERO_RUN = os.path.abspath(sys.argv.pop(1))
+PATIENT = os.path.abspath(sys.argv.pop(1))  # waits an hour where zero-run waits two seconds
 PYTHON = sys.executable
 BUFFERED = ['env', '-u', 'PYTHONUNBUFFERED', PYTHON, '-c']  # its output as stdio's
 LIMIT = int(os.environ.get("TEST_LIMIT", 60))
@@ -205,6 +206,24 @@ class Output(unittest.TestCase):
         self.assertEqual(ranks(r.stdout), {0: ['out 0', 'no newline'], 1: ['out 1', 'no newline']})
         self.assertEqual(ranks(r.stderr), {0: ['err 0'], 1: ['err 1']})
 
+    def test_closed_standard_descriptors(self):
+        # Ranks get /dev/null in place of what zero-run itself does not have, and no file of zero-run's.
+        for closed, out in (('<&-', '[0] 1\n[1] 1\n'), ('>&-', ''), ('2>&-', '[0] 1\n[1] 1\n'), ('<&- >&- 2>&-', '')):
+            for raw in ([], ['--raw']):
+                code = 'test -e /dev/fd/0 && test -e /dev/fd/1 && test -e /dev/fd/2 && echo 1'
+                r = subprocess.run(['sh', '-c', f'exec "$@" {closed}', 'sh', ZERO_RUN, *raw, '-n', '2', 'sh', '-c', code],
+                                   capture_output=True, text=True, timeout=LIMIT)
+                self.assertEqual((r.returncode, r.stdout), (0, out.replace('[0] ', '').replace('[1] ', '') if raw else out), closed)
+                dropped = 'zero-run: standard output was closed: what ranks write there is dropped\n'
+                self.assertEqual(r.stderr, dropped if closed == '>&-' else '', closed)
+
+    def test_limit_on_files(self):
+        with tempfile.TemporaryFile() as f:
+            r = subprocess.run(['sh', '-c', 'ulimit -f 1; exec "$@"', 'sh', ZERO_RUN, '-n', '1', 'seq', '1', '2000'], stdout=f,
+                               stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+            self.assertRegex(r.stderr, r'zero-run: standard output: File too large: .* 512 bytes \(RLIMIT_FSIZE, ulimit -f\); ending 1 ')
+            self.assertEqual((r.returncode, os.fstat(f.fileno()).st_size), (1, 512))
+
     def test_empty_lines_and_bytes(self):
         r = subprocess.run([ZERO_RUN, '-n', '1', 'sh', '-c', r'printf "\n\na\000b\377\r\n"'], capture_output=True,
                            timeout=LIMIT)
@@ -343,6 +362,18 @@ class Ending(unittest.TestCase):
     def test_success(self):
         r = run('-n', 4, 'true')
         self.assertEqual((r.returncode, r.stdout, r.stderr), (0, '', ''))
+
+    def test_no_timer_has_to_fire(self):
+        # A child closes the rank's output after zero-run has reaped the rank, and lives on until the test has read everything.
+        code = '(while kill -0 $$ 2> /dev/null; do :; done; exec > /dev/null 2>&1; read line) < "$1" &'
+        with tempfile.TemporaryDirectory() as d:
+            hold = os.path.join(d, 'hold')
+            os.mkfifo(hold)
+            held = os.open(hold, os.O_RDWR)
+            for _ in range(3):
+                r = subprocess.run([PATIENT, '-n', '2', 'sh', '-c', code, 'sh', hold], capture_output=True, timeout=LIMIT)
+                self.assertEqual((r.returncode, r.stdout, r.stderr), (0, b'', b''))
+            os.close(held)
 
     def test_exit_code(self):
         for raw in ([], ['--raw']):

@@ -1,0 +1,84 @@
+/* limits.c: see limits.h. */
+#include "kernels/limits.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+static sigset_t only_xfsz(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGXFSZ);
+    return set;
+}
+
+void zr_large_write_begin(struct zr_large_write *w)
+{
+    struct rlimit most;
+    sigset_t xfsz = only_xfsz();
+    w->blocks = !getrlimit(RLIMIT_FSIZE, &most) && most.rlim_cur != RLIM_INFINITY &&
+                !pthread_sigmask(SIG_BLOCK, &xfsz, &w->before);
+}
+
+void zr_large_write_end(const struct zr_large_write *w)
+{
+    const struct timespec no_time = {0};
+    sigset_t xfsz = only_xfsz();
+    int error = errno;
+    if (!w->blocks)
+        return;
+    /* Where the program blocks the signal itself, it may wait for one that came before. */
+    if (!sigismember(&w->before, SIGXFSZ))
+        while (sigtimedwait(&xfsz, NULL, &no_time) == SIGXFSZ)
+            ;
+    pthread_sigmask(SIG_SETMASK, &w->before, NULL);
+    errno = error;
+}
+
+#define GUARDED(type, call)                                                                                  \
+    struct zr_large_write w;                                                                                 \
+    zr_large_write_begin(&w);                                                                                \
+    type result = (call);                                                                                    \
+    zr_large_write_end(&w);                                                                                  \
+    return result
+
+ssize_t zr_limited_write(int fd, const void *data, size_t n)
+{
+    GUARDED(ssize_t, write(fd, data, n));
+}
+
+ssize_t zr_limited_pwrite(int fd, const void *data, size_t n, off_t at)
+{
+    GUARDED(ssize_t, pwrite(fd, data, n, at));
+}
+
+int zr_limited_ftruncate(int fd, off_t bytes)
+{
+    GUARDED(int, ftruncate(fd, bytes));
+}
+
+int zr_limited_fallocate(int fd, int mode, off_t at, off_t bytes)
+{
+    GUARDED(int, fallocate(fd, mode, at, bytes));
+}
+
+const char *zr_system_words(int error, char text[ZR_SYSTEM_WORDS])
+{
+    struct rlimit most;
+    const char *words = strerror(error);
+    if (error == EFBIG && !getrlimit(RLIMIT_FSIZE, &most) && most.rlim_cur != RLIM_INFINITY)
+        snprintf(text, ZR_SYSTEM_WORDS,
+                 "%s: this process may make files of %llu bytes (RLIMIT_FSIZE, ulimit -f)", words,
+                 (unsigned long long)most.rlim_cur);
+    else if (error == EMFILE && !getrlimit(RLIMIT_NOFILE, &most))
+        snprintf(text, ZR_SYSTEM_WORDS, "%s: this process may have %llu open (RLIMIT_NOFILE, ulimit -n)",
+                 words, (unsigned long long)most.rlim_cur);
+    else
+        snprintf(text, ZR_SYSTEM_WORDS, "%s", words);
+    return text;
+}

@@ -1,0 +1,36 @@
+/* limits.h: file calls that report the process's limits instead of dying of them.
+ *
+ * The kernel sends SIGXFSZ to a thread that writes beyond RLIMIT_FSIZE. The signal ends the process unless
+ * the program handles it. The calls below block that signal in the calling thread while they run, and take it
+ * back if it came. They then fail with EFBIG alone. The limit holds for shared memory files, too.
+ *
+ * zr_system_words names the limit in the message. */
+#ifndef ZR_KERNELS_LIMITS_H
+#define ZR_KERNELS_LIMITS_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+/* Like the system's calls, errno included. */
+ssize_t zr_limited_write(int fd, const void *data, size_t n);
+ssize_t zr_limited_pwrite(int fd, const void *data, size_t n, off_t at);
+int zr_limited_ftruncate(int fd, off_t bytes);
+int zr_limited_fallocate(int fd, int mode, off_t at, off_t bytes);
+
+/* For several writes in a row, such as stdio's: begin and end on the same thread. */
+struct zr_large_write {
+    bool blocks;
+    sigset_t before;
+};
+void zr_large_write_begin(struct zr_large_write *w);
+/* Keeps errno. */
+void zr_large_write_end(const struct zr_large_write *w);
+
+enum { ZR_SYSTEM_WORDS = 160 };
+/* The system's words for an errno. Where a limit of this process is the reason, its name and value follow.
+ * Returns text. */
+const char *zr_system_words(int error, char text[ZR_SYSTEM_WORDS]);
+
+#endif

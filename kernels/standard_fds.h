@@ -1,0 +1,17 @@
+/* standard_fds.h: keeps descriptors 0, 1 and 2 for standard input, output and error.
+ *
+ * A process may start with one of them closed. The next file or socket then gets its number. A printf would
+ * write into it, and libuv ends a process that closes such a socket. */
+#ifndef ZR_KERNELS_STANDARD_FDS_H
+#define ZR_KERNELS_STANDARD_FDS_H
+
+/* Opens /dev/null as each of the three that is closed. *opened: 1 << each that it opened.
+ * ZR_ERR_SYSTEM: /dev/null cannot be opened. Any thread. */
+int zr_standard_fds_open(unsigned *opened);
+
+/* Moves a descriptor that was just opened above 2, in case the program has closed a standard one since.
+ * Returns the descriptor, with close-on-exec set; a negative fd unchanged; -1 with errno where it cannot be
+ * moved, and fd is closed then. */
+int zr_above_standard(int fd);
+
+#endif

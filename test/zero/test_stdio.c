@@ -1,0 +1,189 @@
+/* test_stdio.c: processes that start with a standard descriptor closed, and processes that may write only
+ * small files. */
+#include "kernels/standard_fds.h"
+#include "test/comm/ranks.h"
+#include "test/zero/toy_net.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+struct job {
+    struct toy m;
+    zero_ctx *z;
+};
+
+/* Tells the ranks what to do. */
+struct plan {
+    unsigned closed; /* descriptors, 1 << each */
+    char folder[64];
+};
+
+static int said; /* lines about descriptors */
+
+static void count_line(void *arg, const char *line)
+{
+    (void)arg;
+    said += strstr(line, "was closed: it is /dev/null now") != NULL;
+}
+
+static int start(struct rank *me, struct job *j)
+{
+    struct toy_rank r = {.rank = me->w.rank, .world = me->w.world};
+    snprintf(r.url, sizeof r.url, "tcp://127.0.0.1:%d", me->w.port);
+    struct zero_config cfg = toy_config(&r, 3);
+    cfg.log = count_line;
+    cfg.trace = 1;
+    toy_make(&j->m);
+    return zero_wrap(&j->z, j->m.table, TOY_TENSORS, &cfg);
+}
+
+static int one_step(struct rank *me, struct job *j)
+{
+    int err = toy_forward(&j->m, j->z, true);
+    if (!err)
+        err = toy_backward(&j->m, j->z, true, 0, me->w.rank);
+    return err ? err : zero_step(j->z, 1e-2f, NULL);
+}
+
+/* ---- closed descriptors ---- */
+
+static bool is_dev_null(int fd)
+{
+    struct stat null, st;
+    return !stat("/dev/null", &null) && !fstat(fd, &st) && st.st_rdev == null.st_rdev && S_ISCHR(st.st_mode);
+}
+
+static void train_without_stdio(struct rank *me)
+{
+    const struct plan *plan = me->arg;
+    struct job j = {0};
+    int n_closed = 0;
+    for (int fd = 0; fd < 3; fd++)
+        if (plan->closed & 1u << fd) {
+            close(fd);
+            n_closed++;
+        }
+    RANK_CHECK(me, start(me, &j) == 0, "%s", zero_last_error());
+    RANK_CHECK(me, said == n_closed, "%d lines of %d descriptors", said, n_closed);
+    for (int fd = 0; fd < 3; fd++)
+        RANK_CHECK(me, is_dev_null(fd) || !(plan->closed & 1u << fd), "descriptor %d is taken", fd);
+    RANK_CHECK(me, one_step(me, &j) == 0, "%s", zero_last_error());
+    /* Again, now that the library is in the middle of its work. */
+    for (int fd = 0; fd < 3; fd++)
+        if (plan->closed & 1u << fd)
+            close(fd);
+    RANK_CHECK(me, zero_save(j.z, plan->folder) == 0, "%s", zero_last_error());
+    RANK_CHECK(me, zero_unwrap(&j.z) == 0, "%s", zero_last_error());
+    for (int fd = 0; fd < 3; fd++)
+        RANK_CHECK(me, !(plan->closed & 1u << fd) || fcntl(fd, F_GETFD) < 0, "descriptor %d is left open",
+                   fd);
+    toy_free(&j.m);
+}
+
+static void test_closed_descriptors(void **state)
+{
+    (void)state;
+    for (unsigned closed = 1; closed < 8; closed++)
+        for (int world = 1; world <= 2; world++) {
+            struct plan plan = {.closed = closed, .folder = "/tmp/zero-stdio-XXXXXX"};
+            toy_make_folder(plan.folder);
+            run_ranks(true, world, train_without_stdio, &plan, NULL);
+            toy_remove_folder(plan.folder);
+        }
+}
+
+static void open_without_stdio(struct rank *me)
+{
+    close(0);
+    int fd = zr_above_standard(open("/dev/zero", O_RDONLY));
+    RANK_CHECK(me, fd > 2 && fcntl(fd, F_GETFD) == FD_CLOEXEC, "descriptor %d", fd);
+    RANK_CHECK(me, fcntl(0, F_GETFD) < 0, "descriptor 0 is taken");
+    RANK_CHECK(me, zr_above_standard(fd) == fd && zr_above_standard(-1) == -1, "it moved again");
+    /* There is no room for another: the low one is closed all the same. */
+    setrlimit(RLIMIT_NOFILE, &(struct rlimit){3, 3});
+    fd = zr_above_standard(open("/dev/zero", O_RDONLY));
+    RANK_CHECK(me, fd == -1 && fcntl(0, F_GETFD) < 0, "descriptor %d", fd);
+}
+
+static void test_moved_above(void **state)
+{
+    (void)state;
+    run_ranks(true, 1, open_without_stdio, NULL, NULL);
+}
+
+/* ---- a limit on files ---- */
+
+static void limit_files(rlim_t bytes)
+{
+    struct rlimit most;
+    getrlimit(RLIMIT_FSIZE, &most);
+    most.rlim_cur = bytes;
+    setrlimit(RLIMIT_FSIZE, &most);
+}
+
+#define NAMES_LIMIT(code, want)                                                                              \
+    ((code) == (want) && strstr(zero_last_error(), "2048 bytes (RLIMIT_FSIZE, ulimit -f)"))
+
+static void wrap_with_small_files(struct rank *me)
+{
+    struct job j = {0};
+    limit_files(2048);
+    int err = start(me, &j);
+    RANK_CHECK(me, err && strstr(zero_last_error(), "(RLIMIT_FSIZE, ulimit -f)"), "%d: %s", err,
+               zero_last_error());
+    limit_files(RLIM_INFINITY);
+    toy_free(&j.m);
+}
+
+static void save_to_small_files(struct rank *me)
+{
+    const struct plan *plan = me->arg;
+    char path[128];
+    sigset_t pending;
+    struct job j = {0};
+    RANK_CHECK(me, start(me, &j) == 0, "%s", zero_last_error());
+    RANK_CHECK(me, one_step(me, &j) == 0, "%s", zero_last_error());
+    limit_files(2048);
+    int err = zero_save(j.z, plan->folder);
+    RANK_CHECK(me, NAMES_LIMIT(err, ZERO_ERR_IO), "zero_save: %d: %s", err, zero_last_error());
+    err = zero_export(j.z, plan->folder, NULL, 0, 0);
+    RANK_CHECK(me, NAMES_LIMIT(err, ZERO_ERR_IO), "zero_export: %d: %s", err, zero_last_error());
+    snprintf(path, sizeof path, "%s/trace-%d.json", plan->folder, me->w.rank);
+    err = zero_trace_write(j.z, path);
+    RANK_CHECK(me, NAMES_LIMIT(err, ZERO_ERR_IO), "zero_trace_write: %d: %s", err, zero_last_error());
+    sigpending(&pending);
+    RANK_CHECK(me, !sigismember(&pending, SIGXFSZ), "a signal is left behind");
+    limit_files(RLIM_INFINITY);
+    RANK_CHECK(me, zero_save(j.z, plan->folder) == 0, "%s", zero_last_error());
+    RANK_CHECK(me, zero_unwrap(&j.z) == 0, "%s", zero_last_error());
+    toy_free(&j.m);
+}
+
+static void test_file_limit(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 2; world++) {
+        struct plan plan = {.folder = "/tmp/zero-stdio-XXXXXX"};
+        toy_make_folder(plan.folder);
+        run_ranks(true, world, save_to_small_files, &plan, NULL);
+        toy_remove_folder(plan.folder);
+    }
+    run_ranks(true, 2, wrap_with_small_files, NULL, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_closed_descriptors),
+                                       cmocka_unit_test(test_moved_above), cmocka_unit_test(test_file_limit)};
+    return cmocka_run_group_tests(tests, NULL, toy_remove_folders);
+}
