@@ -3,26 +3,12 @@
 #include "comm/meet/hostlist.h"
 #include "comm/meet/net_address.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <xxhash.h>
-
-int zr_meeting_number(const char *name, const char *text, int lo, int hi, int *out)
-{
-    char *end;
-    errno = 0;
-    long v = strtol(text, &end, 10);
-    bool digits = text[0] == '-' ? text[1] >= '0' && text[1] <= '9' : text[0] >= '0' && text[0] <= '9';
-    if (!digits || *end || errno == ERANGE || v < lo || v > hi)
-        return zr_fail(ZR_ERR_ARG, "%s is \"%.64s\": a whole number from %d to %d is allowed", name, text, lo,
-                       hi);
-    *out = (int)v;
-    return 0;
-}
 
 /* --- what is written --- */
 
@@ -119,14 +105,10 @@ static int find_master(struct zr_world *w, bool *found)
 
 /* --- what launchers say of hosts --- */
 
-/* Of a task that srun started, as this rank. */
+/* srun started this rank. */
 static bool is_slurm_task(const struct zr_launcher *l, const struct zr_world *w)
 {
-    const char *task = getenv("SLURM_PROCID"), *n = getenv("SLURM_NTASKS");
-    char rank[16], world[16];
-    snprintf(rank, sizeof rank, "%d", w->rank);
-    snprintf(world, sizeof world, "%d", w->world);
-    return l->is_of_slurm && task && n && strcmp(task, rank) == 0 && strcmp(n, world) == 0;
+    return l->is_of_slurm && zr_launcher_is_slurm_task(w->rank, w->world);
 }
 
 static const char *first_set(const char *const names[2])
