@@ -23,4 +23,7 @@ int zr_meeting_point_find(const struct zr_launcher *l, const char *want_url, boo
 /* Host and port of w, or its file; name: what the text is called in messages. */
 int zr_meeting_url(const char *name, const char *url, struct zr_world *w);
 
+/* Copies a name or an address, and an IPv6 one without its brackets. false: text is neither. */
+bool zr_meeting_host(const char *text, char host[sizeof((struct zr_world *)0)->host]);
+
 #endif

@@ -69,8 +69,8 @@ struct zr_world {
 };
 
 /* Fills *w: want_rank and want_world (want_world > 0), else what a launcher's variables say (launcher.h),
- * else world 1; the key by zr_job_key_find where world > 1. want_url ("tcp://host:port", "file:///path" or NULL)
- * replaces the address found.
+ * else world 1; the key by zr_job_key_find where world > 1. want_url ("tcp://host:port", "file:///path" or
+ * NULL) replaces the address found.
  * Errors: ARG  a text is wrong, a rank is outside [0, world), a variable is missing, or two launchers
  *              contradict each other; the message names the variable, its value and what is allowed */
 int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr_world *w);

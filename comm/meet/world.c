@@ -66,8 +66,8 @@ int zr_world_lent(const struct zr_lent_ranks *c, int want_rank, int want_world, 
     snprintf(found.size_from, sizeof found.size_from, "%s has %d ranks", c->name, c->world);
     if (c->world > 1 && url)
         err = zr_meeting_url(want_url ? "rendezvous" : "ZERO_RENDEZVOUS", url, &found);
-    else if (c->world > 1 && master && strlen(master) < sizeof found.host)
-        snprintf(found.host, sizeof found.host, "%s", master);
+    else if (c->world > 1 && master && !zr_meeting_host(master, found.host))
+        found.host[0] = 0;
     if (!err)
         *w = found;
     return err;

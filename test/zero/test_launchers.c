@@ -61,7 +61,8 @@ static void put(const char *name, int value)
     setenv(name, text, 1);
 }
 
-/* What a rank finds that the launcher starts: as the launcher's own child, or below another launcher. agents: how many processes of torchrun's start ranks. */
+/* What a rank finds that the launcher starts: as the launcher's own child, or below another launcher.
+ * agents: how many processes of torchrun's start ranks. */
 static void launch(enum launcher l, int rank, int world, bool is_inner, int agents)
 {
     if (l == ZERO_RUN) {

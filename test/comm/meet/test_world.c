@@ -245,6 +245,9 @@ static void test_lent(void **state)
     environment("RANK", "1", "WORLD_SIZE", "3", "LOCAL_RANK", "0", "MASTER_ADDR", "node1", "MASTER_PORT",
                 "1000", NULL);
     expect_lent(0, 0, NULL, 0, "node1", 0);
+    setenv("MASTER_ADDR", "[::1]", 1);
+    expect_lent(0, 0, NULL, 0, "::1", 0);
+    setenv("MASTER_ADDR", "node1", 1);
     setenv("WORLD_SIZE", "6", 1);
     refuse_lent(0, 0, "nccl_comm is rank 1 of 3, but RANK is 1 and WORLD_SIZE is 6; they must be the same");
     expect_lent(1, 3, NULL, 1, "node1", 0); /* the configuration's count for more */
