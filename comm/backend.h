@@ -47,6 +47,9 @@ struct zr_backend_config {
     const struct zr_topology *topology;
     /* NULL, or the program's own communicator, of a backend with lent_world */
     void *lent;
+    /* Source of the world's size, "SLURM_NTASKS is 4". Ranks of MPI must agree with it. NULL: the
+     * configuration or a lent communicator, and these may have some of MPI's ranks only. */
+    const char *found_by;
     /* may be NULL; any thread may write to it */
     struct zr_log *log;
 };
@@ -94,6 +97,10 @@ struct zr_backend {
     int (*lent_world)(void *lent, int64_t timeout_ms, int *rank, int *world);
     int (*lent_meet)(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
                      bool *left);
+
+    /* Finds this rank in MPI_COMM_WORLD, where a lent communicator is a part of it, or has another order.
+     * NULL: the backend has no such communicator. */
+    int (*job_world)(int64_t timeout_ms, int *rank, int *world);
 
     /* Of a backend whose ranks can tell each other over MPI where they meet, else NULL. Collective, blocking,
      * of a world of several ranks with by_mpi (zr_world_find_by_mpi), which it completes; *held: -1, or, of

@@ -206,6 +206,7 @@ int zr_backend_open_comms(struct zero_ctx *z)
                                              .mpi = z->config.user.mpi,
                                              .topology = &z->topology,
                                              .lent = z->lent,
+                                             .found_by = z->world.is_given ? NULL : z->world.size_from,
                                              .log = o->log};
     struct zr_role_ask ask[ZR_ROLES];
     zr_backend_ask_roles(z->backend, z->layout, o, ask);

@@ -459,23 +459,35 @@ static void variable_name(const struct field *f, char *out, size_t out_bytes)
         *p = (char)toupper((unsigned char)*p);
 }
 
-/* A variable that is nobody's is most likely a misspelling, and would be ignored in silence. */
+enum { VARIABLE_CHARS = 64 };
+
+/* Finds the known variable that is nearest to name, and returns how far it is. */
+static int nearest_variable(const char *name, char known[VARIABLE_CHARS])
+{
+    int best;
+    variable_name(nearest(name + 5, true, &best), known, VARIABLE_CHARS);
+    for (size_t i = 0; i < sizeof other_variables / sizeof *other_variables; i++) {
+        int d = distance(name, other_variables[i]);
+        if (d <= best) {
+            best = d;
+            snprintf(known, VARIABLE_CHARS, "%s", other_variables[i]);
+        }
+    }
+    return best;
+}
+
+/* Warns of each variable that the library does not know: it is most likely misspelt, or no longer there. Those
+ * of libzero's own tests are left alone. */
 static void warn_of_unknown(struct zr_log *log)
 {
     for (char **e = environ; e && *e; e++) {
         size_t n = strcspn(*e, "=");
-        char name[64], known[64];
-        if (strncmp(*e, "ZERO_", 5) != 0 || n <= 5 || n >= sizeof name)
+        char name[2 * VARIABLE_CHARS], known[VARIABLE_CHARS];
+        if (strncmp(*e, "ZERO_", 5) != 0 || n <= 5 || strncmp(*e, "ZERO_TEST_", 10) == 0)
             continue;
-        memcpy(name, *e, n);
-        name[n] = 0;
-        bool foreign = false;
-        for (size_t i = 0; i < sizeof other_variables / sizeof *other_variables; i++)
-            foreign |= !strcmp(name, other_variables[i]);
-        int d;
-        const struct field *f = nearest(name + 5, true, &d);
-        variable_name(f, known, sizeof known);
-        if (foreign || !strcmp(name, known))
+        snprintf(name, sizeof name, "%.*s", n < sizeof name ? (int)n : (int)sizeof name - 1, *e);
+        int d = nearest_variable(name, known);
+        if (!strcmp(name, known))
             continue;
         if (d <= 2)
             zr_warn(log, "%s is not known and was ignored; did you mean %s?", name, known);

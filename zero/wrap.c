@@ -280,8 +280,10 @@ static void report_world(const struct zero_ctx *z)
 {
     struct zr_log *log = z->config.options.log;
     zr_log_set_rank(log, z->world.rank);
-    zr_info(log, "rank %d of %d, found in: %s%s%s", z->world.rank, z->world.world, z->world.source,
-            z->world.way[0] ? "; where ranks meet, in: " : "", z->world.way);
+    zr_info(log, "rank %d of %d, found in: %s (%s)%s%s", z->world.rank, z->world.world, z->world.source,
+            z->world.size_from, z->world.way[0] ? "; where ranks meet, in: " : "", z->world.way);
+    if (z->world.note[0])
+        zr_warn(log, "%s", z->world.note);
     bool makes_key = z->lent || z->world.by_mpi; /* and tells it to the others */
     if (z->world.world > 1 && z->world.rank == 0 && !z->world.key.n_bytes && !makes_key)
         zr_warn(log,
@@ -467,7 +469,8 @@ static void report_residents(const struct zero_ctx *z)
             "stage 3 shards nothing: each part of the model is on one rank (pp is %d, tp %d, the world %d)",
             z->mesh.stages, z->mesh.parts, z->world.world);
     else if (z->plan->world == 1)
-        zr_warn(log, "stage 3 shards nothing: this is rank 0 of world 1, found in: %s", z->world.source);
+        zr_warn(log, "stage 3 shards nothing: this is rank 0 of world 1, found in: %s (%s)", z->world.source,
+                z->world.size_from);
     else if (n_resident == n)
         zr_warn(
             log,

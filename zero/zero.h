@@ -132,11 +132,11 @@ ZERO_API int zero_config_init(struct zero_config *cfg, size_t size);
  * thread. */
 ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const char *value);
 
-/* Who this process is, by what zero_wrap goes by: cfg's rank and world, cfg's nccl_comm, or the variables of
- * zero-run, torchrun, Open MPI, MPICH or Slurm; rank 0 of world 1 where there is nothing. For what is done
- * before zero_wrap: reading this rank's part of the data, cudaSetDevice(*local_rank). cfg may be NULL:
- * ZERO_CONFIG_INIT; any of rank, world and local_rank (this process's number on its host as the launcher
- * says; where it says none, the rank) may be NULL.
+/* Find out which rank this process is, as zero_wrap will: from cfg's rank and world, from cfg's nccl_comm or
+ * mpi_comm, or from the variables of zero-run, torchrun, Open MPI, MPICH or Slurm. Without any of them it is
+ * rank 0 of 1. For what is done before zero_wrap: reading this rank's part of the data,
+ * cudaSetDevice(*local_rank). cfg may be NULL: ZERO_CONFIG_INIT; any of rank, world and local_rank (this
+ * process's number on its host as the launcher says; where it says none, the rank) may be NULL.
  * Refuses what zero_wrap would refuse of cfg and the variables (ZERO_ERR_ARG), and changes nothing then.
  * Local: talks to no other rank, and does not wait but for a cfg.nccl_comm that NCCL is still making, at most
  * cfg.timeout_ms. Any thread. */

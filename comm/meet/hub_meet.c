@@ -125,8 +125,9 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
                  s->rank, l->peer, s->attempt, r->w.attempt);
         refuse(r, l, ZR_ERR_MISMATCH, text);
     } else if (s->world != r->w.world) {
-        snprintf(text, sizeof text, "rank %d at %s has world %d, rank 0 has world %d", s->rank, l->peer,
-                 s->world, r->w.world);
+        snprintf(text, sizeof text, "rank %d at %s has world %d, rank 0 has world %d%s%s%s", s->rank, l->peer,
+                 s->world, r->w.world, r->w.size_from[0] ? " (" : "", r->w.size_from,
+                 r->w.size_from[0] ? ")" : "");
         refuse_all(r, l, text);
     } else if (s->rank <= 0 || s->rank >= r->w.world) {
         snprintf(text, sizeof text, "rank %d at %s: ranks 1 to %d may join rank 0", s->rank, l->peer,

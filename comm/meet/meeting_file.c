@@ -13,7 +13,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 static const char first_line[] = "libzero: rank 0 of a job waits here, version 1\n";
 
@@ -135,9 +134,11 @@ void zr_meeting_file_path(const struct zr_world *w, char path[ZR_MEETING_PATH_CH
     struct stat st;
     size_t n = strlen(w->file);
     bool has_slash = n && w->file[n - 1] == '/';
+    char mark[ZR_MEETING_MARK_CHARS + 1];
+    zr_shake_mark(w, mark);
     if (has_slash || (stat(w->file, &st) == 0 && S_ISDIR(st.st_mode)))
-        snprintf(path, ZR_MEETING_PATH_CHARS, "%s%slibzero-%016llx-%d", w->file, has_slash ? "" : "/",
-                 (unsigned long long)XXH3_64bits(w->job, strlen(w->job)), w->attempt);
+        snprintf(path, ZR_MEETING_PATH_CHARS, "%s%slibzero-%.16s-%d", w->file, has_slash ? "" : "/", mark,
+                 w->attempt);
     else
         snprintf(path, ZR_MEETING_PATH_CHARS, "%s", w->file);
 }
@@ -265,8 +266,8 @@ static bool say_absent(const char *path, char why[ZR_MEETING_WHY_CHARS])
         snprintf(why, ZR_MEETING_WHY_CHARS, "its folder is not there on this host: %s", strerror(errno));
     else
         snprintf(why, ZR_MEETING_WHY_CHARS,
-                 "there is no such file on this host: rank 0 has not started, has given up and left, or "
-                 "does not share the folder");
+                 "there is no such file on this host: rank 0 has not started, has given up and left, "
+                 "has another ZERO_JOB or key, or does not share the folder");
     return false;
 }
 

@@ -3,26 +3,12 @@
 #include "comm/meet/hostlist.h"
 #include "comm/meet/net_address.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <xxhash.h>
-
-int zr_meeting_number(const char *name, const char *text, int lo, int hi, int *out)
-{
-    char *end;
-    errno = 0;
-    long v = strtol(text, &end, 10);
-    bool digits = text[0] == '-' ? text[1] >= '0' && text[1] <= '9' : text[0] >= '0' && text[0] <= '9';
-    if (!digits || *end || errno == ERANGE || v < lo || v > hi)
-        return zr_fail(ZR_ERR_ARG, "%s is \"%.64s\": a whole number from %d to %d is allowed", name, text, lo,
-                       hi);
-    *out = (int)v;
-    return 0;
-}
 
 /* --- what is written --- */
 
@@ -88,6 +74,21 @@ int zr_meeting_url(const char *name, const char *url, struct zr_world *w)
     return err;
 }
 
+bool zr_meeting_host(const char *text, char host[sizeof((struct zr_world *)0)->host])
+{
+    size_t n = strlen(text), n_most = sizeof((struct zr_world *)0)->host - 1;
+    bool in_brackets = n > 2 && text[0] == '[' && text[n - 1] == ']';
+    if (in_brackets) {
+        text++;
+        n -= 2;
+    }
+    if (n == 0 || n > n_most)
+        return false;
+    memcpy(host, text, n);
+    host[n] = 0;
+    return in_brackets || strchr(host, ':') ? is_ipv6(host) : !strpbrk(host, "/[]");
+}
+
 /* MASTER_ADDR and MASTER_PORT; *found: they are set. */
 static int find_master(struct zr_world *w, bool *found)
 {
@@ -99,17 +100,15 @@ static int find_master(struct zr_world *w, bool *found)
         return zr_fail(ZR_ERR_ARG, "%s is not set though %s is \"%.64s\": both or neither are allowed",
                        addr ? "MASTER_PORT" : "MASTER_ADDR", addr ? "MASTER_ADDR" : "MASTER_PORT",
                        addr ? addr : port);
-    size_t n = strlen(addr);
-    if (n == 0 || n >= sizeof w->host || strpbrk(addr, "/[]") || (strchr(addr, ':') && !is_ipv6(addr)))
+    if (!zr_meeting_host(addr, w->host))
         return zr_fail(
             ZR_ERR_ARG,
-            "MASTER_ADDR is \"%.64s\": a name, or an address of IPv4 or IPv6 without brackets, of 1 "
+            "MASTER_ADDR is \"%.64s\": a name, an address of IPv4 or one of IPv6, as ::1 or [::1], of 1 "
             "to %zu characters is allowed",
             addr, sizeof w->host - 1);
     int err = zr_meeting_number("MASTER_PORT", port, 1, 65535, &w->port);
     if (err)
         return err;
-    memcpy(w->host, addr, n + 1);
     /* torchrun's agent keeps its own store on that very port. */
     const char *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
     if (agent && strcmp(agent, "True") == 0)
@@ -119,14 +118,10 @@ static int find_master(struct zr_world *w, bool *found)
 
 /* --- what launchers say of hosts --- */
 
-/* Of a task that srun started, as this rank. */
+/* srun started this rank. */
 static bool is_slurm_task(const struct zr_launcher *l, const struct zr_world *w)
 {
-    const char *task = getenv("SLURM_PROCID"), *n = getenv("SLURM_NTASKS");
-    char rank[16], world[16];
-    snprintf(rank, sizeof rank, "%d", w->rank);
-    snprintf(world, sizeof world, "%d", w->world);
-    return l->is_of_slurm && task && n && strcmp(task, rank) == 0 && strcmp(n, world) == 0;
+    return l->is_of_slurm && zr_launcher_is_slurm_task(w->rank, w->world);
 }
 
 static const char *first_set(const char *const names[2])

@@ -14,29 +14,7 @@
 #ifndef ZR_COMM_MEETING_POINT_H
 #define ZR_COMM_MEETING_POINT_H
 
-#include "comm/meet/rendezvous.h"
-
-enum { ZR_MOST_RANKS = 65536 };
-
-/* One launcher's variables. The rank and world variables go in pairs; the others may be missing. */
-struct zr_launcher {
-    const char *source;
-    const char *rank, *world, *local_rank;
-    /* how many of its ranks are on this host */
-    const char *local_size;
-    /* variables that together tell one job from another on this host */
-    const char *job[3];
-    /* how often it was started again */
-    const char *attempt;
-    /* set in every shell of an allocation, so a world of 1 says nothing */
-    bool single_means_alone;
-    /* of an MPI or of Slurm */
-    bool gives_no_address;
-    /* of an MPI, over which its ranks can tell each other more */
-    bool is_of_mpi;
-    /* Slurm may be what started it, and then knows the hosts */
-    bool is_of_slurm;
-};
+#include "comm/meet/launcher.h"
 
 /* Completes w, whose rank, world and source are known. l: who said them; NULL: the configuration, or nobody.
  * want_url: cfg.rendezvous, or NULL. by_mpi: the ranks can tell each other over MPI. */
@@ -45,7 +23,7 @@ int zr_meeting_point_find(const struct zr_launcher *l, const char *want_url, boo
 /* Host and port of w, or its file; name: what the text is called in messages. */
 int zr_meeting_url(const char *name, const char *url, struct zr_world *w);
 
-/* Decimal text in [lo, hi], with nothing before or after it. */
-int zr_meeting_number(const char *name, const char *text, int lo, int hi, int *out);
+/* Copies a name or an address, and an IPv6 one without its brackets. false: text is neither. */
+bool zr_meeting_host(const char *text, char host[sizeof((struct zr_world *)0)->host]);
 
 #endif

@@ -27,13 +27,15 @@ static bool has_not_come(const struct zr_rendezvous *r, int rank)
 static void late_to_meet(struct zr_rendezvous *r)
 {
     const char *because = r->trouble[0] ? "; last: " : "", *before = r->trouble_before[0] ? "; before: " : "";
-    char place[ZR_PLACE_CHARS], self[ZR_SELF_CHARS];
+    char place[ZR_PLACE_CHARS], self[ZR_SELF_CHARS], size[sizeof r->w.size_from + 4] = "";
     zr_hub_say_place(r, place);
+    if (r->w.size_from[0])
+        snprintf(size, sizeof size, " (%s)", r->w.size_from);
     if (r->w.rank == 0) {
         char who[256];
         int n = zr_hub_list_ranks(r, has_not_come, who, sizeof who);
-        zr_hub_fail(r, ZR_ERR_TIMEOUT, "%d of %d ranks did not come to %s in %lld ms: %s%s%s", n, r->w.world,
-                    place, (long long)r->timeout_ms, who, because, r->trouble);
+        zr_hub_fail(r, ZR_ERR_TIMEOUT, "%d of %d ranks did not come to %s in %lld ms: %s%s%s%s", n,
+                    r->w.world, place, (long long)r->timeout_ms, who, size, because, r->trouble);
     } else {
         zr_hub_say_self(r, self);
         zr_hub_fail(r, ZR_ERR_TIMEOUT, "rank %d%s waited %lld ms for rank %d at %s%s%s%s%s", r->w.rank, self,

@@ -39,9 +39,15 @@ struct zr_world {
     /* where rank 0 writes at which address it waits, and the others read it: a file, or a folder for it; "":
      * at host and port */
     char file[1024];
-    /* where it was found, for the log: "config", "ZERO_RANK", "torchrun", "Open MPI", "MPICH", "Slurm",
-     * "alone", "nccl_comm", "mpi_comm" */
+    /* where it was found, for the log: "config", "zero-run", "ZERO_RANK", "torchrun", "Open MPI", "MPICH",
+     * "Slurm", "RANK", "alone", "nccl_comm", "mpi_comm" */
     char source[64];
+    /* what says how large the world is, for messages: "SLURM_NTASKS is 4"; "": nothing to say */
+    char size_from[96];
+    /* what the log should warn of: launchers that disagree, though each may be right; "": nothing */
+    char note[192];
+    /* the configuration gave rank and world */
+    bool is_given;
     /* host was taken for this one, for nothing said on how many the ranks are */
     bool is_host_assumed;
     /* Nothing says where rank 0 is, and ranks are to tell each other over MPI (zr_world_find_by_mpi): host
@@ -63,25 +69,33 @@ struct zr_world {
     int fan_out;
 };
 
-/* Fills *w from the first that is set: want_world > 0 (explicit: want_rank, and want_url "tcp://host:port",
- * "file:///path" or NULL), then ZERO_RANK/ZERO_WORLD_SIZE(/ZERO_LOCAL_RANK/ZERO_RENDEZVOUS),
- * RANK/WORLD_SIZE/LOCAL_RANK/MASTER_ADDR/MASTER_PORT, Open MPI's, MPICH's and Slurm's variables, else
- * world 1; the key by zr_job_key_find where world > 1. want_url, when not NULL, replaces the address found.
- * Bad text, a rank outside [0, world) and a missing variable are errors that name it, its value and what is
- * allowed. */
+/* Fills *w: want_rank and want_world (want_world > 0), else what a launcher's variables say (launcher.h),
+ * else world 1; the key by zr_job_key_find where world > 1. want_url ("tcp://host:port", "file:///path" or
+ * NULL) replaces the address found.
+ * Errors: ARG  a text is wrong, a rank is outside [0, world), a variable is missing, or two launchers
+ *              contradict each other; the message names the variable, its value and what is allowed */
 int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr_world *w);
 
 /* The same of ranks that can tell each other over MPI where they meet: where Open MPI's or MPICH's launcher
  * has started them and no address is given, w->by_mpi, and neither loopback nor a list of hosts is looked
- * for. */
+ * for. The variables of such a launcher must agree with what is found; zero-run is refused. */
 int zr_world_find_by_mpi(int want_rank, int want_world, const char *want_url, struct zr_world *w);
 
-/* The same where the program lends a communicator (name: "nccl_comm"), which is rank comm_rank of comm_world:
- * these count. What the caller wants (want_world > 0), or a launcher's variables say, must be the same, else
- * the error names both. The address is want_url's or ZERO_RENDEZVOUS; else port is 0, for the ranks to tell
- * each other over the communicator, and host what MASTER_ADDR says, or "". */
-int zr_world_lent(const char *name, int want_rank, int want_world, const char *want_url, int comm_rank,
-                  int comm_world, struct zr_world *w);
+/* A communicator that the program lends, and this rank in it. */
+struct zr_lent_ranks {
+    /* "nccl_comm" */
+    const char *name;
+    int rank, world;
+    /* this rank in MPI_COMM_WORLD; job_world 0: not known */
+    int job_rank, job_world;
+};
+
+/* The same where the program lends a communicator, whose rank and world count. want_rank and want_world
+ * (want_world > 0) must be the same. A launcher's variables must say the same, or what MPI_COMM_WORLD says.
+ * The address is want_url's or ZERO_RENDEZVOUS; else port is 0, for the ranks to tell each other over the
+ * communicator, and host what MASTER_ADDR says, or "". */
+int zr_world_lent(const struct zr_lent_ranks *c, int want_rank, int want_world, const char *want_url,
+                  struct zr_world *w);
 
 /* Sets w->interface: what ZERO_INTERFACE says, else want; NULL or "": any. ZR_ERR_ARG where world > 1 and
  * this host has no such, naming those it has, or the number of rank 0 is on another of its own; w is then as

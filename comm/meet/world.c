@@ -1,7 +1,5 @@
-/* world.c: rank and world, from the configuration or from what a launcher left in the environment. The first
- * source that is set wins and is then read strictly: half of a pair, text that is not a number or a rank
- * outside its world is an error, and no reason to look at the next source. Otherwise a launcher that is half
- * understood would train N independent copies of one model. */
+/* world.c: who this rank is, as the configuration, a lent communicator or a launcher's environment variables
+ * say. */
 #include "comm/meet/meeting_point.h"
 #include "comm/meet/net_address.h"
 
@@ -9,143 +7,111 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct zr_launcher launchers[] = {
-    {.source = "ZERO_RANK", .rank = "ZERO_RANK", .world = "ZERO_WORLD_SIZE", .local_rank = "ZERO_LOCAL_RANK"},
-    {.source = "torchrun",
-     .rank = "RANK",
-     .world = "WORLD_SIZE",
-     .local_rank = "LOCAL_RANK",
-     .job = {"TORCHELASTIC_RUN_ID"},
-     .attempt = "TORCHELASTIC_RESTART_COUNT"},
-    {.source = "Open MPI",
-     .rank = "OMPI_COMM_WORLD_RANK",
-     .world = "OMPI_COMM_WORLD_SIZE",
-     .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
-     .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE",
-     .gives_no_address = true,
-     .is_of_mpi = true,
-     .job = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
-    {.source = "MPICH",
-     .rank = "PMI_RANK",
-     .world = "PMI_SIZE",
-     .local_rank = "MPI_LOCALRANKID",
-     .local_size = "MPI_LOCALNRANKS",
-     .gives_no_address = true,
-     .is_of_mpi = true,
-     .is_of_slurm = true, /* srun --mpi=pmi2 */
-     .job = {"PMI_JOBID", "PMI_KVSNAME"}},
-    {.source = "Slurm",
-     .rank = "SLURM_PROCID",
-     .world = "SLURM_NTASKS",
-     .local_rank = "SLURM_LOCALID",
-     .gives_no_address = true,
-     .is_of_slurm = true,
-     .job = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"},
-     .attempt = "SLURM_RESTART_COUNT",
-     .single_means_alone = true},
-};
+/* --- a communicator that the program lends --- */
 
-/* Rank, world and source. */
-static int read_ranks(const struct zr_launcher *l, struct zr_world *w)
+static bool is_same(const struct zr_world *w, int rank, int world)
 {
-    const char *rank = getenv(l->rank), *world = getenv(l->world), *local = getenv(l->local_rank);
-    if (!rank || !world)
-        return zr_fail(ZR_ERR_ARG, "%s is not set though %s is \"%.64s\": both or neither are allowed",
-                       rank ? l->world : l->rank, rank ? l->rank : l->world, rank ? rank : world);
-    int err = zr_meeting_number(l->world, world, 1, ZR_MOST_RANKS, &w->world);
-    if (!err)
-        err = zr_meeting_number(l->rank, rank, 0, w->world - 1, &w->rank);
-    w->local_rank = w->rank;
-    if (!err && local)
-        err = zr_meeting_number(l->local_rank, local, 0, w->world - 1, &w->local_rank);
-    w->has_local_rank = local != NULL;
-    if (err)
+    return w->rank == rank && w->world == world;
+}
+
+/* said is what the configuration says (l is NULL), or a launcher. A launcher may know the whole job, while
+ * the communicator has some of its ranks, or all in another order. */
+static int check_lent_ranks(const struct zr_lent_ranks *c, const struct zr_launcher *l,
+                            const struct zr_world *said)
+{
+    char job[64] = "";
+    if (is_same(said, c->rank, c->world) || (l && c->job_world && is_same(said, c->job_rank, c->job_world)))
+        return 0;
+    if (c->job_world)
+        snprintf(job, sizeof job, " (and rank %d of %d of MPI_COMM_WORLD)", c->job_rank, c->job_world);
+    if (!l)
+        return zr_fail(
+            ZR_ERR_ARG,
+            "%s is rank %d of %d%s, but rank and world of the configuration say: rank %d of %d; they "
+            "must be the same, and may be left 0",
+            c->name, c->rank, c->world, job, said->rank, said->world);
+    return zr_fail(ZR_ERR_ARG, "%s is rank %d of %d%s, but %s is %d and %s is %d; they must be the same (%s)",
+                   c->name, c->rank, c->world, job, l->rank, said->rank, l->world, said->world,
+                   l->kind == ZR_LAUNCHER_ZERO_RUN ? "zero-run starts no MPI"
+                   : c->job_world                  ? "unset them if they are left over"
+                                  : "if the communicator has some of the ranks only, set rank and "
+                                    "world of the configuration to its");
+}
+
+/* l is NULL where no launcher says anything, or it is not asked. */
+static int find_said(const struct zr_lent_ranks *c, int want_rank, int want_world, struct zr_world *found)
+{
+    const struct zr_launcher *l = NULL;
+    struct zr_world said = {.rank = want_rank, .world = want_world};
+    int err = want_world > 0 ? 0 : zr_launcher_find(false, &l, &said);
+    if (!err && (l || want_world > 0))
+        err = check_lent_ranks(c, l, &said);
+    if (err || !l)
         return err;
-    snprintf(w->source, sizeof w->source, "%s", l->source);
+    found->local_rank = said.local_rank;
+    found->has_local_rank = said.has_local_rank;
+    snprintf(found->note, sizeof found->note, "%s", said.note);
     return 0;
 }
 
-static int read_launcher(const struct zr_launcher *l, const char *want_url, bool by_mpi, struct zr_world *w)
+int zr_world_lent(const struct zr_lent_ranks *c, int want_rank, int want_world, const char *want_url,
+                  struct zr_world *w)
 {
-    int err = read_ranks(l, w);
-    return err ? err : zr_meeting_point_find(l, want_url, by_mpi, w);
-}
-
-/* Is this the launcher that started us? */
-static bool is_set(const struct zr_launcher *l)
-{
-    const char *rank = getenv(l->rank), *world = getenv(l->world);
-    if (l->single_means_alone) {
-        /* The shell of an allocation has SLURM_NTASKS but no SLURM_PROCID: not a task of ours. */
-        return rank && world && strcmp(world, "1") != 0;
-    }
-    return rank || world;
-}
-
-static const struct zr_launcher *find_launcher(void)
-{
-    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
-        if (is_set(&launchers[i]))
-            return &launchers[i];
-    return NULL;
-}
-
-int zr_world_lent(const char *name, int want_rank, int want_world, const char *want_url, int comm_rank,
-                  int comm_world, struct zr_world *w)
-{
-    struct zr_world found = {.rank = comm_rank, .local_rank = comm_rank, .world = comm_world}, said = found;
-    const struct zr_launcher *l = want_world > 0 ? NULL : find_launcher();
+    struct zr_world found = {.rank = c->rank, .local_rank = c->rank, .world = c->world};
     const char *url = want_url ? want_url : getenv("ZERO_RENDEZVOUS"), *master = getenv("MASTER_ADDR");
-    int err = 0;
-    strcpy(said.source, "rank and world of the configuration");
-    if (want_world > 0)
-        said.rank = want_rank, said.world = want_world;
-    else if (l)
-        err = read_ranks(l, &said);
+    int err = find_said(c, want_rank, want_world, &found);
     if (err)
         return err;
-    if (said.rank != comm_rank || said.world != comm_world)
-        return zr_fail(
-            ZR_ERR_ARG,
-            "%s is rank %d of %d, but %s%s: rank %d of %d; they must be the same (if the "
-            "communicator is of some of the ranks only, set rank and world of the configuration to its)",
-            name, comm_rank, comm_world, said.source, l ? "'s variables say" : " say", said.rank, said.world);
-    found.local_rank = l ? said.local_rank : comm_rank;
-    found.has_local_rank = said.has_local_rank;
-    snprintf(found.source, sizeof found.source, "%s", name);
-    if (comm_world > 1 && url)
+    snprintf(found.source, sizeof found.source, "%s", c->name);
+    snprintf(found.size_from, sizeof found.size_from, "%s has %d ranks", c->name, c->world);
+    if (c->world > 1 && url)
         err = zr_meeting_url(want_url ? "rendezvous" : "ZERO_RENDEZVOUS", url, &found);
-    else if (comm_world > 1 && master && strlen(master) < sizeof found.host)
-        snprintf(found.host, sizeof found.host, "%s", master);
+    else if (c->world > 1 && master && !zr_meeting_host(master, found.host))
+        found.host[0] = 0;
     if (!err)
         *w = found;
+    return err;
+}
+
+/* --- the configuration, or a launcher --- */
+
+static int take_configured(int want_rank, int want_world, struct zr_world *w)
+{
+    if (want_world < 0 || want_world > ZR_MOST_RANKS)
+        return zr_fail(ZR_ERR_ARG, "world is %d: 1 to %d are allowed, or 0 to look in the environment",
+                       want_world, ZR_MOST_RANKS);
+    if (want_rank < 0 || want_rank >= want_world)
+        return zr_fail(ZR_ERR_ARG, "rank is %d: 0 to %d are allowed (world is %d)", want_rank, want_world - 1,
+                       want_world);
+    w->rank = w->local_rank = want_rank;
+    w->world = want_world;
+    w->is_given = true;
+    strcpy(w->source, "config");
+    snprintf(w->size_from, sizeof w->size_from, "world of the configuration is %d", want_world);
+    return 0;
+}
+
+static int find_launched(bool by_mpi, const struct zr_launcher **l, struct zr_world *w)
+{
+    strcpy(w->source, "alone");
+    strcpy(w->size_from, "no launcher's variables are set");
+    int err = zr_launcher_find(by_mpi, l, w);
+    if (!err && by_mpi && *l && (*l)->kind == ZR_LAUNCHER_ZERO_RUN && w->world > 1)
+        return zr_fail(
+            ZR_ERR_ARG,
+            "backend is mpi, but zero-run started this rank (%s), and zero-run starts no MPI: start the "
+            "ranks by one mpirun of Open MPI or one mpiexec of MPICH, or set backend to auto",
+            w->size_from);
     return err;
 }
 
 static int find_world(int want_rank, int want_world, const char *want_url, bool by_mpi, struct zr_world *w)
 {
     struct zr_world found = {.world = 1};
-    int err = 0;
-    if (want_world < 0 || want_world > ZR_MOST_RANKS)
-        return zr_fail(ZR_ERR_ARG, "world is %d: 1 to %d are allowed, or 0 to look in the environment",
-                       want_world, ZR_MOST_RANKS);
-    if (want_world > 0) {
-        if (want_rank < 0 || want_rank >= want_world)
-            return zr_fail(ZR_ERR_ARG, "rank is %d: 0 to %d are allowed (world is %d)", want_rank,
-                           want_world - 1, want_world);
-        found.rank = found.local_rank = want_rank;
-        found.world = want_world;
-        strcpy(found.source, "config");
-        err = zr_meeting_point_find(NULL, want_url, by_mpi, &found);
-    } else {
-        const struct zr_launcher *l = find_launcher();
-        if (l) {
-            err = read_launcher(l, want_url, by_mpi, &found);
-        } else {
-            strcpy(found.source, "alone");
-            err = zr_meeting_point_find(NULL, want_url, by_mpi, &found);
-        }
-    }
+    const struct zr_launcher *l = NULL;
+    int err = want_world ? take_configured(want_rank, want_world, &found) : find_launched(by_mpi, &l, &found);
+    if (!err)
+        err = zr_meeting_point_find(l, want_url, by_mpi, &found);
     if (!err)
         *w = found;
     return err;

@@ -210,6 +210,8 @@ int zr_mpi_say(const struct zr_mpi_process *p, int class, const char *call);
 int zr_mpi_rank_of(struct zr_mpi_process *p, void *lent, int64_t ms, int *rank, int *size);
 /* ZR_ERR_NOTSUP: nothing says that an MPI's launcher has started this rank. */
 int zr_mpi_check_launched(const struct zr_mpi_library *lib);
+/* ZR_ERR_ARG: this rank (rank of world, by found_by) is another one in MPI_COMM_WORLD. */
+int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, int mpi_world);
 
 /* mpi_meeting_point.c */
 /* Collective over lent, or MPI_COMM_WORLD (NULL), whose ranks are w's: completes w as zr_lent_choose does.
@@ -221,6 +223,7 @@ int zr_mpi_world_meet(const struct zr_backend_config *config, struct zr_world *w
 
 /* mpi_lent.c: of the backend's row. */
 int zr_mpi_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world);
+int zr_mpi_job_world(int64_t timeout_ms, int *rank, int *world);
 int zr_mpi_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
                      bool *left);
 

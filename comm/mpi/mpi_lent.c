@@ -32,6 +32,17 @@ int zr_mpi_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)
     return err;
 }
 
+int zr_mpi_job_world(int64_t timeout_ms, int *rank, int *world)
+{
+    struct zr_mpi_process *p;
+    int err = open_lent(timeout_ms, &p);
+    if (err)
+        return err;
+    err = zr_mpi_rank_of(p, NULL, timeout_ms, rank, world);
+    zr_mpi_process_drop(p, NULL, true);
+    return err;
+}
+
 int zr_mpi_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
                      bool *left)
 {

@@ -289,6 +289,24 @@ static int load_one(enum zr_mpi_kind kind, const struct found *f, struct zr_log 
     return 0;
 }
 
+int zr_mpi_say_not_launched(void)
+{
+    return zr_fail(ZR_ERR_NOTSUP,
+                   "backend mpi needs ranks that one mpirun of Open MPI or one mpiexec of MPICH has started; "
+                   "nothing says so of this one (no OMPI_COMM_WORLD_SIZE, no PMI_RANK)");
+}
+
+bool zr_mpi_is_loaded(void)
+{
+    return zr_loaded_find("MPI_Get_library_version").n > 0;
+}
+
+int zr_mpi_check_launcher(void)
+{
+    bool may_be = find_mpi_launcher().kind != ZR_MPI_AUTO || zr_mpi_is_loaded();
+    return may_be ? 0 : zr_mpi_say_not_launched();
+}
+
 int zr_mpi_load(enum zr_mpi_kind wanted, struct zr_log *log, struct zr_mpi_library *out)
 {
     struct launcher l = find_mpi_launcher();

@@ -30,4 +30,11 @@ struct zr_mpi_library {
  * ZR_ERR_NOTSUP: there is none, or none that can be used. MPI has not begun by this. Any thread. */
 int zr_mpi_load(enum zr_mpi_kind wanted, struct zr_log *log, struct zr_mpi_library *out);
 
+/* An MPI is in this process, whoever has loaded it. */
+bool zr_mpi_is_loaded(void);
+/* ZR_ERR_NOTSUP: there is no MPI, and no launcher of one; loads nothing. */
+int zr_mpi_check_launcher(void);
+/* Fails with ZR_ERR_NOTSUP and what backend mpi needs. */
+int zr_mpi_say_not_launched(void);
+
 #endif

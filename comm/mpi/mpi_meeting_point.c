@@ -145,12 +145,7 @@ int zr_mpi_find_meeting_point(struct zr_mpi_process *p, void *lent, const char *
 static int check_number(struct zr_mpi_process *p, int64_t ms, const struct zr_world *w)
 {
     int rank, size, err = zr_mpi_rank_of(p, NULL, ms, &rank, &size);
-    if (err || (rank == w->rank && size == w->world))
-        return err;
-    return zr_fail(ZR_ERR_ARG,
-                   "rank %d of %d (from %s) is rank %d of %d in MPI_COMM_WORLD: start all ranks by one "
-                   "mpirun of Open MPI, or one mpiexec of MPICH",
-                   w->rank, w->world, w->source, rank, size);
+    return err ? err : zr_mpi_check_rank(w->rank, w->world, w->size_from, rank, size);
 }
 
 /* The log is told which MPI it is when communicators are opened. */
@@ -160,7 +155,8 @@ int zr_mpi_world_meet(const struct zr_backend_config *config, struct zr_world *w
     struct zr_mpi_library lib;
     struct zr_mpi_process *p;
     *held = -1;
-    int err = zr_mpi_load((enum zr_mpi_kind)config->mpi, NULL, &lib);
+    int err = zr_mpi_check_launcher();
+    err = err ? err : zr_mpi_load((enum zr_mpi_kind)config->mpi, NULL, &lib);
     err = err ? err : zr_mpi_check_launched(&lib);
     err = err ? err : zr_mpi_process_open(&lib, ms, NULL, config->log, &p);
     if (err)

@@ -48,6 +48,17 @@ static int check_same_mpi(const struct zr_mpi_set *p, const struct card *all)
     return 0;
 }
 
+int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, int mpi_world)
+{
+    if (mpi_rank == rank && mpi_world == world)
+        return 0;
+    return zr_fail(
+        ZR_ERR_ARG,
+        "rank %d of %d (%s) is rank %d of %d in MPI_COMM_WORLD: start all ranks by one mpirun of Open "
+        "MPI, or one mpiexec of MPICH, and unset variables that another launcher has left over",
+        rank, world, found_by, mpi_rank, mpi_world);
+}
+
 /* Every rank of the world is one of MPI's, and each another. */
 static int check_ranks(const struct zr_mpi_set *p, const struct card *all)
 {
@@ -67,6 +78,11 @@ static int check_ranks(const struct zr_mpi_set *p, const struct card *all)
                                "ranks %d and %d are both rank %d of %s: they are of two jobs of MPI", k, i,
                                c->mpi_rank, of);
     }
+    for (int i = 0; i < p->world && p->opt.found_by; i++) {
+        int err = zr_mpi_check_rank(i, p->world, p->opt.found_by, all[i].mpi_rank, all[i].mpi_size);
+        if (err)
+            return err;
+    }
     return 0;
 }
 
@@ -81,20 +97,18 @@ int zr_mpi_say(const struct zr_mpi_process *p, int class, const char *call)
 
 static int find_library(const struct zr_mpi_options *opt, struct zr_mpi_library *lib)
 {
-    if (!opt->library)
-        return zr_mpi_load(opt->kind, opt->log, lib);
-    *lib = *opt->library;
-    return 0;
+    if (opt->library) {
+        *lib = *opt->library;
+        return 0;
+    }
+    int err = zr_mpi_check_launcher();
+    return err ? err : zr_mpi_load(opt->kind, opt->log, lib);
 }
 
 /* MPI would begin as a world of one, if it can begin at all. */
 int zr_mpi_check_launched(const struct zr_mpi_library *lib)
 {
-    if (lib->is_launched)
-        return 0;
-    return zr_fail(ZR_ERR_NOTSUP,
-                   "backend mpi needs ranks that one mpirun of Open MPI or one mpiexec of MPICH has started; "
-                   "nothing says so of this one (no OMPI_COMM_WORLD_SIZE, no PMI_RANK)");
+    return lib->is_launched ? 0 : zr_mpi_say_not_launched();
 }
 
 int zr_mpi_rank_of(struct zr_mpi_process *p, void *lent, int64_t ms, int *rank, int *size)
@@ -140,6 +154,18 @@ static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
     for (int i = 0; i < p->world && !err; i++)
         p->mpi_rank[i] = all[i].mpi_rank;
     return err;
+}
+
+/* MPI may know more ranks, where the program has begun it and nothing else says who they are. */
+static int check_alone(const struct zr_mpi_set *p)
+{
+    struct zr_mpi_library lib;
+    int rank, size;
+    if (!p->opt.found_by || !zr_mpi_is_loaded() || zr_mpi_load(p->opt.kind, NULL, &lib) ||
+        !lib.shim->is_initialized(lib.world) || lib.shim->is_finalized(lib.world) ||
+        lib.shim->rank_of(lib.world, NULL, &rank, &size))
+        return 0;
+    return zr_mpi_check_rank(0, 1, p->opt.found_by, rank, size);
 }
 
 /* What is asked for, by the thread that may be left behind in it. */
@@ -310,8 +336,10 @@ static int open_all(struct zr_mpi_set *p, const struct zr_role_ask ask[ZR_ROLES]
     err = zr_rendezvous_agree(p->rdv, err);
     if (!err && p->world > 1)
         err = meet_in_mpi(p, all);
-    else if (!err)
+    else if (!err) {
         snprintf(p->path, sizeof p->path, "one rank, which needs no MPI");
+        err = check_alone(p);
+    }
     free(all);
     for (int r = 0; r < ZR_ROLES && !err; r++)
         if (comm[r]) {
@@ -442,6 +470,7 @@ static int mpi_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
                                        .kind = (enum zr_mpi_kind)config->mpi,
                                        .flat = config->flat,
                                        .lent = config->lent,
+                                       .found_by = config->lent ? NULL : config->found_by,
                                        .topology = config->topology,
                                        .log = config->log};
     return zr_mpi_open(rdv, dev, &opt, ask, comm);
@@ -461,5 +490,6 @@ const struct zr_backend zr_backend_mpi = {
     .lent_name = "mpi_comm",
     .lent_world = zr_mpi_lent_world,
     .lent_meet = zr_mpi_lent_meet,
+    .job_world = zr_mpi_job_world,
     .world_meet = zr_mpi_world_meet,
 };

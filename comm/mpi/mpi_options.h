@@ -17,6 +17,8 @@ struct zr_mpi_options {
     bool flat;
     /* NULL, or the program's own MPI_Comm *, of which all ranks of the rendezvous are members */
     void *lent;
+    /* as in struct zr_backend_config */
+    const char *found_by;
     /* Of the world; it outlives the communicators. NULL: all ranks share a host, as far as their cores are
      * concerned. */
     const struct zr_topology *topology;

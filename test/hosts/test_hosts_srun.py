@@ -123,12 +123,29 @@ class Srun(unittest.TestCase):
             with self.subTest(n=n, arguments=arguments):
                 out, errors = slurm.must(n, [*TRAIN, *arguments], ZERO_LOG='stderr')
                 self.assertEqual(bits(out), bits(self.by_zero_run(n, [*TRAIN, *arguments])))
-                self.assertIn(f"rank {n - 1} of {n}, found in: Slurm; where ranks meet, in: the launcher's only host", errors)
+                self.assertIn(f"rank {n - 1} of {n}, found in: Slurm (SLURM_NTASKS is {n}); where ranks meet, in: the launcher's only host", errors)
                 self.assertEqual(errors.count('this job has no key'), 1)
         with self.subTest('one of an allocation of one'):
             job, errors = slurm.srun(1, [PROGRAM])
             self.assertEqual(job.returncode, 0)
             self.assertIn('rank 0 of world 1, found in: alone', errors)
+
+    def test_left_over(self):
+        """Variables of another launcher that srun has passed on: no task trains alone."""
+        slurm = self.start(1)
+        plain = dict(RANK=0, WORLD_SIZE=1)
+        for more in (plain, {**plain, 'LOCAL_WORLD_SIZE': 1}, dict(OMPI_COMM_WORLD_RANK=0, OMPI_COMM_WORLD_SIZE=1)):
+            with self.subTest(more):
+                job, errors = slurm.srun(2, [PROGRAM], **more)
+                self.assertNotEqual(job.returncode, 0)
+                self.assertEqual(len(re.findall('^zero_.*two launchers contradict each other: .* and SLURM_NTASKS is 2', errors, re.MULTILINE)), 2, job.stderr)
+        with self.subTest('zero-run in a task'):
+            out, errors = slurm.must(2, [ZERO_RUN, '-n', 2, '--raw', PROGRAM], **plain)
+            self.assertEqual((out.count('step 200 loss'), errors), (2, ''))
+        with self.subTest('a batch script'):
+            script = 'test "$SLURM_PROCID $SLURM_NTASKS ${SLURM_STEP_ID-none}" = "0 2 none" && srun sh -c \'test "$SLURM_STEP_ID $SLURM_TASK_PID" = "0 $$"\''
+            job = slurm.run(['sbatch', '--quiet', '--wait', '--ntasks=2', '--chdir=/', '--output=/dev/null', f'--wrap={script}'])
+            self.assertEqual((job.returncode, job.stderr), (0, ''))
 
     def test_a_rank_that_fails(self):
         """The others end by themselves, with its words; srun has its exit code."""
@@ -142,7 +159,7 @@ class Srun(unittest.TestCase):
         slurm = self.start(2)
         job, errors = slurm.srun(4, [PROGRAM], '--nodes=2', ZERO_JOB_KEY=library.KEY, ZERO_LOG='stderr')
         self.assertEqual(job.returncode, 1, job.stderr)
-        self.assertEqual(errors.count('found in: Slurm; where ranks meet, in: SLURM_STEP_NODELIST'), 4, job.stderr)
+        self.assertEqual(errors.count('found in: Slurm (SLURM_NTASKS is 4); where ranks meet, in: SLURM_STEP_NODELIST'), 4, job.stderr)
         said = library.APART % 2 + ' (host 0 has 2 ranks (0, 1), host 1 has 2 (2, 3)); several hosts need backend '
         self.assertEqual(len(re.findall(f'^zero_wrap: .*{re.escape(said)}', errors, re.MULTILINE)), 4, job.stderr)
 

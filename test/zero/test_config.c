@@ -397,6 +397,27 @@ static void test_misspelt_variable(void **state)
     assert_string_equal(
         logged, "warning: ZERO_PREFETCHED_UNITS is not known and was ignored; the nearest is ZERO_PREFETCH");
     unsetenv("ZERO_PREFETCHED_UNITS");
+    static const char *const misspelt[][2] = {
+        {"ZERO_STAEG", "; did you mean ZERO_STAGE?"},
+        {"ZERO_RANKS", "; did you mean ZERO_RANK?"},
+        {"ZERO_WORLDSIZE", "; did you mean ZERO_WORLD_SIZE?"},
+        {"ZERO_RENDEZVOS", "; did you mean ZERO_RENDEZVOUS?"},
+        {"ZERO_stage", "; did you mean ZERO_STAGE?"},
+        {"ZERO_A_NAME_THAT_IS_LONGER_THAN_ANY_VARIABLE_THAT_THIS_LIBRARY_EVER_KNEW",
+         "; the nearest is ZERO_"}};
+    for (size_t i = 0; i < sizeof misspelt / sizeof *misspelt; i++) {
+        *logged = 0;
+        setenv(misspelt[i][0], "3", 1);
+        accepted(&cfg);
+        if (!strstr(logged, misspelt[i][0]) || !strstr(logged, misspelt[i][1]))
+            fail_msg("%s: \"%s\"", misspelt[i][0], logged);
+        unsetenv(misspelt[i][0]);
+    }
+    *logged = 0;
+    setenv("ZERO_TEST_SEED", "3", 1); /* of our own tests */
+    accepted(&cfg);
+    assert_string_equal(logged, "");
+    unsetenv("ZERO_TEST_SEED");
     unsetenv("ZERO_LOG");
     unsetenv("ZERO_ISA");
     unsetenv("ZERO_FAIL_ALLOC");

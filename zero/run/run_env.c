@@ -9,17 +9,18 @@
 #include <unistd.h>
 
 /* The variables by which a process takes itself for a rank of another launcher, or of an outer zero-run. The
- * first twelve are set anew. A name ending in _ stands for all that begin so. */
+ * first fifteen are set anew. A name ending in _ stands for all that begin so. */
 static const char *const launcher_variables[] = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
-    "ZERO_JOB", "ZERO_JOB_KEY", "ZERO_ATTEMPT", "ZERO_PROGRESS", "ZERO_FLIGHT_FD",
-    /* ours, stronger than RANK */
-    "ZERO_RANK", "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS", "ZERO_JOB_KEY_FILE",
+    "ZERO_RANK", "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK", "ZERO_JOB", "ZERO_JOB_KEY", "ZERO_ATTEMPT",
+    "ZERO_PROGRESS", "ZERO_FLIGHT_FD",
+    /* ours, which count for more than those that are set anew */
+    "ZERO_RENDEZVOUS", "ZERO_JOB_KEY_FILE",
     /* torchrun's */
     "TORCHELASTIC_", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
     /* Open MPI's, MPICH's, Slurm's */
-    "OMPI_COMM_WORLD_", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
-    "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
+    "OMPI_COMM_WORLD_", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
 
 static bool is_launchers(const char *entry)
 {
@@ -39,7 +40,7 @@ struct entries {
     char **env, *text;
     size_t n, n_new;
 };
-enum { N_NEW = 16, NEW_BYTES = sizeof((struct zr_run_options *)0)->meet_file + 64 };
+enum { N_NEW = 19, NEW_BYTES = sizeof((struct zr_run_options *)0)->meet_file + 64 };
 
 static void __attribute__((format(printf, 2, 3))) add(struct entries *e, const char *fmt, ...)
 {
@@ -94,6 +95,9 @@ char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_st
     add(&e, "MASTER_PORT=%d", s->port);
     if (o->n_nodes > 1 && o->meet_file[0])
         add(&e, "ZERO_RENDEZVOUS=file://%s", o->meet_file);
+    add(&e, "ZERO_RANK=%d", s->first_rank + local_rank);
+    add(&e, "ZERO_WORLD_SIZE=%d", s->world);
+    add(&e, "ZERO_LOCAL_RANK=%d", local_rank);
     add(&e, "ZERO_JOB=%s", s->job);
     add(&e, "ZERO_JOB_KEY=%s", o->key);
     add(&e, "ZERO_ATTEMPT=%d", s->attempt);

@@ -21,6 +21,8 @@ static const char *const known[] = {"ZERO_RANK",
                                     "TORCHELASTIC_USE_AGENT_STORE",
                                     "TORCHELASTIC_RUN_ID",
                                     "TORCHELASTIC_RESTART_COUNT",
+                                    "LOCAL_WORLD_SIZE",
+                                    "GROUP_WORLD_SIZE",
                                     "OMPI_COMM_WORLD_RANK",
                                     "OMPI_COMM_WORLD_SIZE",
                                     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -45,6 +47,7 @@ static const char *const known[] = {"ZERO_RANK",
                                     "SLURM_CLUSTER_NAME",
                                     "SLURM_JOB_ID",
                                     "SLURM_STEP_ID",
+                                    "SLURM_TASK_PID",
                                     "SLURM_RESTART_COUNT"};
 
 void environment(const char *name, ...)

@@ -329,14 +329,27 @@ static void of_many_jobs(struct rank *r)
     r->w.rank %= 2;
 }
 
+/* Jobs that have no name, as ranks that are started by hand have none, differ in their keys. */
+static void of_many_keys(struct rank *r)
+{
+    set_way(r);
+    r->w.job[0] = 0;
+    r->w.key = (struct zr_job_key){.n_bytes = 16, .bytes = "a key of 16 byte"};
+    r->w.key.bytes[15] = (uint8_t)(r->w.rank / 2);
+    r->w.world = 2;
+    r->w.rank %= 2;
+}
+
 static void test_many_jobs(void **state)
 {
     (void)state;
-    reset_way(folder);
-    struct rank *r = run_ranks(false, 8, meet_by_file, NULL, of_many_jobs);
-    for (int i = 0; i < 8; i++)
-        expect_rank(&r[i], 0, "");
-    expect_nothing_left();
+    for (int by_key = 0; by_key < 2; by_key++) {
+        reset_way(folder);
+        struct rank *r = run_ranks(false, 8, meet_by_file, NULL, by_key ? of_many_keys : of_many_jobs);
+        for (int i = 0; i < 8; i++)
+            expect_rank(&r[i], 0, "");
+        expect_nothing_left();
+    }
 }
 
 /* --- what cannot be --- */

@@ -142,11 +142,17 @@ static void test_master(void **state)
     setenv("ZERO_RENDEZVOUS", "tcp://node2:6", 1);
     expect_at("node2", 6, "ZERO_RENDEZVOUS");
     unsetenv("ZERO_RENDEZVOUS");
-    static const char *const bad[] = {"[::1]", "::1::2", "node1:5", "tcp://node1", ""};
+    setenv("MASTER_ADDR", "[::1]", 1);
+    expect_at("::1", 5, "MASTER_ADDR");
+    setenv("MASTER_ADDR", "[fd77::1]", 1);
+    expect_at("fd77::1", 5, "MASTER_ADDR");
+    static const char *const bad[] = {"[::1",        "::1]",        "[]",      "[node1]",
+                                      "[127.0.0.1]", "[[::1]]",     "[::1]:5", "::1::2",
+                                      "node1:5",     "tcp://node1", ""};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         setenv("MASTER_ADDR", bad[i], 1);
         refuse_place("MASTER_ADDR is \"");
-        refuse_place("a name, or an address of IPv4 or IPv6 without brackets");
+        refuse_place("a name, an address of IPv4 or one of IPv6, as ::1 or [::1]");
     }
 }
 

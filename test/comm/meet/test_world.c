@@ -88,15 +88,18 @@ static void test_zero(void **state)
 {
     (void)state;
     environment("ZERO_RANK", "1", "ZERO_WORLD_SIZE", "3", "ZERO_LOCAL_RANK", "0", "ZERO_RENDEZVOUS",
-                "tcp://h:99", "RANK", "0", "WORLD_SIZE", "9", "ZERO_JOB", "j7", NULL);
+                "tcp://h:99", "RANK", "0", "WORLD_SIZE", "9", NULL);
     expect(1, 3, 0, "h", 99, "ZERO_RANK");
     struct zr_world w;
+    environment("ZERO_RANK", "1", "ZERO_WORLD_SIZE", "3", "ZERO_LOCAL_RANK", "0", "ZERO_RENDEZVOUS",
+                "tcp://h:99", "ZERO_JOB", "j7", NULL);
+    expect(1, 3, 0, "h", 99, "zero-run");
     assert_int_equal(zr_world_find(0, 0, "tcp://other:98", &w), 0);
     assert_string_equal(w.host, "other"); /* an url that is given replaces the one found */
     assert_string_equal(w.job, "j7");
     assert_int_equal(w.rank, 1);
     unsetenv("ZERO_LOCAL_RANK");
-    expect(1, 3, 1, "h", 99, "ZERO_RANK");
+    expect(1, 3, 1, "h", 99, "zero-run");
     unsetenv("ZERO_WORLD_SIZE");
     refuse("ZERO_WORLD_SIZE is not set", "ZERO_RANK is \"1\"");
 }
@@ -105,8 +108,7 @@ static void test_torchrun(void **state)
 {
     (void)state;
     environment("RANK", "5", "WORLD_SIZE", "8", "LOCAL_RANK", "1", "MASTER_ADDR", "127.0.0.1", "MASTER_PORT",
-                "29500", "TORCHELASTIC_RUN_ID", "r1", "OMPI_COMM_WORLD_RANK", "0", "OMPI_COMM_WORLD_SIZE",
-                "2", NULL);
+                "29500", "TORCHELASTIC_RUN_ID", "r1", NULL);
     expect(5, 8, 1, "127.0.0.1", 29500, "torchrun");
     setenv("TORCHELASTIC_USE_AGENT_STORE", "False", 1);
     expect(5, 8, 1, "127.0.0.1", 29500, "torchrun");
@@ -168,7 +170,7 @@ static void test_mpi_and_slurm(void **state)
 {
     (void)state;
     environment("OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "2", "OMPI_COMM_WORLD_LOCAL_RANK", "1",
-                "PMIX_NAMESPACE", "1234.1", "PMI_RANK", "0", "PMI_SIZE", "7", NULL);
+                "PMIX_NAMESPACE", "1234.1", NULL);
     expect(1, 2, 1, "127.0.0.1", -1, "Open MPI");
     struct zr_world a, b;
     assert_int_equal(zr_world_find(0, 0, NULL, &a), 0);
@@ -209,8 +211,9 @@ static void test_mpi_and_slurm(void **state)
 /* A job's name longer than there is room for is cut, on all ranks alike. */
 static void expect_lent(int rank, int world, const char *url, int local_rank, const char *host, int port)
 {
+    static const struct zr_lent_ranks comm = {.name = "nccl_comm", .rank = 1, .world = 3};
     struct zr_world w;
-    if (zr_world_lent("nccl_comm", rank, world, url, 1, 3, &w))
+    if (zr_world_lent(&comm, rank, world, url, &w))
         fail_msg("%s", zr_error_text());
     if (w.rank != 1 || w.world != 3 || w.local_rank != local_rank || strcmp(w.host, host) || w.port != port ||
         strcmp(w.source, "nccl_comm"))
@@ -220,8 +223,9 @@ static void expect_lent(int rank, int world, const char *url, int local_rank, co
 
 static void refuse_lent(int rank, int world, const char *text)
 {
+    static const struct zr_lent_ranks comm = {.name = "nccl_comm", .rank = 1, .world = 3};
     struct zr_world w;
-    assert_int_equal(zr_world_lent("nccl_comm", rank, world, NULL, 1, 3, &w), ZR_ERR_ARG);
+    assert_int_equal(zr_world_lent(&comm, rank, world, NULL, &w), ZR_ERR_ARG);
     if (!strstr(zr_error_text(), text))
         fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), text);
 }
@@ -241,11 +245,41 @@ static void test_lent(void **state)
     environment("RANK", "1", "WORLD_SIZE", "3", "LOCAL_RANK", "0", "MASTER_ADDR", "node1", "MASTER_PORT",
                 "1000", NULL);
     expect_lent(0, 0, NULL, 0, "node1", 0);
+    setenv("MASTER_ADDR", "[::1]", 1);
+    expect_lent(0, 0, NULL, 0, "::1", 0);
+    setenv("MASTER_ADDR", "node1", 1);
     setenv("WORLD_SIZE", "6", 1);
-    refuse_lent(0, 0, "but torchrun's variables say: rank 1 of 6");
+    refuse_lent(0, 0, "nccl_comm is rank 1 of 3, but RANK is 1 and WORLD_SIZE is 6; they must be the same");
     expect_lent(1, 3, NULL, 1, "node1", 0); /* the configuration's count for more */
     unsetenv("RANK");
     refuse_lent(0, 0, "RANK is not set though WORLD_SIZE is");
+    environment(NULL);
+}
+
+/* An MPI communicator of some of the job's ranks: the launcher knows the whole job. */
+static void test_lent_part(void **state)
+{
+    (void)state;
+    static const struct zr_lent_ranks comm = {
+        .name = "mpi_comm", .rank = 1, .world = 3, .job_rank = 4, .job_world = 6};
+    struct zr_world w;
+    environment("OMPI_COMM_WORLD_RANK", "4", "OMPI_COMM_WORLD_SIZE", "6", "OMPI_COMM_WORLD_LOCAL_RANK", "2",
+                NULL);
+    assert_int_equal(zr_world_lent(&comm, 0, 0, NULL, &w), 0);
+    assert_true(w.rank == 1 && w.world == 3 && w.local_rank == 2 && w.has_local_rank);
+    assert_string_equal(w.source, "mpi_comm");
+    assert_string_equal(w.size_from, "mpi_comm has 3 ranks");
+    assert_int_equal(zr_world_lent(&comm, 1, 3, NULL, &w), 0);
+    assert_int_equal(zr_world_lent(&comm, 4, 6, NULL, &w), ZR_ERR_ARG); /* that is not the communicator's */
+    assert_non_null(strstr(zr_error_text(), "rank and world of the configuration say: rank 4 of 6"));
+    setenv("OMPI_COMM_WORLD_SIZE", "7", 1);
+    assert_int_equal(zr_world_lent(&comm, 0, 0, NULL, &w), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(),
+                           "mpi_comm is rank 1 of 3 (and rank 4 of 6 of MPI_COMM_WORLD), but "
+                           "OMPI_COMM_WORLD_RANK is 4 and OMPI_COMM_WORLD_SIZE is 7"));
+    environment("ZERO_RANK", "0", "ZERO_WORLD_SIZE", "2", "ZERO_JOB", "j", NULL);
+    assert_int_equal(zr_world_lent(&comm, 0, 0, NULL, &w), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "zero-run starts no MPI"));
     environment(NULL);
 }
 
@@ -406,6 +440,7 @@ int main(void)
         cmocka_unit_test(test_lent),      cmocka_unit_test(test_long_job),
         cmocka_unit_test(test_key),       cmocka_unit_test(test_attempt),
         cmocka_unit_test(test_interface), cmocka_unit_test(test_loopback),
+        cmocka_unit_test(test_lent_part),
     };
     return cmocka_run_group_tests_name("world", tests, NULL, NULL);
 }

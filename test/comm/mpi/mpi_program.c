@@ -5,7 +5,8 @@
  * WHAT: lends, reordered (a communicator, in MPI's order or the other way round), serialized (it begins MPI
  * with too weak a level), early (MPI_Finalize before zero_unwrap), begun_here (MPI is left to the library),
  * null (it lends MPI_COMM_NULL), other_rank (it lends one and says that it is another rank), refused (what
- * rank 1 configures is refused).
+ * rank 1 configures is refused), part (it lends a communicator of all ranks but the last), told NAME=VALUE...
+ * (it sets variables once MPI has begun, or removes those without a value).
  * Prints, on each rank, what was to be seen: "rank 1: trained", or an error. */
 #include "zero/zero.h"
 
@@ -114,8 +115,6 @@ static int lend(bool reordered)
         int32_t found_rank = -1, found_world = -1;
         MPI_Comm_split(MPI_COMM_WORLD, 0, mine, &comm);
         cfg.mpi_comm = &comm;
-        cfg.world = reordered ? world : 0;
-        cfg.rank = reordered ? mine : 0;
         err = zero_find_rank(&cfg, &found_rank, &found_world, NULL);
         if (!err && (found_rank != mine || found_world != world))
             return printf("found rank %d of %d\n", (int)found_rank, (int)found_world), 1;
@@ -175,6 +174,56 @@ static int finalize_early(void)
     return 0;
 }
 
+/* The communicator says who the ranks are, though the launcher knows one more. */
+static int lend_part(void)
+{
+    int level, rank, world;
+    MPI_Comm comm;
+    zero_ctx *z;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &world);
+    MPI_Comm_split(MPI_COMM_WORLD, rank == world - 1, rank, &comm);
+    cfg.stage = 3;
+    cfg.optimizer = ZERO_SGD;
+    cfg.mpi_comm = &comm;
+    int err = 0;
+    if (rank < world - 1) {
+        err = wrap(&z, &cfg);
+        err = err ? err : train(z, comm, rank, world - 1);
+        err = err ? err : zero_unwrap(&z);
+    }
+    MPI_Comm_free(&comm);
+    say(err ? zero_last_error() : "trained");
+    MPI_Finalize();
+    return err != 0;
+}
+
+static int change_variables(int n, char **changes)
+{
+    int level, rank;
+    zero_ctx *z;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    for (int i = 0; i < n; i++) {
+        char *value = strchr(changes[i], '=');
+        if (value)
+            *value++ = 0;
+        if (value)
+            setenv(changes[i], value, 1);
+        else
+            unsetenv(changes[i]);
+    }
+    int err = wrap(&z, &cfg);
+    err = err ? err : step(z, rank);
+    err = err ? err : zero_unwrap(&z);
+    say(err ? zero_last_error() : "trained");
+    MPI_Finalize();
+    return 0;
+}
+
 /* Rank 1 configures what there is not. */
 static int refuse_one(void)
 {
@@ -223,6 +272,10 @@ int main(int n_args, char **args)
         return finalize_early();
     if (!strcmp(what, "refused"))
         return refuse_one();
+    if (!strcmp(what, "part"))
+        return lend_part();
+    if (!strcmp(what, "told"))
+        return change_variables(n_args - 2, args + 2);
     if (!strcmp(what, "begun_here"))
         return begin_here();
     fprintf(stderr, "what?\n");

@@ -16,8 +16,8 @@ RANKS = 3
 
 
 class Program(unittest.TestCase):
-    def told(self, what, code=0, **more):
-        done = subprocess.run([*LAUNCHER, "-n", str(RANKS), PROGRAM, what], env={**under_mpi.environment(), **more}, stdin=subprocess.DEVNULL,
+    def told(self, what, code=0, args=(), **more):
+        done = subprocess.run([*LAUNCHER, "-n", str(RANKS), PROGRAM, what, *args], env={**under_mpi.environment(), **more}, stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, timeout=under_mpi.SECONDS)
         if code is not None:
             self.assertEqual(done.returncode, code, done.stdout + done.stderr)
@@ -30,7 +30,7 @@ class Program(unittest.TestCase):
             self.assertIn(text, line)
 
     def test_lends(self):
-        for what in ("lends", "reordered"):
+        for what in ("lends", "reordered", "part"):
             self.every(self.told(what), "trained")
 
     def test_left_to_the_library(self):
@@ -53,6 +53,33 @@ class Program(unittest.TestCase):
         """The configuration says something else than the communicator."""
         self.every(self.told("other_rank"), "of 3; they must be the same")
         self.every(self.told("lends", code=None, ZERO_BACKEND="shm"), "backend is shm, but mpi_comm is set; allowed: auto, mpi")
+
+    def test_left_over(self):
+        """Variables of another launcher are left over: with or without backend mpi no rank trains alone."""
+        other = {"ompi": ("PMI_RANK", "PMI_SIZE"), "mpich": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")}[KEY]
+        plain = dict(RANK="0", WORLD_SIZE="1")
+        for more in (plain, {**plain, "ZERO_RANK": "0", "ZERO_WORLD_SIZE": "1", "ZERO_JOB": "left"}, {**plain, "LOCAL_WORLD_SIZE": "1"},
+                     dict(zip(other, "01"))):
+            for backend in ("auto", "mpi"):
+                self.every(self.told("told", ZERO_BACKEND=backend, **more), "two launchers contradict each other")
+        # torchrun's agents may be MPI's ranks, and ZERO_RANK is the user's choice: but not over MPI.
+        agents = {**plain, "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": str(RANKS)}
+        for more in (agents, dict(ZERO_RANK="0", ZERO_WORLD_SIZE="1")):
+            self.every(self.told("told", ZERO_BACKEND="mpi", **more), "backend mpi works with the ranks of MPI_COMM_WORLD")
+        self.every(self.told("told", ZERO_BACKEND="mpi", SLURM_PROCID="0", SLURM_NTASKS="2", SLURM_STEP_ID="0"), "trained")
+
+    def test_not_what_mpi_says(self):
+        """MPI_Comm_rank and MPI_Comm_size are others than what was found."""
+        own, local = {"ompi": (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_LOCAL_RANK"),
+                      "mpich": (("PMI_RANK", "PMI_SIZE"), "MPI_LOCALRANKID")}[KEY]
+        for change, says in (((f"{own[0]}=0", f"{own[1]}=1", local), f"({own[1]} is 1)"),
+                             ((*own, "ZERO_RANK=0", "ZERO_WORLD_SIZE=1"), "(ZERO_WORLD_SIZE is 1)"),
+                             ((*own, "ZERO_RANK=0", "ZERO_WORLD_SIZE=1", "ZERO_JOB=left"), "(ZERO_WORLD_SIZE is 1)"),
+                             ((*own, "RANK=0", "WORLD_SIZE=1", "LOCAL_WORLD_SIZE=1"), "(WORLD_SIZE is 1)"),
+                             (own, "(no launcher's variables are set)")):
+            told = self.told("told", args=change, ZERO_BACKEND="mpi")
+            self.every(told, f"rank 0 of 1 {says} is rank ")
+            self.every(told, f"of {RANKS} in MPI_COMM_WORLD: start all ranks by one mpirun")
 
     def test_refused_on_one_rank(self):
         """Every rank is told, though they meet over MPI, and it is only the environment that says so."""

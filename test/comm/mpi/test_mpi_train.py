@@ -86,10 +86,15 @@ class Train(unittest.TestCase):
                 self.assertEqual(re.search(r"state sha256 (\w+)", out)[1], self.train([RUN], n, arguments, ZERO_BACKEND="shm"))
 
     def test_no_launcher_of_an_mpi(self):
-        """zero-run starts ranks that MPI knows nothing of."""
-        code, out, err = call([RUN, "-n", "2", BENCH, *TRAIN], ZERO_BACKEND="mpi", ZERO_MPI=KEY)
-        self.assertNotEqual(code, 0)
-        self.assertIn("backend mpi needs ranks that one mpirun of Open MPI or one mpiexec of MPICH has started", out + err)
+        """The launcher is checked before any library is looked for."""
+        for more in ({}, {"ZERO_MPI_SHIMS": "/nowhere"}):
+            code, out, err = call([RUN, "-n", "2", BENCH, *TRAIN], ZERO_BACKEND="mpi", ZERO_MPI=KEY, **more)
+            self.assertNotEqual(code, 0)
+            self.assertIn("backend is mpi, but zero-run started this rank (ZERO_WORLD_SIZE is 2), and zero-run starts no MPI", out + err)
+            script = 'for r in 0 1; do ZERO_RANK=$r "$@" & done; wait'
+            code, out, err = call(["sh", "-c", script, "sh", BENCH, *TRAIN], ZERO_BACKEND="mpi", ZERO_MPI=KEY, ZERO_WORLD_SIZE="2",
+                                  ZERO_RENDEZVOUS=f"file://{tempfile.gettempdir()}", ZERO_JOB_KEY=os.urandom(16).hex(), **more)
+            self.assertEqual(err.count("backend mpi needs ranks that one mpirun of Open MPI or one mpiexec of MPICH has started"), 2, out + err)
 
     def test_other_mpi(self):
         code, out, err = call([*LAUNCHER, "-n", "2", BENCH, *TRAIN], ZERO_BACKEND="mpi", ZERO_MPI=OTHER)

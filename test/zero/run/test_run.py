@@ -128,11 +128,12 @@ class Environment(unittest.TestCase):
 
     def test_rank_variables(self):
         names = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'ZERO_JOB',
-                 'ZERO_JOB_KEY', 'ZERO_ATTEMPT']
+                 'ZERO_JOB_KEY', 'ZERO_ATTEMPT', 'ZERO_RANK', 'ZERO_WORLD_SIZE', 'ZERO_LOCAL_RANK']
         seen = self.see(3, names, dict(os.environ, ZERO_ATTEMPT='7'))
         self.assertEqual(sorted(seen), [0, 1, 2])
         for r in range(3):
             self.assertEqual((seen[r]['RANK'], seen[r]['LOCAL_RANK'], seen[r]['WORLD_SIZE']), (str(r), str(r), '3'))
+            self.assertEqual((seen[r]['ZERO_RANK'], seen[r]['ZERO_LOCAL_RANK'], seen[r]['ZERO_WORLD_SIZE']), (str(r), str(r), '3'))
             self.assertEqual((seen[r]['LOCAL_WORLD_SIZE'], seen[r]['GROUP_RANK'], seen[r]['ZERO_ATTEMPT']), ('3', '0', '0'))
             self.assertEqual(seen[r]['MASTER_ADDR'], '127.0.0.1')
             self.assertTrue(0 < int(seen[r]['MASTER_PORT']) < 65536)
@@ -163,15 +164,16 @@ print(key in own or key in parent, oct(os.stat('/proc/self/environ').st_mode)[-3
 
     def test_other_launchers_are_forgotten(self):
         others = ['TORCHELASTIC_RUN_ID', 'TORCHELASTIC_USE_AGENT_STORE', 'GROUP_WORLD_SIZE', 'ROLE_RANK',
-                  'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID',
-                  'SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_LOCALID', 'ZERO_RANK', 'ZERO_WORLD_SIZE',
-                  'ZERO_LOCAL_RANK', 'ZERO_RENDEZVOUS']
+                  'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'PMI_RANK', 'PMI_SIZE', 'PMI_FD', 'PMI_PORT',
+                  'MPI_LOCALRANKID', 'SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_LOCALID', 'ZERO_RENDEZVOUS']
         kept = ['ZERO_STAGE', 'ZERO_RANKS', 'RANKING', 'SOMETHING', 'PMI_RANK_X']
-        env = dict(os.environ, **{v: 'x' for v in others + kept}, RANK='77', WORLD_SIZE='99', MASTER_ADDR='far.away')
-        seen = self.see(2, others + kept + ['RANK', 'WORLD_SIZE', 'MASTER_ADDR'], env)[1]
+        env = dict(os.environ, **{v: 'x' for v in others + kept}, RANK='77', WORLD_SIZE='99', MASTER_ADDR='far.away', ZERO_RANK='78',
+                   ZERO_WORLD_SIZE='98', ZERO_LOCAL_RANK='76')
+        seen = self.see(2, others + kept + ['RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'ZERO_RANK', 'ZERO_WORLD_SIZE', 'ZERO_LOCAL_RANK'], env)[1]
         self.assertEqual({v: seen[v] for v in others}, {v: 'None' for v in others})
         self.assertEqual({v: seen[v] for v in kept}, {v: 'x' for v in kept})
         self.assertEqual((seen['RANK'], seen['WORLD_SIZE'], seen['MASTER_ADDR']), ('1', '2', '127.0.0.1'))
+        self.assertEqual((seen['ZERO_RANK'], seen['ZERO_WORLD_SIZE'], seen['ZERO_LOCAL_RANK']), ('1', '2', '1'))
 
     def test_threads(self):
         env = {k: v for k, v in os.environ.items() if k != 'OMP_NUM_THREADS'}

@@ -166,7 +166,7 @@ class Torchrun(unittest.TestCase):
             with self.subTest(n=n):
                 job = self.launch(n, [*TRAIN, *arguments], ZERO_LOG='stderr')
                 self.assertEqual(bits(job.stdout), bits(of_zero_run(n, [*TRAIN, *arguments])))
-                self.assertIn(f'rank {n - 1} of {n}, found in: torchrun; where ranks meet, in: MASTER_ADDR', job.stderr)
+                self.assertIn(f'rank {n - 1} of {n}, found in: torchrun (WORLD_SIZE is {n}); where ranks meet, in: MASTER_ADDR', job.stderr)
                 self.assertEqual(job.stderr.count('this job has no key'), 1)
 
     def test_started_again(self):

@@ -1,0 +1,301 @@
+/* launcher.c: finds the launcher that counts. A launcher that is set is read strictly: half of a pair, text
+ * that is not a number and a rank outside its world are errors, and no reason to look at the next launcher.
+ * Otherwise a launcher that is half understood would train N independent copies of one model. */
+#include "comm/meet/launcher.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const struct zr_launcher launchers[ZR_LAUNCHERS] = {
+    {.kind = ZR_LAUNCHER_ZERO_RUN,
+     .source = "zero-run",
+     .rank = "ZERO_RANK",
+     .world = "ZERO_WORLD_SIZE",
+     .local_rank = "ZERO_LOCAL_RANK"},
+    {.kind = ZR_LAUNCHER_BY_HAND,
+     .source = "ZERO_RANK",
+     .rank = "ZERO_RANK",
+     .world = "ZERO_WORLD_SIZE",
+     .local_rank = "ZERO_LOCAL_RANK"},
+    {.kind = ZR_LAUNCHER_TORCHRUN,
+     .source = "torchrun",
+     .rank = "RANK",
+     .world = "WORLD_SIZE",
+     .local_rank = "LOCAL_RANK",
+     .job = {"TORCHELASTIC_RUN_ID"},
+     .attempt = "TORCHELASTIC_RESTART_COUNT"},
+    {.kind = ZR_LAUNCHER_OMPI,
+     .source = "Open MPI",
+     .rank = "OMPI_COMM_WORLD_RANK",
+     .world = "OMPI_COMM_WORLD_SIZE",
+     .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
+     .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE",
+     .gives_no_address = true,
+     .is_of_mpi = true,
+     .job = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+    {.kind = ZR_LAUNCHER_MPICH,
+     .source = "MPICH",
+     .rank = "PMI_RANK",
+     .world = "PMI_SIZE",
+     .local_rank = "MPI_LOCALRANKID",
+     .local_size = "MPI_LOCALNRANKS",
+     .gives_no_address = true,
+     .is_of_mpi = true,
+     .is_of_slurm = true, /* srun --mpi=pmi2 */
+     .job = {"PMI_JOBID", "PMI_KVSNAME"}},
+    {.kind = ZR_LAUNCHER_SLURM,
+     .source = "Slurm",
+     .rank = "SLURM_PROCID",
+     .world = "SLURM_NTASKS",
+     .local_rank = "SLURM_LOCALID",
+     .gives_no_address = true,
+     .is_of_slurm = true,
+     .job = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"},
+     .attempt = "SLURM_RESTART_COUNT"},
+    {.kind = ZR_LAUNCHER_PLAIN,
+     .source = "RANK",
+     .rank = "RANK",
+     .world = "WORLD_SIZE",
+     .local_rank = "LOCAL_RANK",
+     .attempt = "TORCHELASTIC_RESTART_COUNT"},
+};
+
+int zr_meeting_number(const char *name, const char *text, int lo, int hi, int *out)
+{
+    char *end;
+    errno = 0;
+    long v = strtol(text, &end, 10);
+    bool digits = text[0] == '-' ? text[1] >= '0' && text[1] <= '9' : text[0] >= '0' && text[0] <= '9';
+    if (!digits || *end || errno == ERANGE || v < lo || v > hi)
+        return zr_fail(ZR_ERR_ARG, "%s is \"%.64s\": a whole number from %d to %d is allowed", name, text, lo,
+                       hi);
+    *out = (int)v;
+    return 0;
+}
+
+bool zr_launcher_is_slurm_task(int rank, int world)
+{
+    const char *task = getenv("SLURM_PROCID"), *n = getenv("SLURM_NTASKS");
+    char want_task[16], want_n[16];
+    snprintf(want_task, sizeof want_task, "%d", rank);
+    snprintf(want_n, sizeof want_n, "%d", world);
+    return task && n && strcmp(task, want_task) == 0 && strcmp(n, want_n) == 0;
+}
+
+/* --- which are set --- */
+
+static bool is_torchruns(void)
+{
+    return getenv("TORCHELASTIC_RUN_ID") || getenv("LOCAL_WORLD_SIZE");
+}
+
+/* A batch script has SLURM_PROCID and SLURM_NTASKS like a task, but no SLURM_STEP_ID. */
+static bool is_in_step(void)
+{
+    return getenv("SLURM_STEP_ID") != NULL;
+}
+
+/* The shell of an allocation lacks SLURM_PROCID, and a world of 1 says nothing. A batch script starts its
+ * ranks by RANK and WORLD_SIZE if they are set. */
+static bool is_slurm_set(const char *rank, const char *world)
+{
+    bool is_plain = getenv("RANK") || getenv("WORLD_SIZE");
+    return rank && world && strcmp(world, "1") != 0 && (is_in_step() || !is_plain);
+}
+
+static bool is_set(const struct zr_launcher *l)
+{
+    const char *rank = getenv(l->rank), *world = getenv(l->world);
+    switch (l->kind) {
+    case ZR_LAUNCHER_ZERO_RUN:
+        return (rank || world) && getenv("ZERO_JOB");
+    case ZR_LAUNCHER_BY_HAND:
+        return (rank || world) && !getenv("ZERO_JOB");
+    case ZR_LAUNCHER_TORCHRUN:
+        return (rank || world) && is_torchruns();
+    case ZR_LAUNCHER_PLAIN:
+        return (rank || world) && !is_torchruns();
+    case ZR_LAUNCHER_SLURM:
+        return is_slurm_set(rank, world);
+    case ZR_LAUNCHER_OMPI:
+    case ZR_LAUNCHER_MPICH:
+    case ZR_LAUNCHERS:
+        break;
+    }
+    return rank || world;
+}
+
+/* --- what they say --- */
+
+static int read_ranks(const struct zr_launcher *l, struct zr_world *w)
+{
+    const char *rank = getenv(l->rank), *world = getenv(l->world), *local = getenv(l->local_rank);
+    if (!rank || !world)
+        return zr_fail(ZR_ERR_ARG, "%s is not set though %s is \"%.64s\": both or neither are allowed",
+                       rank ? l->world : l->rank, rank ? l->rank : l->world, rank ? rank : world);
+    int err = zr_meeting_number(l->world, world, 1, ZR_MOST_RANKS, &w->world);
+    if (!err)
+        err = zr_meeting_number(l->rank, rank, 0, w->world - 1, &w->rank);
+    w->local_rank = w->rank;
+    if (!err && local)
+        err = zr_meeting_number(l->local_rank, local, 0, w->world - 1, &w->local_rank);
+    w->has_local_rank = local != NULL;
+    if (err)
+        return err;
+    snprintf(w->source, sizeof w->source, "%s", l->source);
+    snprintf(w->size_from, sizeof w->size_from, "%s is %d%s", l->world, w->world,
+             l->kind == ZR_LAUNCHER_SLURM && !is_in_step() ? ", but srun did not start this program" : "");
+    return 0;
+}
+
+/* --- whether they agree --- */
+
+/* How many agents torchrun has; a launcher that starts them, as mpirun does, counts as many. 0: not known. */
+static int count_agents(int world)
+{
+    const char *agents = getenv("GROUP_WORLD_SIZE"), *local = getenv("LOCAL_WORLD_SIZE");
+    int n = agents ? atoi(agents) : 0, n_local = local ? atoi(local) : 0;
+    return agents ? n : n_local > 0 && world % n_local == 0 ? world / n_local : 0;
+}
+
+/* l counts, and m is another launcher that says something else. */
+struct pair {
+    const struct zr_launcher *l, *m;
+    const struct zr_world *by_l, *by_m;
+    bool by_mpi;
+};
+
+/* srun tells each task the number of its process. A launcher inside the task starts other processes. */
+static bool is_task_itself(void)
+{
+    const char *task = getenv("SLURM_TASK_PID");
+    char own[16];
+    snprintf(own, sizeof own, "%ld", (long)getpid());
+    return task && strcmp(task, own) == 0;
+}
+
+/* m is Slurm, and not the innermost launcher. srun sets MPICH's variables too, with --mpi=pmi2. */
+static bool is_outer_slurm(const struct pair *p)
+{
+    return p->m->is_of_slurm && zr_launcher_is_slurm_task(p->by_m->rank, p->by_m->world) && !is_task_itself();
+}
+
+/* m may be the outer launcher, which counts something else than ranks of this job. */
+static bool may_differ(const struct pair *p)
+{
+    bool needs_mpi = p->by_mpi && p->m->is_of_mpi;
+    switch (p->l->kind) {
+    case ZR_LAUNCHER_BY_HAND:
+        return !needs_mpi;
+    case ZR_LAUNCHER_TORCHRUN:
+        return !needs_mpi && (is_outer_slurm(p) || count_agents(p->by_l->world) == p->by_m->world);
+    case ZR_LAUNCHER_OMPI:
+    case ZR_LAUNCHER_MPICH:
+        return is_outer_slurm(p);
+    case ZR_LAUNCHER_ZERO_RUN: /* which removes what an outer launcher has set */
+    case ZR_LAUNCHER_SLURM:
+    case ZR_LAUNCHER_PLAIN:
+    case ZR_LAUNCHERS:
+        break;
+    }
+    return false;
+}
+
+static const char *label_of(const struct zr_launcher *l)
+{
+    return l->kind == ZR_LAUNCHER_BY_HAND ? "set by hand"
+           : l->kind == ZR_LAUNCHER_PLAIN ? "set by hand, or left over"
+                                          : l->source;
+}
+
+static int refuse_pair(const struct pair *p)
+{
+    const struct zr_launcher *l = p->l, *m = p->m;
+    char cure[192];
+    if (p->by_mpi && m->is_of_mpi)
+        snprintf(cure, sizeof cure, "backend mpi works with the ranks of MPI_COMM_WORLD: unset %s and %s",
+                 l->rank, l->world);
+    else if (l->kind == ZR_LAUNCHER_ZERO_RUN)
+        snprintf(cure, sizeof cure, "start the program by one launcher only, or unset %s and %s", m->rank,
+                 m->world);
+    else
+        snprintf(cure, sizeof cure,
+                 "unset those that are left over, or choose by ZERO_RANK and ZERO_WORLD_SIZE, which win");
+    return zr_fail(
+        ZR_ERR_ARG,
+        "two launchers contradict each other: %s is %d and %s is %d (%s), but %s is %d and %s is %d "
+        "(%s); %s",
+        l->rank, p->by_l->rank, l->world, p->by_l->world, label_of(l), m->rank, p->by_m->rank, m->world,
+        p->by_m->world, label_of(m), cure);
+}
+
+/* srun may have started torchruns, each for a job of its own; or torchrun's variables are left over. */
+static void note_slurm(const struct pair *p, struct zr_world *w)
+{
+    if (p->l->kind == ZR_LAUNCHER_TORCHRUN && p->m->kind == ZR_LAUNCHER_SLURM && is_in_step() &&
+        count_agents(w->world) != p->by_m->world)
+        snprintf(
+            w->note, sizeof w->note,
+            "this is rank %d of %d by torchrun's variables, and task %d of %d of srun's: if torchrun did not "
+            "start this program, unset RANK and WORLD_SIZE",
+            w->rank, w->world, p->by_m->rank, p->by_m->world);
+}
+
+/* What m says does not matter, so that it is not even read. */
+static bool is_ignored(const struct zr_launcher *l, const struct zr_launcher *m, bool by_mpi)
+{
+    return l->kind == ZR_LAUNCHER_BY_HAND && !(by_mpi && m->is_of_mpi);
+}
+
+/* An inner launcher may leave Slurm's variables unreadable. */
+static bool may_be_unreadable(const struct zr_launcher *l, const struct zr_launcher *m)
+{
+    return m->kind == ZR_LAUNCHER_SLURM && l->kind != ZR_LAUNCHER_ZERO_RUN;
+}
+
+static int compare_one(const struct zr_launcher *l, const struct zr_launcher *m, bool by_mpi,
+                       struct zr_world *w)
+{
+    struct zr_world said = {0};
+    const struct pair p = {l, m, w, &said, by_mpi};
+    int err = read_ranks(m, &said);
+    if (err)
+        return may_be_unreadable(l, m) ? 0 : err;
+    if (said.rank == w->rank && said.world == w->world)
+        return 0;
+    if (!may_differ(&p))
+        return refuse_pair(&p);
+    note_slurm(&p, w);
+    return 0;
+}
+
+static int compare_others(const struct zr_launcher *l, bool by_mpi, struct zr_world *w)
+{
+    int err = 0;
+    for (const struct zr_launcher *m = l + 1; m < launchers + ZR_LAUNCHERS && !err; m++)
+        if (is_set(m) && !is_ignored(l, m, by_mpi))
+            err = compare_one(l, m, by_mpi, w);
+    return err;
+}
+
+int zr_launcher_find(bool by_mpi, const struct zr_launcher **out, struct zr_world *w)
+{
+    const struct zr_launcher *l = launchers;
+    struct zr_world found = *w;
+    while (l < launchers + ZR_LAUNCHERS && !is_set(l))
+        l++;
+    *out = NULL;
+    if (l == launchers + ZR_LAUNCHERS)
+        return 0;
+    int err = read_ranks(l, &found);
+    if (!err)
+        err = compare_others(l, by_mpi, &found);
+    if (err)
+        return err;
+    *out = l;
+    *w = found;
+    return 0;
+}

@@ -1,0 +1,59 @@
+/* launcher.h: which launcher started this process, as its environment variables tell.
+ *
+ * Launchers nest: srun starts torchrun, and mpirun runs inside a job of Slurm's. The environment then has the
+ * variables of several, and the innermost launcher decides. Where the variables cannot tell which one that
+ * is, and they disagree about the rank, finding the launcher is an error that names both. */
+#ifndef ZR_COMM_LAUNCHER_H
+#define ZR_COMM_LAUNCHER_H
+
+#include "comm/meet/rendezvous.h"
+
+enum { ZR_MOST_RANKS = 65536 };
+
+/* In the order of precedence. */
+enum zr_launcher_kind {
+    /* ZERO_RANK together with ZERO_JOB */
+    ZR_LAUNCHER_ZERO_RUN,
+    /* ZERO_RANK without ZERO_JOB: the user's own choice */
+    ZR_LAUNCHER_BY_HAND,
+    ZR_LAUNCHER_TORCHRUN,
+    ZR_LAUNCHER_OMPI,
+    ZR_LAUNCHER_MPICH,
+    ZR_LAUNCHER_SLURM,
+    /* RANK without torchrun's other variables */
+    ZR_LAUNCHER_PLAIN,
+    ZR_LAUNCHERS
+};
+
+/* One launcher's variables. The rank and world variables go in pairs; the others may be missing. */
+struct zr_launcher {
+    enum zr_launcher_kind kind;
+    const char *source;
+    const char *rank, *world, *local_rank;
+    /* how many of its ranks are on this host */
+    const char *local_size;
+    /* variables that together tell one job from another on this host */
+    const char *job[3];
+    /* how often it was started again */
+    const char *attempt;
+    /* of an MPI or of Slurm */
+    bool gives_no_address;
+    /* of an MPI, over which its ranks can tell each other more */
+    bool is_of_mpi;
+    /* Slurm may be what started it, and then knows the hosts */
+    bool is_of_slurm;
+};
+
+/* Finds the launcher that counts, compares it with the others that are set, and fills rank, world, local
+ * rank, source, size_from and note of w. *out is NULL, and w unchanged, if no launcher's variables are set.
+ * by_mpi: the ranks work over MPI, so an MPI launcher's variables must say the same.
+ * Errors: ARG  half of a pair is set, a number is wrong, or two launchers contradict each other */
+int zr_launcher_find(bool by_mpi, const struct zr_launcher **out, struct zr_world *w);
+
+/* srun started the task with this rank of so many. */
+bool zr_launcher_is_slurm_task(int rank, int world);
+
+/* Reads decimal text in [lo, hi], with nothing before or after it. */
+int zr_meeting_number(const char *name, const char *text, int lo, int hi, int *out);
+
+#endif
