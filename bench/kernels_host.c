@@ -61,7 +61,7 @@ static int run_to_f32(struct kernels_host *h)
 static int run_norm(struct kernels_host *h)
 {
     struct zr_exact_sum sum = {0};
-    return h->place->dev->ops->sum_squares(h->place->stream, &sum, h->arrays.read_f32[0], h->o.n);
+    return h->place->dev->ops->sum_squares(h->place->stream, &sum, h->arrays.read_f32[0], h->o.n, NULL);
 }
 
 static int run_scale(struct kernels_host *h)

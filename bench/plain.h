@@ -27,7 +27,7 @@ struct plain {
     /* (n_params) the gradients in fp32; NULL when the model's own are */
     float *grad;
     /* sum of the gradients' squares */
-    struct zr_exact_sum *norm;
+    struct zr_own_squares *norm;
     /* of this one rank */
     struct zr_agreement *agreement;
     struct zr_step_scalars *scalars;

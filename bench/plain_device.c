@@ -9,7 +9,7 @@
 /* The state's memory, piece after piece in one block. */
 struct pieces {
     float *m, *v, *master, *grad;
-    struct zr_exact_sum *norm;
+    struct zr_own_squares *norm;
     struct zr_agreement *agreement;
     struct zr_step_scalars *scalars;
     int64_t bytes;
@@ -31,7 +31,7 @@ static struct pieces lay_out(uintptr_t base, int64_t n_params)
         p.master = (float *)(base + take(&at, n_bytes));
         p.grad = (float *)(base + take(&at, n_bytes));
     }
-    p.norm = (struct zr_exact_sum *)(base + take(&at, sizeof *p.norm));
+    p.norm = (struct zr_own_squares *)(base + take(&at, sizeof *p.norm));
     p.agreement = (struct zr_agreement *)(base + take(&at, sizeof *p.agreement));
     p.scalars = (struct zr_step_scalars *)(base + take(&at, sizeof *p.scalars));
     p.bytes = at;
@@ -88,7 +88,7 @@ static int collect(struct plain *p)
             grad = p->grad + at;
             err = dev->cast(s, p->grad + at, ZR_F32, *tensor->grad, GPT2_GEMM_DTYPE, n);
         }
-        err = err ? err : dev->sum_squares(s, p->norm, grad, n);
+        err = err ? err : dev->sum_squares(s, &p->norm->sum, grad, n, NULL);
         at += n;
     }
     return err;
@@ -98,7 +98,7 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
 {
     const struct zr_device_ops *dev = p->place->dev->ops;
     struct zr_stream *s = p->place->stream;
-    const struct zr_agree_begin begin = {.norm = p->norm, .out = p->agreement};
+    const struct zr_agree_begin begin = {.own = p->norm, .out = p->agreement};
     const struct zr_agree_end end = {
         .all = p->agreement,
         .n_ranks = 1,

@@ -15,17 +15,26 @@
 #include "kernels/exact_sum.h"
 #include "kernels/host_device_code.h"
 
+#include <float.h>
+
 /* A sum of doubles that may be added over ranks: its limbs with carries propagated, each below 2^32 (the last
  * one of any sign), and whether something was not finite. So 2^31 ranks fit. */
 #define ZR_AGREE_LIMBS (ZR_EXACT_LIMBS + 1)
 
-/* Words that every rank must give alike, and one of which the least counts. */
+/* Words that every rank must give alike, and from ZR_AGREE_LEAST on words that may differ. */
 enum zr_agree_word {
-    ZR_AGREE_CALLS, /* hash of the model's calls so far */
-    ZR_AGREE_LR,    /* zr_agree_lr_word: the learning rate, and who gives it, which may differ */
-    ZR_AGREE_LEAST, /* the program's own: may differ, the least over ranks is reported to all */
+    ZR_AGREE_CALLS,   /* hash of the model's calls so far */
+    ZR_AGREE_LR,      /* zr_agree_lr_word: the learning rate, and who gives it, which may differ */
+    ZR_AGREE_LEAST,   /* the program's own: may differ, the least over ranks is reported to all */
+    ZR_AGREE_SQUARES, /* 1: an optimizer of this rank's keeps squares of the gradient; the greatest counts */
+    ZR_AGREE_LARGEST, /* zr_largest_with_rank, written by agree_begin; the greatest counts */
     ZR_AGREE_WORDS
 };
+
+/* The greatest norms with which a step is taken, as the update sees them: scaled and clipped. Above them an
+ * element's square, or the element itself, may overflow fp32, and a second moment would stay infinite. */
+#define ZR_MOST_NORM_SQUARED 1.8e19
+#define ZR_MOST_NORM         ((double)FLT_MAX)
 
 /* Its size does not depend on how much is carried: ranks that carry different numbers of values must meet, to
  * be told so. */
@@ -42,12 +51,22 @@ struct zr_agreement {
 /* Bit of zr_agreed.differs: the ranks' parts were not put together. */
 #define ZR_AGREE_INCOMPLETE (UINT32_C(1) << ZR_AGREE_WORDS)
 
+/* What sum_squares makes of a rank's part of the gradient. */
+struct zr_own_squares {
+    struct zr_exact_sum sum;
+    /* struct zr_largest */
+    uint64_t largest;
+};
+
 struct zr_agree_begin {
-    /* squares of this rank's part of the gradient; device memory */
-    const struct zr_exact_sum *norm;
+    /* of this rank; device memory */
+    const struct zr_own_squares *own;
     /* written whole; device memory, 8-byte aligned */
     struct zr_agreement *out;
+    /* [ZR_AGREE_LARGEST] is not read */
     uint64_t words[ZR_AGREE_WORDS];
+    /* of the world, below 2^16 */
+    int32_t rank;
     /* the program's own, n_carried of them */
     double carried[ZR_MAX_CARRIED];
     int32_t n_carried;
@@ -64,7 +83,11 @@ struct zr_agreed {
     double grad_norm;
     /* the least over ranks of the word ZR_AGREE_LEAST */
     uint64_t least;
-    int32_t clipped, skipped;
+    /* zr_largest_with_rank of all ranks; 0: no block is large */
+    uint64_t largest;
+    /* too_large: skipped, because the norm is finite and above most_norm */
+    int32_t clipped, skipped, too_large;
+    double most_norm;
     /* 1 << word, of each that is not the same on all ranks, never of ZR_AGREE_LEAST; ZR_AGREE_INCOMPLETE. */
     uint32_t differs;
     /* means over n_averaged; NaN where a rank's is not finite */
@@ -78,7 +101,9 @@ struct zr_agreed {
  *   grad_norm  = sqrt(norm) * |scale|, in double
  *   clipped    = grad_norm is finite, clip > 0 and grad_norm > clip
  *   grad_scale = (float)(clipped ? scale * (clip / grad_norm) : scale)
- *   skip       = grad_norm is not finite, a word differs, or not n_ranks of them are in it
+ *   most_norm  = ZR_MOST_NORM_SQUARED where any rank's optimizers keep squares, else ZR_MOST_NORM
+ *   too_large  = (clipped ? clip : grad_norm) > most_norm
+ *   skip       = grad_norm is not finite, too_large, a word differs, or not n_ranks of them are in it
  *   carried    = (exact sum, rounded once) / n_averaged
  */
 struct zr_agree_end {
@@ -115,7 +140,7 @@ ZR_HOST_DEVICE void zr_agree_write_sum(const struct zr_agree_begin *b, int k)
 {
     struct zr_exact_sum sum;
     if (k == 0) {
-        sum = *b->norm;
+        sum = b->own->sum;
     } else {
         memset(&sum, 0, sizeof sum);
         if (k <= b->n_carried)
@@ -128,8 +153,9 @@ ZR_HOST_DEVICE void zr_agree_write_sum(const struct zr_agree_begin *b, int k)
 
 ZR_HOST_DEVICE void zr_agree_write_word(const struct zr_agree_begin *b, int w)
 {
-    b->out->max[2 * w] = b->words[w];
-    b->out->max[2 * w + 1] = ~b->words[w];
+    uint64_t word = w == ZR_AGREE_LARGEST ? zr_largest_with_rank(b->own->largest, b->rank) : b->words[w];
+    b->out->max[2 * w] = word;
+    b->out->max[2 * w + 1] = ~word;
 }
 
 /* What sum number k came to over all ranks, rounded once. */
@@ -186,12 +212,15 @@ ZR_HOST_DEVICE void zr_agree_conclude(const struct zr_agree_end *e, const double
     out.lr[1] = zr_agree_lr_of(~e->all->max[2 * ZR_AGREE_LR + 1]);
     out.grad_norm = sqrt(sums[0]) * fabs(e->scale);
     bool finite = out.grad_norm - out.grad_norm == 0;
-    out.skipped = !finite;
     out.clipped = finite && e->clip > 0 && out.grad_norm > (double)e->clip;
+    out.most_norm = e->all->max[2 * ZR_AGREE_SQUARES] ? ZR_MOST_NORM_SQUARED : ZR_MOST_NORM;
+    out.too_large = finite && (out.clipped ? (double)e->clip : out.grad_norm) > out.most_norm;
+    out.largest = e->all->max[2 * ZR_AGREE_LARGEST];
+    out.skipped = !finite || out.too_large;
     for (int k = 0; k < e->n_carried; k++)
         out.carried[k] = sums[1 + k] / e->n_averaged;
     e->scalars->grad_scale = (float)(out.clipped ? e->scale * ((double)e->clip / out.grad_norm) : e->scale);
-    e->scalars->skip = !finite || out.differs != 0;
+    e->scalars->skip = out.skipped || out.differs != 0;
     *e->agreed = out;
 }
 

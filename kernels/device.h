@@ -72,6 +72,19 @@ struct zr_exact_sum {
     uint32_t nonfinite;
 };
 
+#define ZR_NORM_BLOCK 32 /* elements whose squares sum_squares adds up together */
+
+/* Where sum_squares records the largest block that it has seen, so that a step that is skipped can name the
+ * tensor. Blocks below `from` are not recorded. */
+struct zr_largest {
+    /* device memory: the greatest zr_largest_of() so far; 0: none */
+    uint64_t *word;
+    /* position of x[0], 0 to 2^37 - 1; positions follow x */
+    int64_t at;
+    /* sum of squares of a block */
+    double from;
+};
+
 /* The host's kernels, one table per instruction set; all give the same bits. Synchronous, on the calling
  * thread, any alignment down to the element's own. */
 enum zr_isa { ZR_ISA_PORTABLE, ZR_ISA_AVX2, ZR_ISA_AVX512, ZR_ISA_COUNT };
@@ -253,7 +266,9 @@ struct zr_device_ops {
      * another, nor a source. One kernel on a GPU. Table and array are copied. */
     int (*sum_ranges)(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
                       const void *const *src, int n_src, enum zr_dtype st);
-    int (*sum_squares)(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n);
+    /* largest: copied; NULL: no block is recorded. */
+    int (*sum_squares)(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
+                       const struct zr_largest *largest);
     /* x[i] = x[i] * scalars->grad_scale; nothing when scalars->skip */
     int (*scale)(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars);
     int (*update)(struct zr_stream *s, const struct zr_update *u);

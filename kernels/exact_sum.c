@@ -5,3 +5,31 @@ void zr_exact_reset(struct zr_exact_sum *a)
 {
     memset(a, 0, sizeof *a);
 }
+
+/* Whether the sum can be as large as from: false where all limbs of that size are zero. */
+static bool may_reach(struct zr_exact_sum *a, double from)
+{
+    int exponent, limb;
+    if (a->nonfinite || isinf(from))
+        return a->nonfinite;
+    frexp(from, &exponent); /* from >= 2^(exponent - 1) */
+    limb = (exponent - 1 + 1088) / 32;
+    zr_exact_carry(a);
+    while (limb < ZR_EXACT_LIMBS && a->limb[limb] == 0)
+        limb++;
+    return limb < ZR_EXACT_LIMBS;
+}
+
+void zr_largest_record(const struct zr_largest *largest, struct zr_exact_sum *acc, const float *x, int64_t n)
+{
+    if (!may_reach(acc, largest->from))
+        return;
+    for (int64_t first = 0; first < n; first += ZR_NORM_BLOCK) {
+        double squares = 0;
+        for (int64_t i = first; i < n && i < first + ZR_NORM_BLOCK; i++)
+            squares += (double)x[i] * x[i];
+        uint64_t word = zr_largest_of(squares, largest->at + first);
+        if (zr_is_large(squares, largest->from) && word > *largest->word)
+            *largest->word = word;
+    }
+}

@@ -26,6 +26,10 @@
 /* Makes the sum zero. */
 void zr_exact_reset(struct zr_exact_sum *a);
 
+/* Records the blocks of x, of which acc is the sum so far. It reads x only where acc tells that some block may
+ * be large; carries of acc are propagated. */
+void zr_largest_record(const struct zr_largest *largest, struct zr_exact_sum *acc, const float *x, int64_t n);
+
 /* Propagates carries: all limbs but the last become 0..2^32-1. The value stays. */
 ZR_HOST_DEVICE void zr_exact_carry(struct zr_exact_sum *a)
 {
@@ -98,6 +102,46 @@ ZR_HOST_DEVICE bool zr_exact_split(double x, int64_t *m, uint32_t *place)
     *m = ((int64_t)(fraction | normal << 52) ^ sign) - sign;
     *place = (uint32_t)(exponent + !normal) + (1088 - 1075);
     return true;
+}
+
+/* ---- the largest block of a sum of squares (struct zr_largest) ---- */
+
+#define ZR_LARGEST_AT_BITS   37
+#define ZR_LARGEST_RANK_BITS 16
+
+/* A block's sum of squares and its position, as a word that is greater the larger the sum's exponent is, and
+ * among equals the lower the position. What is not finite has the largest exponent. The lowest bits are 0, for
+ * a rank. */
+ZR_HOST_DEVICE uint64_t zr_largest_of(double squares, int64_t at)
+{
+    uint64_t bits, most = (UINT64_C(1) << ZR_LARGEST_AT_BITS) - 1;
+    memcpy(&bits, &squares, sizeof bits);
+    return (bits >> 52 & 0x7ff) << (ZR_LARGEST_AT_BITS + ZR_LARGEST_RANK_BITS) |
+           ((most - (uint64_t)at) & most) << ZR_LARGEST_RANK_BITS;
+}
+
+/* Is the block recorded? A NaN is. */
+ZR_HOST_DEVICE bool zr_is_large(double squares, double from)
+{
+    return !(squares < from);
+}
+
+/* The word with the rank, where the lowest rank is greatest; 0 stays 0. */
+ZR_HOST_DEVICE uint64_t zr_largest_with_rank(uint64_t word, int32_t rank)
+{
+    return word ? word | (UINT64_C(0xffff) - (uint64_t)rank) : 0;
+}
+
+/* The position and the rank of a word that is not 0. */
+ZR_HOST_DEVICE int64_t zr_largest_at(uint64_t word)
+{
+    uint64_t most = (UINT64_C(1) << ZR_LARGEST_AT_BITS) - 1;
+    return (int64_t)(most - (word >> ZR_LARGEST_RANK_BITS & most));
+}
+
+ZR_HOST_DEVICE int32_t zr_largest_rank(uint64_t word)
+{
+    return (int32_t)(UINT64_C(0xffff) - (word & 0xffff));
 }
 
 /* Adds a number of less than 128 bits to four limbs: a change of less than 2^32 to each. */

@@ -41,6 +41,8 @@ struct zr_optimizer_kind {
     const char *source;
     /* fp32 arrays kept per weight */
     int n_states;
+    /* a state is a mean of the gradient's squares: an element above 1.8e19 makes it infinite */
+    bool keeps_squares;
     /* beta1 is the momentum of its one state: with beta1 0 it keeps none */
     bool momentum_only;
     /* What each state is, for messages: "first moment". */

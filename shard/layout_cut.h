@@ -4,8 +4,6 @@
 
 #include "shard/layout.h"
 
-#define ZR_NORM_BLOCK 32 /* elements that the norm adds up together */
-
 /* Equal slices never tear it: it divides a block of the norm. */
 static inline bool zr_granule_fits(int64_t granule)
 {

@@ -241,7 +241,7 @@ static void place_grads(struct zr_plan *p, const struct zr_options *opt)
     p->bytes[ZR_MEM_GRAD_SLOTS] = end;
     place_sums(p, &end);
     p->control_at = take(&end, ZR_CONTROL_BYTES);
-    p->norm_at = take(&end, sizeof(struct zr_exact_sum));
+    p->norm_at = take(&end, sizeof(struct zr_own_squares));
     place_gathered(p, &end);
     /* Ranks of other groups, or of other pipeline stages, do not map the gradients: what all exchange has an
      * arena of its own then, which is laid out alike on all of them. */

@@ -122,7 +122,7 @@ struct zr_plan {
     int64_t partial_slots_at, partial_slot_bytes;
     int64_t *partial_at;
     int64_t exchange_at, control_at;
-    /* Of struct zr_agreement, where exchanges are; of struct zr_exact_sum, of this rank's gradients. */
+    /* Of struct zr_agreement, where exchanges are; of struct zr_own_squares, of this rank's gradients. */
     int64_t agreement_at, norm_at;
     /* hop.sums_whole: one unit's gradient gathered, fp32, where it cannot be in place */
     int64_t full_grad_at, full_grad_bytes;

@@ -242,8 +242,10 @@ ZERO_API int zero_micro(zero_ctx *z);
  * rate of this step, finite (else ZERO_ERR_ARG) and the same on every rank: where it differs, or the calls
  * since zero_wrap do, no weight is changed and the context ends with ZERO_ERR_MISMATCH, by this call where
  * info is given, else by a later one. Waits for the norm of the step before. info may be NULL; if it is not,
- * the call waits for this step's norm (not for the update). Where a gradient of any rank is not finite, the
- * step is skipped on all: nothing is updated, 0 is returned, and info->skipped, or a warning, tells.
+ * the call waits for this step's norm (not for the update). A step is skipped on all ranks if a gradient of
+ * any rank is not finite, or if the norm is so large that the update would overflow: after clipping above
+ * 1.8e19 if an optimizer keeps squares of the gradient (AdamW, Adam, RMSprop), else above the largest float.
+ * Then nothing is updated, 0 is returned, and info->skipped tells, or a warning that names the tensor.
  * Refused with ZERO_ERR_ORDER, and nothing changed, while a bracket is open, when no backward bracket has
  * ended since the last step (of a model that uses them), or when the micro-batches counted are not
  * cfg.grad_accum_steps (which a model without brackets and with grad_accum_steps 1 is trusted to have run).
@@ -274,7 +276,7 @@ ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
 
 /* Collective, blocking. Where a program has a rule of its own on the norm or the loss: reduces what is left,
  * and gives in *norm the global norm of the step to come, scaled and before clipping, as zero_step's info
- * will have it (NaN where a gradient is not finite: that step would be skipped). Then zero_step goes on, or
+ * will have it (NaN if a gradient is not finite, so that the step would be skipped). Then zero_step goes on, or
  * zero_drop gives up. Until one of them is called, a backward bracket and zero_micro are refused, and a model
  * without brackets leaves its gradients alone (on the host zero_step refuses what was written since; it looks
  * at the first 4 KiB of each gradient). Forward brackets are free. Asked again, it gives the same number

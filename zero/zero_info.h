@@ -154,11 +154,11 @@ struct zero_action {
 struct zero_step_info {
     /* 1-based number of the step just taken; skipped ones do not count */
     int64_t t;
-    /* global L2 norm, of the scaled gradient, before clipping; not finite where the step was skipped */
+    /* global L2 norm, of the scaled gradient, before clipping; NaN if a gradient was not finite */
     double grad_norm;
     /* 1: it was above cfg.clip */
     int32_t clipped;
-    /* 1: a gradient was not finite on some rank: nothing was updated, on any rank */
+    /* 1: a gradient was not finite or too large on some rank (zero_step): nothing was updated, on any rank */
     int32_t skipped;
     /* how many values zero_carry gave to this step; and 0, for later versions */
     int32_t n_carried, reserved;

@@ -232,7 +232,7 @@ static int sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int
 
 static int agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
 {
-    const struct zr_access used[] = {{b->norm, sizeof *b->norm, false}, {b->out, sizeof *b->out, true}};
+    const struct zr_access used[] = {{b->own, sizeof *b->own, false}, {b->out, sizeof *b->out, true}};
     int err = zr_check_agree_begin(b);
     if (err)
         return err;
@@ -256,10 +256,19 @@ static int agree_end(struct zr_stream *s, const struct zr_agree_end *e)
     return s->check->inner->ops->agree_end(s->inner, e);
 }
 
-static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n)
+static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
+                       const struct zr_largest *largest)
 {
-    note(s, "sum_squares", x, n * (int64_t)sizeof *x, acc, sizeof *acc, true);
-    return s->check->inner->ops->sum_squares(s->inner, acc, x, n);
+    struct zr_line *l = zr_check_issue(s, "sum_squares");
+    const struct zr_access used[] = {
+        {x, n * (int64_t)sizeof *x, false}, {acc, sizeof *acc, false}, {acc, sizeof *acc, true}};
+    zr_shadow_touch(&s->check->rec, l, used, 3);
+    if (largest) {
+        zr_shadow_read(&s->check->rec, l, largest->word, sizeof *largest->word);
+        zr_shadow_write(&s->check->rec, l, largest->word, sizeof *largest->word);
+    }
+    zr_check_issued(s);
+    return s->check->inner->ops->sum_squares(s->inner, acc, x, n, largest);
 }
 
 static int scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)

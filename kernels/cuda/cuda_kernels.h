@@ -26,7 +26,7 @@ cudaError_t zr_cuda_sum_ranges(cudaStream_t s, const struct zr_sum_range *table,
                                const void *const *src, int n_src, enum zr_dtype st);
 /* most_blocks: as many as the GPU runs at once. */
 cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                                int most_blocks);
+                                const struct zr_largest *largest, int most_blocks);
 cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_step_scalars *scalars);
 cudaError_t zr_cuda_update_spans(cudaStream_t s, const struct zr_update *u,
                                  const struct zr_update_span *spans, int n_spans);

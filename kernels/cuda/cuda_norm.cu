@@ -75,7 +75,8 @@ __device__ void carry_while_adding(struct zr_exact_sum *acc, uint32_t n_counted)
     atomicAdd(&acc->n_added, 1 - n_counted);
 }
 
-__global__ void __launch_bounds__(THREADS) squares(struct zr_exact_sum *acc, const float *x, int64_t n)
+__global__ void __launch_bounds__(THREADS)
+    squares(struct zr_exact_sum *acc, const float *x, int64_t n, struct zr_largest largest)
 {
     __shared__ float tile[THREADS * PITCH];
     __shared__ int64_t limbs[ZR_EXACT_LIMBS];
@@ -103,7 +104,11 @@ __global__ void __launch_bounds__(THREADS) squares(struct zr_exact_sum *acc, con
         uint32_t place;
         if (base + t * ROW >= n)
             continue;
-        if (!zr_exact_split(vec_block_squares(&tile[t * PITCH]), &m, &place)) {
+        const double block = vec_block_squares(&tile[t * PITCH]);
+        if (largest.word && zr_is_large(block, largest.from))
+            atomicMax(reinterpret_cast<unsigned long long *>(largest.word),
+                      (unsigned long long)zr_largest_of(block, largest.at + base + t * ROW));
+        if (!zr_exact_split(block, &m, &place)) {
             atomicOr(&acc->nonfinite, 1u);
             continue;
         }
@@ -162,10 +167,11 @@ __global__ void __launch_bounds__(THREADS) agree_read(struct zr_agree_end e)
 } // namespace
 
 cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                                int most_blocks)
+                                const struct zr_largest *largest, int most_blocks)
 {
     int64_t tiles = ceil_div(n, TILE);
-    return n <= 0 ? cudaSuccess : launch(squares, tiles < most_blocks ? tiles : most_blocks, s, acc, x, n);
+    return n <= 0 ? cudaSuccess
+                  : launch(squares, tiles < most_blocks ? tiles : most_blocks, s, acc, x, n, *largest);
 }
 
 cudaError_t zr_cuda_agree_begin(cudaStream_t s, const struct zr_agree_begin *b)

@@ -76,12 +76,15 @@ static int op_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, 
  * 164. */
 enum { SQUARES_BLOCKS = 6 };
 
-static int op_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n)
+static int op_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
+                          const struct zr_largest *largest)
 {
+    const struct zr_largest none = {.word = NULL};
     int err = zr_check_count("sum_squares", "n", n);
     return err ? err
                : ZR_CUDA(s->dev, "sum_squares",
-                         zr_cuda_sum_squares(s->native, acc, x, n, SQUARES_BLOCKS * s->dev->n_processors));
+                         zr_cuda_sum_squares(s->native, acc, x, n, largest ? largest : &none,
+                                             SQUARES_BLOCKS * s->dev->n_processors));
 }
 
 static int op_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)

@@ -233,15 +233,26 @@ int zr_host_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, in
     return 0;
 }
 
+struct squares_args {
+    struct args a;
+    struct zr_largest largest;
+};
+
 static void sum_squares_op(void *arg)
 {
-    const struct args *a = arg;
+    const struct squares_args *q = arg;
+    const struct args *a = &q->a;
     a->k->sum_squares(a->dst, a->src, a->n);
+    if (q->largest.word)
+        zr_largest_record(&q->largest, a->dst, a->src, a->n);
 }
 
-int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n)
+int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
+                        const struct zr_largest *largest)
 {
-    struct args a = {.k = s->dev->kernels, .dst = acc, .src = x, .n = n};
+    struct squares_args a = {.a = {.k = s->dev->kernels, .dst = acc, .src = x, .n = n}};
+    if (largest)
+        a.largest = *largest;
     int err = zr_check_count("sum_squares", "n", n);
     if (!err)
         zr_host_put(s, sum_squares_op, &a, sizeof a);

@@ -44,6 +44,7 @@ struct zr_sim_op {
     enum zr_dtype dst_type, src_type;
     const struct zr_step_scalars *scalars;
     struct zr_update update;
+    struct zr_largest largest;
     /* its launch is not counted: it goes on what the operation before began, an update's next span, or the
      * sum of a norm, whose pieces are more on some ranks than on others */
     bool goes_on;

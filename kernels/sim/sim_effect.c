@@ -1,5 +1,6 @@
 /* sim_effect.c: an operation as it runs: the bytes that it touches, what they hold then, and the time that it
  * takes. */
+#include "kernels/exact_sum.h"
 #include "kernels/sim/sim_device_inside.h"
 
 #include <string.h>
@@ -148,8 +149,16 @@ static int64_t run_squares(struct zr_sim *w, struct zr_line *l, const struct zr_
     zr_shadow_read(&w->rec, l, op->src, op->count * 4);
     zr_shadow_read(&w->rec, l, op->dst, sizeof(struct zr_exact_sum));
     zr_shadow_write(&w->rec, l, op->dst, sizeof(struct zr_exact_sum));
-    if (w->opt.poisoned && w->opt.poisoned(w->opt.arg, rank, op->step))
+    if (op->largest.word) {
+        zr_shadow_read(&w->rec, l, op->largest.word, sizeof *op->largest.word);
+        zr_shadow_write(&w->rec, l, op->largest.word, sizeof *op->largest.word);
+    }
+    if (w->opt.poisoned && w->opt.poisoned(w->opt.arg, rank, op->step)) {
+        uint64_t word = zr_largest_of(NAN, op->largest.at);
         ((struct zr_exact_sum *)op->dst)->nonfinite = 1;
+        if (op->largest.word && word > *op->largest.word)
+            *op->largest.word = word;
+    }
     if (w->opt.squared)
         w->opt.squared(w->opt.arg, rank, op->count);
     return op->count * 4;

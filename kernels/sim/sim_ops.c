@@ -159,7 +159,7 @@ static void agree_write_value(void *arg)
 
 static int agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
 {
-    const struct zr_access a[] = {{b->norm, sizeof *b->norm, false}, {b->out, sizeof *b->out, true}};
+    const struct zr_access a[] = {{b->own, sizeof *b->own, false}, {b->out, sizeof *b->out, true}};
     int err = zr_check_agree_begin(b);
     return err ? err : call_with(s, "agree_begin", agree_write_value, b, sizeof *b, a, 2);
 }
@@ -196,12 +196,14 @@ static int stamp(struct zr_stream *s, int64_t *out_ns)
     return call_with(s, "stamp", stamp_value, &m, sizeof m, &a, 1);
 }
 
-static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n)
+static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
+                       const struct zr_largest *largest)
 {
     struct zr_sim_op *op = zr_sim_op_new(s, ZR_SIM_OP_SQUARES, "sum_squares");
     op->dst = acc;
     op->src = x;
     op->count = n;
+    op->largest = largest ? *largest : (struct zr_largest){.word = NULL};
     op->goes_on = s->last == ZR_SIM_OP_SQUARES;
     return zr_sim_op_put(s, op);
 }

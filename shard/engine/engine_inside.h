@@ -540,9 +540,9 @@ static inline struct zr_agreement *zr_engine_agreement(const struct zr_engine *e
 }
 
 /* Squares of what this rank owns of the gradient. */
-static inline struct zr_exact_sum *zr_engine_norm_at(const struct zr_engine *e)
+static inline struct zr_own_squares *zr_engine_norm_at(const struct zr_engine *e)
 {
-    return (struct zr_exact_sum *)(e->reduce_base + e->plan->norm_at);
+    return (struct zr_own_squares *)(e->reduce_base + e->plan->norm_at);
 }
 
 #endif

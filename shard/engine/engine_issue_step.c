@@ -7,6 +7,12 @@
 #include <stdio.h>
 #include <string.h>
 
+static double unclipped_scale(const struct zr_engine *e)
+{
+    double scale = e->opt.grad_scale;
+    return e->opt.grad_sum ? scale : scale / ((double)e->world * e->opt.grad_accum_steps);
+}
+
 /* Elements whose squares are still to be summed. */
 struct squares {
     struct zr_engine *e;
@@ -14,9 +20,17 @@ struct squares {
     int64_t n;
 };
 
+/* Blocks from 2^-20 of the greatest norm on are recorded: some block is as large wherever the norm is too
+ * large, for all ranks together have fewer than 2^40 blocks. Positions count from the start of the arena, which is laid out
+ * alike on all ranks, so that every rank can tell the tensor (zr_engine_tensor_at). */
 static int put_squares(struct squares *q)
 {
-    return q->n ? q->e->dev->ops->sum_squares(q->e->reduce_stream, zr_engine_norm_at(q->e), q->x, q->n) : 0;
+    struct zr_engine *e = q->e;
+    struct zr_own_squares *own = zr_engine_norm_at(e);
+    double from = ldexp(ZR_MOST_NORM_SQUARED / fabs(unclipped_scale(e)), -20);
+    const struct zr_largest largest = {
+        .word = &own->largest, .at = q->x - (const float *)e->reduce_base, .from = from * from};
+    return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, q->n, &largest) : 0;
 }
 
 /* What lies end to end is one operation, which is a kernel's launch on a GPU, as long as no canonical block
@@ -39,7 +53,7 @@ static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece 
  * them. */
 static int sum_own_squares(struct zr_engine *e)
 {
-    struct zr_exact_sum *norm = zr_engine_norm_at(e);
+    struct zr_own_squares *norm = zr_engine_norm_at(e);
     struct squares q = {.e = e};
     ZR_TRY(e->dev->ops->zero(e->reduce_stream, norm, sizeof *norm));
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
@@ -51,13 +65,28 @@ static int sum_own_squares(struct zr_engine *e)
     return put_squares(&q);
 }
 
+/* An optimizer of this rank's tensors keeps squares of the gradient. What cfg.update keeps is not known, and
+ * is the program's to look after. */
+static bool keeps_squares(const struct zr_engine *e)
+{
+    bool keeps = false;
+    for (int32_t i = 0; i < e->layout->n_flats; i++) {
+        const struct zr_flat *f = &e->layout->flats[i];
+        enum zr_optimizer kind = zr_kind_of(&e->opt, f->optimizer);
+        keeps |= f->trainable && kind && zr_optimizer_kind(kind)->keeps_squares;
+    }
+    return keeps;
+}
+
 static int begin_agreement(struct zr_engine *e, const struct zr_job *job)
 {
-    struct zr_agree_begin b = {.norm = zr_engine_norm_at(e),
+    struct zr_agree_begin b = {.own = zr_engine_norm_at(e),
+                               .rank = e->rank,
                                .out = zr_engine_agreement(e),
                                .words = {[ZR_AGREE_CALLS] = job->world_hash,
                                          [ZR_AGREE_LR] = zr_agree_lr_word(job->lr, e->rank),
-                                         [ZR_AGREE_LEAST] = atomic_load(&e->s.own_least)},
+                                         [ZR_AGREE_LEAST] = atomic_load(&e->s.own_least),
+                                         [ZR_AGREE_SQUARES] = keeps_squares(e)},
                                .n_carried = job->given->n};
     if (e->pp_at == e->pp - 1) /* which has the loss; what others carry counts as 0 */
         memcpy(b.carried, job->given->value, sizeof b.carried);
@@ -66,11 +95,8 @@ static int begin_agreement(struct zr_engine *e, const struct zr_job *job)
 
 static int end_agreement(struct zr_engine *e, const struct zr_job *job)
 {
-    double scale = e->opt.grad_scale;
-    if (!e->opt.grad_sum)
-        scale /= (double)e->world * e->opt.grad_accum_steps;
     const struct zr_agree_end end = {.all = zr_engine_agreement(e),
-                                     .scale = scale,
+                                     .scale = unclipped_scale(e),
                                      .clip = job->tuned->clip,
                                      .n_carried = job->given->n,
                                      .n_ranks = e->n_all,

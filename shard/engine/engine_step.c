@@ -77,6 +77,60 @@ static int look_at_result(struct zr_engine *e)
     return zr_engine_check(e);
 }
 
+/* The place, among those that have this rank's part, of the rank that has another part of the same copy. */
+static int32_t place_like(const struct zr_engine *e, int32_t rank)
+{
+    const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
+    int32_t like = rank - rank % e->parts + e->part, place = 0;
+    while (place < e->world && zr_comm_rank(control, place) != like)
+        place++;
+    return place;
+}
+
+/* The tensor whose reduced gradient rank has at that float of the arena; NULL: none of this rank's pipeline
+ * stage. The arena is laid out alike on all ranks. */
+static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at)
+{
+    const struct zr_layout *l = e->layout;
+    int32_t place = place_like(e, rank);
+    if (place == e->world)
+        return NULL;
+    const struct zr_where where = zr_where_of(&e->plan->place, place);
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        struct zr_span own = zr_flat_span(f, where, ZR_LEVEL_FINE);
+        int64_t k = f->trainable ? at - zr_plan_sum(e->plan, f, where, 0) / (int64_t)sizeof(float) : -1;
+        for (int32_t p = f->first_piece; k >= 0 && k < own.n && p < f->first_piece + f->n_pieces; p++)
+            if (own.first + k >= l->pieces[p].first && own.first + k < l->pieces[p].first + l->pieces[p].n)
+                return l->tensors[l->pieces[p].tensor].name;
+    }
+    return NULL;
+}
+
+/* Says the same on every rank of a pipeline stage. Ranks of other stages do not know the tensor's name. */
+static void report_skipped(const struct zr_engine *e, const struct zr_agreed *a)
+{
+    int32_t rank = zr_largest_rank(a->largest);
+    const char *name = tensor_at(e, rank, zr_largest_at(a->largest));
+    char of[128];
+    if (name)
+        snprintf(of, sizeof of, "tensor %.80s", name);
+    else
+        snprintf(of, sizeof of, "a tensor of pipeline stage %d", rank / (e->n_all / e->pp));
+    if (a->too_large)
+        zr_warn(
+            e->opt.log,
+            "step %u was skipped: the gradient's norm is %.3g, and above %.3g the update overflows float; "
+            "the largest is the gradient of %s, in what rank %d has of it after the reduction; no rank "
+            "updated its weights; zero_step's info tells, and zero_get_stats counts",
+            e->m.step, a->grad_norm, a->most_norm, of, rank);
+    else
+        zr_warn(e->opt.log,
+                "step %u was skipped: the gradient of %s is not finite, in what rank %d has of it after the "
+                "reduction; no rank updated its weights; zero_step's info tells, and zero_get_stats counts",
+                e->m.step, of, rank);
+}
+
 /* Looks at the outcome of the step before: whether it was skipped decides the number of the next. It is known
  * by then. */
 int zr_engine_settle(struct zr_engine *e)
@@ -93,15 +147,11 @@ int zr_engine_settle(struct zr_engine *e)
     e->m.result.n_carried = e->m.carried.n;
     memcpy(e->m.result.carried, a->carried, sizeof e->m.result.carried);
     if (a->skipped && !e->m.result_wanted && e->m.n_skipped == 0)
-        zr_warn(
-            e->opt.log,
-            "step %u was skipped: a gradient was not finite on some rank, so no rank updated its weights; "
-            "zero_step's info tells, and zero_get_stats counts",
-            e->m.step);
+        report_skipped(e, a);
     e->m.t += !a->skipped;
     e->m.n_skipped += a->skipped;
     e->m.result.t = e->m.t;
-    if (a->skipped)
+    if (a->skipped && !a->too_large)
         zr_model_check_skipped(e);
     e->m.least = a->least;
     err = zr_written_norm(e, a->grad_norm);

@@ -21,6 +21,7 @@ struct given {
     double scale;
     float clip;
     struct zr_exact_sum norm[MOST_RANKS];
+    uint64_t largest[MOST_RANKS];
     uint64_t words[MOST_RANKS][ZR_AGREE_WORDS];
     double carried[MOST_RANKS][ZR_MAX_CARRIED];
 };
@@ -58,14 +59,15 @@ static struct zr_agreement all_parts(struct zr_device *dev, const struct given *
 {
     const struct zr_device_ops *ops = dev->ops;
     struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
-    struct zr_exact_sum *norm = poisoned(dev, s, sizeof *norm);
+    struct zr_own_squares *own = poisoned(dev, s, sizeof *own);
     struct zr_agreement *out = poisoned(dev, s, sizeof *out), part, all;
     memset(&all, 0, sizeof all);
     for (int k = 0, r = first; k < g->n_ranks; k++, r = (r + step) % g->n_ranks) {
-        struct zr_agree_begin b = {.norm = norm, .out = out, .n_carried = g->n_carried};
+        struct zr_agree_begin b = {.own = own, .rank = r, .out = out, .n_carried = g->n_carried};
         memcpy(b.words, g->words[r], sizeof b.words);
         memcpy(b.carried, g->carried[r], sizeof b.carried);
-        assert_int_equal(ops->copy(s, norm, &g->norm[r], sizeof *norm), 0);
+        assert_int_equal(ops->copy(s, &own->sum, &g->norm[r], sizeof own->sum), 0);
+        assert_int_equal(ops->copy(s, &own->largest, &g->largest[r], sizeof own->largest), 0);
         assert_int_equal(ops->agree_begin(s, &b), 0);
         memset(&b, 0xff, sizeof b); /* it was copied */
         assert_int_equal(ops->copy(s, &part, out, sizeof part), 0);
@@ -76,7 +78,7 @@ static struct zr_agreement all_parts(struct zr_device *dev, const struct given *
         add_rank(&all, &part);
     }
     ops->free(dev, out, sizeof *out);
-    ops->free(dev, norm, sizeof *norm);
+    ops->free(dev, own, sizeof *own);
     ops->stream_close(s);
     return all;
 }
@@ -131,7 +133,8 @@ static struct given *some_ranks(int n)
     g->n_carried = (int)random_below(&suite_rng, ZR_MAX_CARRIED + 1);
     g->scale = -0.125;
     for (int r = 0; r < n; r++) {
-        const uint64_t words[] = {UINT64_MAX - 77, zr_agree_lr_word(0.1f, r), (uint64_t)(1000 + (n - r) % 7)};
+        const uint64_t words[ZR_AGREE_WORDS] = {UINT64_MAX - 77, zr_agree_lr_word(0.1f, r),
+                                                (uint64_t)(1000 + (n - r) % 7)};
         memcpy(g->words[r], words, sizeof words);
         for (int i = 0; i < 20; i++)
             zr_exact_add(&g->norm[r], wide());
@@ -222,7 +225,7 @@ static void test_special_values(void **state)
 
 static void test_words(void **state)
 {
-    for (int w = 0; w < ZR_AGREE_WORDS; w++) {
+    for (int w = 0; w <= ZR_AGREE_LEAST; w++) {
         struct given *g = some_ranks(5);
         struct zr_step_scalars scalars;
         int who = (int)random_below(&suite_rng, 5);
@@ -236,6 +239,58 @@ static void test_words(void **state)
         assert_true(!a.skipped);
         free(g);
     }
+}
+
+/* The greatest norm that a step is taken with: that which the update sees, after clipping, and by what any
+ * rank's optimizers keep. */
+static void test_too_large(void **state)
+{
+    static const struct {
+        double norm;
+        float clip;
+        bool keeps, too_large;
+    } rows[] = {{1.79e19, 0, true, false},   {1.81e19, 0, true, true},  {1.81e19, 0, false, false},
+                {1e22, 1, true, false},      {1e22, 1e20f, true, true}, {3.4e38, 0, false, false},
+                {3.5e38, 0, false, true},    {1e100, 0, true, true},    {1e100, 2, false, false},
+                {1e22, 1.7e19f, true, false}};
+    struct given *g = some_ranks(5);
+    struct zr_step_scalars scalars;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        int who = (int)random_below(&suite_rng, 5);
+        for (int r = 0; r < 5; r++) {
+            zr_exact_reset(&g->norm[r]);
+            g->words[r][ZR_AGREE_SQUARES] = rows[i].keeps && r == who;
+        }
+        g->clip = rows[i].clip;
+        zr_exact_add(&g->norm[who], 64 * rows[i].norm * rows[i].norm); /* the scale is 1/8 */
+        struct zr_agreed a = agree(*state, g, &scalars);
+        assert_true(a.too_large == rows[i].too_large && a.skipped == rows[i].too_large);
+        assert_true(scalars.skip == (uint32_t)rows[i].too_large && isfinite(a.grad_norm));
+    }
+    zr_exact_add(&g->norm[3], NAN);
+    assert_true(agree(*state, g, &scalars).skipped && !agree(*state, g, &scalars).too_large);
+    free(g);
+}
+
+/* The largest block of all ranks: by its exponent; of equal ones the lowest position, then the lowest rank. */
+static void test_largest(void **state)
+{
+    struct given *g = some_ranks(5);
+    struct zr_step_scalars scalars;
+    assert_int_equal(agree(*state, g, &scalars).largest, 0);
+    g->largest[3] = zr_largest_of(1e30, 77);
+    g->largest[1] = zr_largest_of(1e29, 5);
+    uint64_t word = agree(*state, g, &scalars).largest;
+    assert_true(zr_largest_rank(word) == 3 && zr_largest_at(word) == 77);
+    g->largest[4] = zr_largest_of(INFINITY, (INT64_C(1) << ZR_LARGEST_AT_BITS) - 1);
+    word = agree(*state, g, &scalars).largest;
+    assert_true(zr_largest_rank(word) == 4 && zr_largest_at(word) == (INT64_C(1) << ZR_LARGEST_AT_BITS) - 1);
+    g->largest[2] = zr_largest_of(NAN, 100);
+    g->largest[1] = zr_largest_of(-NAN, 100);
+    g->largest[0] = zr_largest_of(NAN, 101);
+    word = agree(*state, g, &scalars).largest;
+    assert_true(zr_largest_rank(word) == 1 && zr_largest_at(word) == 100);
+    free(g);
 }
 
 /* Parts that were not put together, as where the all-reduce fails: this rank's own agrees with itself. */
@@ -274,6 +329,7 @@ int suite_of_agreement(struct zr_device *dev)
         cmocka_unit_test(test_sums),           cmocka_unit_test(test_full_limbs),
         cmocka_unit_test(test_special_values), cmocka_unit_test(test_words),
         cmocka_unit_test(test_incomplete),     cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_too_large),      cmocka_unit_test(test_largest),
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         tests[i].initial_state = dev;

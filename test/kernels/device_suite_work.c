@@ -1,4 +1,5 @@
 /* device_suite_work.c: memory, and each kind of work put on a stream. */
+#include "kernels/agreement.h"
 #include "kernels/exact_sum.h"
 #include "test/kernels/device_suite_parts.h"
 
@@ -99,7 +100,7 @@ static void run_kernels(struct zr_device *dev, struct zr_stream *s)
     assert_int_equal(ops->copy(s, y, host[1], sizeof got), 0);
     assert_int_equal(ops->copy(s, scalars, &step, sizeof step), 0);
     assert_int_equal(ops->zero(s, acc, sizeof *acc), 0);
-    assert_int_equal(ops->sum_squares(s, acc, x, N), 0);
+    assert_int_equal(ops->sum_squares(s, acc, x, N, NULL), 0);
     assert_int_equal(ops->add(s, x, y, ZR_F32, N), 0);
     assert_int_equal(ops->scale(s, x, N, scalars), 0);
     assert_int_equal(ops->cast(s, h, ZR_BF16, x, ZR_F32, N), 0);
@@ -178,6 +179,55 @@ static void test_kernels(void **state)
     run_kernels(dev, caller);
     dev->ops->stream_close(s);
     dev->ops->stream_close(caller);
+}
+
+/* Of blocks that are large, or not finite, the one of the greatest exponent is recorded, and of equal ones the
+ * first, wherever its elements lie in the block. Sums of squares are the same with and without. */
+static void test_largest_block(void **state)
+{
+    enum { BLOCKS = 40, LENGTH = BLOCKS * ZR_NORM_BLOCK - 5 };
+    struct zr_device *dev = *state;
+    const struct zr_device_ops *ops = dev->ops;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    float *x = device_memory(dev, LENGTH * sizeof *x), host[LENGTH];
+    struct zr_own_squares *own = device_memory(dev, sizeof *own), got;
+    struct zr_exact_sum want;
+    for (int round = 0; round < 60; round++) {
+        static const float large[] = {1e15f, 0, 3e25f, NAN, INFINITY, -3e38f};
+        int at[2], first = ZR_NORM_BLOCK * (int)random_below(&suite_rng, BLOCKS);
+        float value[2];
+        for (int i = 0; i < LENGTH; i++)
+            host[i] = 1e9f * random_normal(&suite_rng);
+        for (int k = 0; k < 2; k++) {
+            at[k] = (int)random_below(&suite_rng, LENGTH);
+            value[k] = large[random_below(&suite_rng, 6)];
+            host[at[k]] = value[k];
+        }
+        uint64_t word = 0;
+        for (int b = 0; b < BLOCKS; b++) {
+            double squares = 0;
+            for (int i = b * ZR_NORM_BLOCK; i < LENGTH && i < (b + 1) * ZR_NORM_BLOCK; i++)
+                squares += (double)host[i] * host[i];
+            uint64_t of = zr_largest_of(squares, 1000 + b * ZR_NORM_BLOCK);
+            if (!(squares < 1e26) && of > word)
+                word = of;
+        }
+        assert_int_equal(ops->copy(s, x, host, sizeof host), 0);
+        assert_int_equal(ops->zero(s, own, sizeof *own), 0);
+        const struct zr_largest a = {&own->largest, 1000, 1e26}, b = {&own->largest, 1000 + first, 1e26};
+        assert_int_equal(ops->sum_squares(s, &own->sum, x, first, &a), 0);
+        assert_int_equal(ops->sum_squares(s, &own->sum, x + first, LENGTH - first, &b), 0);
+        assert_int_equal(ops->copy(s, &got, own, sizeof got), 0);
+        assert_int_equal(ops->stream_sync(s), 0);
+        assert_true(got.largest == word);
+        zr_exact_reset(&want);
+        zr_host_kernels(ZR_ISA_PORTABLE)->sum_squares(&want, host, LENGTH);
+        double sum = zr_exact_value(&got.sum), wanted = zr_exact_value(&want);
+        assert_true(sum == wanted || (isnan(sum) && isnan(wanted)));
+    }
+    ops->free(dev, x, LENGTH * sizeof *x);
+    ops->free(dev, own, sizeof *own);
+    ops->stream_close(s);
 }
 
 /* Sums of several sources, of both dtypes, written and added, as the portable kernel's. */
@@ -603,11 +653,12 @@ static void test_host_memory_and_stamps(void **state)
 int suite_of_work(struct zr_device *dev)
 {
     struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory),     cmocka_unit_test(test_call_copies_its_argument),
-        cmocka_unit_test(test_kernels),    cmocka_unit_test(test_sums),
-        cmocka_unit_test(test_put),        cmocka_unit_test(test_host_memory_and_stamps),
-        cmocka_unit_test(test_copy_rows),  cmocka_unit_test(test_copy_rows_refused),
-        cmocka_unit_test(test_sum_ranges), cmocka_unit_test(test_update_spans),
+        cmocka_unit_test(test_memory),        cmocka_unit_test(test_call_copies_its_argument),
+        cmocka_unit_test(test_kernels),       cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_put),           cmocka_unit_test(test_host_memory_and_stamps),
+        cmocka_unit_test(test_copy_rows),     cmocka_unit_test(test_copy_rows_refused),
+        cmocka_unit_test(test_sum_ranges),    cmocka_unit_test(test_update_spans),
+        cmocka_unit_test(test_largest_block),
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         tests[i].initial_state = dev;

@@ -272,7 +272,7 @@ static void check_reduce_arena(const struct zr_plan *p)
         CHECK(p->grad_slots[s].at % ZR_PIECE_ALIGN == 0, "slot %d", s);
     }
     CHECK(p->exchange_at % 64 == 0 && p->control_at % 64 == 0 && p->values_at % 64 == 0, "alignment");
-    put(&x, p->norm_at, sizeof(struct zr_exact_sum));
+    put(&x, p->norm_at, sizeof(struct zr_own_squares));
     put(&x, p->control_at, ZR_CONTROL_BYTES);
     put(&x, p->partial_slots_at, p->n_partial_slots * p->partial_slot_bytes);
     CHECK(p->n_partial_slots == (p->outer_each ? 2 : 0), "%d", p->n_partial_slots);
@@ -411,7 +411,7 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     CHECK(p->bytes[ZR_MEM_GRAD_GATHERED] == gathered, "%lld", (long long)p->bytes[ZR_MEM_GRAD_GATHERED]);
     CHECK(p->bytes[ZR_MEM_SNAPSHOT] == p->snapshot_bytes, "%lld", (long long)p->bytes[ZR_MEM_SNAPSHOT]);
     int64_t small = (int64_t)l->world * 2 * ZR_EXCHANGE_BYTES + ZR_CONTROL_BYTES + ZR_OUTCOME_BYTES +
-                    (int64_t)sizeof(struct zr_agreement) + (int64_t)sizeof(struct zr_exact_sum);
+                    (int64_t)sizeof(struct zr_agreement) + (int64_t)sizeof(struct zr_own_squares);
     CHECK(p->bytes[ZR_MEM_EXCHANGE] <= small + 2 * p->values_bytes + 4 * 4096, "%lld",
           (long long)p->bytes[ZR_MEM_EXCHANGE]);
     for (int32_t s = 0; s < p->n_param_slots; s++)

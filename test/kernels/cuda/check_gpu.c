@@ -121,7 +121,7 @@ static void gpu_add(float *dst, const float *src, int64_t n)
 static void gpu_sum_squares(struct zr_exact_sum *acc, const float *x, int64_t n)
 {
     const float *from = place(x, NULL, 4 * n);
-    must(dev->ops->sum_squares(s, place_out(acc, sizeof *acc), from, n));
+    must(dev->ops->sum_squares(s, place_out(acc, sizeof *acc), from, n, NULL));
     finish("sum_squares");
 }
 

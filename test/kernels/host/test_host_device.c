@@ -316,7 +316,7 @@ static void test_refused_operations(void **state)
     assert_int_equal(dev->ops->put(s, x, x, ZR_PUT_BYTES + 8), ZR_ERR_ARG);
     assert_int_equal(dev->ops->put(s, x, x, 4), ZR_ERR_ARG);
     assert_int_equal(dev->ops->scale(s, x, -1, &scalars), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->sum_squares(s, NULL, x, -1), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->sum_squares(s, NULL, x, -1, NULL), ZR_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "-1"));
     for (int i = 0; i < 4; i++)
         assert_true(x[i] == (float)(i + 1));
