@@ -351,6 +351,20 @@ int zr_folder_sync(const struct zr_files *fs, const char *path)
     return err ? err : closed;
 }
 
+int zr_folder_sync_parent(const struct zr_files *fs, const char *path)
+{
+    char parent[ZR_PATH_BYTES];
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    while (n > 0 && path[n - 1] != '/')
+        n--;
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    snprintf(parent, sizeof parent, "%.*s", n ? (int)n : 1, n ? path : ".");
+    return zr_folder_sync(fs, parent);
+}
+
 int zr_file_rename(const struct zr_files *fs, const char *from, const char *to)
 {
     int err;
@@ -420,15 +434,8 @@ int zr_folder_walk(const struct zr_files *fs, const char *path, bool *missing,
     return err;
 }
 
-/* Names are collected first: what a walk shows while entries go is not defined. */
-struct names {
-    char **name;
-    size_t n;
-};
-
-static int add_name(void *arg, const char *name)
+int zr_names_add(struct zr_names *l, const char *name)
 {
-    struct names *l = arg;
     char **more = realloc(l->name, (l->n + 1) * sizeof *more), *copy = more ? strdup(name) : NULL;
     if (more)
         l->name = more;
@@ -436,6 +443,33 @@ static int add_name(void *arg, const char *name)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the names in a folder");
     l->name[l->n++] = copy;
     return 0;
+}
+
+void zr_names_free(struct zr_names *l)
+{
+    for (size_t i = 0; i < l->n; i++)
+        free(l->name[i]);
+    free(l->name);
+    *l = (struct zr_names){0};
+}
+
+static int add_name(void *arg, const char *name)
+{
+    return zr_names_add(arg, name);
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+int zr_folder_list(const struct zr_files *fs, const char *path, bool *missing, struct zr_names *l)
+{
+    *l = (struct zr_names){0};
+    int err = zr_folder_walk(fs, path, missing, add_name, l);
+    if (!err && l->n)
+        qsort(l->name, l->n, sizeof *l->name, by_text);
+    return err;
 }
 
 int zr_file_remove(const struct zr_files *fs, const char *path)
@@ -452,19 +486,17 @@ static int remove_file(const struct zr_files *fs, const char *folder, const char
     return err ? err : zr_file_remove(fs, path);
 }
 
+/* Names are listed first: what a walk shows while entries go is not defined. */
 int zr_folder_remove(const struct zr_files *fs, const char *path, const char *first)
 {
-    struct names l = {0};
+    struct zr_names l;
     bool missing;
-    int err = zr_folder_walk(fs, path, &missing, add_name, &l);
+    int err = zr_folder_list(fs, path, &missing, &l);
     if (!err && first)
         err = remove_file(fs, path, first);
-    for (size_t i = 0; i < l.n; i++) {
-        if (!err)
-            err = remove_file(fs, path, l.name[i]);
-        free(l.name[i]);
-    }
-    free(l.name);
+    for (size_t i = 0; !err && i < l.n; i++)
+        err = remove_file(fs, path, l.name[i]);
+    zr_names_free(&l);
     if (missing)
         return 0;
     if (err)

@@ -76,6 +76,8 @@ int zr_file_close(const struct zr_files *fs, int fd, const char *path);
 /* Makes the names in a folder durable. */
 int zr_folder_sync(const struct zr_files *fs, const char *path);
 int zr_file_rename(const struct zr_files *fs, const char *from, const char *to);
+/* Makes the folder's own name durable. */
+int zr_folder_sync_parent(const struct zr_files *fs, const char *path);
 /* exists: NULL, or set when it failed because the name is taken. */
 int zr_folder_make(const struct zr_files *fs, const char *path, bool *exists);
 /* Removes a folder of files, `first` (or NULL) before the others. A missing one is no error. */
@@ -84,6 +86,16 @@ int zr_folder_remove(const struct zr_files *fs, const char *path, const char *fi
  * when there is no such folder. */
 int zr_folder_walk(const struct zr_files *fs, const char *path, bool *missing,
                    int (*fn)(void *arg, const char *name), void *arg);
+
+struct zr_names {
+    char **name;
+    size_t n;
+};
+/* The names in a folder, sorted, without "." and "..". Release l with zr_names_free, also after a failure. */
+int zr_folder_list(const struct zr_files *fs, const char *path, bool *missing, struct zr_names *l);
+/* A zeroed list is empty. */
+int zr_names_add(struct zr_names *l, const char *name);
+void zr_names_free(struct zr_names *l);
 
 /* The whole of a file, at most max bytes of it, with a zero after them; *out is freed by the caller. missing
  * is set when there is no such file. */
