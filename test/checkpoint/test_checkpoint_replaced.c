@@ -20,7 +20,7 @@
 enum { MOST_FILES = 32, MOST_CALLS = 1000 };
 static int n_subsets = 8;
 
-/* ---- a reader of its own ---- */
+/* ---- a reader that shares no code with zero_import ---- */
 
 static uint64_t mix(uint64_t h, const void *data, int64_t n)
 {

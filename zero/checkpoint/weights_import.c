@@ -1,7 +1,6 @@
 /* weights_import.c: zero_import: weights from the files of others, which weights.c writes too. */
 #include "zero/checkpoint/weights_inside.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +50,7 @@ static int open_source(const struct zr_weights *ws, struct sources *s, const cha
 {
     const struct zr_files *fs = ws->z->files;
     int64_t bytes;
+    bool missing;
     for (*out = 0; *out < s->n; ++*out)
         if (!strcmp(s->list[*out].name, name))
             return 0;
@@ -66,7 +66,7 @@ static int open_source(const struct zr_weights *ws, struct sources *s, const cha
     snprintf(f->name, sizeof f->name, "%s", name);
     int err = zr_path_join(f->path, ws->dir, name);
     if (!err)
-        err = zr_file_open(fs, f->path, O_RDONLY, &f->fd);
+        err = zr_file_find_linked(fs, f->path, &missing, &f->fd);
     if (err)
         return err;
     s->n++;
@@ -83,7 +83,7 @@ static int has_single(const struct zr_weights *ws, bool *has)
     int fd, err = zr_path_join(path, ws->dir, ZR_WEIGHTS_SINGLE);
     if (err)
         return err;
-    err = zr_file_find(ws->z->files, path, &missing, &fd);
+    err = zr_file_find_linked(ws->z->files, path, &missing, &fd);
     *has = !missing;
     if (!err)
         zr_file_close(ws->z->files, fd, path);
@@ -105,7 +105,7 @@ static int read_index(const struct zr_weights *ws, struct sources *s, json_t **o
         return err;
     err = zr_path_join(path, ws->dir, ZR_WEIGHTS_INDEX);
     if (!err)
-        err = zr_file_load(ws->z->files, path, ZR_WEIGHTS_MAX_INDEX, &missing, &text, &n);
+        err = zr_file_load_linked(ws->z->files, path, ZR_WEIGHTS_MAX_INDEX, &missing, &text, &n);
     if (err)
         return missing ? 0 : err;
     *out = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &why);
