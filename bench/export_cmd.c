@@ -27,7 +27,7 @@ static const struct option_row rows[] = {
 static const struct option_table table = {
     .rows = rows,
     .doc = "Writes the weights of a checkpoint as safetensors files under GPT-2's published names: "
-           "model-0000i-of-0000N.safetensors and model.safetensors.index.json.",
+           "model.safetensors, or model-ID-0000i-of-0000N.safetensors and model.safetensors.index.json.",
     .finish = finish,
     OPTIONS_WITH_MODEL(struct train_options),
 };

@@ -527,20 +527,32 @@ ZERO_API int zero_find_rank_data(zero_ctx *z, int32_t saved_rank, int32_t *n_sav
  * that checkpoint, else ZERO_ERR_IO. Every call opens the file, so read large pieces. Local, blocking. */
 ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first, int64_t n, void *dst);
 
-/* Collective, blocking. Writes the model's weights alone, in its dtype, for other programs: safetensors
- * dir/model-0000i-of-0000N.safetensors of at most max_file_bytes each (0: 5 GB; one tensor at least) and
- * model.safetensors.index.json. Rank 0 writes, and of a model in parts or pipeline stages the first rank of
- * each; files of these names are replaced. dir is made if it is missing. map: names and pieces, n of them,
- * the same on every rank, not kept; NULL: every tensor under its own name (n is not looked at). With pp above
- * 1 each place of pp gives its own, n 0 too, of its own table. There, and with several stages on a rank, all
- * of them are written, in the order of the stages, what two stages name alike once. On failure (ZERO_ERR_IO,
- * ZERO_ERR_ARG naming the entry) the files are incomplete, and nothing else is changed. Outside brackets and
- * actions. */
+/* Write the model's weights alone, in the model's dtype, as safetensors for other programs.
+ *
+ * The export is dir/model.safetensors if one file of max_file_bytes holds it (0: 5 GB). Otherwise it is
+ * several files with at least one tensor each, model-ID-0000i-of-0000N.safetensors, and
+ * model.safetensors.index.json. dir is made if it is missing.
+ *
+ * An export replaces an earlier one of zero_export in a single step. Until then readers find the earlier one,
+ * whole, also after a kill or a power failure. A symbolic link in dir is not followed. If dir holds weight
+ * files that zero_export did not write, nothing is written (ZERO_ERR_ARG names them).
+ *
+ * map: names and pieces, n of them, equal on every rank, not kept. NULL: every tensor under its own name; n
+ * is then ignored. With pp above 1 each place of pp gives the entries of its own table, and n may be 0. All
+ * of them are written in the order of the stages. An entry that two stages give is written once.
+ *
+ * Rank 0 writes. With tp or pp above 1 the first rank of each part and of each stage writes too. Outside
+ * brackets and actions. On failure the earlier export stays.
+ *
+ * Collective; Blocks on the disk.
+ * Errors: IO    the message names the file
+ *         ARG   the message names the entry of map, or files of other programs in dir */
 ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                          int64_t max_file_bytes);
 
-/* Collective, blocking. The reverse: the ranks that would write such files read them (or one,
- * dir/model.safetensors), F32 or BF16, into weights and master weights of all; other ranks need not see dir.
+/* Collective, blocking. The reverse: the ranks that would write such files read dir/model.safetensors or, if
+ * there is none, the files of the index, F32 or BF16, into weights and master weights of all; other ranks
+ * need not see dir. Files that carry the ids of two exports are refused (ZERO_ERR_IO).
  * Optimizer states stay, and what no entry of map names is left alone. map as in zero_export. Names, shapes,
  * dtypes are checked before anything is changed (ZERO_ERR_IO, ZERO_ERR_ARG or ZERO_ERR_NOTSUP name the
  * entry). A file that cannot be read to its end (ZERO_ERR_IO names it, on all ranks) may leave some weights

@@ -220,9 +220,7 @@ static int leaves_slice_out(struct program *p)
         err = zero_import(p->z, dir, &map, 1);
     free(nothing);
     if (p->rank->rank == 0) {
-        snprintf(file, sizeof file, "%s/model-00001-of-00001.safetensors", dir);
-        remove(file);
-        snprintf(file, sizeof file, "%s/model.safetensors.index.json", dir);
+        snprintf(file, sizeof file, "%s/model.safetensors", dir);
         remove(file);
         remove(dir);
     }

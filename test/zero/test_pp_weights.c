@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -79,6 +80,7 @@ static void export_to(const struct mesh *mesh, bool no_head, char folder[40])
     toy_make_folder(folder);
     toy_ranks(pp_world(mesh), export_one, &s, r);
     toy_assert_well(r, pp_world(mesh), pp_text(mesh, "exported", what));
+    toy_forget_export_ids(folder);
 }
 
 static void open_reference(struct reference *ref)
@@ -169,6 +171,7 @@ static void exchange_weights_wrongly(struct toy_rank *r)
     struct zero_action a;
     struct map map, bad;
     zero_ctx *z = NULL;
+    char folder[64];
     int err = 0;
     TOY_TRY(pp_wrap(r, &m, &at, &z));
     TOY_TRY(pp_look(m, z, &before));
@@ -197,15 +200,16 @@ static void exchange_weights_wrongly(struct toy_rank *r)
                "n is 0 for all pipeline stages; allowed: 1..");
     toy_expect(r, zero_import(z, s->folder, map.list, map.n), ZERO_ERR_IO,
                "model-00001-of-00001.safetensors");
-    TOY_TRY(zero_export(z, s->folder, map.list, at.pp ? 0 : 1, 0)); /* one stage's alone */
-    TOY_TRY(zero_import(z, s->folder, map.list, at.pp ? 0 : 1));
+    snprintf(folder, sizeof folder, "%s/one-stage", s->folder);
+    TOY_TRY(zero_export(z, folder, map.list, at.pp ? 0 : 1, 0)); /* one stage's alone */
+    TOY_TRY(zero_import(z, folder, map.list, at.pp ? 0 : 1));
     void *seen = m->param[SEEN];
     if (at.pp == 0 && at.dp == 1)
         m->param[SEEN] = NULL;
-    toy_expect(r, zero_import(z, s->folder, map.list, at.pp ? 0 : 1), ZERO_ERR_ORDER,
+    toy_expect(r, zero_import(z, folder, map.list, at.pp ? 0 : 1), ZERO_ERR_ORDER,
                "*param of buffer seen is NULL");
     m->param[SEEN] = seen;
-    toy_expect(r, zero_import(z, s->folder, map.list, map.n), ZERO_ERR_IO, "is not in it");
+    toy_expect(r, zero_import(z, folder, map.list, map.n), ZERO_ERR_IO, "is not there");
     TOY_TRY(pp_look(m, z, &after));
     if (!err && memcmp(&before, &after, sizeof before) != 0)
         toy_wrong(r, "a call that failed has changed something; ");
@@ -267,6 +271,25 @@ static void import_wrong_file(struct toy_rank *r)
     pp_free(m);
 }
 
+/* The file with the tensors' own names once more, beside an index: in the folder indexed. */
+static void make_index(const char *folder)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/indexed", folder);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path,
+             "cp %s/own-names/model.safetensors %s/indexed/model-00001-of-00001.safetensors", folder, folder);
+    assert_int_equal(system(path), 0);
+    snprintf(path, sizeof path, "%s/indexed/model.safetensors.index.json", folder);
+    FILE *index = fopen(path, "w");
+    assert_non_null(index);
+    fprintf(index, "{\"weight_map\": {");
+    for (int t = 0; t < TENSORS; t++)
+        fprintf(index, "%s\n\"%s\": \"model-00001-of-00001.safetensors\"", t ? "," : "", pp_shapes[t].name);
+    fprintf(index, "}}\n");
+    assert_int_equal(fclose(index), 0);
+}
+
 /* What one stage says of a file is what all ranks of any stages say. */
 static void wrong_files_are_refused_alike(void **state)
 {
@@ -291,12 +314,13 @@ static void wrong_files_are_refused_alike(void **state)
     char good[40], folder[] = "/tmp/zero-pp-wrong-XXXXXX", command[512], what[TEXT];
     (void)state;
     export_to(&pp_meshes[0], false, good);
+    make_index(good);
     toy_make_folder(folder);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char first[sizeof((struct toy_rank *)0)->text] = "";
         snprintf(command, sizeof command,
-                 "cd %s && cp %s/own-names/* . && index=model.safetensors.index.json "
-                 "file=model-00001-of-00001.safetensors && %s && ! diff -rq . %s/own-names >/dev/null",
+                 "cd %s && cp %s/indexed/* . && index=model.safetensors.index.json "
+                 "file=model-00001-of-00001.safetensors && %s && ! diff -rq . %s/indexed >/dev/null",
                  folder, good, wrong[i].spoil, good);
         assert_int_equal(system(command), 0);
         for (size_t k = 0; k < sizeof mesh / sizeof *mesh; k++) {

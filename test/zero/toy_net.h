@@ -109,6 +109,9 @@ int64_t toy_now_ms(void);
  * thread. */
 void toy_make_folder(char *path);
 void toy_remove_folder(const char *path);
+/* Replaces the random id of the exports in the folders below path, in files and in their names, by a fixed
+ * one. Exports of equal weights are then equal byte by byte, and can still be imported. */
+void toy_forget_export_ids(const char *path);
 int toy_remove_folders(void **state);
 
 /* What a process holds that a context may have left behind. */

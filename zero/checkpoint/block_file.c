@@ -15,7 +15,7 @@
 static void open_direct(struct zr_block_file *f, int flags)
 {
     do
-        f->direct = f->fs->open(f->fs->arg, f->path, flags | O_DIRECT, 0);
+        f->direct = f->fs->open(f->fs->arg, f->path, flags | O_DIRECT | O_NOFOLLOW, 0);
     while (f->direct == -EINTR);
 }
 

@@ -83,19 +83,6 @@ static int list_saves(const struct zr_files *fs, const char *root, bool *missing
 
 /* ---- saving ---- */
 
-/* The folder that holds path. */
-static void parent_of(const char *path, char out[ZR_PATH_BYTES])
-{
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/')
-        n--;
-    while (n > 0 && path[n - 1] != '/')
-        n--;
-    while (n > 1 && path[n - 1] == '/')
-        n--;
-    snprintf(out, ZR_PATH_BYTES, "%.*s", n ? (int)n : 1, n ? path : ".");
-}
-
 static int make_root(const struct zr_files *fs, const char *root)
 {
     bool exists;
@@ -149,10 +136,9 @@ int zr_checkpoint_seal(const struct zr_files *fs, const char *folder, const stru
 
 int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const char *name)
 {
-    char from[ZR_PATH_BYTES], to[ZR_PATH_BYTES], parent[ZR_PATH_BYTES], hidden[ZR_CHECKPOINT_NAME_BYTES + 1];
+    char from[ZR_PATH_BYTES], to[ZR_PATH_BYTES], hidden[ZR_CHECKPOINT_NAME_BYTES + 1];
     /* Syncs root's own name too: the run that made it may have ended before it did so. */
-    parent_of(root, parent);
-    int err = zr_folder_sync(fs, parent);
+    int err = zr_folder_sync_parent(fs, root);
     snprintf(hidden, sizeof hidden, ".%s", name);
     if (!err)
         err = zr_path_join(from, root, hidden);

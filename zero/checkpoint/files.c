@@ -1,246 +1,24 @@
-/* files.c: see files.h. */
+/* files.c: whole transfers, retries and messages, above the table of file system calls (files_posix.c). */
 #include "zero/checkpoint/files.h"
 #include "kernels/limits.h"
-#include "kernels/standard_fds.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <uv.h>
-
-/* ---- the operating system's ---- */
-
-static int or_errno(int result)
-{
-    return result < 0 ? -errno : result;
-}
-
-static int posix_open(void *arg, const char *path, int flags, unsigned mode)
-{
-    (void)arg;
-    return or_errno(zr_above_standard(open(path, flags | O_CLOEXEC, (mode_t)mode)));
-}
-
-static int64_t posix_pread(void *arg, int fd, void *buf, size_t n, int64_t at)
-{
-    (void)arg;
-    ssize_t got = pread(fd, buf, n, (off_t)at);
-    return got < 0 ? -errno : got;
-}
-
-static int64_t posix_pwrite(void *arg, int fd, const void *buf, size_t n, int64_t at)
-{
-    (void)arg;
-    ssize_t put = zr_limited_pwrite(fd, buf, n, (off_t)at);
-    return put < 0 ? -errno : put;
-}
-
-static int posix_fsync(void *arg, int fd)
-{
-    (void)arg;
-    return or_errno(fsync(fd));
-}
-
-static void posix_start_sync(void *arg, int fd, int64_t at, int64_t n)
-{
-    (void)arg;
-#ifdef SYNC_FILE_RANGE_WRITE
-    sync_file_range(fd, (off_t)at, (off_t)n, SYNC_FILE_RANGE_WRITE);
-#else
-    (void)fd, (void)at, (void)n;
-#endif
-}
-
-static int posix_allocate(void *arg, int fd, int64_t bytes)
-{
-    (void)arg;
-#ifdef __linux__
-    /* Not posix_fallocate, which writes zeros where the file system cannot do it. */
-    if (zr_limited_fallocate(fd, 0, 0, (off_t)bytes))
-        return errno == EOPNOTSUPP || errno == ENOSYS ? 0 : -errno;
-#else
-    (void)fd, (void)bytes;
-#endif
-    return 0;
-}
-
-static bool posix_is_cached(void *arg, int fd, int64_t bytes)
-{
-    int64_t page = sysconf(_SC_PAGESIZE), window = page * 4096, n_pages = 0, n_there = 0;
-    unsigned char there[4096];
-    (void)arg;
-    for (int64_t at = 0; at < bytes; at += window) {
-        int64_t n = bytes - at < window ? bytes - at : window, pages = (n + page - 1) / page;
-        void *map = mmap(NULL, (size_t)n, PROT_READ, MAP_SHARED, fd, (off_t)at);
-        if (map == MAP_FAILED)
-            return false;
-        bool known = !mincore(map, (size_t)n, there);
-        munmap(map, (size_t)n);
-        if (!known)
-            return false;
-        n_pages += pages;
-        for (int64_t i = 0; i < pages; i++)
-            n_there += there[i] & 1;
-    }
-    return 2 * n_there > n_pages;
-}
-
-static int posix_close(void *arg, int fd)
-{
-    (void)arg;
-    return or_errno(close(fd));
-}
-
-static int64_t posix_size(void *arg, int fd)
-{
-    struct stat st;
-    (void)arg;
-    if (fstat(fd, &st))
-        return -errno;
-    return S_ISREG(st.st_mode) ? st.st_size : -EISDIR;
-}
-
-static int posix_rename(void *arg, const char *from, const char *to)
-{
-    (void)arg;
-    return or_errno(rename(from, to));
-}
-
-static int posix_mkdir(void *arg, const char *path, unsigned mode)
-{
-    (void)arg;
-    return or_errno(mkdir(path, (mode_t)mode));
-}
-
-static int posix_unlink(void *arg, const char *path)
-{
-    (void)arg;
-    return or_errno(unlink(path));
-}
-
-static int posix_rmdir(void *arg, const char *path)
-{
-    (void)arg;
-    return or_errno(rmdir(path));
-}
-
-static int posix_opendir(void *arg, const char *path, void **out)
-{
-    (void)arg;
-    *out = opendir(path);
-    return *out ? 0 : -errno;
-}
-
-static int posix_readdir(void *arg, void *dir, char *name, size_t name_bytes)
-{
-    (void)arg;
-    errno = 0;
-    const struct dirent *e = readdir(dir);
-    if (!e)
-        return -errno;
-    if (strlen(e->d_name) >= name_bytes)
-        return -ENAMETOOLONG;
-    memcpy(name, e->d_name, strlen(e->d_name) + 1);
-    return 1;
-}
-
-static int posix_closedir(void *arg, void *dir)
-{
-    (void)arg;
-    return or_errno(closedir(dir));
-}
-
-static int posix_lock(void *arg, int fd)
-{
-    (void)arg;
-#ifdef F_OFD_SETLK
-    /* Not a lock of the process, which its other contexts would share and any close of the file would end. */
-    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    if (!fcntl(fd, F_OFD_SETLK, &whole))
-        return 0;
-    if (errno == EAGAIN || errno == EACCES)
-        return -EAGAIN;
-    return errno == ENOSYS || errno == EOPNOTSUPP || errno == EINVAL ? -ENOLCK : -errno;
-#else
-    (void)fd;
-    return -ENOLCK;
-#endif
-}
-
-static int posix_is_at(void *arg, int fd, const char *path)
-{
-    struct stat open_file, named;
-    (void)arg;
-    if (fstat(fd, &open_file))
-        return -errno;
-    if (stat(path, &named))
-        return errno == ENOENT ? 0 : -errno;
-    return open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
-}
-
-/* The path of a folder that does not exist yet is made of its parent's; where that does not exist either, of
- * the text. */
-static int posix_absolute(void *arg, const char *path, char *out, size_t out_bytes)
-{
-    char real[PATH_MAX], parent[PATH_MAX];
-    size_t n = strlen(path);
-    int printed;
-    (void)arg;
-    while (n > 1 && path[n - 1] == '/')
-        n--;
-    size_t name = n;
-    while (name > 0 && path[name - 1] != '/')
-        name--;
-    if (n >= sizeof parent)
-        return -ENAMETOOLONG;
-    snprintf(parent, sizeof parent, "%.*s", name ? (int)name : 1, name ? path : ".");
-    if (realpath(path, real))
-        printed = snprintf(out, out_bytes, "%s", real);
-    else if (realpath(parent, real))
-        printed =
-            snprintf(out, out_bytes, "%s/%.*s", strcmp(real, "/") ? real : "", (int)(n - name), path + name);
-    else if (*path == '/')
-        printed = snprintf(out, out_bytes, "%.*s", (int)n, path);
-    else if (getcwd(real, sizeof real))
-        printed = snprintf(out, out_bytes, "%s/%.*s", real, (int)n, path);
-    else
-        return -errno;
-    return printed < 0 || (size_t)printed >= out_bytes ? -ENAMETOOLONG : 0;
-}
-
-const struct zr_files zr_files_posix = {.open = posix_open,
-                                        .pread = posix_pread,
-                                        .pwrite = posix_pwrite,
-                                        .fsync = posix_fsync,
-                                        .start_sync = posix_start_sync,
-                                        .allocate = posix_allocate,
-                                        .is_cached = posix_is_cached,
-                                        .close = posix_close,
-                                        .size = posix_size,
-                                        .rename = posix_rename,
-                                        .mkdir = posix_mkdir,
-                                        .unlink = posix_unlink,
-                                        .rmdir = posix_rmdir,
-                                        .opendir = posix_opendir,
-                                        .readdir = posix_readdir,
-                                        .closedir = posix_closedir,
-                                        .lock = posix_lock,
-                                        .is_at = posix_is_at,
-                                        .absolute = posix_absolute};
-
-/* ---- above the table ---- */
 
 static int fail_io(const char *path, const char *call, int64_t code)
 {
     char why[ZR_SYSTEM_WORDS];
+    if (code == -ELOOP)
+        return zr_fail(ZR_ERR_IO,
+                       "%s: %s: it is a symbolic link, or lies behind one, and links inside a folder of "
+                       "checkpoints or exports are not followed; allowed: the file or folder itself",
+                       path, call);
+    if (code == -ENXIO)
+        return zr_fail(ZR_ERR_IO, "%s: %s: it is a FIFO, a socket or a device; allowed: a regular file", path,
+                       call);
     return zr_fail(ZR_ERR_IO, "%s: %s: %s", path, call, zr_system_words((int)-code, why));
 }
 
@@ -262,22 +40,32 @@ int zr_path_join(char path[ZR_PATH_BYTES], const char *folder, const char *name)
 int zr_file_open(const struct zr_files *fs, const char *path, int flags, int *fd)
 {
     int got;
-    RETRY(got, fs->open(fs->arg, path, flags, 0666));
+    RETRY(got, fs->open(fs->arg, path, flags | O_NOFOLLOW, 0666));
     if (got < 0)
         return fail_io(path, flags & O_CREAT ? "create" : "open", got);
     *fd = got;
     return 0;
 }
 
-int zr_file_find(const struct zr_files *fs, const char *path, bool *missing, int *fd)
+static int find(const struct zr_files *fs, const char *path, int flags, bool *missing, int *fd)
 {
     int got;
-    RETRY(got, fs->open(fs->arg, path, O_RDONLY, 0));
+    RETRY(got, fs->open(fs->arg, path, O_RDONLY | flags, 0));
     *missing = got == -ENOENT || got == -ENOTDIR;
     if (got < 0)
         return fail_io(path, "open", got);
     *fd = got;
     return 0;
+}
+
+int zr_file_find(const struct zr_files *fs, const char *path, bool *missing, int *fd)
+{
+    return find(fs, path, O_NOFOLLOW, missing, fd);
+}
+
+int zr_file_find_linked(const struct zr_files *fs, const char *path, bool *missing, int *fd)
+{
+    return find(fs, path, 0, missing, fd);
 }
 
 int zr_file_read(const struct zr_files *fs, int fd, const char *path, void *buf, int64_t n, int64_t at)
@@ -352,6 +140,20 @@ int zr_folder_sync(const struct zr_files *fs, const char *path)
     return err ? err : closed;
 }
 
+int zr_folder_sync_parent(const struct zr_files *fs, const char *path)
+{
+    char parent[ZR_PATH_BYTES];
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    while (n > 0 && path[n - 1] != '/')
+        n--;
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    snprintf(parent, sizeof parent, "%.*s", n ? (int)n : 1, n ? path : ".");
+    return zr_folder_sync(fs, parent);
+}
+
 int zr_file_rename(const struct zr_files *fs, const char *from, const char *to)
 {
     int err;
@@ -402,7 +204,7 @@ int zr_folder_walk(const struct zr_files *fs, const char *path, bool *missing,
     int got, err = 0;
     RETRY(got, fs->opendir(fs->arg, path, &dir));
     if (missing)
-        *missing = got == -ENOENT;
+        *missing = got == -ENOENT || got == -ENOTDIR || got == -ELOOP;
     if (got < 0)
         return fail_io(path, "open folder", got);
     for (;;) {
@@ -421,15 +223,8 @@ int zr_folder_walk(const struct zr_files *fs, const char *path, bool *missing,
     return err;
 }
 
-/* Names are collected first: what a walk shows while entries go is not defined. */
-struct names {
-    char **name;
-    size_t n;
-};
-
-static int add_name(void *arg, const char *name)
+int zr_names_add(struct zr_names *l, const char *name)
 {
-    struct names *l = arg;
     char **more = realloc(l->name, (l->n + 1) * sizeof *more), *copy = more ? strdup(name) : NULL;
     if (more)
         l->name = more;
@@ -437,6 +232,33 @@ static int add_name(void *arg, const char *name)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the names in a folder");
     l->name[l->n++] = copy;
     return 0;
+}
+
+void zr_names_free(struct zr_names *l)
+{
+    for (size_t i = 0; i < l->n; i++)
+        free(l->name[i]);
+    free(l->name);
+    *l = (struct zr_names){0};
+}
+
+static int add_name(void *arg, const char *name)
+{
+    return zr_names_add(arg, name);
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+int zr_folder_list(const struct zr_files *fs, const char *path, bool *missing, struct zr_names *l)
+{
+    *l = (struct zr_names){0};
+    int err = zr_folder_walk(fs, path, missing, add_name, l);
+    if (!err && l->n)
+        qsort(l->name, l->n, sizeof *l->name, by_text);
+    return err;
 }
 
 int zr_file_remove(const struct zr_files *fs, const char *path)
@@ -453,19 +275,17 @@ static int remove_file(const struct zr_files *fs, const char *folder, const char
     return err ? err : zr_file_remove(fs, path);
 }
 
+/* Names are listed first: what a walk shows while entries go is not defined. */
 int zr_folder_remove(const struct zr_files *fs, const char *path, const char *first)
 {
-    struct names l = {0};
+    struct zr_names l;
     bool missing;
-    int err = zr_folder_walk(fs, path, &missing, add_name, &l);
+    int err = zr_folder_list(fs, path, &missing, &l);
     if (!err && first)
         err = remove_file(fs, path, first);
-    for (size_t i = 0; i < l.n; i++) {
-        if (!err)
-            err = remove_file(fs, path, l.name[i]);
-        free(l.name[i]);
-    }
-    free(l.name);
+    for (size_t i = 0; !err && i < l.n; i++)
+        err = remove_file(fs, path, l.name[i]);
+    zr_names_free(&l);
     if (missing)
         return 0;
     if (err)
@@ -474,14 +294,11 @@ int zr_folder_remove(const struct zr_files *fs, const char *path, const char *fi
     return err < 0 && err != -ENOENT ? fail_io(path, "remove folder", err) : 0;
 }
 
-int zr_file_load(const struct zr_files *fs, const char *path, int64_t max, bool *missing, char **out,
-                 int64_t *n)
+/* Reads and closes fd. */
+static int load(const struct zr_files *fs, int fd, const char *path, int64_t max, char **out, int64_t *n)
 {
-    int fd = -1, err = zr_file_find(fs, path, missing, &fd);
     char *data = NULL;
-    if (err)
-        return err;
-    err = zr_file_size(fs, fd, path, n);
+    int err = zr_file_size(fs, fd, path, n);
     if (!err && *n > max)
         err = zr_fail(ZR_ERR_IO, "%s: has %lld bytes; allowed: %lld", path, (long long)*n, (long long)max);
     if (!err) {
@@ -497,6 +314,20 @@ int zr_file_load(const struct zr_files *fs, const char *path, int64_t max, bool 
     data[*n] = 0;
     *out = data;
     return 0;
+}
+
+int zr_file_load(const struct zr_files *fs, const char *path, int64_t max, bool *missing, char **out,
+                 int64_t *n)
+{
+    int fd = -1, err = zr_file_find(fs, path, missing, &fd);
+    return err ? err : load(fs, fd, path, max, out, n);
+}
+
+int zr_file_load_linked(const struct zr_files *fs, const char *path, int64_t max, bool *missing, char **out,
+                        int64_t *n)
+{
+    int fd = -1, err = zr_file_find_linked(fs, path, missing, &fd);
+    return err ? err : load(fs, fd, path, max, out, n);
 }
 
 int zr_file_store(const struct zr_files *fs, const char *path, const void *data, int64_t n)

@@ -1,6 +1,11 @@
 /* files.h: every call that checkpoints make to the file system, as one small table that tests replace, and
  * what is always wanted above it: whole transfers, retries of interrupted calls, messages that name the file.
  *
+ * Paths come from zr_path_absolute, which resolves the links that lead to the user's folder. Below that no
+ * link is followed, or a link in a folder of checkpoints could lead a clean-up to other people's files. Where
+ * a component of a path is a link, every call fails with -ELOOP. The calls that end in "linked" are the
+ * exception: they read files of other programs, where links are normal.
+ *
  * Functions of the table return 0 or more, or a negative errno. Thread-safety: the table's functions may be
  * called by several threads at once, on different descriptors. */
 #ifndef ZR_ZERO_FILES_H
@@ -17,7 +22,8 @@
 
 struct zr_files {
     /* a descriptor; folders too, to sync them; O_DIRECT: -EINVAL where the file system has no such thing,
-     * here or at a transfer */
+     * here or at a transfer. -EISDIR, or -ENXIO for a FIFO, a socket or a device. Links are followed only
+     * without O_NOFOLLOW. */
     int (*open)(void *arg, const char *path, int flags, unsigned mode);
 
     int64_t (*pread)(void *arg, int fd, void *buf, size_t n, int64_t at);
@@ -64,6 +70,7 @@ extern const struct zr_files zr_files_posix;
 int zr_file_open(const struct zr_files *fs, const char *path, int flags, int *fd);
 /* The same for reading; missing is set when there is no such file. */
 int zr_file_find(const struct zr_files *fs, const char *path, bool *missing, int *fd);
+int zr_file_find_linked(const struct zr_files *fs, const char *path, bool *missing, int *fd);
 /* Exactly n bytes; an end of file before that is an error that says where. */
 int zr_file_read(const struct zr_files *fs, int fd, const char *path, void *buf, int64_t n, int64_t at);
 int zr_file_write(const struct zr_files *fs, int fd, const char *path, const void *buf, int64_t n,
@@ -76,19 +83,34 @@ int zr_file_close(const struct zr_files *fs, int fd, const char *path);
 /* Makes the names in a folder durable. */
 int zr_folder_sync(const struct zr_files *fs, const char *path);
 int zr_file_rename(const struct zr_files *fs, const char *from, const char *to);
+/* Makes the folder's own name durable. */
+int zr_folder_sync_parent(const struct zr_files *fs, const char *path);
 /* exists: NULL, or set when it failed because the name is taken. */
 int zr_folder_make(const struct zr_files *fs, const char *path, bool *exists);
-/* Removes a folder of files, `first` (or NULL) before the others. A missing one is no error. */
+/* Removes a folder of files, `first` (or NULL) before the others. A missing one is no error. A link or a file
+ * of that name stays, and is no error: it was not made here. */
 int zr_folder_remove(const struct zr_files *fs, const char *path, const char *first);
 /* Calls fn with each name but "." and ".."; non-zero ends the walk and is returned. missing: NULL, or set
- * when there is no such folder. */
+ * when there is no folder of that name: nothing, a file or a link. */
 int zr_folder_walk(const struct zr_files *fs, const char *path, bool *missing,
                    int (*fn)(void *arg, const char *name), void *arg);
+
+struct zr_names {
+    char **name;
+    size_t n;
+};
+/* The names in a folder, sorted, without "." and "..". Release l with zr_names_free, also after a failure. */
+int zr_folder_list(const struct zr_files *fs, const char *path, bool *missing, struct zr_names *l);
+/* A zeroed list is empty. */
+int zr_names_add(struct zr_names *l, const char *name);
+void zr_names_free(struct zr_names *l);
 
 /* The whole of a file, at most max bytes of it, with a zero after them; *out is freed by the caller. missing
  * is set when there is no such file. */
 int zr_file_load(const struct zr_files *fs, const char *path, int64_t max, bool *missing, char **out,
                  int64_t *n);
+int zr_file_load_linked(const struct zr_files *fs, const char *path, int64_t max, bool *missing, char **out,
+                        int64_t *n);
 /* Makes the file, writes it, syncs it and closes it. A file of that name is replaced. */
 int zr_file_store(const struct zr_files *fs, const char *path, const void *data, int64_t n);
 

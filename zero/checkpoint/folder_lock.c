@@ -117,13 +117,25 @@ static void give_back(const struct zr_folder_lock *l)
     zr_file_close(l->fs, l->fd, path);
 }
 
+/* The folder's place in the list, or locks->n. */
+static int find(const struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder)
+{
+    int at = 0;
+    while (at < locks->n && (locks->list[at].fs != fs || strcmp(locks->list[at].folder, folder) != 0))
+        at++;
+    return at;
+}
+
+bool zr_folder_is_locked(const struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder)
+{
+    return find(locks, fs, folder) < locks->n;
+}
+
 int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
                    struct zr_log *log)
 {
     struct zr_folder_lock *list = locks->list, found = {.fs = fs, .pid = (int64_t)getpid()};
-    int at = 0;
-    while (at < locks->n && (list[at].fs != fs || strcmp(list[at].folder, folder) != 0))
-        at++;
+    int at = find(locks, fs, folder);
     if (at < locks->n) {
         found = list[at];
     } else {

@@ -30,6 +30,8 @@ struct zr_folder_locks {
  * no locks the log is warned. ZR_ERR_IO names the holder. */
 int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
                    struct zr_log *log);
+/* Whether these locks include the folder's. folder: as zr_path_absolute makes it. */
+bool zr_folder_is_locked(const struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder);
 /* Gives all back, and removes their files. */
 void zr_folder_unlock_all(struct zr_folder_locks *locks);
 

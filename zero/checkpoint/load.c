@@ -112,13 +112,23 @@ static void give_up(struct zero_ctx *z)
     zr_say_again(&kept);
 }
 
+/* The path from the root, through links. What lies in it is reached without following any. */
+static int resolve(const struct zero_ctx *z, const char *given, char path[ZR_PATH_BYTES])
+{
+    int err = zr_path_absolute(z->files, given, path);
+    if (!err && strlen(path) + 4 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
+        err = zr_fail(ZR_ERR_ARG, "%.200s...: the path from the root has %zu characters; allowed: %d", path,
+                      strlen(path), ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
+    return err;
+}
+
 static int load(struct zero_ctx *z, const char *given)
 {
-    char path[ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES];
+    char copy[ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES], path[ZR_PATH_BYTES];
     if (strlen(given) + 4 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
         return zr_fail(ZR_ERR_ARG, "path has %zu characters; allowed: %d", strlen(given),
                        ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
-    snprintf(path, sizeof path, "%s", given); /* it may be zero_get_saved's, which changes when a save ends */
+    snprintf(copy, sizeof copy, "%s", given); /* it may be zero_get_saved's, which changes when a save ends */
     int err = zr_save_end(z);
     if (!err)
         err = zr_engine_settle(z->engine);
@@ -130,7 +140,7 @@ static int load(struct zero_ctx *z, const char *given)
         return zr_agree_in_run(z, err);
     }
     l->z = z;
-    err = zr_agree_in_run(z, 0);
+    err = zr_agree_in_run(z, resolve(z, copy, path));
     if (!err)
         err = choose(z, path, l);
     if (!err)

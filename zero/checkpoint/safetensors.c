@@ -138,6 +138,14 @@ static int read_entry(const char *file, const char *name, const json_t *o, int64
     return e->name ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory for the name of a tensor", file);
 }
 
+void zr_st_export_id(const json_t *metadata, char id[ZR_EXPORT_ID_BYTES])
+{
+    const char *text = json_string_value(json_object_get(metadata, ZR_EXPORT_KEY));
+    bool is_id = text && strlen(text) == ZR_EXPORT_ID_BYTES - 1 &&
+                 strspn(text, "0123456789abcdef") == ZR_EXPORT_ID_BYTES - 1;
+    snprintf(id, ZR_EXPORT_ID_BYTES, "%s", is_id ? text : "");
+}
+
 static int check_metadata(const char *file, const json_t *o)
 {
     const char *key;
@@ -186,6 +194,7 @@ static int read_entries(const char *file, const json_t *root, int64_t data_at, i
     {
         if (!strcmp(key, "__metadata__")) {
             err = check_metadata(file, value);
+            zr_st_export_id(value, out->export_id);
         } else {
             err = read_entry(file, key, value, data_at, file_bytes, &out->entries[out->n_entries]);
             out->n_entries += !err;
@@ -310,12 +319,15 @@ static json_t *describe(const struct zr_st_entry *e, int64_t data_at)
                      (json_int_t)(e->begin - data_at), (json_int_t)(e->end - data_at));
 }
 
-int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *format, char **out, int64_t *n_out)
+int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *export_id, char **out,
+               int64_t *n_out)
 {
-    int64_t end = 0, size = HEAD_ALIGN; /* size: at least what it will have */
+    int64_t end = 0, size = 3 * HEAD_ALIGN; /* size: at least what it will have */
     json_t *root = json_object();
     int err = root ? 0 : ZR_ERR_NOMEM;
-    if (!err && format && json_object_set_new(root, "__metadata__", json_pack("{s:s}", "format", format)))
+    if (!err && export_id &&
+        json_object_set_new(root, "__metadata__",
+                            json_pack("{s:s, s:s}", "format", "pt", ZR_EXPORT_KEY, export_id)))
         err = ZR_ERR_NOMEM;
     for (int64_t i = 0; !err && i < n_entries; i++) {
         struct zr_st_entry *e = &entries[i];

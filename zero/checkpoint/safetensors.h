@@ -10,9 +10,15 @@
 #include "kernels/device.h"
 #include "zero/checkpoint/files.h"
 
+#include <jansson.h>
+
 #define ZR_ST_MAX_HEADER 100000000 /* bytes: the format's own limit */
 #define ZR_ST_MAX_DIMS   8
 #define ZR_SHAPE_CHARS   200
+
+/* Every file of an export carries the export's id: 16 hexadecimal digits under this key of its metadata. */
+#define ZR_EXPORT_KEY      "libzero_export"
+#define ZR_EXPORT_ID_BYTES 17 /* with the terminating zero */
 
 struct zr_st_entry {
     char *name;
@@ -28,6 +34,8 @@ struct zr_st {
     /* in order of begin */
     struct zr_st_entry *entries;
     int64_t n_entries;
+    /* "" if __metadata__ has none */
+    char export_id[ZR_EXPORT_ID_BYTES];
 };
 
 /* Bytes of an element, 0 for a dtype that the format does not have. */
@@ -45,6 +53,8 @@ int zr_st_parse(const char *file, const char *json, int64_t n, int64_t file_byte
 int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file_bytes, struct zr_st *out);
 /* A zeroed one is allowed. */
 void zr_st_free(struct zr_st *st);
+/* The export's id in a file's or an index's metadata, or "" if it has none. */
+void zr_st_export_id(const json_t *metadata, char id[ZR_EXPORT_ID_BYTES]);
 
 /* Bytes of a text as JSON, its quotes included. */
 int64_t zr_json_bytes(const char *text);
@@ -53,10 +63,10 @@ int64_t zr_json_bytes(const char *text);
 int64_t zr_st_entry_bytes(const struct zr_st_entry *e);
 
 /* Makes the head of a file, length and header, for entries in the order of their data; begin and end are
- * filled in here. format: NULL, or what __metadata__ says of it. The head is a multiple of 64 bytes. *out is
- * freed by the caller. ZR_ERR_ARG for a name that is not UTF-8, or more than ZR_ST_MAX_HEADER bytes;
- * ZR_ERR_NOMEM. */
-int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *format, char **out,
+ * filled in here. export_id: NULL, or what __metadata__ then says besides the format "pt". The head is a
+ * multiple of 64 bytes. *out is freed by the caller. ZR_ERR_ARG for a name that is not UTF-8, or more than
+ * ZR_ST_MAX_HEADER bytes; ZR_ERR_NOMEM. */
+int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *export_id, char **out,
                int64_t *n_out);
 
 #endif

@@ -1,7 +1,8 @@
-/* weights.c: zero_export: the model's weights alone, in the files that others read and write:
- * model-0000i-of-0000N.safetensors and model.safetensors.index.json, as Hugging Face's libraries have them.
- * Rank 0 does the input and output, a piece at a time. Of a model in parts or pipeline stages the first rank
- * of each does that of its own, run by run, in the files that rank 0 makes. */
+/* weights.c: zero_export: the model's weights alone, in the files that others read and write: either
+ * model.safetensors, or several files and model.safetensors.index.json, as Hugging Face's libraries have
+ * them. Rank 0 does the input and output, a piece at a time. With several parts or pipeline stages the first
+ * rank of each writes what it has, run by run, in the files that rank 0 makes. */
+#include "comm/verdict.h"
 #include "zero/checkpoint/weights_inside.h"
 
 #include <fcntl.h>
@@ -15,11 +16,6 @@
 static int64_t elem_bytes(const struct zr_weights *ws, const struct zr_weight *w)
 {
     return zr_dtype_bytes(ws->z->whole.tensors[w->tensor].dtype);
-}
-
-static void file_name(int32_t file, int32_t n_files, char out[64])
-{
-    snprintf(out, 64, "model-%05d-of-%05d.safetensors", file + 1, n_files);
 }
 
 /* A square of so many elements at a time, whose rows stay in the cache until all columns are used. */
@@ -131,10 +127,10 @@ static int export_one(struct zr_weights *ws, const struct zr_weight *w, const st
 }
 
 /* Rank 0 makes the file; others find where its weights are. */
-static int begin_file(struct zr_weights *ws, int32_t file, char path[ZR_PATH_BYTES], int *fd,
+static int begin_file(struct zr_weights *ws, const char *id, int32_t file, char path[ZR_PATH_BYTES], int *fd,
                       struct zr_st_entry *entries)
 {
-    char name[80], *head = NULL;
+    char name[ZR_EXPORT_NAME_BYTES], *head = NULL;
     bool makes = ws->z->world.rank == 0;
     int64_t n = 0, head_bytes;
     for (int32_t i = 0; i < ws->n; i++) {
@@ -146,43 +142,75 @@ static int begin_file(struct zr_weights *ws, int32_t file, char path[ZR_PATH_BYT
                                           .n_dims = w->n_dims};
         memcpy(entries[n++].shape, w->shape, sizeof w->shape);
     }
-    file_name(file, ws->n_files, name);
+    zr_export_hidden_name(id, file, name);
     int err = zr_path_join(path, ws->dir, name);
     if (!err)
-        err = zr_st_head(entries, n, "pt", &head, &head_bytes);
+        err = zr_st_head(entries, n, id, &head, &head_bytes);
     if (!err && makes)
-        err = zr_file_open(ws->z->files, path, O_WRONLY | O_CREAT | O_TRUNC, fd);
+        err = zr_file_open(ws->z->files, path, O_WRONLY | O_CREAT | O_EXCL, fd);
     if (!err && makes)
         err = zr_file_write(ws->z->files, *fd, path, head, head_bytes, 0);
     free(head);
     return err;
 }
 
-static int write_index(const struct zr_weights *ws)
+/* *out is freed by the caller. */
+static int print_index(const struct zr_weights *ws, const char *id, char **out)
 {
-    char path[ZR_PATH_BYTES], name[64];
+    char name[ZR_EXPORT_NAME_BYTES];
     int64_t total = 0;
     json_t *map = json_object();
     bool ok = map != NULL;
     for (int32_t i = 0; i < ws->n; i++) {
-        file_name(ws->list[i].file, ws->n_files, name);
+        zr_export_name(id, ws->list[i].file, ws->n_files, name);
         ok = ok && !json_object_set_new(map, ws->list[i].name, json_string(name));
         total += ws->list[i].n_whole * elem_bytes(ws, &ws->list[i]);
     }
-    json_t *root =
-        json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
-    char *text = ok && root ? json_dumps(root, JSON_INDENT(2)) : NULL;
+    json_t *root = json_pack("{s:{s:I, s:s}, s:o}", "metadata", "total_size", (json_int_t)total,
+                             ZR_EXPORT_KEY, id, "weight_map", map);
+    *out = ok && root ? json_dumps(root, JSON_INDENT(2)) : NULL;
     json_decref(root);
-    if (!text)
+    if (!*out)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the index of %d weights", ws->n);
-    int err = zr_path_join(path, ws->dir, ZR_WEIGHTS_INDEX);
-    if (!err && strlen(text) > ZR_WEIGHTS_MAX_INDEX)
-        err = zr_fail(ZR_ERR_ARG, "the index of %d weights has %zu bytes; allowed: %d", ws->n, strlen(text),
-                      ZR_WEIGHTS_MAX_INDEX);
+    if (strlen(*out) > ZR_WEIGHTS_MAX_INDEX)
+        return zr_fail(ZR_ERR_ARG, "the index of %d weights has %zu bytes; allowed: %d", ws->n, strlen(*out),
+                       ZR_WEIGHTS_MAX_INDEX);
+    return 0;
+}
+
+static int publish(const struct zr_weights *ws, struct zr_export_folder *f)
+{
+    char *index = NULL;
+    int err = ws->n_files > 1 ? print_index(ws, f->id, &index) : 0;
     if (!err)
-        err = zr_file_store(ws->z->files, path, text, (int64_t)strlen(text));
-    free(text);
-    return err ? err : zr_folder_sync(ws->z->files, ws->dir);
+        err = zr_export_publish(f, index);
+    free(index);
+    return err;
+}
+
+struct begun {
+    char id[ZR_EXPORT_ID_BYTES];
+    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - 32);
+};
+
+/* Rank 0 prepares the folder, and tells all ranks the export's id. */
+static int begin_export(struct zr_weights *ws, struct zr_export_folder *f, char id[ZR_EXPORT_ID_BYTES])
+{
+    struct zero_ctx *z = ws->z;
+    struct begun mine = {0}, *all = z->from_all;
+    int err = 0;
+    if (z->world.rank == 0)
+        zr_verdict_put(&mine,
+                       zr_export_begin(z->files, &z->locks, z->config.options.log, ws->dir, ws->n_files, f));
+    memcpy(mine.id, f->id, sizeof mine.id);
+    if (z->world.world == 1)
+        all[0] = mine;
+    else
+        err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
+    err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
+    if (!err)
+        snprintf(id, ZR_EXPORT_ID_BYTES, "%.*s", ZR_EXPORT_ID_BYTES - 1, all[0].id);
+    return err;
 }
 
 /* Where several ranks write: rank 0's file is there, or all know that it is not, and the others open it. */
@@ -196,10 +224,11 @@ static int join_file(struct zr_weights *ws, const char *path, int *fd, int *loca
     return err;
 }
 
-static int export_files(struct zr_weights *ws)
+/* All files, under hidden names, written and synced on all ranks that write. */
+static int write_files(struct zr_weights *ws, const char *id)
 {
     struct zero_ctx *z = ws->z;
-    bool makes = z->world.rank == 0, writes = zr_weights_has_files(z), exists;
+    bool writes = zr_weights_has_files(z);
     int local = 0, err = 0;
     int64_t buffer_bytes = ZR_WEIGHTS_PIECE_BYTES;
     for (int32_t i = 0; i < ws->n; i++)
@@ -209,14 +238,12 @@ static int export_files(struct zr_weights *ws)
     struct zr_st_entry *entries = writes ? malloc((size_t)ws->n * sizeof *entries) : NULL;
     if (writes && (!buffer || !entries))
         local = zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes of weights", (long long)buffer_bytes);
-    if (makes && !local && zr_folder_make(z->files, ws->dir, &exists) && !exists)
-        local = ZR_ERR_IO;
     for (int32_t file = 0; !err && file < ws->n_files; file++) {
         char path[ZR_PATH_BYTES];
         int fd = -1;
         int64_t k = 0;
         if (writes && !local)
-            local = begin_file(ws, file, path, &fd, entries);
+            local = begin_file(ws, id, file, path, &fd, entries);
         err = join_file(ws, path, &fd, &local);
         for (int32_t i = 0; !err && i < ws->n; i++) {
             if (ws->list[i].file != file)
@@ -229,13 +256,32 @@ static int export_files(struct zr_weights *ws)
         int closed = fd >= 0 ? zr_file_close(z->files, fd, path) : 0;
         local = local ? local : closed;
     }
-    if (!err && z->mesh.parts * z->mesh.stages > 1)
-        err = zr_agree_in_run(z, local); /* before the index says that all is there */
-    if (makes && !err && !local)
-        local = write_index(ws);
     free(buffer);
     free(entries);
     return err ? err : zr_agree_in_run(z, local);
+}
+
+static int export_files(struct zr_weights *ws)
+{
+    struct zero_ctx *z = ws->z;
+    struct zr_export_folder *f = calloc(1, sizeof *f);
+    char id[ZR_EXPORT_ID_BYTES], path[ZR_PATH_BYTES];
+    int err = zr_agree_in_run(z, f ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the folder of an export"));
+    if (!err)
+        err = begin_export(ws, f, id);
+    if (!err)
+        err = zr_agree_in_run(z, zr_weights_has_files(z) ? zr_path_absolute(z->files, ws->dir, path) : 0);
+    ws->dir = path;
+    if (!err)
+        err = write_files(ws, id);
+    if (!err)
+        err = zr_agree_in_run(z, z->world.rank == 0 ? publish(ws, f) : 0);
+    struct zr_kept kept;
+    zr_keep(&kept, err);
+    if (f)
+        zr_export_end(f);
+    free(f);
+    return err ? zr_say_again(&kept) : 0;
 }
 
 int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_called_name name)

@@ -1,7 +1,6 @@
 /* weights_import.c: zero_import: weights from the files of others, which weights.c writes too. */
 #include "zero/checkpoint/weights_inside.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +16,8 @@ struct source {
 struct sources {
     struct source *list;
     int32_t n;
+    /* The export that these files belong to, and the file that said so; "": none has said yet. */
+    char export_id[ZR_EXPORT_ID_BYTES], said_by[256];
 };
 
 static void close_sources(const struct zr_files *fs, struct sources *s)
@@ -29,10 +30,27 @@ static void close_sources(const struct zr_files *fs, struct sources *s)
     free(s->list);
 }
 
+/* Files without an id, of other programs and earlier exports, are not checked. */
+static int check_export(const struct zr_weights *ws, struct sources *s, const char *file, const char *id)
+{
+    if (!*id || !strcmp(id, s->export_id))
+        return 0;
+    if (*s->export_id)
+        return zr_fail(
+            ZR_ERR_IO,
+            "%s/%s: it belongs to export %s, but %s belongs to export %s: the folder mixes files of "
+            "two exports",
+            ws->dir, file, id, s->said_by, s->export_id);
+    snprintf(s->export_id, sizeof s->export_id, "%s", id);
+    snprintf(s->said_by, sizeof s->said_by, "%s", file);
+    return 0;
+}
+
 static int open_source(const struct zr_weights *ws, struct sources *s, const char *name, int32_t *out)
 {
     const struct zr_files *fs = ws->z->files;
     int64_t bytes;
+    bool missing;
     for (*out = 0; *out < s->n; ++*out)
         if (!strcmp(s->list[*out].name, name))
             return 0;
@@ -48,25 +66,46 @@ static int open_source(const struct zr_weights *ws, struct sources *s, const cha
     snprintf(f->name, sizeof f->name, "%s", name);
     int err = zr_path_join(f->path, ws->dir, name);
     if (!err)
-        err = zr_file_open(fs, f->path, O_RDONLY, &f->fd);
+        err = zr_file_find_linked(fs, f->path, &missing, &f->fd);
     if (err)
         return err;
     s->n++;
     err = zr_file_size(fs, f->fd, f->path, &bytes);
-    return err ? err : zr_st_read(fs, f->fd, f->path, bytes, &f->st);
+    if (!err)
+        err = zr_st_read(fs, f->fd, f->path, bytes, &f->st);
+    return err ? err : check_export(ws, s, name, f->st.export_id);
 }
 
-/* The index, or NULL where the folder has one file only. */
-static int read_index(const struct zr_weights *ws, json_t **out)
+static int has_single(const struct zr_weights *ws, bool *has)
 {
-    char path[ZR_PATH_BYTES], *text;
+    char path[ZR_PATH_BYTES];
+    bool missing = false;
+    int fd, err = zr_path_join(path, ws->dir, ZR_WEIGHTS_SINGLE);
+    if (err)
+        return err;
+    err = zr_file_find_linked(ws->z->files, path, &missing, &fd);
+    *has = !missing;
+    if (!err)
+        zr_file_close(ws->z->files, fd, path);
+    return missing ? 0 : err;
+}
+
+/* The index, or NULL where the folder has one file only. As in Hugging Face's libraries, ZR_WEIGHTS_SINGLE
+ * comes before an index. */
+static int read_index(const struct zr_weights *ws, struct sources *s, json_t **out)
+{
+    char path[ZR_PATH_BYTES], *text, id[ZR_EXPORT_ID_BYTES];
     int64_t n;
     bool missing = false;
     json_error_t why;
     *out = NULL;
-    int err = zr_path_join(path, ws->dir, ZR_WEIGHTS_INDEX);
+    bool single;
+    int err = has_single(ws, &single);
+    if (err || single)
+        return err;
+    err = zr_path_join(path, ws->dir, ZR_WEIGHTS_INDEX);
     if (!err)
-        err = zr_file_load(ws->z->files, path, ZR_WEIGHTS_MAX_INDEX, &missing, &text, &n);
+        err = zr_file_load_linked(ws->z->files, path, ZR_WEIGHTS_MAX_INDEX, &missing, &text, &n);
     if (err)
         return missing ? 0 : err;
     *out = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &why);
@@ -76,7 +115,8 @@ static int read_index(const struct zr_weights *ws, json_t **out)
         *out = NULL;
         return zr_fail(ZR_ERR_IO, "%s: has no weight_map, or is no JSON", path);
     }
-    return 0;
+    zr_st_export_id(json_object_get(*out, "metadata"), id);
+    return check_export(ws, s, ZR_WEIGHTS_INDEX, id);
 }
 
 static int by_name(const void *a, const void *b)
@@ -125,7 +165,7 @@ static int check_weight(const struct zr_weights *ws, const struct sources *s, co
 static int find_weights(struct zr_weights *ws, struct sources *s)
 {
     json_t *index;
-    int err = read_index(ws, &index);
+    int err = read_index(ws, s, &index);
     if (err)
         return err;
     struct zr_weight **sorted = malloc((size_t)ws->n * sizeof *sorted);

@@ -3,13 +3,11 @@
 #ifndef ZR_ZERO_WEIGHTS_INSIDE_H
 #define ZR_ZERO_WEIGHTS_INSIDE_H
 
+#include "zero/checkpoint/export_folder.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/checkpoint/save.h"
 #include "zero/context.h"
 
-#define ZR_WEIGHTS_INDEX     "model.safetensors.index.json"
-#define ZR_WEIGHTS_SINGLE    "model.safetensors"
-#define ZR_WEIGHTS_MAX_INDEX (256 << 20)
 #ifndef ZR_WEIGHTS_PIECE_BYTES /* else a test's */
 #define ZR_WEIGHTS_PIECE_BYTES (4 << 20)
 #endif

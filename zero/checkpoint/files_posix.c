@@ -1,0 +1,342 @@
+/* files_posix.c: the operating system's file calls, behind the table of files.h. This is the one place that
+ * opens files of checkpoints and exports. Everything below an absolute path is reached without following a
+ * symbolic link, and only regular files and folders are opened. */
+#include "kernels/limits.h"
+#include "kernels/standard_fds.h"
+#include "zero/checkpoint/files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef O_PATH /* Linux alone has it */
+#define O_PATH (O_RDONLY | O_NONBLOCK)
+#endif
+
+static int or_errno(int result)
+{
+    return result < 0 ? -errno : result;
+}
+
+/* Opens the folder that holds path, component by component, without following a link. name: the last
+ * component. Returns a descriptor for the calls that end in "at", or a negative errno: -ELOOP for a link. */
+static int open_parent(const char *path, char name[NAME_MAX + 1])
+{
+    int folder = or_errno(open(*path == '/' ? "/" : ".", O_PATH | O_DIRECTORY | O_CLOEXEC));
+    path += strspn(path, "/");
+    strcpy(name, ".");
+    while (folder >= 0 && *path) {
+        struct stat st = {0};
+        size_t n = strcspn(path, "/");
+        if (n > NAME_MAX) {
+            close(folder);
+            return -ENAMETOOLONG;
+        }
+        memcpy(name, path, n);
+        name[n] = 0;
+        path += n;
+        path += strspn(path, "/");
+        if (!*path)
+            break;
+        int next = or_errno(openat(folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC));
+        close(folder);
+        if (next >= 0 && (fstat(next, &st) || !S_ISDIR(st.st_mode))) {
+            close(next);
+            return S_ISLNK(st.st_mode) ? -ELOOP : -ENOTDIR;
+        }
+        folder = next;
+    }
+    return folder;
+}
+
+static int check_kind(mode_t mode, int flags)
+{
+    if (S_ISLNK(mode))
+        return -ELOOP;
+    if (flags & O_DIRECTORY)
+        return S_ISDIR(mode) ? 0 : -ENOTDIR;
+    return S_ISREG(mode) ? 0 : S_ISDIR(mode) ? -EISDIR : -ENXIO;
+}
+
+/* The kind is looked at before the open, which may have effects on a device, and after it, because the name
+ * may have changed hands in between. O_NONBLOCK: a FIFO that came in between does not hang. */
+static int open_kind(int folder, const char *name, int flags, unsigned mode)
+{
+    struct stat st;
+    int err = 0;
+    if (!fstatat(folder, name, &st, flags & O_NOFOLLOW ? AT_SYMLINK_NOFOLLOW : 0))
+        err = check_kind(st.st_mode, flags);
+    if (err)
+        return err;
+    int fd = or_errno(zr_above_standard(openat(folder, name, flags | O_NONBLOCK | O_CLOEXEC, (mode_t)mode)));
+    if (fd < 0)
+        return fd;
+    err = fstat(fd, &st) ? -errno : check_kind(st.st_mode, flags);
+    if (err)
+        close(fd);
+    return err ? err : fd;
+}
+
+static int posix_open(void *arg, const char *path, int flags, unsigned mode)
+{
+    char name[NAME_MAX + 1];
+    (void)arg;
+    if (!(flags & O_NOFOLLOW))
+        return open_kind(AT_FDCWD, path, flags, mode);
+    int folder = open_parent(path, name);
+    if (folder < 0)
+        return folder;
+    int fd = open_kind(folder, name, flags, mode);
+    close(folder);
+    return fd;
+}
+
+static int64_t posix_pread(void *arg, int fd, void *buf, size_t n, int64_t at)
+{
+    (void)arg;
+    ssize_t got = pread(fd, buf, n, (off_t)at);
+    return got < 0 ? -errno : got;
+}
+
+static int64_t posix_pwrite(void *arg, int fd, const void *buf, size_t n, int64_t at)
+{
+    (void)arg;
+    ssize_t put = zr_limited_pwrite(fd, buf, n, (off_t)at);
+    return put < 0 ? -errno : put;
+}
+
+static int posix_fsync(void *arg, int fd)
+{
+    (void)arg;
+    return or_errno(fsync(fd));
+}
+
+static void posix_start_sync(void *arg, int fd, int64_t at, int64_t n)
+{
+    (void)arg;
+#ifdef SYNC_FILE_RANGE_WRITE
+    sync_file_range(fd, (off_t)at, (off_t)n, SYNC_FILE_RANGE_WRITE);
+#else
+    (void)fd, (void)at, (void)n;
+#endif
+}
+
+static int posix_allocate(void *arg, int fd, int64_t bytes)
+{
+    (void)arg;
+#ifdef __linux__
+    /* Not posix_fallocate, which writes zeros where the file system cannot do it. */
+    if (zr_limited_fallocate(fd, 0, 0, (off_t)bytes))
+        return errno == EOPNOTSUPP || errno == ENOSYS ? 0 : -errno;
+#else
+    (void)fd, (void)bytes;
+#endif
+    return 0;
+}
+
+static bool posix_is_cached(void *arg, int fd, int64_t bytes)
+{
+    int64_t page = sysconf(_SC_PAGESIZE), window = page * 4096, n_pages = 0, n_there = 0;
+    unsigned char there[4096];
+    (void)arg;
+    for (int64_t at = 0; at < bytes; at += window) {
+        int64_t n = bytes - at < window ? bytes - at : window, pages = (n + page - 1) / page;
+        void *map = mmap(NULL, (size_t)n, PROT_READ, MAP_SHARED, fd, (off_t)at);
+        if (map == MAP_FAILED)
+            return false;
+        bool known = !mincore(map, (size_t)n, there);
+        munmap(map, (size_t)n);
+        if (!known)
+            return false;
+        n_pages += pages;
+        for (int64_t i = 0; i < pages; i++)
+            n_there += there[i] & 1;
+    }
+    return 2 * n_there > n_pages;
+}
+
+static int posix_close(void *arg, int fd)
+{
+    (void)arg;
+    return or_errno(close(fd));
+}
+
+static int64_t posix_size(void *arg, int fd)
+{
+    struct stat st;
+    (void)arg;
+    if (fstat(fd, &st))
+        return -errno;
+    return S_ISREG(st.st_mode) ? st.st_size : -EISDIR;
+}
+
+static int posix_rename(void *arg, const char *from, const char *to)
+{
+    char old[NAME_MAX + 1], new[NAME_MAX + 1];
+    (void)arg;
+    int a = open_parent(from, old), b = a < 0 ? a : open_parent(to, new);
+    int err = b < 0 ? b : or_errno(renameat(a, old, b, new));
+    if (a >= 0)
+        close(a);
+    if (b >= 0)
+        close(b);
+    return err;
+}
+
+static int posix_mkdir(void *arg, const char *path, unsigned mode)
+{
+    char name[NAME_MAX + 1];
+    (void)arg;
+    int folder = open_parent(path, name);
+    if (folder < 0)
+        return folder;
+    int err = or_errno(mkdirat(folder, name, (mode_t)mode));
+    close(folder);
+    return err;
+}
+
+static int remove_name(const char *path, int flags)
+{
+    char name[NAME_MAX + 1];
+    int folder = open_parent(path, name);
+    if (folder < 0)
+        return folder;
+    int err = or_errno(unlinkat(folder, name, flags));
+    close(folder);
+    return err;
+}
+
+static int posix_unlink(void *arg, const char *path)
+{
+    (void)arg;
+    return remove_name(path, 0);
+}
+
+static int posix_rmdir(void *arg, const char *path)
+{
+    (void)arg;
+    return remove_name(path, AT_REMOVEDIR);
+}
+
+static int posix_opendir(void *arg, const char *path, void **out)
+{
+    int fd = posix_open(arg, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (fd < 0)
+        return fd;
+    *out = fdopendir(fd);
+    if (*out)
+        return 0;
+    int err = -errno;
+    close(fd);
+    return err;
+}
+
+static int posix_readdir(void *arg, void *dir, char *name, size_t name_bytes)
+{
+    (void)arg;
+    errno = 0;
+    const struct dirent *e = readdir(dir);
+    if (!e)
+        return -errno;
+    if (strlen(e->d_name) >= name_bytes)
+        return -ENAMETOOLONG;
+    memcpy(name, e->d_name, strlen(e->d_name) + 1);
+    return 1;
+}
+
+static int posix_closedir(void *arg, void *dir)
+{
+    (void)arg;
+    return or_errno(closedir(dir));
+}
+
+static int posix_lock(void *arg, int fd)
+{
+    (void)arg;
+#ifdef F_OFD_SETLK
+    /* Not a lock of the process, which its other contexts would share and any close of the file would end. */
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    if (!fcntl(fd, F_OFD_SETLK, &whole))
+        return 0;
+    if (errno == EAGAIN || errno == EACCES)
+        return -EAGAIN;
+    return errno == ENOSYS || errno == EOPNOTSUPP || errno == EINVAL ? -ENOLCK : -errno;
+#else
+    (void)fd;
+    return -ENOLCK;
+#endif
+}
+
+static int posix_is_at(void *arg, int fd, const char *path)
+{
+    struct stat open_file, named;
+    char name[NAME_MAX + 1];
+    (void)arg;
+    if (fstat(fd, &open_file))
+        return -errno;
+    int folder = open_parent(path, name);
+    if (folder < 0)
+        return folder;
+    int err = or_errno(fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW));
+    close(folder);
+    if (err)
+        return err == -ENOENT ? 0 : err;
+    return open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
+}
+
+/* The path of a folder that does not exist yet is made of its parent's; where that does not exist either, of
+ * the text. */
+static int posix_absolute(void *arg, const char *path, char *out, size_t out_bytes)
+{
+    char real[PATH_MAX], parent[PATH_MAX];
+    size_t n = strlen(path);
+    int printed;
+    (void)arg;
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    size_t name = n;
+    while (name > 0 && path[name - 1] != '/')
+        name--;
+    if (n >= sizeof parent)
+        return -ENAMETOOLONG;
+    snprintf(parent, sizeof parent, "%.*s", name ? (int)name : 1, name ? path : ".");
+    if (realpath(path, real))
+        printed = snprintf(out, out_bytes, "%s", real);
+    else if (realpath(parent, real))
+        printed =
+            snprintf(out, out_bytes, "%s/%.*s", strcmp(real, "/") ? real : "", (int)(n - name), path + name);
+    else if (*path == '/')
+        printed = snprintf(out, out_bytes, "%.*s", (int)n, path);
+    else if (getcwd(real, sizeof real))
+        printed = snprintf(out, out_bytes, "%s/%.*s", real, (int)n, path);
+    else
+        return -errno;
+    return printed < 0 || (size_t)printed >= out_bytes ? -ENAMETOOLONG : 0;
+}
+
+const struct zr_files zr_files_posix = {.open = posix_open,
+                                        .pread = posix_pread,
+                                        .pwrite = posix_pwrite,
+                                        .fsync = posix_fsync,
+                                        .start_sync = posix_start_sync,
+                                        .allocate = posix_allocate,
+                                        .is_cached = posix_is_cached,
+                                        .close = posix_close,
+                                        .size = posix_size,
+                                        .rename = posix_rename,
+                                        .mkdir = posix_mkdir,
+                                        .unlink = posix_unlink,
+                                        .rmdir = posix_rmdir,
+                                        .opendir = posix_opendir,
+                                        .readdir = posix_readdir,
+                                        .closedir = posix_closedir,
+                                        .lock = posix_lock,
+                                        .is_at = posix_is_at,
+                                        .absolute = posix_absolute};
