@@ -1,5 +1,6 @@
 /* config.c: resolves a configuration: defaults, and what can only be checked with several fields in hand. */
 #include "zero/config.h"
+#include "comm/meet/rendezvous.h"
 #include "shard/plan.h"
 
 #include <stdlib.h>
@@ -17,6 +18,24 @@ static int check_hybrid(const struct zero_config *c)
                        "hybrid is %s but stage is %d; allowed: stage 3 with a hybrid, or hybrid none",
                        names[c->hybrid], c->stage);
     return 0;
+}
+
+static bool is_name(const char *name)
+{
+    size_t n = strnlen(name, ZR_NAME_CHARS + 1);
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)name[i] < ' ' || name[i] == 0x7f)
+            return false;
+    return n <= ZR_NAME_CHARS;
+}
+
+static int check_name(const struct zero_config *c)
+{
+    if (!c->name || is_name(c->name))
+        return 0;
+    return zr_fail(ZR_ERR_ARG,
+                   "name is \"%.80s\"; allowed: up to %d characters, none of them a control character",
+                   c->name, ZR_NAME_CHARS);
 }
 
 static int check_together(const struct zero_config *c)
@@ -180,6 +199,8 @@ void zr_config_legible(const struct zero_config *cfg, struct zero_config *out)
         out->timeout_ms = plain.timeout_ms;
     if (out->start_timeout_ms < 1)
         out->start_timeout_ms = plain.start_timeout_ms;
+    if (out->name && !is_name(out->name))
+        out->name = NULL;
     if (out->mpi < ZERO_MPI_AUTO || out->mpi > ZERO_MPI_MPICH)
         out->mpi = plain.mpi;
 }
@@ -241,7 +262,8 @@ static int resolve(const struct zero_config *user, bool has_log, struct zr_confi
     if (has_log && (err = zr_log_open(c.user.log, c.user.log_arg, getenv("ZERO_LOG"), &c.log)))
         return err;
     if ((err = zr_config_apply_env(&c.user, c.log)) || (err = zr_config_check_fields(&c.user)) ||
-        (err = check_together(&c.user)) || (err = resolve_order(&c.user, &c.order))) {
+        (err = check_name(&c.user)) || (err = check_together(&c.user)) ||
+        (err = resolve_order(&c.user, &c.order))) {
         zr_log_close(c.log);
         return err;
     }

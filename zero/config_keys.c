@@ -155,6 +155,7 @@ static const struct field fields[] = {
     FIXED(schedule_file, POINTER),
     FIELD(stages_per_rank, KIND_INT32, TEXT_ONLY, NULL, 1, MOST_STAGES, "1 to 1024"),
     FIELD(reserved, KIND_INT32, TEXT_ONLY, NULL, 0, 0, "0"),
+    FIXED(name, POINTER),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 

@@ -5,6 +5,7 @@
 #include "comm/backend.h"
 #include "comm/flight.h"
 #include "comm/flight_peers.h"
+#include "comm/meet/open_names.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mesh.h"
 #include "kernels/host/host_memory.h"
@@ -68,6 +69,8 @@ struct zero_ctx {
     struct zr_loop *loop;
     /* NULL for world 1 */
     struct zr_rendezvous *rendezvous;
+    /* this context among those of the process; NULL: it meets nobody, or its name was taken */
+    struct zr_open_name *open_name;
 
     struct zr_device *device;
     /* when it was last asked */
@@ -361,6 +364,9 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
 int64_t zr_memory_host_bytes(const struct zero_ctx *z);
 int zr_memory_ask(struct zero_ctx *z, int64_t bytes);
 int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
+
+/* wrap_report.c. Tells the log of a context that has come about. */
+void zr_wrap_report(struct zero_ctx *z);
 
 /* unwrap.c. Closes what was opened, whatever phase of zero_wrap was reached. Keeps this thread's message: to
  * leave the rendezvous may fail where ranks are gone. */

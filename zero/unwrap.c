@@ -42,9 +42,11 @@ void zr_tear_down(struct zero_ctx *z)
     struct zr_kept kept;
     zr_keep(&kept, 0);
     zr_progress_close(&z->progress);
+    struct zr_open_name *open_name = z->open_name;
     bool loop_ended = zr_loop_close(z->loop, on_stop, z);
     zr_folder_unlock_all(&z->locks);
     if (!loop_ended) {
+        zr_open_name_drop(open_name);
         leave_to(z, "the library's own thread");
         zr_say_again(&kept);
         return;
@@ -52,6 +54,7 @@ void zr_tear_down(struct zero_ctx *z)
     bool rests = zr_engine_close(z->engine);
     zr_backend_close_comms(z);
     if (!rests) {
+        zr_open_name_drop(open_name);
         leave_to(z, "an operation of the communicator's");
         zr_say_again(&kept);
         return;
@@ -78,6 +81,7 @@ void zr_tear_down(struct zero_ctx *z)
     free(z->from_all);
     free(z->sharers);
     free(z);
+    zr_open_name_drop(open_name);
     zr_say_again(&kept);
 }
 

@@ -478,6 +478,13 @@ struct zero_config {
     int32_t stages_per_rank;
     /* 0 */
     int32_t reserved;
+    /* The name of this context: up to 63 characters, equal on all ranks. A process that has several contexts
+     * open at the same time gives each another name, because ranks of different names do not meet.
+     * zero_wrap waits up to start_timeout_ms for ranks with this name, and its error says which rank waits
+     * with which name. A second context with the name, rank, world and meeting point of one that is open, or
+     * is being wrapped, is ZERO_ERR_ARG. A world of 1 meets nobody and needs no name. Read by zero_wrap and
+     * not kept. Default NULL: "" */
+    const char *name;
 };
 
 /* One tensor of a file of weights. */

@@ -11,7 +11,7 @@
 enum {
     /* the word "zero" in little-endian bytes */
     ZR_FRAME_MAGIC = 0x6f72657a,
-    ZR_FRAME_VERSION = 5,
+    ZR_FRAME_VERSION = 6,
     /* the longest message that travels */
     ZR_FRAME_TEXT_BYTES = 1024,
     /* the most that a payload may have before both sides know each other */
@@ -34,6 +34,9 @@ enum zr_frame_type {
     /* 0 -> rank: you are not; about: the code, payload: rank 0's proof and the message. Without any payload
      * to an unidentified connection */
     ZR_FRAME_REFUSE,
+    /* 0 -> rank: you are of this job, but rank 0 does not wait with your name now: try again. payload: rank
+     * 0's proof, and which ranks wait with which name */
+    ZR_FRAME_AGAIN,
     /* rank -> 0: my blob of an exchange; in a tree those of all below me too, in rank order */
     ZR_FRAME_GIVE,
     /* 0 -> rank: everyone's, in rank order */

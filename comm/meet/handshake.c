@@ -8,7 +8,7 @@
 #include <sys/random.h>
 
 _Static_assert(ZR_PROOF_BYTES == SHA256_DIGEST_SIZE, "a proof is an HMAC-SHA256");
-_Static_assert(sizeof(struct zr_hello) == 64, "no padding");
+_Static_assert(sizeof(struct zr_hello) == 128, "no padding");
 
 int zr_shake_random(uint8_t *bytes, size_t n)
 {
@@ -25,11 +25,17 @@ static void add(struct hmac_sha256_ctx *mac, const void *bytes, size_t n)
 void zr_shake_prove(const struct zr_world *w, const struct zr_shake *s, enum zr_frame_type type, int32_t code,
                     const char *text, uint8_t proof[ZR_PROOF_BYTES])
 {
-    /* Every part has a fixed size but the two texts, whose sizes come first: no two conversations give the
+    /* Every part has a fixed size but the three texts, whose sizes come first: no two conversations give the
      * same bytes. */
-    const int32_t numbers[] = {
-        ZR_FRAME_VERSION,        (int32_t)type,        s->rank, s->world, s->attempt, code,
-        (int32_t)strlen(w->job), (int32_t)strlen(text)};
+    const int32_t numbers[] = {ZR_FRAME_VERSION,
+                               (int32_t)type,
+                               s->rank,
+                               s->world,
+                               s->attempt,
+                               code,
+                               (int32_t)strlen(w->job),
+                               (int32_t)strlen(text),
+                               (int32_t)strlen(s->name)};
     struct hmac_sha256_ctx mac;
     hmac_sha256_set_key(&mac, (size_t)w->key.n_bytes, w->key.bytes);
     add(&mac, type == ZR_FRAME_HELLO ? "libzero: rank to 0" : "libzero: 0 to rank", 18);
@@ -38,6 +44,7 @@ void zr_shake_prove(const struct zr_world *w, const struct zr_shake *s, enum zr_
     add(&mac, s->nonce, sizeof s->nonce);
     add(&mac, w->job, strlen(w->job));
     add(&mac, text, strlen(text));
+    add(&mac, s->name, strlen(s->name));
     hmac_sha256_digest(&mac, ZR_PROOF_BYTES, proof);
     explicit_bzero(&mac, sizeof mac);
 }
@@ -75,6 +82,8 @@ bool zr_shake_hello(const struct zr_world *w, struct zr_shake *s, const struct z
         return false;
     memcpy(&hello, payload, sizeof hello);
     memcpy(s->nonce, hello.nonce, sizeof s->nonce);
+    memcpy(s->name, hello.name, sizeof s->name);
+    s->name[ZR_NAME_CHARS] = 0;
     s->rank = f->rank;
     s->world = f->world;
     s->attempt = f->about;
@@ -89,8 +98,8 @@ bool zr_shake_answer(const struct zr_world *w, const struct zr_shake *s, const s
         return false;
     if (f->type == ZR_FRAME_ACCEPT)
         return f->n_bytes == ZR_PROOF_BYTES && proves(w, s, ZR_FRAME_ACCEPT, 0, "", payload);
-    if (f->type != ZR_FRAME_REFUSE)
+    if (f->type != ZR_FRAME_REFUSE && f->type != ZR_FRAME_AGAIN)
         return false;
     *text = payload + ZR_PROOF_BYTES;
-    return proves(w, s, ZR_FRAME_REFUSE, f->about, *text, payload);
+    return proves(w, s, (enum zr_frame_type)f->type, f->about, *text, payload);
 }

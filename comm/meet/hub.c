@@ -556,6 +556,7 @@ void zr_hub_close(struct zr_rendezvous *r)
         }
     }
     r->closing = true;
+    zr_hub_ignore_handed(r);
     zr_hub_stop_listening(r);
     if (r->lookup)
         zr_lookup_leave(r->lookup);

@@ -7,7 +7,8 @@
  * ranks are let in and unidentified connections kept out, hub_reach.c how the others reach rank 0, hub_tree.c
  * a world too large for one rank's links, hub_missing.c who does not come there, hub.c who is lost or fails
  * and how it ends, hub_calls.c how ranks compare what their programs called, hub_message.c messages of
- * whoever uses it, hub_beat.c how a silent end is found. The first failure is kept; before the detach it is
+ * whoever uses it, hub_beat.c how a silent end is found, hub_names.c what becomes of ranks that wait with
+ * another name. The first failure is kept; before the detach it is
  * what the blocking calls return, after it what on_failed is told, unless it is this rank's own. */
 #ifndef ZR_COMM_HUB_H
 #define ZR_COMM_HUB_H
@@ -16,6 +17,7 @@
 #include "comm/meet/link.h"
 #include "comm/meet/meeting_file.h"
 #include "comm/meet/net_lookup.h"
+#include "comm/meet/open_names.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/meet/tree.h"
 
@@ -31,6 +33,7 @@ enum zr_trouble {
     ZR_TROUBLE_ENDED,   /* and closed it */
     ZR_TROUBLE_STRANGE, /* and said something else */
     ZR_TROUBLE_REFUSED, /* and knows the protocol, but not our key or job */
+    ZR_TROUBLE_NAME,    /* it was rank 0, which waits with another name */
     ZR_TROUBLE_WAIT     /* it was rank 0, which waits for others */
 };
 
@@ -50,6 +53,8 @@ struct zr_member {
     bool unreported;
     /* how; NULL: it was not, or there was no memory for it */
     char *how;
+    /* rank 0: the name with which it waits, which is not this rank's; NULL: none, or there was no memory */
+    char *waits_as;
     /* the call that it told last (hub_beat.c); NULL: it told none, or there was no memory for it */
     char *last_heard;
     /* rank 0 of a tree: it has come, whether or not it is linked with whoever is above it; and where it
@@ -141,8 +146,13 @@ struct zr_rendezvous {
     struct zr_meeting_file file;
     /* rank 0: and it has not removed it */
     bool has_written;
-    /* the listeners, the timers and the report below: those that are not closed yet */
+    /* the listeners, the timers and the asynchronous handles: those that are not closed yet */
     int n_handles;
+    /* rank 0: another context of this process has handed a connection over */
+    uv_async_t handed;
+    bool awaits_handed;
+    /* rank 0: since when it tries to listen; 0: not yet */
+    int64_t listen_ms;
     /* listeners that are not closed yet */
     int n_listening;
     int64_t started_ms;
@@ -285,8 +295,6 @@ void zr_hub_write_file(struct zr_rendezvous *r);
 void zr_hub_remove_file(struct zr_rendezvous *r);
 /* The others: the addresses to try; false: it says none, which is noted. */
 bool zr_hub_read_file(struct zr_rendezvous *r);
-/* In how many ms to read it again. */
-int zr_hub_file_again_ms(struct zr_rendezvous *r);
 /* As zr_hub_say_place. */
 void zr_hub_say_file(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS]);
 
@@ -349,12 +357,34 @@ void zr_hub_seal(struct zr_rendezvous *r);
 /* Rank 0: a frame of a connection that has not proved to be a rank's. */
 void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
 
+/* Rank 0: takes over a connection whose HELLO another context of this process has read. */
+void zr_hub_take_handed(struct zr_rendezvous *r, const struct zr_handed *h);
+/* Rank 0: refuses a rank that has proved what it is. */
+void zr_hub_refuse(struct zr_rendezvous *r, struct zr_link *l, enum zr_frame_type type, int code,
+                   const char *text);
+
+/* hub_names.c. Rank 0, before the meeting: takes connections that other contexts of this process hand
+ * over. */
+int zr_hub_await_handed(struct zr_rendezvous *r);
+/* Afterwards. Does nothing where it does not await any. */
+void zr_hub_ignore_handed(struct zr_rendezvous *r);
+/* Rank 0: l is of a rank that waits with another name. */
+void zr_hub_other_name(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+                       const char *payload);
+/* Rank 0: a rank has come with this rank's name. */
+void zr_hub_has_come(struct zr_rendezvous *r, int rank);
+/* Rank 0: "cfg.name is "gen" on rank 0, rank 2 and "disc" on rank 1"; "" where no other name was heard. */
+enum { ZR_NAMES_CHARS = 512 };
+void zr_hub_say_names(const struct zr_rendezvous *r, char text[ZR_NAMES_CHARS]);
+
 /* hub_reach.c: the others. */
 void zr_hub_connect(struct zr_rendezvous *r);
 /* The connection to rank 0's address was made, or failed. */
 void zr_hub_on_connect(struct zr_link *l, int status);
 /* A frame from there, before both sides know each other. */
 void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
+/* In how many ms to ask again for what may not be there yet: the longer this rank has waited, the later. */
+int zr_hub_again_ms(struct zr_rendezvous *r);
 /* Tries again in so many ms, or in a moment. */
 void zr_hub_retry_in(struct zr_rendezvous *r, int ms);
 void zr_hub_retry(struct zr_rendezvous *r);

@@ -8,11 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    SOONEST_MS = 20, /* until the file is read again */
-    LATEST_MS = 500
-};
-
 void zr_hub_listen_for_file(struct zr_rendezvous *r)
 {
     zr_address_parse(r->w.key.n_bytes ? "::" : "127.0.0.1", 0, &r->to[0]);
@@ -66,13 +61,6 @@ bool zr_hub_read_file(struct zr_rendezvous *r)
     r->n_to = r->file.n;
     memcpy(r->to, r->file.at, sizeof r->to);
     return true;
-}
-
-/* Ranks that have waited long ask a server of files less often. */
-int zr_hub_file_again_ms(struct zr_rendezvous *r)
-{
-    int64_t ms = (zr_hub_now_ms(r) - r->started_ms) / 16;
-    return ms < SOONEST_MS ? SOONEST_MS : ms > LATEST_MS ? LATEST_MS : (int)ms;
 }
 
 /* A name does not decide where a rank is, but it says enough of why loopback does not lead to rank 0. */

@@ -115,7 +115,7 @@ static void find_by_file(struct zr_rendezvous *r)
     else if (zr_hub_read_file(r))
         go(r);
     else
-        uv_timer_start(&r->retry, find_again, (uint64_t)zr_hub_file_again_ms(r), 0);
+        uv_timer_start(&r->retry, find_again, (uint64_t)zr_hub_again_ms(r), 0);
 }
 
 void zr_hub_find(struct zr_rendezvous *r)

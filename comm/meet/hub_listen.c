@@ -41,6 +41,7 @@ void zr_hub_stop_listening(struct zr_rendezvous *r)
         zr_fork_forget(&s->kept);
         uv_close((uv_handle_t *)&s->tcp, listener_closed);
     }
+    zr_open_name_listened(r->w.open_name);
 }
 
 /* fd listens already: whatever can go wrong with an address has gone well. */
@@ -148,6 +149,12 @@ static void say_cannot_listen(struct zr_rendezvous *r, const union zr_address *a
 
 void zr_hub_listen(struct zr_rendezvous *r)
 {
+    if (!zr_open_name_may_listen(r->w.open_name)) { /* that one hands over who comes for this one */
+        uv_timer_start(&r->retry, listen_again, LISTEN_AGAIN_MS, 0);
+        return;
+    }
+    if (!r->listen_ms)
+        r->listen_ms = zr_hub_now_ms(r);
     const union zr_address *failed = &r->to[0];
     int fd[2], err = open_sockets(r->to, r->n_to, fd, &failed);
     if (is_absent(err) && !zr_address_is_loopback(&r->to[0]) && !r->w.interface[0])
@@ -164,7 +171,7 @@ void zr_hub_listen(struct zr_rendezvous *r)
             zr_hub_write_file(r);
     }
     int64_t patience = r->timeout_ms / 2 < BIND_MS ? r->timeout_ms / 2 : BIND_MS;
-    if (err == UV_EADDRINUSE && zr_hub_now_ms(r) - r->started_ms <= patience)
+    if (err == UV_EADDRINUSE && zr_hub_now_ms(r) - r->listen_ms <= patience)
         uv_timer_start(&r->retry, listen_again, LISTEN_AGAIN_MS, 0);
     else if (err)
         say_cannot_listen(r, failed, err);

@@ -10,6 +10,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     MOST_UNIDENTIFIED = 128, /* connections that have not proved to be a rank's */
@@ -47,17 +48,23 @@ static void send_away(struct zr_rendezvous *r, struct zr_link *l, const char *wh
     zr_link_finish(l);
 }
 
-/* A rank that has proved what it is. */
-static void refuse(struct zr_rendezvous *r, struct zr_link *l, int code, const char *text)
+void zr_hub_refuse(struct zr_rendezvous *r, struct zr_link *l, enum zr_frame_type type, int code,
+                   const char *text)
 {
-    struct zr_frame f = {.type = ZR_FRAME_REFUSE, .rank = r->w.rank, .world = r->w.world, .about = code};
+    struct zr_frame f = {.type = (uint16_t)type, .rank = r->w.rank, .world = r->w.world, .about = code};
     char proof_and_text[ZR_PROOF_BYTES + ZR_FRAME_TEXT_BYTES];
     char *said = proof_and_text + ZR_PROOF_BYTES;
     snprintf(said, ZR_FRAME_TEXT_BYTES, "%s", text);
-    zr_shake_prove(&r->w, &l->shake, ZR_FRAME_REFUSE, code, said, (uint8_t *)proof_and_text);
-    zr_hub_note(r, ZR_TROUBLE_STRANGE, "refused %s: %s", l->peer, text);
+    zr_shake_prove(&r->w, &l->shake, type, code, said, (uint8_t *)proof_and_text);
+    if (type == ZR_FRAME_REFUSE)
+        zr_hub_note(r, ZR_TROUBLE_STRANGE, "refused %s: %s", l->peer, text);
     (void)zr_link_send(l, f, proof_and_text, ZR_PROOF_BYTES + strlen(said));
     zr_link_finish(l);
+}
+
+static void refuse(struct zr_rendezvous *r, struct zr_link *l, int code, const char *text)
+{
+    zr_hub_refuse(r, l, ZR_FRAME_REFUSE, code, text);
 }
 
 /* A rank of this job that cannot be right: no rank can go on, and each is told why. */
@@ -79,6 +86,7 @@ static void let_in(struct zr_rendezvous *r, struct zr_link *l)
     r->members[rank].link = l;
     r->members[rank].state = ZR_MEMBER_HERE;
     r->members[rank].came = true;
+    zr_hub_has_come(r, rank);
     (void)zr_hub_send(r, rank, ZR_FRAME_ACCEPT, proof, sizeof proof);
     if (zr_tree_child_span(&r->tree, zr_tree_child_to(&r->tree, rank)) == 1)
         zr_hub_joined(r, rank);
@@ -91,6 +99,7 @@ static void let_ask(struct zr_rendezvous *r, struct zr_link *l)
     uint8_t proof[ZR_PROOF_BYTES];
     zr_shake_prove(&r->w, &l->shake, ZR_FRAME_ACCEPT, 0, "", proof);
     r->members[l->shake.rank].came = true;
+    zr_hub_has_come(r, l->shake.rank);
     l->asks = true;
     if (zr_link_send(l, f, proof, sizeof proof))
         zr_link_drop(l); /* it comes again */
@@ -124,6 +133,8 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
         snprintf(text, sizeof text, "rank %d at %s is of attempt %d of this job, rank 0 of attempt %d",
                  s->rank, l->peer, s->attempt, r->w.attempt);
         refuse(r, l, ZR_ERR_MISMATCH, text);
+    } else if (strcmp(s->name, r->w.name)) {
+        zr_hub_other_name(r, l, f, payload);
     } else if (s->world != r->w.world) {
         snprintf(text, sizeof text, "rank %d at %s has world %d, rank 0 has world %d%s%s%s", s->rank, l->peer,
                  s->world, r->w.world, r->w.size_from[0] ? " (" : "", r->w.size_from,
@@ -204,6 +215,22 @@ static void take_awaited(struct zr_rendezvous *r, struct zr_listener *s)
         zr_link_drop(l);
 }
 
+void zr_hub_take_handed(struct zr_rendezvous *r, const struct zr_handed *h)
+{
+    struct zr_link *l = zr_hub_add_link(r);
+    if (!l) {
+        close(h->fd); /* the rank comes again */
+        return;
+    }
+    l->since_ms = zr_hub_now_ms(r);
+    r->n_unidentified++;
+    memcpy(l->shake.nonce_0, h->nonce_0, sizeof l->shake.nonce_0);
+    if (zr_link_adopt(l, h->fd) < 0)
+        zr_link_drop(l);
+    else
+        zr_hub_hello(r, l, &h->frame, (const char *)&h->hello);
+}
+
 /* Now, or when the oldest of too many unidentified connections has had its time; a rank that does not know
  * the one above yet could not say there that one of these is wrong. */
 void zr_hub_admit(struct zr_rendezvous *r)
@@ -230,6 +257,7 @@ void zr_hub_seal(struct zr_rendezvous *r)
 {
     r->ready = true;
     uv_timer_stop(&r->patience);
+    uv_timer_stop(&r->retry); /* a rank 0 to which all were handed over may not have listened yet */
     zr_hub_stop_listening(r);
     for (struct zr_link *l = r->links; l; l = l->next)
         if (l->rank < 0 && !l->is_outgoing && !l->finishing) /* the refused may still read why */

@@ -11,6 +11,7 @@
 
 enum {
     RETRY_MS = 20,
+    LATEST_RETRY_MS = 500,
     REFUSED_RETRY_MS = 200,
     REFUSED_MS = 3000, /* longer than another program's port may be held for a moment */
     SILENT_MS = 5000,  /* for rank 0 to ask who we are */
@@ -32,6 +33,12 @@ void zr_hub_retry_in(struct zr_rendezvous *r, int ms)
 {
     if (!r->code && !r->closing)
         uv_timer_start(&r->retry, connect_again, (uint64_t)ms, 0);
+}
+
+int zr_hub_again_ms(struct zr_rendezvous *r)
+{
+    int64_t ms = (zr_hub_now_ms(r) - r->started_ms) / 16;
+    return ms < RETRY_MS ? RETRY_MS : ms > LATEST_RETRY_MS ? LATEST_RETRY_MS : (int)ms;
 }
 
 void zr_hub_retry(struct zr_rendezvous *r)
@@ -168,6 +175,8 @@ static void on_challenge(struct zr_rendezvous *r, struct zr_link *l, const char 
     struct zr_frame f = {
         .type = ZR_FRAME_HELLO, .rank = r->w.rank, .world = r->w.world, .about = r->w.attempt};
     l->shake = (struct zr_shake){.rank = r->w.rank, .world = r->w.world, .attempt = r->w.attempt};
+    memcpy(l->shake.name, r->w.name, sizeof l->shake.name);
+    memcpy(hello.name, r->w.name, sizeof hello.name);
     int err = zr_shake_random(l->shake.nonce, sizeof l->shake.nonce);
     if (!err) {
         memcpy(l->shake.nonce_0, nonce, sizeof l->shake.nonce_0);
@@ -177,6 +186,15 @@ static void on_challenge(struct zr_rendezvous *r, struct zr_link *l, const char 
     }
     if (err)
         zr_hub_fail(r, err, "rank %d: %s", r->w.rank, zr_error_text());
+}
+
+/* It is rank 0 of this job, which does not wait with this rank's name yet. */
+static void come_again(struct zr_rendezvous *r, struct zr_link *l, const char *text)
+{
+    zr_hub_note(r, ZR_TROUBLE_NAME, "%s", text);
+    zr_hub_leave_place(r, l);
+    r->refused_ms = 0;
+    zr_hub_retry_in(r, zr_hub_again_ms(r));
 }
 
 /* What is at the goal is what it should be. */
@@ -219,6 +237,10 @@ void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
         if (f->rank != r->goal) { /* an address may stand for something else on this host */
             snprintf(why, sizeof why, "it is rank %d of this job", f->rank);
             is_another(r, l, ZR_TROUBLE_STRANGE, why);
+            return;
+        }
+        if (f->type == ZR_FRAME_AGAIN) {
+            come_again(r, l, text);
             return;
         }
         if (f->type == ZR_FRAME_REFUSE) {

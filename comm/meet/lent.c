@@ -66,6 +66,7 @@ int zr_lent_fill(const struct zr_world *w, int *held, struct zr_lent_card *c)
     memset(c, 0, sizeof *c);
     c->loopback = loopback_hash();
     c->by_file = w->file[0] != 0;
+    memcpy(c->name, w->name, sizeof c->name);
     if (w->rank != 0)
         return 0;
     snprintf(c->address, sizeof c->address, "%s", w->host);
@@ -84,6 +85,12 @@ int zr_lent_choose(const struct zr_lent_card *all, const char *name, struct zr_w
         return err;
     for (int r = 0; r < w->world; r++) {
         same_loopback &= all[r].loopback == zero->loopback;
+        if (strncmp(all[r].name, zero->name, sizeof zero->name))
+            return zr_fail(
+                ZR_ERR_MISMATCH,
+                "cfg.name is \"%.63s\" on rank 0 and \"%.63s\" on rank %d: ranks that meet over %s "
+                "wrap their contexts in one order on all ranks",
+                zero->name, all[r].name, r, name);
         if (all[r].by_file != zero->by_file)
             return zr_fail(ZR_ERR_ARG,
                            "rank %d %s by a file:// and rank 0 %s: cfg.rendezvous, or ZERO_RENDEZVOUS, must "

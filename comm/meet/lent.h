@@ -23,6 +23,7 @@ struct zr_lent_card {
     /* of rank 0, as MASTER_ADDR or the user says; "": nobody does. And a list of its own by which other hosts
      * may reach it where nobody does: of its interface, or all; "": it has none */
     char address[256], at[ZR_ADDRESS_LIST_CHARS];
+    char name[sizeof((struct zr_world *)0)->name];
     /* of rank 0 */
     struct zr_job_key key;
     ZR_VERDICT(256);

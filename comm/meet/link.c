@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 void zr_sigpipe_hold(struct zr_sigpipe_hold *h)
 {
@@ -204,6 +205,14 @@ int zr_link_connect(struct zr_link *l, const union zr_address *from, const union
 int zr_link_accept(struct zr_link *l, uv_stream_t *server)
 {
     int err = uv_accept(server, (uv_stream_t *)&l->tcp);
+    return err ? err : start_link(l);
+}
+
+int zr_link_adopt(struct zr_link *l, int fd)
+{
+    int err = uv_tcp_open(&l->tcp, fd);
+    if (err)
+        close(fd);
     return err ? err : start_link(l);
 }
 

@@ -78,6 +78,9 @@ int zr_link_connect(struct zr_link *l, const union zr_address *from, const union
 /* Takes the connection that waits on server. Returns a libuv error. */
 int zr_link_accept(struct zr_link *l, uv_stream_t *server);
 
+/* Takes fd, a connection, over. Returns a libuv error; fd is then closed, or with the link. */
+int zr_link_adopt(struct zr_link *l, int fd);
+
 /* Sends a copy of f and n bytes after it. 0, ZR_ERR_NOMEM or ZR_ERR_IO with a message; a connection that is
  * found broken later is told by on_end. */
 int zr_link_send(struct zr_link *l, struct zr_frame f, const void *payload, size_t n);

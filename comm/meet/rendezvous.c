@@ -32,10 +32,12 @@ static void late_to_meet(struct zr_rendezvous *r)
     if (r->w.size_from[0])
         snprintf(size, sizeof size, " (%s)", r->w.size_from);
     if (r->w.rank == 0) {
-        char who[256];
+        char who[256], names[ZR_NAMES_CHARS];
         int n = zr_hub_list_ranks(r, has_not_come, who, sizeof who);
-        zr_hub_fail(r, ZR_ERR_TIMEOUT, "%d of %d ranks did not come to %s in %lld ms: %s%s%s%s", n,
-                    r->w.world, place, (long long)r->timeout_ms, who, size, because, r->trouble);
+        zr_hub_say_names(r, names);
+        zr_hub_fail(r, ZR_ERR_TIMEOUT, "%d of %d ranks did not come to %s in %lld ms: %s%s%s%s%s%s", n,
+                    r->w.world, place, (long long)r->timeout_ms, who, size, names[0] ? "; " : "", names,
+                    because, r->trouble);
     } else {
         zr_hub_say_self(r, self);
         zr_hub_fail(r, ZR_ERR_TIMEOUT, "rank %d%s waited %lld ms for rank %d at %s%s%s%s%s", r->w.rank, self,
@@ -120,6 +122,7 @@ static void free_tables(struct zr_rendezvous *r)
         free(r->members[i].how);
         free(r->members[i].listens);
         free(r->members[i].last_heard);
+        free(r->members[i].waits_as);
     }
     zr_hub_forget_comparison(r);
     zr_hub_forget_messages(r);
@@ -165,11 +168,16 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
         free_tables(r);
         return err;
     }
-    err = meet_ranks(r);
+    if (w->rank == 0)
+        err = zr_hub_await_handed(r);
+    if (!err)
+        err = meet_ranks(r);
+    zr_hub_ignore_handed(r);
     if (err) {
         zr_rendezvous_free(r);
         return err;
     }
+    r->w.open_name = NULL;
     r->phase = ZR_PHASE_IDLE;
     *out = r;
     return 0;

@@ -21,6 +21,10 @@
 #include <stdint.h>
 #include <uv.h>
 
+/* The longest name of a context. */
+enum { ZR_NAME_CHARS = 63 };
+struct zr_open_name;
+
 /* Who we are. */
 struct zr_world {
     int rank, world;
@@ -60,6 +64,11 @@ struct zr_world {
     char interface[64];
     /* name that keeps two jobs apart; ranks whose names differ refuse each other */
     char job[128];
+    /* cfg.name: ranks whose contexts have other names do not meet */
+    char name[ZR_NAME_CHARS + 1];
+    /* this context among those of the process (open_names.h); NULL: it knows no others. Used until ranks have
+     * met */
+    struct zr_open_name *open_name;
     /* of the job, where its launcher counts restarts; ranks of different ones do not meet */
     int attempt;
     /* whoever has it is a rank; none: ranks meet on loopback only */

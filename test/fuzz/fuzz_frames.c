@@ -34,7 +34,7 @@ static void try_answer(const struct zr_frame *f, char *payload)
     struct zr_shake s = {.nonce_0 = "rank 0's", .nonce = "mine", .rank = 1, .world = 3};
     const char *text;
     demand(!zr_shake_answer(&world, &s, f, payload, &text));
-    bool refuses = f->type == ZR_FRAME_REFUSE && f->n_bytes >= ZR_PROOF_BYTES;
+    bool refuses = (f->type == ZR_FRAME_REFUSE || f->type == ZR_FRAME_AGAIN) && f->n_bytes >= ZR_PROOF_BYTES;
     bool accepts = f->type == ZR_FRAME_ACCEPT && f->n_bytes == ZR_PROOF_BYTES;
     if (f->version != ZR_FRAME_VERSION || !(refuses || accepts))
         return;

@@ -444,6 +444,10 @@ static void test_bad_fields(void **state)
     BAD(timeout_ms, 0, "timeout_ms is 0; allowed: 1 to 2147483647");
     BAD(mpi, 3, "mpi is 3; allowed: auto (0), ompi (1), mpich (2)");
     BAD(start_timeout_ms, 0, "start_timeout_ms is 0; allowed: 1 to 2147483647; auto (-1)");
+    BAD(name, "0123456789012345678901234567890123456789012345678901234567890123",
+        "name is \"0123456789012345678901234567890123456789012345678901234567890123\"; allowed: up to 63 "
+        "characters, none of them a control character");
+    BAD(name, "a\nb", "; allowed: up to 63 characters, none of them a control character");
     BAD(optimizer, 0, "optimizer is 0; allowed: adamw, adam, sgd, rmsprop");
     BAD(optimizer, 99, "optimizer is 99; allowed: adamw, adam, sgd, rmsprop");
     BAD(beta1, 1.0f, "beta1 is 1; allowed: 0 and more, less than 1");
@@ -634,9 +638,10 @@ static void test_unknown_key(void **state)
 static void test_not_settable(void **state)
 {
     (void)state;
-    static const char *const keys[] = {
-        "size",    "rendezvous", "update",   "update_arg", "order",       "n_order",    "stream",    "log",
-        "log_arg", "nccl_comm",  "mpi_comm", "version",    "tensor_size", "stats_size", "interface", "mesh"};
+    static const char *const keys[] = {"size",     "rendezvous", "update",      "update_arg", "order",
+                                       "n_order",  "stream",     "log",         "log_arg",    "nccl_comm",
+                                       "mpi_comm", "version",    "tensor_size", "stats_size", "interface",
+                                       "mesh",     "name"};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char text[64];

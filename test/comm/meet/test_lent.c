@@ -94,6 +94,19 @@ static void test_several_hosts(void **state)
                         "tcp://host:port");
 }
 
+static void test_other_name(void **state)
+{
+    (void)state;
+    struct zr_world w = {.rank = 0, .name = "gen"};
+    struct zr_lent_card c[2];
+    fill(&w, c);
+    strcpy(c[1].name, "disc");
+    assert_int_equal(zr_lent_choose(c, "nccl_comm", &w), ZR_ERR_MISMATCH);
+    assert_string_equal(zr_error_text(),
+                        "cfg.name is \"gen\" on rank 0 and \"disc\" on rank 1: ranks that meet over "
+                        "nccl_comm wrap their contexts in one order on all ranks");
+}
+
 /* --- meeting by a list --- */
 
 enum { PATIENT_MS = 60000, SHORT_MS = 600, REFUSED_MS = 3000 };
@@ -207,9 +220,9 @@ static void test_another_job_is_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_loopback),         cmocka_unit_test(test_own_addresses),
-        cmocka_unit_test(test_several_hosts),        cmocka_unit_test(test_meet_by_list),
-        cmocka_unit_test(test_another_job_is_there),
+        cmocka_unit_test(test_one_loopback),  cmocka_unit_test(test_own_addresses),
+        cmocka_unit_test(test_several_hosts), cmocka_unit_test(test_other_name),
+        cmocka_unit_test(test_meet_by_list),  cmocka_unit_test(test_another_job_is_there),
     };
     return cmocka_run_group_tests_name("lent", tests, NULL, NULL);
 }

@@ -1,0 +1,143 @@
+/* wrap_report.c: what zero_wrap tells the log of a context that has come about: what the configuration came
+ * to, and what is allowed but is rarely meant. */
+#include "zero/context.h"
+
+/* What cfg.grad_in_place came to. */
+static void report_how_gradients_add_up(struct zero_ctx *z)
+{
+    const struct zr_options *o = &z->config.options;
+    if (!o->grad_in_place || o->grad_accum_steps == 1)
+        return;
+    if (z->plan->spec.reduce_each)
+        zr_info(o->log,
+                "grad_in_place is 1, but a tensor has ZERO_GRAD_OVERWRITE, so every micro-batch is reduced "
+                "by itself");
+    else
+        zr_info(o->log, "grad_in_place is 1: the model adds up its %d micro-batches, so deterministic is off",
+                o->grad_accum_steps);
+}
+
+/* Right only where the model's kernels run there, which cannot be seen. */
+static void report_default_stream(struct zero_ctx *z)
+{
+    if (z->config.user.device == ZERO_DEVICE_CUDA && !z->config.user.stream)
+        zr_warn(
+            z->config.options.log,
+            "cfg.stream is NULL: the library works with CUDA's legacy default stream. Nothing orders it with "
+            "kernels on another stream, such as one made with cudaStreamNonBlocking: set cfg.stream to the "
+            "one that the model computes on (cudaStreamLegacy if the default stream is meant)");
+}
+
+/* Stage 3 with nothing sharded costs brackets and saves no memory: likely a launcher that was forgotten, or a
+ * budget that is larger than the model. */
+static void report_residents(const struct zero_ctx *z)
+{
+    int32_t n = z->layout->n_units, n_resident = 0, n_declared = 0;
+    struct zr_log *log = z->config.options.log;
+    if (!z->plan->place.shards_params || z->world.rank != 0) /* all ranks have the same plan */
+        return;
+    for (int32_t u = 0; u < n; u++) {
+        n_resident += z->plan->resident[u];
+        n_declared += z->layout->units[u].resident;
+    }
+    if (z->plan->world == 1 && z->world.world > 1)
+        zr_warn(
+            log,
+            "stage 3 shards nothing: each part of the model is on one rank (pp is %d, tp %d, the world %d)",
+            z->mesh.stages, z->mesh.parts, z->world.world);
+    else if (z->plan->world == 1)
+        zr_warn(log, "stage 3 shards nothing: this is rank 0 of world 1, found in: %s (%s)", z->world.source,
+                z->world.size_from);
+    else if (n_resident == n)
+        zr_warn(
+            log,
+            "stage 3 shards nothing: all %d units are resident, %d of them by ZERO_RESIDENT or ZERO_TIED%s",
+            n, n_declared,
+            n_declared == n ? ""
+            : z->config.options.param_budget_bytes >= 0
+                ? ", the others because param_budget_bytes holds them all"
+                : ", the others because the slots for gathering prefetch units ahead would hold them all");
+    else if (n_resident)
+        zr_info(log, "%d of %d units are resident, %d of them by ZERO_RESIDENT or ZERO_TIED", n_resident, n,
+                n_declared);
+}
+
+/* A table that says nothing of parts: all ranks of tp train the same model, each of them whole. */
+static void report_parts(const struct zero_ctx *z)
+{
+    for (int32_t i = 0; i < z->layout->n_tensors; i++)
+        if (z->layout->tensors[i].cut)
+            return;
+    if (z->mesh.parts > 1 && z->mesh.stages == 1 && z->world.rank == 0)
+        zr_warn(z->config.options.log,
+                "tp is %d, but no tensor has tp_cut: every rank of tp has the whole model", z->mesh.parts);
+}
+
+/* Stages wait for each other at the beginning and at the end of a step. */
+static void report_bubble(const struct zero_ctx *z)
+{
+    int n = z->config.options.grad_accum_steps, pp = z->mesh.stages;
+    if (pp > 1 && n < pp && z->world.rank == 0)
+        zr_warn(z->config.options.log,
+                "grad_accum_steps is %d, but pp is %d: with fewer micro-batches than stages some stages wait "
+                "most of the time (%d of %d parts of a step)",
+                n, pp, pp - 1, pp - 1 + n);
+}
+
+/* wire_dtype makes gradients narrower on their way, never wider. All ranks have the same. */
+static void report_wire_dtype(const struct zero_ctx *z)
+{
+    if (z->config.options.wire_dtype != ZR_F32 || z->plan->world == 1 || z->world.rank != 0)
+        return;
+    for (int32_t i = 0; i < z->layout->n_flats; i++) {
+        const struct zr_flat *f = &z->layout->flats[i];
+        if (f->trainable && f->dtype != ZR_F32) {
+            zr_warn(
+                z->config.options.log,
+                "wire_dtype is f32, but gradients of %s travel as they are: it makes none wider; their sums "
+                "are fp32 all the same",
+                zr_dtype_name(f->dtype));
+            return;
+        }
+    }
+}
+
+/* Which optimizer has what, where there is more than one. */
+static void report_optimizers(const struct zero_ctx *z)
+{
+    const struct zr_layout *l = z->layout;
+    int32_t n_tensors[ZR_OPTIMIZER_COUNT] = {0};
+    int64_t n_elems[ZR_OPTIMIZER_COUNT] = {0};
+    bool any = false;
+    for (int32_t i = 0; i < l->n_tensors; i++) {
+        const struct zr_tensor *t = &l->tensors[i];
+        enum zr_optimizer kind = zr_kind_of(&z->config.options, t->optimizer);
+        n_tensors[kind] += t->grad != NULL;
+        n_elems[kind] += t->grad ? t->n_elems : 0;
+        any |= t->grad && t->optimizer;
+    }
+    for (int kind = 1; any && z->world.rank == 0 && kind < ZR_OPTIMIZER_COUNT; kind++) {
+        const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)kind);
+        char states[128];
+        if (!n_tensors[kind])
+            continue;
+        zr_optimizer_list_states((enum zr_optimizer)kind,
+                                 zr_states_of(&z->config.options, (enum zr_optimizer)kind), states,
+                                 sizeof states);
+        zr_info(z->config.options.log, "%s (%s) updates %d tensors of %lld elements; %s", row->name,
+                row->source, n_tensors[kind], (long long)n_elems[kind], states);
+    }
+}
+
+void zr_wrap_report(struct zero_ctx *z)
+{
+    zr_info(z->config.options.log, "%s, %s, %lld bytes per rank for %lld parameters", z->plan->place.name,
+            zr_backend_path(z), (long long)z->plan->total_bytes, (long long)z->layout->n_params);
+    report_residents(z);
+    report_parts(z);
+    report_bubble(z);
+    report_optimizers(z);
+    report_how_gradients_add_up(z);
+    report_default_stream(z);
+    report_wire_dtype(z);
+}
