@@ -4,7 +4,7 @@ the example as it is.
 
     take_example.py TEXT [PROGRAM] OUT
 
-TEXT is Markdown, whose first block of C is taken, or a header, whose first comment has the example as its indented lines.
+TEXT is Markdown, whose first block of C is taken, or a header, whose first comment behind the license line has the example as its indented lines.
 """
 import re
 import sys
@@ -17,6 +17,7 @@ def of_markdown(text):
 
 
 def of_header(text):
+    text = re.sub(r"\A/\* SPDX-License-Identifier: .* \*/\n", "", text)
     lines = [line[3:] for line in text.split("*/")[0].splitlines()]
     first = next(i for i, line in enumerate(lines) if line.startswith("    "))
     last = next(i for i, line in enumerate(lines) if i > first and re.match(r"\S", line))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Installs into an empty folder, and builds and runs programs against what is there, as a user would. One links the library; the other
-opens it by dlopen(), as Python, Julia and plug-ins do.
+opens it by dlopen(), as Python, Julia and plug-ins do. And no link of an installed page leads nowhere.
 
     installed.py BUILD MESON... [--shims SHIM...]
 
@@ -8,6 +8,7 @@ SHIM: a library for one MPI, which libzero looks for in the folder zero beside i
 """
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -115,6 +116,16 @@ def run(*command, env=None):
     return done.stdout
 
 
+def dead_links(pages):
+    """What the Markdown pages that are installed link to and is not installed."""
+    for page in pages:
+        with open(page, encoding="utf-8") as f:
+            text = re.sub(r"^```.*?^```$", "", f.read(), flags=re.DOTALL | re.MULTILINE)
+        for link in re.findall(r"\]\(([^)\s#]+)[^)\s]*\)", text):
+            if not re.match(r"\w+:", link) and not os.path.exists(os.path.join(os.path.dirname(page), link)):
+                yield f"{os.path.basename(page)} is installed, and what it links to is not: {link}"
+
+
 def main(build, meson, shims):
     failures = []
     with tempfile.TemporaryDirectory() as root:
@@ -127,6 +138,10 @@ def main(build, meson, shims):
         headers = {path.split("include/", 1)[1] for path in found if "/include/" in path}
         if headers != HEADERS:
             failures.append(f"headers installed: {sorted(headers)}, expected {sorted(HEADERS)}")
+        pages = [at for path, at in found.items() if path.endswith(".md")]
+        failures += dead_links(pages)
+        if len(pages) < 20:
+            failures.append(f"only {len(pages)} pages are installed")
         programs = {}
         for name in PROGRAMS:
             paths = [at for path, at in found.items() if path.endswith("/bin/" + name)]

@@ -119,7 +119,7 @@ def check_install(root, folder, meson):
 
     found = {os.path.relpath(os.path.join(at, name), prefix) for at, _, names in os.walk(prefix) for name in names}
     expected = {"bin/zero-run", "lib/libzero.so", "lib/libzero.so.0", "lib/libzero.a", "lib/pkgconfig/libzero.pc",
-                "share/doc/libzero/README.md", EXAMPLE, EXAMPLE.replace("minimal", "pipelined"),
+                *("share/doc/libzero/" + name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "test/README.md", "test/hosts/README.md")), EXAMPLE, EXAMPLE.replace("minimal", "pipelined"),
                 *("share/doc/libzero/" + path for path in tracked(root)
                   if path.endswith(".md") and path.split("/")[0] in FLOORS or path.startswith("bench/results/")),
                 *(f"share/man/man1/{page}" for page in targets & {MAN_PAGE}),
