@@ -36,9 +36,8 @@ struct zr_backend_config {
     bool deterministic;
     /* Some slices that are too large to be packed differ in size: path says how those are gathered. */
     bool ragged;
-    /* gathers by the device's copy engines instead of kernels: 1 on, -1 off, 0 where that is known to be good
-     */
-    int copy_engine;
+    /* nccl: symmetric windows, and gathers by copy engines */
+    bool copy_engine;
     /* over the backend's own way inside a host, too, where it would use shared memory there */
     bool flat;
     /* which MPI: 0 whichever there is, 1 Open MPI, 2 MPICH */

@@ -195,14 +195,11 @@ static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role ro
 int zr_backend_open_comms(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
-    int copy_engine = z->config.user.copy_engine;
     const struct zr_backend_config config = {.timeout_ms = o->timeout_ms,
                                              .start_timeout_ms = z->start_ms,
                                              .deterministic = o->deterministic,
                                              .ragged = zr_backend_is_ragged(z->backend, z->layout, o),
-                                             .copy_engine = copy_engine == ZERO_AUTO ? 0
-                                                            : copy_engine            ? 1
-                                                                                     : -1,
+                                             .copy_engine = z->config.user.copy_engine == 1,
                                              .mpi = z->config.user.mpi,
                                              .topology = &z->topology,
                                              .lent = z->lent,

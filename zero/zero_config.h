@@ -398,9 +398,10 @@ struct zero_config {
      * zero_read, outside brackets (then nothing of ours is under way), and is complete on the GPU before the
      * next zero_ call. */
     void *nccl_comm;
-    /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node; 1 on, 0 off; default
-     * ZERO_AUTO: where NCCL has them (2.28), all ranks share a host, and that release is not known to hang
-     * (2.29.7 to 2.31.1 do with 2 ranks). On, such a release is used, with a warning */
+    /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node, and symmetric windows;
+     * 1 on, 0 off; default ZERO_AUTO: off, until both have run on several GPUs. On: NCCL 2.30.7 or newer is
+     * needed, as the symmetric kernels of 2.28.0 to 2.30.6 are faulty and are not used. Up to 2.31.1 the
+     * first gather of 2 ranks may hang: such a release is used, with a warning */
     int32_t copy_engine;
     /* enum zero_init: where the parameters' values come from; default ZERO_INIT_MODEL */
     int32_t init_from;

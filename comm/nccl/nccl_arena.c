@@ -196,7 +196,8 @@ static bool can_register(const struct zr_nccl_api *api)
 
 /* ---- the arena ---- */
 
-/* The fixed tree's slices travel by send and receive, which use no windows. */
+/* The fixed tree's slices travel by send and receive, which use no windows. Windows are registered only where
+ * the user asks for copy engines, which need them: neither has run on several GPUs yet. */
 static const char *why_plain(const struct zr_nccl *m, int64_t n_of_nccl)
 {
     const struct zr_nccl_set *p = m->set;
@@ -204,6 +205,8 @@ static const char *why_plain(const struct zr_nccl *m, int64_t n_of_nccl)
         return "one rank, no communicator";
     if (p->opt.deterministic && zr_role_reduces(m->base.role))
         return "plain, sums in the fixed tree";
+    if (!p->opt.copy_engine)
+        return "plain: copy_engine is off";
     if (!can_register(&p->api) || p->api.version < ZR_NCCL_HAS_WINDOWS)
         return "plain: symmetric windows need 2.27, here and when it was built";
     if (zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, m->base.group.size))
@@ -241,7 +244,7 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
              gathers && p->opt.ragged ? ", ragged by broadcasts" : "");
     zr_info(p->opt.log, "nccl %s: %s", m->name, m->path);
     const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, m->base.group.size);
-    if (f && can_register(&p->api))
+    if (f && p->opt.copy_engine)
         zr_info(p->opt.log, "nccl %s: no symmetric windows with NCCL %s: %s (%s)", m->name, version, f->what,
                 f->source);
     if (plain && m->copy_engine)

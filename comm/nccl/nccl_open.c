@@ -182,22 +182,19 @@ static int check_lent(const struct zr_nccl_set *p)
     return 0;
 }
 
-/* Whether a communicator that gathers does so by copy engines. One that is stuck is for the user to risk,
- * where he asks for it. */
+/* Whether a communicator gathers by copy engines: only where the user asks for it, as no run on several GPUs
+ * has shown yet that it works. A copy engine that is stuck cannot be aborted. */
 static bool wants_engine(const struct zr_nccl *m, const char *version)
 {
     const struct zr_nccl_options *o = &m->set->opt;
-    const struct zr_group *g = &m->base.group;
-    const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_COPY_ENGINE, m->set->api.version, g->size);
-    if (o->copy_engine < 0 || (m->base.role != ZR_ROLE_GATHER && m->base.role != ZR_ROLE_GATHER_OUTER))
+    const struct zr_nccl_fault *f =
+        zr_nccl_fault_of(ZR_NCCL_USE_COPY_ENGINE, m->set->api.version, m->base.group.size);
+    if (!o->copy_engine || (m->base.role != ZR_ROLE_GATHER && m->base.role != ZR_ROLE_GATHER_OUTER))
         return false;
-    if (f && o->copy_engine > 0)
-        zr_warn(o->log, "copy_engine is on with NCCL %s: %s (%s); copy_engine = -1 avoids it", version,
+    if (f)
+        zr_warn(o->log, "copy_engine is on with NCCL %s: %s (%s); copy_engine = 0 avoids it", version,
                 f->what, f->source);
-    else if (f)
-        zr_info(o->log, "nccl: copy_engine is off by default with NCCL %s: %s (%s)", version, f->what,
-                f->source);
-    return o->copy_engine > 0 || (!f && g->local_size == g->size);
+    return true;
 }
 
 static int check_tree_size(const struct zr_nccl_set *p)
@@ -236,12 +233,10 @@ static int prepare(struct zr_nccl_set *p)
 #ifndef NCCL_CTA_POLICY_ZERO
     has_copy_engine = false;
 #endif
-    if (o->copy_engine > 0 && !has_copy_engine)
+    if (o->copy_engine && !has_copy_engine)
         return zr_fail(ZR_ERR_NOTSUP,
                        "copy_engine is on: NCCL is %s, built with %d.%d: 2.28 or newer is needed", version,
                        NCCL_MAJOR, NCCL_MINOR);
-    if (!has_copy_engine)
-        p->opt.copy_engine = -1;
     for (int i = 0; i < p->n_open; i++)
         p->open[i]->copy_engine = !zr_nccl_is_alone(p->open[i]) && wants_engine(p->open[i], version);
     return o->lent ? check_lent(p) : 0;

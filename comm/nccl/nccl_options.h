@@ -20,9 +20,8 @@ struct zr_nccl_options {
     int64_t small_bytes;
     /* Larger slices of a list of places are gathered: what says how bytes travel says so. */
     bool ragged;
-    /* gathers by copy engines instead of kernels: 1 on, -1 off, 0 where all ranks of a group share a host and
-     * NCCL has them (2.28) */
-    int copy_engine;
+    /* symmetric windows, and gathers by copy engines instead of kernels (2.28) */
+    bool copy_engine;
     /* NULL, or the program's own ncclComm_t over all ranks of the rendezvous, which stays the program's: it
      * is split, or used as it is by an NCCL that cannot split. NCCL wants the operations of all communicators
      * of a GPU in one order on all ranks, so while ours are at work other NCCL traffic of the program, from

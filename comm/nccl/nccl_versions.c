@@ -1,7 +1,7 @@
 /* nccl_versions.c: known faults of NCCL's releases; see nccl_versions.h.
  *
- * An entry turns off what it names where nobody asked for it. A fault that gives wrong numbers turns it off
- * always; one that hangs is taken, with a warning, when the user asks for it (nccl_open.c, nccl_arena.c). */
+ * Both uses are off unless copy_engine is on. A fault that gives wrong numbers turns its use off even then;
+ * one that hangs is taken, with a warning (nccl_open.c, nccl_arena.c). */
 #include "comm/nccl/nccl_versions.h"
 
 #include <stddef.h>
@@ -14,6 +14,14 @@ static const struct zr_nccl_fault faults[] = {
      .before = 22807,
      .what = "symmetric kernels that share a group may corrupt data",
      .source = "NCCL's release notes of 2.28.7"},
+    /* NCCL launches them with programmatic serialization, and since 2.28.0 they no longer wait for the kernel
+     * before them (cudaGridDependencySynchronize): 2.27 has that wait, and 2.30.7 has it again. Wrong numbers
+     * were reported under CUDA graphs. A kernel that packs stands directly before such a collective here. */
+    {.use = ZR_NCCL_USE_WINDOWS,
+     .from = 22800,
+     .before = 23007,
+     .what = "symmetric kernels may start before the kernel that writes their data has ended",
+     .source = "NCCL issue 1924, fixed in 2.30.7"},
     /* Before 2.29.7 both sides asked whether there is NVLS; since then the kernels' side prepares multicast
      * for more than two ranks only, and the copy engines' side does not know. Whether a machine has NVLS
      * cannot be asked, so it counts as there. */

@@ -462,16 +462,17 @@ static void bits_follow_places(void **state)
     assert_non_null(mkdtemp(dir));
     toy_wait = wait_for_model;
     for (int stage = 0; stage <= 3; stage++) {
-        struct setup one = {.cannot_open = -1, .stage = stage, .says = "copy engine", .micro = {0, 2, 1, 3}};
+        struct setup one = {
+            .cannot_open = -1, .stage = stage, .says = "plain: copy_engine is off", .micro = {0, 2, 1, 3}};
         struct setup cyclic = {.cannot_open = -1,
                                .stage = stage,
-                               .says = "symmetric windows",
+                               .says = "plain: copy_engine is off",
                                .machine = {0, 1, 0, 1},
                                .micro = {0, 1, 2, 3},
                                .save = dir};
         struct setup block = {.cannot_open = -1,
                               .stage = stage,
-                              .says = "symmetric windows",
+                              .says = "plain: copy_engine is off",
                               .machine = {3, 3, 1, 1},
                               .micro = {0, 2, 1, 3}};
         uint64_t expected = hash_of(&one, "one host");

@@ -43,7 +43,7 @@ void customize(bool deterministic, int64_t timeout_ms)
 {
     custom.deterministic = deterministic;
     custom.timeout_ms = timeout_ms;
-    custom.copy_engine = 0;
+    custom.copy_engine = false;
     custom.change = NULL;
     custom.odd_rank = -1;
     custom.log[0] = 0;

@@ -189,66 +189,76 @@ static void test_paths(void **state)
 {
     (void)state;
     struct nccl_stand_in_machine *m = nccl_stand_in_the_machine();
-    bool windows = HEADER_HAS_WINDOWS;
     customize(false, LONG_MS);
-    /* By itself: all ranks are on this host. */
-    try_path(windows ? "NCCL 2.28.9, symmetric windows, copy engine; NCCL 2.28.9, symmetric windows; "
-                     : "NCCL 2.28.9, plain: symmetric windows need 2.27",
-             windows ? 2 : 0, windows ? 2 : 0);
-    custom.copy_engine = -1;
-    try_path(windows ? "NCCL 2.28.9, symmetric windows; NCCL 2.28.9, symmetric windows; "
-                     : "plain: symmetric windows need 2.27",
-             windows ? 2 : 0, 0);
-    custom.deterministic = true;
-    try_path("; NCCL 2.28.9, plain, sums in the fixed tree; ", windows ? 2 : 0, 0);
-    custom.deterministic = false;
-    m->windows = false;
-    custom.copy_engine = 0;
-    try_path(windows ? "NCCL 2.28.9, plain: no symmetric windows on this machine; " : "plain: symmetric", 0,
-             0);
-    m->version = 22605;
-    try_path("NCCL 2.26.5, plain: symmetric windows need 2.27", 0, 0);
+    try_path("NCCL 2.28.9, plain: copy_engine is off; NCCL 2.28.9, plain: copy_engine is off; ", 0, 0);
+    m->version = NCCL_SOUND; /* the default is off there too */
+    try_path("NCCL 2.31.2, plain: copy_engine is off; NCCL 2.31.2, plain: copy_engine is off; ", 0, 0);
+    if (HEADER_HAS_WINDOWS) {
+        custom.copy_engine = true;
+        try_path("NCCL 2.31.2, symmetric windows, copy engine; NCCL 2.31.2, symmetric windows; ", 2, 2);
+        custom.deterministic = true;
+        try_path("copy engine; NCCL 2.31.2, plain, sums in the fixed tree; ", 2, 2);
+        custom.deterministic = false;
+        m->windows = false;
+        try_path("NCCL 2.31.2, plain: no symmetric windows on this machine; ", 0, 0);
+        custom.copy_engine = false;
+    }
     m->version = 21805; /* ncclMemAlloc is missing too */
     try_path("NCCL 2.18.5, plain", 0, 0);
 }
 
-/* What a release does wrong is not used; what may hang is, with a warning, where it is asked for. */
+/* What a release does wrong is not used; what may hang is, with a warning. */
 static void test_known_faults(void **state)
 {
     (void)state;
     static const struct {
-        int version, copy_engine, n_symmetric, n_copy_engine;
-        const char *log;
-    } cases[] = {{22809, 0, 2, 2, ""},
-                 {22903, 0, 2, 2, ""},
-                 {22907, 0, 2, 0, "copy_engine is off by default with NCCL 2.29.7: "},
-                 {23007, 0, 2, 0, "copy_engine is off by default with NCCL 2.30.7: "},
-                 {23007, -1, 2, 0, ""},
-                 {23007, 1, 2, 2, "warning: copy_engine is on with NCCL 2.30.7: "},
-                 {23102, 0, 2, 2, ""},
-                 {22803, 0, 0, 0, "no symmetric windows with NCCL 2.28.3: "},
-                 {22807, 0, 2, 2, ""}};
+        int version, n_used;
+        const char *path, *log;
+    } cases[] = {
+        {22803, 0, "plain: this version's symmetric windows are faulty",
+         "no symmetric windows with NCCL 2.28.3: symmetric kernels that share a group may corrupt data"},
+        {22809, 0, "plain: this version's symmetric windows are faulty",
+         "no symmetric windows with NCCL 2.28.9: symmetric kernels may start before"},
+        {22907, 0, "plain: this version's symmetric windows are faulty",
+         "no symmetric windows with NCCL 2.29.7: symmetric kernels may start before"},
+        {23006, 0, "plain: this version's symmetric windows are faulty",
+         "no symmetric windows with NCCL 2.30.6: symmetric kernels may start before"},
+        {23007, 2, "symmetric windows, copy engine; ", "warning: copy_engine is on with NCCL 2.30.7: "},
+        {NCCL_SOUND, 2, "symmetric windows, copy engine; ", ""},
+    };
     for (size_t i = 0; i < sizeof cases / sizeof *cases && HEADER_HAS_WINDOWS; i++) {
         nccl_stand_in_the_machine()->version = cases[i].version;
         customize(false, LONG_MS);
-        custom.copy_engine = cases[i].copy_engine;
-        bool faulty = cases[i].n_symmetric == 0;
-        try_path(faulty                   ? "plain: this version's symmetric windows are faulty"
-                 : cases[i].n_copy_engine ? "symmetric windows, copy engine; "
-                                          : "symmetric windows; ",
-                 cases[i].n_symmetric, cases[i].n_copy_engine);
-        bool reported =
-            strstr(custom.log, "(NCCL issue 2241") || strstr(custom.log, "release notes of 2.28.7");
-        if (!strstr(custom.log, cases[i].log) || reported != (cases[i].log[0] != 0))
+        custom.copy_engine = true;
+        try_path(cases[i].path, cases[i].n_used, cases[i].n_used);
+        bool reported = strstr(custom.log, "(NCCL issue") || strstr(custom.log, "release notes of 2.28.7");
+        /* A warning is said once. */
+        bool lacks = i == 0 && !strstr(custom.log, "no copy engine without symmetric windows");
+        if (!strstr(custom.log, cases[i].log) || reported != (cases[i].log[0] != 0) || lacks)
             fail_msg("%d: \"%s\" lacks or has more than \"%s\"", cases[i].version, custom.log, cases[i].log);
     }
+    /* What the stand-in is asked to do although it may hang. */
+    expected_misuse = HEADER_HAS_WINDOWS ? 2 : 0;
+    if (!HEADER_HAS_WINDOWS)
+        return;
     /* Three ranks do not hang. */
     nccl_stand_in_the_machine()->version = 23007;
     customize(false, LONG_MS);
+    custom.copy_engine = true;
     struct rank *r = run_ranks(false, 3, note_path, NULL, NULL);
-    expect_rank(&r[0], 0, HEADER_HAS_WINDOWS ? "symmetric windows, copy engine; " : "plain");
-    /* What the stand-in is asked to do although it may hang. */
-    expected_misuse = HEADER_HAS_WINDOWS ? 2 : 0;
+    expect_rank(&r[0], 0, "symmetric windows, copy engine; ");
+    assert_null(strstr(custom.log, "warning"));
+}
+
+/* Every kind of operation through windows and by copy engines. */
+static void test_conform_windows(void **state)
+{
+    (void)state;
+    struct comm_plan p = {.kind = &fixture_custom, .seed = fresh_seed("nccl, windows"), .n_ops = 30};
+    nccl_stand_in_the_machine()->version = NCCL_SOUND;
+    customize(false, LONG_MS);
+    custom.copy_engine = HEADER_HAS_WINDOWS;
+    run_ranks(false, 3, comm_suite_conform, &p, NULL);
 }
 
 /* Every kind of operation on the fall-backs too. */
@@ -269,9 +279,11 @@ static void test_one_without_memory(void **state)
     struct comm_plan p = {.kind = &fixture_nccl, .seed = fresh_seed("nccl, memory"), .n_ops = 20};
     nccl_stand_in_fail("ncclMemAlloc", 1, 1, ncclUnhandledCudaError);
     run_ranks(false, 3, comm_suite_conform, &p, NULL);
+    nccl_stand_in_the_machine()->version = NCCL_SOUND;
     customize(false, LONG_MS);
+    custom.copy_engine = HEADER_HAS_WINDOWS;
     nccl_stand_in_fail("ncclMemAlloc", 1, 1, ncclUnhandledCudaError);
-    try_path(HEADER_HAS_WINDOWS ? "plain: ncclMemAlloc gave no memory; NCCL 2.28.9, symmetric" : "plain", 0,
+    try_path(HEADER_HAS_WINDOWS ? "plain: ncclMemAlloc gave no memory; NCCL 2.31.2, symmetric" : "plain", 0,
              0);
 }
 
@@ -429,6 +441,8 @@ static void test_packed(void **state)
             enum zr_dtype dtype = kind ? ZR_BF16 : ZR_F32;
             bool accumulate = kind == 2;
             customize(false, LONG_MS);
+            custom.copy_engine = HEADER_HAS_WINDOWS;
+            nccl_stand_in_the_machine()->version = NCCL_SOUND;
             struct moved one = count_layer(world, 0, dtype, accumulate);
             for (int n = 2; n <= MOST_SMALL - 1; n += 5) {
                 struct moved m = count_layer(world, n, dtype, accumulate);
@@ -574,7 +588,7 @@ static void test_refused(void **state)
     m->version = 21305;
     try_open(2, ZR_ERR_NOTSUP, "NCCL is 2.13.5: 2.14 or newer is needed");
     m->version = 22705;
-    custom.copy_engine = 1;
+    custom.copy_engine = true;
     try_open(2, ZR_ERR_NOTSUP, "copy_engine is on: NCCL is 2.27.5");
 }
 
@@ -644,6 +658,8 @@ static void test_open_fails(void **state)
         int bad = i == 0 ? 0 : 1;
         if (is_window && !HEADER_HAS_WINDOWS)
             continue;
+        custom.copy_engine = is_window;
+        nccl_stand_in_the_machine()->version = is_window ? NCCL_SOUND : 22809;
         nccl_stand_in_fail(cases[i].call, bad, cases[i].k, ncclSystemError);
         struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
         expect_rank(&r[bad], ZR_ERR_SYSTEM, "unhandled system error: the stand-in says so");
@@ -655,6 +671,7 @@ static void test_open_fails(void **state)
                 expect_rank(&r[k], ZR_ERR_SYSTEM, "rank 0: ncclGetUniqueId");
         nccl_stand_in_end();
     }
+    custom.copy_engine = false;
     /* A call that does not come back at all. */
     nccl_stand_in_hang("ncclCommInitRankConfig", 2, 1);
     struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
@@ -972,6 +989,7 @@ int main(void)
         TEST(test_buffers_overlap),
         TEST(test_paths),
         TEST(test_known_faults),
+        TEST(test_conform_windows),
         TEST(test_conform_old),
         TEST(test_one_without_memory),
         TEST(test_refused),
