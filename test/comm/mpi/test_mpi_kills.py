@@ -69,11 +69,11 @@ def in_session(session):
 class Job:
     """Four ranks that train until somebody ends them, in a folder."""
 
-    def __init__(self, options, script, kind):
+    def __init__(self, options, script, kind, **more):
         self.folder = tempfile.mkdtemp(prefix="zero-mpi-kills-")
         train = [BENCH, "train", "--steps=1000000", "--layers=2", "--threads=1", *kind]
         command = [*under_mpi.LAUNCHERS[KEY], *options, "-n", str(WORLD), "sh", "-c", script, self.folder, *train]
-        env = {**under_mpi.environment(), "ZERO_BACKEND": "mpi", "ZERO_RENDEZVOUS": f"file://{self.folder}/meet"}
+        env = {**under_mpi.environment(), "ZERO_BACKEND": "mpi", "ZERO_RENDEZVOUS": f"file://{self.folder}/meet", **more}
         env["ZERO_MPI_SHIMS"] = os.path.abspath(env["ZERO_MPI_SHIMS"])  # ranks are in the folder
         with open(f"{self.folder}/launcher", "wb") as said:
             self.launcher = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
@@ -102,12 +102,12 @@ class Job:
         if not all(map(is_alive, self.pid)):
             raise AssertionError(f"it ended before anybody was killed: {self.told()}")
 
-    def lose(self, victim):
-        """Kills it, and returns after how many milliseconds each of the others has ended, by rank."""
+    def lose(self, victim, by=signal.SIGKILL):
+        """Kills it, or stops it, and returns after how many milliseconds each of the others has ended, by rank."""
         others = {r: self.pid[r] for r in range(WORLD) if r != victim}
         took = {}
         begin = time.monotonic()
-        os.kill(self.pid[victim], signal.SIGKILL)
+        os.kill(self.pid[victim], by)
 
         def all_ended():
             for r, pid in others.items():
@@ -156,6 +156,21 @@ class Kills(unittest.TestCase):
                 error = rf"(?m)^zero-bench train: rank {r}: rank {victim} was lost (during|after) \w+ seq \d+.*; its last call was zero_\w+"
                 self.assertRegex(told[f"{r}.err"], error, what)
         print(f"{N_LOST} killed; the slowest of the others had ended after {slowest:.0f} ms", flush=True)
+
+    def test_stopped(self):
+        """Every other rank says which one is stopped, whoever waits for whom, and rank 0 too, which compares what ranks called."""
+        draw = random.Random(SEED)
+        for victim in (0, draw.randrange(1, WORLD)):
+            kind = draw.choice(KINDS)
+            with Job(LIVES_ON, GUARDED if KEY == "mpich" else RANK, kind, ZERO_TIMEOUT_MS="2000", ZERO_START_TIMEOUT_MS="120000") as job:
+                job.await_steps()
+                took = job.lose(victim, signal.SIGSTOP)
+                told = job.told()
+            what = f"{KEY} {' '.join(kind)}, rank {victim} stopped: {told}"
+            print(f"rank {victim} stopped; the others had ended after {max(took.values()):.0f} ms", flush=True)
+            for r in took:
+                error = rf"(?m)^zero-bench train: rank {r}: \w+ seq \d+.* waited \d+ ms for .*; rank {victim} is stopped, by SIGSTOP or a debugger; its last"
+                self.assertRegex(told[f"{r}.err"], error, what)
 
     def test_launcher_ends_the_job(self):
         self.kill_one(random.Random(SEED), [], RANK, KINDS[3])

@@ -18,14 +18,15 @@ PYTHON = sys.executable
 BUFFERED = ['env', '-u', 'PYTHONUNBUFFERED', PYTHON, '-c']  # its output as stdio's
 LIMIT = int(os.environ.get("TEST_LIMIT", 60))
 
-# A rank that tells its process id and waits for whatever comes.
+# A rank that tells its process id and waits for whatever comes. It prints nothing by print: a signal that comes while print flushes
+# runs the handler inside, where another print is an error.
 WAITING = """
 import os, signal, sys, time
 def got(n, frame):
-    print('got', signal.Signals(n).name, flush=True)
+    os.write(1, f'got {signal.Signals(n).name}\\n'.encode())
     if n in ENDING: sys.exit(0)
 for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2): signal.signal(n, got)
-print('pid', os.getpid(), flush=True)
+os.write(1, f'pid {os.getpid()}\\n'.encode())
 while True: time.sleep(0.05)
 """
 
