@@ -67,6 +67,22 @@ static void refuse(struct zr_rendezvous *r, struct zr_link *l, int code, const c
     zr_hub_refuse(r, l, ZR_FRAME_REFUSE, code, text);
 }
 
+/* All have met: whoever comes now cannot join, and the others go on. */
+static void refuse_late(struct zr_rendezvous *r, struct zr_link *l)
+{
+    const int rank = l->shake.rank;
+    const bool is_known = rank >= 0 && rank < r->w.world;
+    const struct zr_link *first = is_known && rank ? r->members[rank].link : NULL;
+    char text[256];
+    if (is_known && (rank == 0 || first))
+        snprintf(text, sizeof text,
+                 "the job runs already, and rank %d is in it%s%s: rank %d was started twice", rank,
+                 first ? ", at " : "", first ? first->peer : "", rank);
+    else
+        snprintf(text, sizeof text, "the job runs already: rank %d came too late, or has left it", rank);
+    refuse(r, l, ZR_ERR_MISMATCH, text);
+}
+
 /* A rank of this job that cannot be right: no rank can go on, and each is told why. */
 static void refuse_all(struct zr_rendezvous *r, struct zr_link *l, const char *text)
 {
@@ -129,7 +145,9 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
         return;
     }
     const struct zr_shake *s = &l->shake;
-    if (s->attempt != r->w.attempt) {
+    if (r->ready) {
+        refuse_late(r, l);
+    } else if (s->attempt != r->w.attempt) {
         snprintf(text, sizeof text, "rank %d at %s is of attempt %d of this job, rank 0 of attempt %d",
                  s->rank, l->peer, s->attempt, r->w.attempt);
         refuse(r, l, ZR_ERR_MISMATCH, text);
@@ -256,8 +274,10 @@ void zr_hub_admit(struct zr_rendezvous *r)
 void zr_hub_seal(struct zr_rendezvous *r)
 {
     r->ready = true;
-    uv_timer_stop(&r->patience);
     uv_timer_stop(&r->retry); /* a rank 0 to which all were handed over may not have listened yet */
+    if (r->w.rank == 0 && r->w.tells_late && !r->w.file[0])
+        return;
+    uv_timer_stop(&r->patience);
     zr_hub_stop_listening(r);
     for (struct zr_link *l = r->links; l; l = l->next)
         if (l->rank < 0 && !l->is_outgoing && !l->finishing) /* the refused may still read why */

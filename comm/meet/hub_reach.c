@@ -60,12 +60,16 @@ static void give_address_up(struct zr_rendezvous *r, struct zr_link *l, int stat
     const union zr_address *to = &r->to[r->to_now];
     bool no_way = status == UV_ENETUNREACH || status == UV_EADDRNOTAVAIL || status == UV_EAFNOSUPPORT;
     int version = to->any.sa_family == AF_INET6 ? 6 : 4;
-    char which[ZR_ADDRESS_CHARS] = "", gone[64] = "";
+    char which[ZR_ADDRESS_CHARS] = "", gone[192] = "";
     const char *colon = r->n_to > 1 ? ": " : "", *asked = r->w.interface;
     if (r->n_to > 1)
         zr_address_print_host(to, which);
     if (status == UV_ECONNREFUSED)
-        snprintf(gone, sizeof gone, ": rank %d has not started, or has given up and left", r->goal);
+        snprintf(gone, sizeof gone, ": rank %d has not started, or has given up and left%s", r->goal,
+                 zr_address_is_loopback(to)
+                     ? ", or is on another host: a loopback address leads to this host only"
+                 : r->goal ? ""
+                           : ", or listens on another interface (ZERO_INTERFACE) only");
     if (r->to_now == r->refused_at)
         r->refused_ms = 0;
     if (no_way && !zr_address_is_loopback(to) && !zr_hub_has_family(r, to->any.sa_family))

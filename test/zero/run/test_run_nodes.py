@@ -295,6 +295,31 @@ class Restarts(unittest.TestCase):
                 self.assertEqual(n.lines()[-1], 'zero-run: no restart: the one restart is used up')
 
 
+class Late(unittest.TestCase):
+    def test_a_second_node_of_a_number(self):
+        """It is told at once that the job runs already, and the job goes on."""
+        with tempfile.TemporaryDirectory() as folder:
+            go = os.path.join(folder, 'go')
+            with Job([1, 1], f'echo pid $$; until test -e {go}; do sleep 0.1; done') as job:
+                job.pids(1, 1)
+                at = job.nodes[0].process.args[job.nodes[0].process.args.index('--rdzv') + 1]
+                for number in (1, 0):
+                    second = Node(['--nnodes', 2, '--node-rank', number, '--rdzv', at, '--rdzv-timeout', LIMIT, '-n', 1, 'echo', 'started'])
+                    self.assertNotEqual(second.end(), 0)
+                    self.assertEqual(len(second.lines()), 1, second.text())
+                    if number:
+                        self.assertRegex(second.text(), r'the job runs already, and node 1 is in it, at 127.0.0.1:\d+: node 1 was started twice')
+                os.mkdir(go)
+                self.assertEqual(job.ends(), [0, 0])
+                self.assertNotIn('twice', ''.join(n.text() for n in job.nodes))
+
+    def test_nobody_on_loopback(self):
+        """The address leads to this host only, whatever node 0's host is."""
+        with Job([1, 1], 'echo started', '--rdzv-timeout', 1, each={0: {'program': '/bin/false'}}) as job:
+            self.assertNotEqual(job.ends()[1], 0)
+            self.assertRegex(job.nodes[1].text(), 'node 0 has not started, or has given up and left, or is on another host: a loopback address leads to')
+
+
 class BadInput(unittest.TestCase):
     def refused(self, *words, ranks=(1, 1), options=(), each=None, nodes=None, at=None):
         """No node starts a rank; each of nodes (all) says one line, with these words."""
