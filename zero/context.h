@@ -309,6 +309,9 @@ int zr_awaited_reserve(struct zero_ctx *z, int32_t tensor);
 void zr_awaited_note(struct zero_ctx *z, int32_t tensor, int64_t first, int64_t n);
 void zr_awaited_loaded(struct zero_ctx *z);
 
+/* first_values.c. One warning for the first NaN or infinity among the weights that this rank owns. Local. */
+void zr_first_values_report(struct zero_ctx *z);
+
 /* calls.c. As zero_read and zero_write, of a range that was checked; kind as in zr_engine_read. A tied tensor
  * is written on the first stage; on the last it is noted that it has values, which zr_engine_tied_values
  * brings before. */

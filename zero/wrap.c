@@ -296,7 +296,10 @@ static int start(struct zero_ctx *z)
     if (err) /* the others are told when the rendezvous is closed */
         return zr_engine_fail(z->engine, err, zr_error_text());
     err = take_values(z);
-    return err || z->awaited ? err : zr_engine_tied_values(z->engine);
+    if (err || z->awaited)
+        return err;
+    zr_first_values_report(z);
+    return zr_engine_tied_values(z->engine);
 }
 
 /* Of a configuration that is refused: the others are to hear of it, if they can be found with what is legible

@@ -451,8 +451,10 @@ ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
  * then writes the manifest, which alone makes it a checkpoint. On return it is on the disk: files and folders
  * were synced, and heads and checksums read back. Only then are those beyond the cfg.save_keep latest
  * removed, and what unfinished saves left. All ranks must see one file system there, which is looked at. dir
- * may be relative, to the working directory at the call. Outside brackets, between steps; with pp above 1
- * before the first action of a step or after the last, or ZERO_ERR_ORDER, and of the tensors of all stages.
+ * may be relative, to the working directory at the call, and may be a symbolic link. Links inside it are not
+ * followed: a save-... that is one is not removed, and any other fails the call. Outside brackets, between
+ * steps; with pp above 1 before the first action of a step or after the last, or ZERO_ERR_ORDER, and of the
+ * tensors of all stages.
  *
  * From the first save into it until zero_unwrap dir is locked: a save of another context into it, of this
  * process or any other, fails with ZERO_ERR_IO and names the holder. The lock ends with the process; children
@@ -487,13 +489,14 @@ ZERO_API int zero_get_saved(zero_ctx *z, const char **path);
 /* Collective, blocking. Loads a checkpoint: path is one, or a folder of them, of which the one saved last is
  * taken; unfinished and damaged ones after it are skipped and told to cfg.log. Any stage, world, mesh,
  * prefetch and budget loads what any other saved, bit by bit; each rank reads what it owns, and checks every
- * block's checksums. Tensors are matched by name; names, dtypes, shapes, which are frozen, and each one's
- * optimizer must be the same. Needs host memory for what this rank owns, for the time of the call (but for
- * buffers alone with ZERO_INIT_LATER on the host, before any zero_write). Rank 0 says which it is, and all
- * ranks must find the same files there, on one file system or as copies: their manifests are compared. On
- * failure (ZERO_ERR_IO, ZERO_ERR_ARG for another model; the file and the tensor, or the rank that finds
- * something else, are named) nothing is changed. Outside brackets, between steps; with pp above 1 before the
- * first action of a step or after the last. */
+ * block's checksums. Links inside such a folder are not followed; path itself may be one. Tensors are
+ * matched by name; names, dtypes, shapes, which are frozen, and each one's optimizer must be the same. Needs
+ * host memory for what this rank owns, for the time of the call (but for buffers alone with ZERO_INIT_LATER
+ * on the host, before any zero_write). Rank 0 says which it is, and all ranks must find the same files
+ * there, on one file system or as copies: their manifests are compared. On failure (ZERO_ERR_IO,
+ * ZERO_ERR_ARG for another model; the file and the tensor, or the rank that finds something else, are named)
+ * nothing is changed. Outside brackets, between steps; with pp above 1 before the first action of a step or
+ * after the last. */
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
 /* The program's own bytes (at most 64 KiB, copied): rank 0's travel with every checkpoint saved afterwards,
@@ -538,7 +541,7 @@ ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first,
  * files that zero_export did not write, nothing is written (ZERO_ERR_ARG names them).
  *
  * map: names and pieces, n of them, equal on every rank, not kept. NULL: every tensor under its own name; n
- * is then ignored. With pp above 1 each place of pp gives the entries of its own table, and n may be 0. All
+ * is then ignored. With pp above 1 each place of pp gives the entries of its table, and n may be 0. All
  * of them are written in the order of the stages. An entry that two stages give is written once.
  *
  * Rank 0 writes. With tp or pp above 1 the first rank of each part and of each stage writes too. Outside
@@ -550,14 +553,22 @@ ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first,
 ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                          int64_t max_file_bytes);
 
-/* Collective, blocking. The reverse: the ranks that would write such files read dir/model.safetensors or, if
- * there is none, the files of the index, F32 or BF16, into weights and master weights of all; other ranks
- * need not see dir. Files that carry the ids of two exports are refused (ZERO_ERR_IO).
- * Optimizer states stay, and what no entry of map names is left alone. map as in zero_export. Names, shapes,
- * dtypes are checked before anything is changed (ZERO_ERR_IO, ZERO_ERR_ARG or ZERO_ERR_NOTSUP name the
- * entry). A file that cannot be read to its end (ZERO_ERR_IO names it, on all ranks) may leave some weights
- * written, those that came before it, alike on all ranks and on both stages of a tied one; the context goes
- * on, and may import again. Outside brackets and actions. */
+/* Read weights from safetensors into the model: into the weights and the master weights of all ranks.
+ *
+ * The file is dir/model.safetensors. If there is none, the index names the files. Values of F32, BF16 and F16
+ * become f32 exactly, or are rounded once to bf16; other dtypes must be the tensor's own. map as in
+ * zero_export. Optimizer states, and tensors that no entry of map names, keep their values. The first NaN or
+ * infinity is one log line.
+ *
+ * The ranks that would write an export read it; other ranks need not see dir. Names, shapes and dtypes are
+ * checked before anything is changed. If a file cannot be read to its end, the weights before it may have
+ * been written, and they are then equal on all ranks that have them. The context goes on, and may import
+ * again. Outside brackets and actions.
+ *
+ * Collective; Blocks on the disk.
+ * Errors: IO      the message names the file; or the files carry the ids of two exports
+ *         ARG     the message names the entry of map, or the tensor whose shape is another
+ *         NOTSUP  the message names the tensor whose dtype is another */
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
 
 /* This rank's numbers, of a context that has failed too. Local; does not wait. ZERO_ERR_ARG where z or out is

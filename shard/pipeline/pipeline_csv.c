@@ -137,11 +137,16 @@ static int read_all(struct zr_pipeline *p, FILE *f, const char *path)
 {
     char *line = NULL;
     size_t capacity = 0;
+    int64_t number = 0;
     int err = 0;
     p->n_ranks = 0;
     errno = 0;
     for (ssize_t n; !err && (n = getline(&line, &capacity, f)) > 0;) {
-        err = add_rank(p, path);
+        number++;
+        if (strspn(line, " \t\r\n") == (size_t)n) /* a rank without actions, if another line follows */
+            continue;
+        while (!err && p->n_ranks < number)
+            err = add_rank(p, path);
         if (!err && strlen(line) != (size_t)n)
             err = zr_fail(ZR_ERR_ARG, "%s, line %d: a zero byte is in it", path, p->n_ranks);
         if (!err)

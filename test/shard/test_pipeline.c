@@ -502,7 +502,7 @@ static const struct {
     {"(0F1;1F1)OVERLAP_F_B,0F0,1F0,0B0,0B1,1B0,1B1\n",
      "rank 0 stands at 1F1, which waits for rank 0"}, /* what is to go at once needs each other */
     {"0F0,(0I0;0W0)OVERLAP_F_B\n", "0W0 is computed at the same time as 0I0, which it needs"},
-    {"0F0,0B0\n\n", "rank 1 does nothing"},
+    {"0F0,0B0\n,\n", "rank 1 does nothing"},
     /* what moves */
     {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", NULL},
     {"0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "rank 0: 0SEND_F0 is left out"},
@@ -673,6 +673,13 @@ static void test_files(void **state)
     assert_non_null(p);
     assert_int_equal(p->rows[0].n + p->rows[1].n, 4);
     assert_int_equal(zr_pipeline_write(p, "/nonexistent/x.csv"), ZR_ERR_IO);
+    zr_pipeline_close(p);
+    /* Blank lines at the end are no ranks; between others a blank line is a rank without actions. */
+    p = read_text("0F0,0B0\n\n1F0,1B0\r\n \t\r\n\n");
+    assert_non_null(p);
+    assert_int_equal(p->n_ranks, 3);
+    assert_int_equal(p->rows[1].n, 0);
+    assert_int_equal(p->rows[2].n, 2);
     zr_pipeline_close(p);
 }
 

@@ -10,26 +10,45 @@
 
 #define HEAD_ALIGN 64
 
-/* All that the format has: the library's own, and what is in files of others. */
+/* All that the format has: the library's own, and those that are only in files of others. */
 static const struct {
     const char *name;
-    int64_t bytes;
+    int64_t bits;
 } dtypes[] = {
-#define X(NAME, value, bytes, name) {#NAME, bytes},
+#define X(NAME, value, bytes, name) {#NAME, 8 * bytes},
     ZR_DTYPES(X)
 #undef X
-    /* clang-format off */
-    {"F64", 8}, {"I16", 2}, {"I8", 1}, {"U64", 8}, {"U32", 4}, {"U16", 2}, {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}
-    /* clang-format on */
+        {"C64", 64},
+    {"F64", 64},
+    {"U64", 64},
+    {"U32", 32},
+    {"I16", 16},
+    {"U16", 16},
+    {"I8", 8},
+    {"U8", 8},
+    {"BOOL", 8},
+    {"F8_E4M3", 8},
+    {"F8_E5M2", 8},
+    {"F8_E8M0", 8},
+    {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2FNUZ", 8},
+    {"F6_E2M3", 6},
+    {"F6_E3M2", 6},
+    {"F4", 4},
 };
 #define N_DTYPES (sizeof dtypes / sizeof *dtypes)
 
-int64_t zr_st_dtype_bytes(const char *dtype)
+static int64_t dtype_bits(const char *dtype)
 {
     for (size_t i = 0; i < N_DTYPES; i++)
         if (!strcmp(dtype, dtypes[i].name))
-            return dtypes[i].bytes;
+            return dtypes[i].bits;
     return 0;
+}
+
+int64_t zr_st_dtype_bytes(const char *dtype)
+{
+    return dtype_bits(dtype) / 8;
 }
 
 const char *zr_st_dtype_of(enum zr_dtype t)
@@ -64,6 +83,14 @@ void zr_st_free(struct zr_st *st)
 
 /* ---- reading ---- */
 
+#define LFS_POINTER "version https://git-lfs.github.com/spec/"
+
+bool zr_is_lfs_pointer(const char *text, int64_t n)
+{
+    int64_t k = (int64_t)sizeof LFS_POINTER - 1;
+    return n >= k && !memcmp(text, LFS_POINTER, (size_t)k);
+}
+
 static int bad(const char *file, const char *tensor, const char *what)
 {
     return zr_fail(ZR_ERR_IO, "%s: tensor %s: %s", file, tensor, what);
@@ -93,15 +120,19 @@ static int read_shape(const char *file, const char *name, const json_t *o, struc
         return zr_fail(ZR_ERR_IO, "%s: tensor %s: shape has %zu dimensions; allowed: %d", file, name,
                        json_array_size(shape), ZR_ST_MAX_DIMS);
     e->n_dims = (int32_t)json_array_size(shape);
-    *bytes = zr_st_dtype_bytes(e->dtype);
+    int64_t bits = dtype_bits(e->dtype);
     for (int32_t i = 0; i < e->n_dims; i++) {
         const json_t *d = json_array_get(shape, (size_t)i);
         e->shape[i] = json_integer_value(d);
         if (!json_is_integer(d) || e->shape[i] < 0)
             return bad(file, name, "shape is not made of whole numbers of 0 and more");
-        if (__builtin_mul_overflow(*bytes, e->shape[i], bytes))
+        if (__builtin_mul_overflow(bits, e->shape[i], &bits))
             return bad(file, name, "shape has more bytes than a file can have");
     }
+    if (bits % 8)
+        return zr_fail(ZR_ERR_IO, "%s: tensor %s: its %" PRId64 " bits of %s are no whole number of bytes",
+                       file, name, bits, e->dtype);
+    *bytes = bits / 8;
     return 0;
 }
 
@@ -241,6 +272,13 @@ int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file
         return err;
     for (int i = 0; i < 8; i++)
         n |= (uint64_t)length[i] << 8 * i;
+    if (!memcmp(length, LFS_POINTER, sizeof length)) {
+        char text[sizeof LFS_POINTER - 1];
+        int64_t n_text = file_bytes < (int64_t)sizeof text ? file_bytes : (int64_t)sizeof text;
+        err = zr_file_read(fs, fd, file, text, n_text, 0);
+        if (err || zr_is_lfs_pointer(text, n_text))
+            return err ? err : zr_fail(ZR_ERR_IO, ZR_LFS_POINTER, file);
+    }
     if (n > ZR_ST_MAX_HEADER || n > (uint64_t)file_bytes - 8)
         return zr_fail(ZR_ERR_IO,
                        "%s: the header has %" PRIu64 " bytes; allowed: %d, and within the file's %" PRId64,

@@ -38,7 +38,7 @@ struct zr_st {
     char export_id[ZR_EXPORT_ID_BYTES];
 };
 
-/* Bytes of an element, 0 for a dtype that the format does not have. */
+/* Bytes of an element, 0 for a dtype that the format does not have or that is smaller than a byte. */
 int64_t zr_st_dtype_bytes(const char *dtype);
 /* The format's name of it. */
 const char *zr_st_dtype_of(enum zr_dtype t);
@@ -51,6 +51,9 @@ void zr_shape_print(const int64_t *shape, int32_t n_dims, char text[ZR_SHAPE_CHA
 int zr_st_parse(const char *file, const char *json, int64_t n, int64_t file_bytes, struct zr_st *out);
 /* The same from an open file. */
 int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file_bytes, struct zr_st *out);
+/* What Git has in place of a large file that was not fetched. */
+bool zr_is_lfs_pointer(const char *text, int64_t n);
+#define ZR_LFS_POINTER "%s: it is a Git LFS pointer in place of the file: fetch the file with git lfs pull"
 /* A zeroed one is allowed. */
 void zr_st_free(struct zr_st *st);
 /* The export's id in a file's or an index's metadata, or "" if it has none. */

@@ -1,4 +1,5 @@
 /* weights_import.c: zero_import: weights from the files of others, which weights.c writes too. */
+#include "zero/checkpoint/float_values.h"
 #include "zero/checkpoint/weights_inside.h"
 
 #include <stdio.h>
@@ -109,7 +110,10 @@ static int read_index(const struct zr_weights *ws, struct sources *s, json_t **o
     if (err)
         return missing ? 0 : err;
     *out = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &why);
+    bool is_pointer = zr_is_lfs_pointer(text, n);
     free(text);
+    if (is_pointer)
+        return zr_fail(ZR_ERR_IO, ZR_LFS_POINTER, path);
     if (!json_is_object(json_object_get(*out, "weight_map"))) {
         json_decref(*out);
         *out = NULL;
@@ -150,16 +154,13 @@ static int check_weight(const struct zr_weights *ws, const struct sources *s, co
                        ws->dir, file, w->name, theirs, t->name, ours);
     }
     const char *own = zr_st_dtype_of(t->dtype);
-    if (t->buffer && strcmp(e->dtype, own) != 0)
-        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is a buffer and %s", ws->dir, file,
-                       w->name, e->dtype, t->name, own);
-    if (!t->buffer && strcmp(e->dtype, "F32") != 0 && strcmp(e->dtype, "BF16") != 0)
-        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s; allowed: F32, BF16", ws->dir, file, w->name,
-                       e->dtype);
-    if (!t->grad && strcmp(e->dtype, own) != 0)
-        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is frozen and %s", ws->dir, file,
-                       w->name, e->dtype, t->name, own);
-    return 0;
+    if (!strcmp(e->dtype, own) || zr_floats_convert(e->dtype, t->dtype))
+        return 0;
+    if (zr_floats_convert("F32", t->dtype))
+        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s; allowed: F32, BF16, F16", ws->dir, file,
+                       w->name, e->dtype);
+    return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is a buffer and %s", ws->dir, file, w->name,
+                   e->dtype, t->name, own);
 }
 
 static int find_weights(struct zr_weights *ws, struct sources *s)
@@ -192,9 +193,14 @@ static int find_weights(struct zr_weights *ws, struct sources *s)
 }
 
 /* Trainable weights go in as fp32 masters, which the model's own are rounded from; others have none. */
+static enum zr_dtype import_dtype(const struct zr_tensor *t)
+{
+    return t->grad ? ZR_F32 : t->dtype;
+}
+
 static int64_t import_bytes(const struct zr_tensor *t)
 {
-    return t->grad ? (int64_t)sizeof(float) : zr_dtype_bytes(t->dtype);
+    return zr_dtype_bytes(import_dtype(t));
 }
 
 /* Elements [k, k + n) of what is here, as they lie in the file: run by run, and 0 of what pads. */
@@ -232,7 +238,29 @@ struct in {
     const struct sources *s;
     /* what is read, and as much room to turn it in */
     char *buffer, *turned;
+    /* the first NaN or infinity among all weights has been reported */
+    bool *reported;
 };
+
+/* One line, whatever else follows. k: of what is here, the first of the values. */
+static void report_non_finite(const struct zr_weights *ws, const struct in *in, const struct zr_weight *w,
+                              const char *values, int64_t k, int64_t n)
+{
+    enum zr_dtype dtype = import_dtype(&ws->z->whole.tensors[w->tensor]);
+    float value;
+    if (*in->reported || !zr_floats_convert("F32", dtype))
+        return;
+    int64_t i = zr_find_non_finite(values, dtype, n, &value);
+    if (i < 0)
+        return;
+    *in->reported = true;
+    struct zr_tp_run run = zr_tp_run_of_part(&w->cut, w->cut.parts > 1 ? ws->z->mesh.part : 0, k + i);
+    zr_warn(
+        ws->z->config.options.log,
+        "zero_import: %s/%s: element %lld of tensor %s is %g; training will not recover from it, and more "
+        "may follow",
+        ws->dir, in->s->list[w->file].name, (long long)run.whole, w->name, (double)value);
+}
 
 /* Elements [first, end) of the weight that this tensor has: *k is the first of them. */
 static int64_t own_part(const struct zr_weight_own *own, int64_t first, int64_t end, int64_t *k)
@@ -246,16 +274,14 @@ static int read_part(struct zr_weights *ws, const struct in *in, const struct zr
                      int64_t k, int64_t n)
 {
     const struct source *f = &in->s->list[w->file];
-    int64_t size = import_bytes(&ws->z->whole.tensors[w->tensor]),
-            theirs = zr_st_dtype_bytes(f->st.entries[w->entry].dtype);
+    enum zr_dtype own = import_dtype(&ws->z->whole.tensors[w->tensor]);
+    const char *theirs = f->st.entries[w->entry].dtype;
     /* at the end, so that widening in place reads before it writes */
-    char *at = dst + n * zr_max(size - theirs, 0);
+    char *at = dst + n * zr_max(zr_dtype_bytes(own) - zr_st_dtype_bytes(theirs), 0);
     int err = read_runs(ws, f, w, at, k, n);
-    for (int64_t i = 0; !err && size > theirs && i < n; i++) {
-        uint16_t narrow;
-        memcpy(&narrow, at + i * 2, 2);
-        uint32_t wide = (uint32_t)narrow << 16;
-        memcpy(dst + i * 4, &wide, 4);
+    if (!err && zr_floats_convert(theirs, own)) {
+        zr_floats_copy(dst, own, at, theirs, n);
+        report_non_finite(ws, in, w, dst, k, n);
     }
     return err;
 }
@@ -299,7 +325,8 @@ static int write_piece(struct zr_weights *ws, const struct in *in, const struct 
 static int import_one(struct zr_weights *ws, const struct in *in, const struct zr_weight *w, int *local,
                       bool *stopped)
 {
-    int64_t size = import_bytes(&ws->z->whole.tensors[w->tensor]);
+    /* Values of a file may take more room than those that they become. */
+    int64_t size = zr_max(4, import_bytes(&ws->z->whole.tensors[w->tensor]));
     int64_t piece = w->transposed ? w->n : zr_min(w->n, ZR_WEIGHTS_PIECE_BYTES / size);
     /* Of all ranks, those of other stages too, which learn of failures together. */
     for (int64_t first = 0; first < w->n; first += piece) {
@@ -359,7 +386,8 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
     }
     err = zr_agree_in_run(z, err);
     int local = 0;
-    bool begun = !err, stopped = false;
+    bool begun = !err, stopped = false, reported = false;
+    in.reported = &reported;
     for (int32_t i = 0; !err && !stopped && i < ws.n; i++)
         err = import_one(&ws, &in, &ws.list[i], &local, &stopped);
     if (begun && !err)

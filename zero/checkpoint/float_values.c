@@ -1,0 +1,85 @@
+/* float_values.c: see float_values.h. Values go through float, which holds every BF16 and F16 exactly. */
+#include "zero/checkpoint/float_values.h"
+
+#include <math.h>
+#include <string.h>
+
+static float of_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static uint32_t widen_f16(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
+    if (exponent == 31) /* infinity, NaN */
+        return sign | UINT32_C(0x7f800000) | fraction << 13;
+    if (exponent)
+        return sign | (exponent + 112) << 23 | fraction << 13;
+    return sign | bits_of((float)fraction * 0x1p-24f);
+}
+
+/* As the kernels do it: a NaN keeps its sign and its upper payload, and is quiet. */
+static uint16_t round_to_bf16(uint32_t bits)
+{
+    if ((bits & UINT32_C(0x7fffffff)) > UINT32_C(0x7f800000))
+        return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+bool zr_floats_convert(const char *from, enum zr_dtype to)
+{
+    return (to == ZR_F32 || to == ZR_BF16) &&
+           (!strcmp(from, "F32") || !strcmp(from, "BF16") || !strcmp(from, "F16"));
+}
+
+static uint32_t load(const void *src, const char *from, int64_t i)
+{
+    uint32_t wide;
+    uint16_t narrow;
+    if (!strcmp(from, "F32")) {
+        memcpy(&wide, (const char *)src + 4 * i, 4);
+        return wide;
+    }
+    memcpy(&narrow, (const char *)src + 2 * i, 2);
+    return !strcmp(from, "F16") ? widen_f16(narrow) : (uint32_t)narrow << 16;
+}
+
+void zr_floats_copy(void *dst, enum zr_dtype to, const void *src, const char *from, int64_t n)
+{
+    bool same = !strcmp(from, to == ZR_F32 ? "F32" : "BF16");
+    if (same && dst == src)
+        return;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t wide = load(src, from, i);
+        uint16_t narrow;
+        if (to == ZR_F32) {
+            memcpy((char *)dst + 4 * i, &wide, 4);
+            continue;
+        }
+        narrow = same ? (uint16_t)(wide >> 16) : round_to_bf16(wide);
+        memcpy((char *)dst + 2 * i, &narrow, 2);
+    }
+}
+
+int64_t zr_find_non_finite(const void *values, enum zr_dtype dtype, int64_t n, float *value)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float x = of_bits(load(values, dtype == ZR_F32 ? "F32" : "BF16", i));
+        if (isfinite(x))
+            continue;
+        if (value)
+            *value = x;
+        return i;
+    }
+    return -1;
+}

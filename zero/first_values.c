@@ -1,0 +1,66 @@
+/* first_values.c: a look at the weights that a model begins with. A NaN or an infinity among them spoils
+ * every step, so each rank looks through what it owns, once, and says where the first one is. */
+#include "zero/checkpoint/float_values.h"
+#include "zero/checkpoint/save_source.h"
+
+#include <stdlib.h>
+
+#define PIECE_BYTES (1 << 20)
+
+/* *found: the first in the extent, counted over the tensor; -1: none. */
+static int look_through(struct zr_source *s, const struct zr_extent *x, int64_t at, enum zr_dtype dtype,
+                        char *piece, int64_t *found, float *value)
+{
+    int err = 0;
+    *found = -1;
+    for (int64_t done = 0, n; !err && *found < 0 && done < x->n; done += n) {
+        n = zr_min(x->n - done, PIECE_BYTES / x->size);
+        err = zr_source_read(s, piece, at + done * x->size, n * x->size);
+        int64_t i = err ? -1 : zr_find_non_finite(piece, dtype, n, value);
+        *found = i < 0 ? -1 : x->first + done + i;
+    }
+    return err;
+}
+
+static int report(struct zero_ctx *z, struct zr_source *s, char *piece)
+{
+    int64_t found = -1;
+    float value;
+    int err = 0;
+    for (int64_t i = 0; !err && found < 0 && i < s->x->n; i++) {
+        const struct zr_extent *x = &s->x->list[i];
+        const struct zr_tensor *t = &z->whole.tensors[x->tensor];
+        enum zr_dtype dtype = x->kind == ZR_VALUE_PARAM ? t->dtype : ZR_F32;
+        if (x->kind >= 0 || !zr_floats_convert("F32", dtype))
+            continue;
+        err = look_through(s, x, s->at[i], dtype, piece, &found, &value);
+        if (!err && found >= 0)
+            zr_warn(z->config.options.log,
+                    "zero_wrap: element %lld of tensor %s is %g; training will not recover from it, and more "
+                    "may follow",
+                    (long long)found, t->name, (double)value);
+    }
+    return err;
+}
+
+void zr_first_values_report(struct zero_ctx *z)
+{
+    struct zr_device *dev = zr_engine_device(z->engine);
+    struct zr_extents own = {0};
+    struct zr_source s = {0};
+    char *piece = malloc(PIECE_BYTES);
+    int err =
+        piece ? zr_engine_drain(z->engine) : zr_fail(ZR_ERR_NOMEM, "no memory for %d bytes", PIECE_BYTES);
+    if (!err)
+        err = zr_extents_of(z, NULL, -1, &own);
+    if (!err)
+        err = zr_source_open("", 0, &own, dev->ops->host_memory ? NULL : dev, PIECE_BYTES, &s);
+    if (!err)
+        err = report(z, &s, piece);
+    if (err)
+        zr_warn(z->config.options.log, "zero_wrap did not look for NaN among the first values: %s",
+                zr_error_text());
+    zr_source_close(&s);
+    free(own.list);
+    free(piece);
+}
