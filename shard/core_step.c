@@ -328,7 +328,7 @@ int zr_core_drop(struct zr_core *c, struct zr_action *out, int32_t *n)
     drop_sums(c, out, n);
     for (int32_t i = 0; i < c->n_units; i++) {
         struct unit *u = &units(c)[i];
-        u->dirty |= u->pending;
+        u->dirty |= u->pending || (c->model_holds && u->trainable);
         u->pending = false;
     }
     zr_core_return_grads(c, out, n);
