@@ -169,11 +169,11 @@ static int refuse_begin(struct zr_core *c, const struct zr_core_event *ev)
                        "zero_begin: unit %d in %s while zero_gather_all holds all parameters; call "
                        "zero_release_all first",
                        ev->unit, phase_name(ev));
-    if (ev->backward && c->complete)
+    if ((ev->backward || ev->apart) && c->complete)
         return zr_fail(ZR_ERR_ORDER,
-                       "zero_begin: unit %d in backward after zero_norm, which ended the gradients of this "
+                       "zero_begin: unit %d in %s after zero_norm, which ended the gradients of this "
                        "step: call zero_step or zero_drop first",
-                       ev->unit);
+                       ev->unit, phase_name(ev));
     if (ev->backward && u->trainable && c->n_overrun == c->n_trainable)
         return zr_fail(ZR_ERR_ORDER,
                        "zero_begin: unit %d has had %d backward passes since the last zero_step, and every "
@@ -229,7 +229,7 @@ static void give_grad(struct zr_core *c, int32_t unit, int32_t gslot, struct zr_
     }
     struct zr_action *a = zr_core_emit(out, n, ZR_ACT_USE_GRAD, unit, gslot);
     a->fill = fill;
-    a->bracket = true;
+    a->bracket = a->keeps_overwritten = true;
 }
 
 static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
@@ -461,7 +461,7 @@ const char *zr_action_name(enum zr_action_kind kind)
                                        [ZR_ACT_DROP_SUMS] = "drop_sums",
                                        [ZR_ACT_REDUCE] = "reduce",
                                        [ZR_ACT_FOLD] = "fold",
-                                       [ZR_ACT_NO_GRAD] = "no_grad",
+                                       [ZR_ACT_LEAVE_OUT] = "leave_out",
                                        [ZR_ACT_NORM] = "norm",
                                        [ZR_ACT_UPDATE] = "update",
                                        [ZR_ACT_SNAPSHOT] = "snapshot"};
@@ -486,8 +486,20 @@ int32_t zr_core_open_unit(const struct zr_core *c)
     return -1;
 }
 
+bool zr_core_has_bracket(const struct zr_core *c, int32_t unit)
+{
+    return units(c)[unit].n_bwd > 0;
+}
+
+bool zr_core_leaves_out(const struct zr_core *c, int32_t unit)
+{
+    return units(c)[unit].trainable && is_bracketed(c) && !zr_core_has_bracket(c, unit);
+}
+
 bool zr_core_wrote_nothing(const struct zr_core *c)
 {
+    if (is_bracketed(c))
+        return false;
     for (int32_t i = 0; i < c->n_units; i++) {
         const struct unit *u = &units(c)[i];
         if (u->trainable && (!u->used_bwd || u->n_bwd))

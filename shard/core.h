@@ -22,6 +22,11 @@
  * has used it. It takes one contribution in a step; for each further one what is there is set aside first,
  * which takes memory that no plan has.
  *
+ * A step updates every trainable unit that had a backward bracket in it, and leaves out the others. At stages
+ * 0 and 1 a step may have no backward bracket at all. Then the gradients of all units are reduced as they
+ * are, and all units are updated. Every step hands out its gradients zeroed there, so that one that is
+ * written outside of a bracket is noticed.
+ *
  * The order is kept for one micro-batch and repeats; one that was learned repeats where it was found to.
  * It is the declared one until the model's own is known: calls are recorded, and a step whose calls
  * differed from the order makes its own calls the order of the next. Until then the core follows on demand.
@@ -80,6 +85,8 @@ struct zr_core_spec {
     /* A schedule says in which order micro-batches of a step go forward and backward, and evaluations are
      * told (ZR_EV_EVALUATED): a first call that comes again is none. */
     bool order_of_step;
+    /* The model is in pipeline stages. Another rank may bracket a backward pass when this one does not. */
+    bool in_stages;
 };
 
 enum zr_core_event_kind {
@@ -151,8 +158,8 @@ enum zr_action_kind {
     ZR_ACT_REDUCE_OUTER,
     /* only the folds, from sums[sum] */
     ZR_ACT_FOLD,
-    /* no contribution this step: sums[0] of unit, or its gradient in place, is zero */
-    ZR_ACT_NO_GRAD,
+    /* The unit is left out of the step: the next NORM does not count its gradient, and it has no UPDATE. */
+    ZR_ACT_LEAVE_OUT,
     /* all gradients are reduced: norm, clip factor, agreement over ranks */
     ZR_ACT_NORM,
     /* optimizer on unit's shard (stage 0: on all of it) */
@@ -167,6 +174,8 @@ struct zr_action {
     uint8_t sum, n_folds;
     /* USE_GRAD, HIDE_GRAD: of a bracket, not of all units that have none */
     bool bracket;
+    /* USE_GRAD with fill: what backward overwrites is not zeroed, for the next use is in a bracket */
+    bool keeps_overwritten;
     /* HIDE_GRAD of a bracket: a reduction follows, which reads the gradient until it is given out by the
      * unit's next USE_GRAD, or by RETURN_GRADS */
     bool in_flight;
@@ -207,6 +216,10 @@ int32_t zr_core_max_actions(const struct zr_core_spec *spec);
 /* Takes one call. 0 with *n_out actions in out, or ZR_ERR_ORDER / ZR_ERR_ARG / ZR_ERR_BUDGET with a message
  * and the core unchanged. */
 int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out);
+
+/* A backward bracket of the unit has ended since the step; the step so far leaves the unit out. */
+bool zr_core_has_bracket(const struct zr_core *c, int32_t unit);
+bool zr_core_leaves_out(const struct zr_core *c, int32_t unit);
 
 /* Of all calls so far: equal on ranks that made the same. */
 uint64_t zr_core_hash(const struct zr_core *c);

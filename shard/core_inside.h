@@ -31,6 +31,8 @@ struct zr_core {
     int32_t last_reduced;
     /* zero_micro calls since the step */
     int32_t n_micro;
+    /* one of them reduced gradients that had no bracket */
+    bool unbracketed;
     /* a backward bracket ended since the step */
     bool any_backward;
     /* the step's gradients are reduced, and its norm was asked for */
@@ -58,7 +60,7 @@ struct zr_core {
     /* this step's calls left the order; the order's backward passes are not as many for every micro-batch */
     bool strayed, uneven;
     /* as in the spec */
-    bool order_of_step;
+    bool order_of_step, in_stages;
 
     /* The calls of this step, n_rec: the first n_kept of them again and again. */
     int64_t n_rec;
@@ -221,6 +223,12 @@ static inline int32_t n_holding(const struct unit *u)
 static inline bool has_open_bracket(const struct unit *u)
 {
     return n_holding(u) || u->open_weights;
+}
+
+/* The step is one of backward brackets. */
+static inline bool is_bracketed(const struct zr_core *c)
+{
+    return c->any_backward || c->in_stages;
 }
 
 /* Appends an action, whose other fields are zero. */

@@ -42,7 +42,7 @@ size_t zr_core_bytes(const struct zr_core_spec *s)
     return c.total;
 }
 
-/* A step: per unit at most hide, set-aside, reduce, reduce-outer, fold or no-grad, update, gather-outer,
+/* A step: per unit at most hide, set-aside, reduce, reduce-outer, fold or leave-out, update, gather-outer,
  * gather, gather ahead, wait, use-grad; and the norm. */
 int32_t zr_core_most_actions(int32_t n_units)
 {
@@ -121,6 +121,7 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
     c->n_partial_slots = s->n_partial_slots;
     c->reduce_each = s->reduce_each;
     c->order_of_step = s->order_of_step;
+    c->in_stages = s->in_stages;
     c->last_reduced = -1;
     copy_units(c, s);
     open_slots(c, s);

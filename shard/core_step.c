@@ -84,25 +84,30 @@ void zr_core_return_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
     c->last_reduced = -1;
 }
 
-/* Units whose gradients the model writes without brackets, where it holds them: reduce them all, then give
- * them back zeroed. */
+/* The model holds its gradients and has bracketed no backward pass: all of them are complete. */
 static void reduce_unbracketed(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     for (int32_t i = 0; i < c->n_units; i++) {
-        struct unit *u = &units(c)[i];
-        if (!u->trainable || u->used_bwd || u->dirty)
+        if (!units(c)[i].trainable)
             continue;
         zr_core_emit(out, n, ZR_ACT_HIDE_GRAD, i, -1);
         zr_core_reduce(c, i, -1, out, n);
     }
 }
 
-static void return_unbracketed(struct zr_core *c, struct zr_action *out, int32_t *n)
+/* Hands the gradients out zeroed, once they were used: those that had a bracket in the step, or all of them
+ * in a step without. */
+static void clear_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
+    bool bracketed = is_bracketed(c);
     for (int32_t i = 0; i < c->n_units; i++) {
         struct unit *u = &units(c)[i];
-        if (u->trainable && !u->used_bwd && !u->dirty)
-            zr_core_emit(out, n, ZR_ACT_USE_GRAD, i, -1)->fill = true;
+        if (!u->trainable || (bracketed && !u->dirty))
+            continue;
+        struct zr_action *a = zr_core_emit(out, n, ZR_ACT_USE_GRAD, i, -1);
+        a->fill = true;
+        a->keeps_overwritten = bracketed;
+        u->dirty = false;
     }
 }
 
@@ -122,10 +127,11 @@ int zr_core_micro(struct zr_core *c, struct zr_action *out, int32_t *n)
     c->n_micro++;
     zr_core_note(c, ZR_MICRO_WORD);
     zr_core_return_grads(c, out, n);
-    if (!c->reduce_each || !c->model_holds)
+    if (!c->reduce_each || !c->model_holds || is_bracketed(c))
         return 0; /* nothing to reduce yet, or no gradients without brackets */
+    c->unbracketed = true;
     reduce_unbracketed(c, out, n);
-    return_unbracketed(c, out, n);
+    clear_grads(c, out, n);
     return 0;
 }
 
@@ -154,7 +160,13 @@ static int check_count(const struct zr_core *c, const char *call)
                        "%s: unit %d has had %d backward passes since the last step, and every other "
                        "unit that had any at least twice the %d of grad_accum_steps, too: " ZR_OVERRUN_ADVICE,
                        call, unit, most, c->accum);
-    if (most > 0 || c->n_trainable == 0)
+    if (c->any_backward && c->unbracketed)
+        return zr_fail(ZR_ERR_ORDER,
+                       "%s: a backward bracket has ended since the last step, but zero_micro has ended a "
+                       "micro-batch of this step before any had: bracket the backward passes of all "
+                       "micro-batches of a step, or of none",
+                       call);
+    if (is_bracketed(c) || c->n_trainable == 0)
         return 0;
     if (!c->model_holds)
         return zr_fail(ZR_ERR_ORDER, "%s: no backward bracket has ended since the last step", call);
@@ -169,7 +181,7 @@ static int check_count(const struct zr_core *c, const char *call)
     return 0;
 }
 
-/* Every trainable unit's optimizer, those of the order first, by their first use. */
+/* The optimizer of every trainable unit that the step has, those of the order first, by their first use. */
 static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     for (int pass = 0; pass < 2; pass++) {
@@ -179,7 +191,7 @@ static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n
             struct unit *u = &units(c)[id];
             if (pass ? u->first_use >= 0 : u->first_use != i)
                 continue;
-            if (!u->trainable)
+            if (!u->trainable || zr_core_leaves_out(c, id))
                 continue;
             zr_core_emit(out, n, ZR_ACT_UPDATE, id, -1);
             if (c->outer_gathers)
@@ -190,30 +202,32 @@ static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n
     }
 }
 
-/* The last unit updated that the model brackets and that is summed in place; -1: none. */
+/* The last unit updated that had a bracket in the step and is summed in place; -1: none. */
 static int32_t last_in_place(const struct zr_core *c, const struct zr_action *out, int32_t n)
 {
     while (n-- > 0) {
         const struct unit *u = &units(c)[out[n].kind == ZR_ACT_UPDATE ? out[n].unit : 0];
-        if (out[n].kind == ZR_ACT_UPDATE && u->sum_in_place && u->used_bwd)
+        if (out[n].kind == ZR_ACT_UPDATE && u->sum_in_place && u->n_bwd > 0)
             return out[n].unit;
     }
     return -1;
 }
 
-/* Reduces what is left of the unit's gradient, into its first sum. */
+/* Reduces what is left of the unit's gradient, into its first sum, if the step has the unit. */
 static void complete_grad(struct zr_core *c, int32_t unit, struct zr_action *out, int32_t *n)
 {
     struct unit *u = &units(c)[unit];
+    if (zr_core_leaves_out(c, unit)) {
+        zr_core_emit(out, n, ZR_ACT_LEAVE_OUT, unit, -1);
+        return;
+    }
     if (u->pending) {
         zr_core_reduce(c, unit, -1, out, n);
         u->dirty = true;
         if (c->model_holds && !u->sum_in_place)
             c->last_reduced = unit;
     }
-    if (u->n_contrib == 0) {
-        zr_core_emit(out, n, ZR_ACT_NO_GRAD, unit, -1);
-    } else if (c->outer && !c->outer_each && !u->outer_done) {
+    if (c->outer && !c->outer_each && !u->outer_done) {
         reduce_outer(c, unit, out, n);
     } else if (u->depth > 1) {
         struct zr_action *a = zr_core_emit(out, n, ZR_ACT_FOLD, unit, -1);
@@ -223,19 +237,19 @@ static void complete_grad(struct zr_core *c, int32_t unit, struct zr_action *out
 
 static void complete_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
-    if (c->model_holds)
+    if (!is_bracketed(c))
         reduce_unbracketed(c, out, n);
     for (int32_t i = 0; i < c->n_units; i++)
         if (units(c)[i].trainable)
             complete_grad(c, i, out, n);
 }
 
-/* After a norm, gradients in place that had no contribution may have been the model's again. */
-static void zero_unused(struct zr_core *c, struct zr_action *out, int32_t *n)
+/* The step's own norm does not count them either. */
+static void leave_out_again(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     for (int32_t i = 0; i < c->n_units; i++)
-        if (units(c)[i].sum_in_place && units(c)[i].n_contrib == 0)
-            zr_core_emit(out, n, ZR_ACT_NO_GRAD, i, -1);
+        if (zr_core_leaves_out(c, i))
+            zr_core_emit(out, n, ZR_ACT_LEAVE_OUT, i, -1);
 }
 
 /* Other groups gather the unit's sum as soon as it is reduced over groups. */
@@ -254,7 +268,7 @@ static void drop_sums(struct zr_core *c, struct zr_action *out, int32_t *n)
         if (!u->sum_in_place || u->n_contrib == 0 || u->pending) /* pending: set aside, and added to since */
             continue;
         any = true;
-        if (u->used_bwd && c->model_holds)
+        if (u->n_bwd > 0 && c->model_holds)
             c->last_reduced = i;
     }
     if (any)
@@ -272,7 +286,7 @@ static void forget_step(struct zr_core *c)
     }
     c->n_micro = 0;
     c->n_used = c->n_overrun = 0;
-    c->any_backward = c->complete = false;
+    c->any_backward = c->complete = c->unbracketed = false;
 }
 
 /* Gradients that have no bracket stay where they are until the step, which may still need them there. Asked
@@ -297,11 +311,10 @@ int zr_core_norm(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
 static bool is_begun(const struct zr_core *c)
 {
     bool unseen = c->model_holds && !zr_core_wrote_nothing(c);
-    return c->complete || c->any_backward || c->n_micro || unseen;
+    return c->complete || is_bracketed(c) || c->n_micro || unseen;
 }
 
-/* Resident gradients are zeroed: those without brackets now, others when they are next added to. Those in
- * shards are overwritten by the next contribution. */
+/* Gradients that the model holds are zeroed. Those in shards are overwritten by the next contribution. */
 int zr_core_drop(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     int err = zr_core_refuse_open(c, "zero_drop");
@@ -315,12 +328,12 @@ int zr_core_drop(struct zr_core *c, struct zr_action *out, int32_t *n)
     drop_sums(c, out, n);
     for (int32_t i = 0; i < c->n_units; i++) {
         struct unit *u = &units(c)[i];
-        u->dirty |= u->pending;
+        u->dirty |= u->pending || (c->model_holds && u->trainable);
         u->pending = false;
     }
-    if (c->model_holds)
-        return_unbracketed(c, out, n);
     zr_core_return_grads(c, out, n);
+    if (c->model_holds)
+        clear_grads(c, out, n);
     forget_step(c);
     zr_core_start_recording(c);
     zr_core_prefetch(c, out, n);
@@ -340,12 +353,12 @@ int zr_core_evaluated(struct zr_core *c, struct zr_action *out, int32_t *n)
     return 0;
 }
 
-/* Gathered copies of what was just updated are stale; those of frozen units stay good. */
+/* Gathered copies of what was just updated are stale; those of all other units stay good. */
 static void empty_stale_slots(struct zr_core *c)
 {
     for (int32_t i = 0; i < c->n_pslots; i++) {
         const struct pslot *s = &pslots(c)[i];
-        if (s->unit >= 0 && units(c)[s->unit].trainable)
+        if (s->unit >= 0 && units(c)[s->unit].trainable && !zr_core_leaves_out(c, s->unit))
             zr_core_empty_slot(c, i);
     }
 }
@@ -368,7 +381,7 @@ int zr_core_end_step(struct zr_core *c, const struct zr_core_event *ev, struct z
     zr_core_note(c, ZR_STEP_WORD | (uint32_t)ev->unit);
 
     if (c->complete)
-        zero_unused(c, out, n);
+        leave_out_again(c, out, n);
     else
         complete_grads(c, out, n);
     zr_core_emit(out, n, ZR_ACT_NORM, -1, -1);
@@ -379,11 +392,11 @@ int zr_core_end_step(struct zr_core *c, const struct zr_core_event *ev, struct z
         c->last_reduced = last;
     empty_stale_slots(c);
     zr_core_prefetch(c, out, n);
-    if (c->model_holds) {
+    if (c->model_holds)
         wait_unbracketed(c, out, n);
-        return_unbracketed(c, out, n);
-    }
     zr_core_return_grads(c, out, n);
+    if (c->model_holds)
+        clear_grads(c, out, n);
     forget_step(c);
     return 0;
 }

@@ -40,7 +40,8 @@ static bool valid_unit(const struct zr_core *c, int32_t i)
     return slot_is_its && grad_slot_is_its && u->n_contrib >= 0 && u->n_bwd >= 0 && u->uses >= 1 &&
            u->depth <= c->n_sums && u->depth <= u->n_contrib && (!one_sum || u->depth == 0) &&
            (one_sum || !u->n_contrib || u->depth > 0) && (u->trainable || !u->n_contrib) &&
-           (!u->outer_done || (c->outer && !c->outer_each && u->n_contrib));
+           (!u->outer_done || (c->outer && !c->outer_each && u->n_contrib)) &&
+           (!u->dirty || !c->model_holds || u->n_bwd);
 }
 
 /* The tree over the slots: each node has the larger key of those below it. */

@@ -385,6 +385,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     s->n_units = l->n_units;
     s->n_order = n_order;
     s->order_of_step = opt->order_of_step;
+    s->in_stages = opt->pipe_bytes > 0;
     s->prefetch = opt->prefetch;
     s->grad_accum_steps = opt->grad_accum_steps;
     s->model_holds = p->place.model_holds;

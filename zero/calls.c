@@ -114,14 +114,6 @@ static void give_step_info(const struct zero_ctx *z, const struct zr_step_result
 
 static int need_gradients(const struct zero_ctx *z, const char *call)
 {
-    bool brackets =
-        z->config.options.grad_accum_steps > 1 && zr_stages(z) > 1; /* as there is no zero_micro */
-    if (brackets && zr_left_out_all(z))
-        return zr_fail(
-            ZR_ERR_ORDER,
-            "%s: no unit of this rank has had a backward bracket since the last step; in a pipeline "
-            "each micro-batch's backward is bracketed, at stages 0 and 1 too",
-            call);
     if (!zr_engine_wrote_nothing(z->engine) || zr_engine_open_unit(z->engine) >= 0)
         return 0;
     return zr_fail(ZR_ERR_ORDER,

@@ -117,7 +117,7 @@ struct zero_ctx {
     /* zero_loss_scale was called for the step to come; for the step before; a warning said that a step had
      * none */
     bool has_loss_scale, had_loss_scale, reported_no_loss_scale;
-    /* brackets of this step; NULL: they are not counted */
+    /* brackets of this step */
     struct zr_left_out *left_out;
     /* for zero-run */
     struct zr_progress_map progress;
@@ -388,12 +388,10 @@ int zr_need_no_step(struct zero_ctx *z, const char *call);
 void zr_loss_scale_step(struct zero_ctx *z);
 void zr_loss_scale_drop(struct zero_ctx *z);
 
-/* left_out.c, at stages 0 and 1; else nothing: a bracket has ended; a step was taken, or given up. */
+/* left_out.c: a bracket has ended; a step was taken, or given up. */
 int zr_left_out_open(struct zero_ctx *z);
 void zr_left_out_close(struct zero_ctx *z);
 void zr_left_out_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase);
-/* Something is trained here, and no backward bracket of this step has ended. */
-bool zr_left_out_all(const struct zero_ctx *z);
 void zr_left_out_step(struct zero_ctx *z);
 void zr_left_out_drop(struct zero_ctx *z);
 

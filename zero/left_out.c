@@ -1,9 +1,11 @@
-/* left_out.c: brackets that the model has left out, at stages 0 and 1, where its pointers are valid without.
+/* left_out.c: brackets that the model has left out, which go to the log once.
  *
- * What a unit computes outside of a bracket may read parameters of the step before, and its gradient of that
- * micro-batch is in no sum. That cannot be told from a unit that was left out altogether, as layers that are
- * dropped at random are: so it is reported, once, of a unit that has brackets in other micro-batches or
- * steps, and it is no error. One that never has any is used without, which is allowed. */
+ * A step with backward brackets leaves out the units that have none. That is meant where layers are dropped
+ * or networks are trained in turn, and a fault where a bracket was forgotten.
+ *
+ * At stages 0 and 1 pointers are valid without brackets. There a unit that has brackets in some micro-batches
+ * alone may have computed without one in the others: with the parameters of the step before, or a gradient
+ * that is in no sum. */
 #include "zero/context.h"
 
 #include <stdlib.h>
@@ -17,13 +19,12 @@ struct zr_left_out {
         int32_t n[PHASES];
         bool ever[PHASES];
     } * unit;
-    bool reported;
+    /* of a whole step, and of a micro-batch */
+    bool reported_step, reported_micro_batch;
 };
 
 int zr_left_out_open(struct zero_ctx *z)
 {
-    if (!z->plan->place.model_holds)
-        return 0;
     z->left_out = calloc(1, sizeof *z->left_out);
     if (z->left_out)
         z->left_out->unit = calloc((size_t)z->layout->n_units, sizeof *z->left_out->unit);
@@ -42,7 +43,7 @@ void zr_left_out_close(struct zero_ctx *z)
 
 void zr_left_out_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase)
 {
-    if (!z->left_out || phase == ZERO_BACKWARD_INPUT)
+    if (phase == ZERO_BACKWARD_INPUT)
         return;
     int k = phase == ZERO_FORWARD ? FORWARD : BACKWARD;
     z->left_out->unit[unit].n[k]++;
@@ -51,29 +52,40 @@ void zr_left_out_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase)
 
 void zr_left_out_drop(struct zero_ctx *z)
 {
-    for (int32_t u = 0; z->left_out && u < z->layout->n_units; u++)
+    for (int32_t u = 0; u < z->layout->n_units; u++)
         memset(z->left_out->unit[u].n, 0, sizeof z->left_out->unit[u].n);
 }
 
-bool zr_left_out_all(const struct zero_ctx *z)
+/* One of the unit; trained: that is trained, if there is one. */
+static const char *tensor_of(const struct zr_layout *l, int32_t unit, bool trained)
 {
-    bool trains = false;
-    for (int32_t i = 0; i < z->layout->n_flats; i++)
-        trains |= z->layout->flats[i].trainable;
-    for (int32_t u = 0; z->left_out && u < z->layout->n_units; u++)
-        if (z->left_out->unit[u].n[BACKWARD])
-            return false;
-    return z->left_out && trains;
+    const char *name = "none";
+    for (int32_t i = l->n_tensors; i-- > 0;) {
+        const struct zr_tensor *t = &l->tensors[i];
+        if (!t->buffer && unit >= t->unit && unit < t->unit + t->n_slices && (!trained || t->grad))
+            name = t->name;
+    }
+    return name;
 }
 
-static const char *tensor_of(const struct zr_layout *l, int32_t unit)
+/* A trainable unit without a backward bracket in a step that has one. */
+static bool report_step(struct zero_ctx *z, int64_t step)
 {
-    for (int32_t i = 0; i < l->n_tensors; i++) {
-        const struct zr_tensor *t = &l->tensors[i];
-        if (!t->buffer && unit >= t->unit && unit < t->unit + t->n_slices)
-            return t->name;
+    const struct zr_left_out *c = z->left_out;
+    bool any = zr_stages(z) > 1;
+    int32_t first = -1;
+    for (int32_t u = z->layout->n_units; u-- > 0;) {
+        any |= c->unit[u].n[BACKWARD] > 0;
+        if (z->layout->units[u].trainable && !c->unit[u].n[BACKWARD])
+            first = u;
     }
-    return "none";
+    if (!any || first < 0)
+        return false;
+    zr_warn(z->config.options.log,
+            "step %lld: unit %d (tensor %s) had no backward bracket, so this step does not update it. If it "
+            "was not used, all is well; no later step says so again",
+            (long long)step, first, tensor_of(z->layout, first, true));
+    return true;
 }
 
 /* Of a unit with fewer than there are micro-batches, where another has as many. */
@@ -83,7 +95,8 @@ static bool report_phase(struct zero_ctx *z, int k, int64_t step)
     int32_t all = z->config.options.grad_accum_steps, least = -1, most = 0;
     for (int32_t u = 0; u < z->layout->n_units; u++) {
         most = (int32_t)zr_max(most, c->unit[u].n[k]);
-        if (c->unit[u].ever[k] && (least < 0 || c->unit[u].n[k] < c->unit[least].n[k]))
+        bool used = k == FORWARD ? c->unit[u].ever[k] : c->unit[u].n[k] > 0;
+        if (used && (least < 0 || c->unit[u].n[k] < c->unit[least].n[k]))
             least = u;
     }
     if (least < 0 || most < all || c->unit[least].n[k] >= all)
@@ -91,7 +104,7 @@ static bool report_phase(struct zero_ctx *z, int k, int64_t step)
     zr_warn(z->config.options.log,
             "step %lld: unit %d (tensor %s) had a %s bracket in %d of %d micro-batches: at stage %d what it "
             "computed without one %s; if it computed nothing, all is well",
-            (long long)step, least, tensor_of(z->layout, least), k == FORWARD ? "forward" : "backward",
+            (long long)step, least, tensor_of(z->layout, least, false), k == FORWARD ? "forward" : "backward",
             c->unit[least].n[k], all, z->config.options.stage,
             k == FORWARD ? "may have read parameters of the step before" : "is in no gradient");
     return true;
@@ -99,11 +112,12 @@ static bool report_phase(struct zero_ctx *z, int k, int64_t step)
 
 void zr_left_out_step(struct zero_ctx *z)
 {
-    if (!z->left_out)
-        return;
+    struct zr_left_out *c = z->left_out;
     struct zr_engine_facts facts;
     zr_engine_facts(z->engine, &facts);
-    for (int k = BACKWARD; k >= FORWARD && !z->left_out->reported; k--)
-        z->left_out->reported = report_phase(z, k, facts.n_steps);
+    if (!c->reported_step)
+        c->reported_step = report_step(z, facts.n_steps);
+    for (int k = BACKWARD; z->plan->place.model_holds && k >= FORWARD && !c->reported_micro_batch; k--)
+        c->reported_micro_batch = report_phase(z, k, facts.n_steps);
     zr_left_out_drop(z);
 }

@@ -211,8 +211,14 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * parameters are there, and ZERO_BACKWARD_WEIGHT, in which the gradient is, alone; a forward bracket inside
  * that has parameters. What is said here of a backward's gradient is of the second part.
  *
- * At stages 0 and 1 brackets are optional, and buy overlap: use them around every use of a unit or around
- * none; one that is left out is reported to cfg.log, once. With several pipeline stages backward has them.
+ * A step updates the units that had a backward bracket in any of its micro-batches. It leaves out the others:
+ * no decay, no momentum, no step count. cfg.log is told once. An empty bracket is a gradient of zero, and the
+ * unit is updated.
+ *
+ * At stages 0 and 1 brackets are optional, and buy overlap. A step without any backward bracket updates all
+ * units there; with several pipeline stages there is no such step. In a step with backward brackets, a
+ * gradient that is written outside of one is an error of zero_step. cfg.log is told once of a unit that has
+ * brackets in some micro-batches alone.
  * At these stages the model may zero its gradients where it likes between the end of a micro-batch's
  * backward brackets and its next backward: nothing reads them then. From a unit's backward zero_end to that
  * end they are being reduced, and *grad is NULL.
@@ -254,6 +260,10 @@ ZERO_API int zero_micro(zero_ctx *z);
  * grad_accum_steps or more (times its uses in cfg.order), a zero_step was forgotten: this one is refused, and
  * so is the next zero_begin in backward. A model that uses every unit several times in a pass says so in
  * cfg.order.
+ * Units without a backward bracket are left out (zero_begin). At stages 0 and 1 their gradients are zero as
+ * the library handed them out. Otherwise the call returns ZERO_ERR_ORDER with the tensor's name, and nothing
+ * is changed; on a GPU the context ends, by this call where info is given, else by a later one. A gradient
+ * with ZERO_GRAD_OVERWRITE is not looked at.
  * What backward left zero in the first step is told to cfg.log, by tensor (on the host); when every gradient
  * of every rank is zero then, nothing is trained, and the context ends with ZERO_ERR_ORDER: by this call
  * where info is given, else by a later one. */
@@ -301,8 +311,8 @@ ZERO_API int zero_drop(zero_ctx *z);
  * this context go on, as after zero_wrap those of cfg. */
 ZERO_API int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double value);
 
-/* The number of the last step is t (0 to 1e17): the next is t + 1, for bias corrections, info.t, cfg.update
- * and checkpoints. For states that come from elsewhere: zero_write them, and set the count that they belong
+/* The number of the last step is t (0 to 1e17), and so is the count of every unit, which bias corrections and
+ * cfg.update go by: the next is t + 1. info.t and checkpoints have the number of the step. For states that come from elsewhere: zero_write them, and set the count that they belong
  * to. (What zero_write or zero_load put into states is never thrown away, at the first step neither.) Between
  * steps. Every rank gives the same, as of zero_tune. Waits for the last step's norm. */
 ZERO_API int zero_set_step(zero_ctx *z, int64_t t);

@@ -215,7 +215,7 @@ struct zero_update {
     float *state[4];
     /* as given to zero_step, times the tensor's lr_scale */
     float lr;
-    /* 1-based number of this step */
+    /* Steps that have updated the range's unit, this one included. At least 1. */
     int64_t t;
     /* NULL on the host: compute at once on the calling thread; on a GPU: put it there */
     zero_stream stream;

@@ -124,13 +124,14 @@ static int look_behind(struct zr_engine *e, const struct zr_flat *f, const struc
 
 /* ---- */
 
-void zr_stored_begin(struct zr_engine *e, int32_t unit, int32_t slot, bool zeroed)
+void zr_stored_begin(struct zr_engine *e, const struct zr_action *a)
 {
     if (!is_watched(e))
         return;
-    for_stored_pieces(e, unit, slot, fill);
-    if (e->layout->gaps && zeroed)
-        for_stored_pieces(e, unit, slot, clear_behind);
+    if (a->bracket)
+        for_stored_pieces(e, a->unit, a->slot, fill);
+    if (e->layout->gaps && a->fill)
+        for_stored_pieces(e, a->unit, a->slot, clear_behind);
 }
 
 int zr_stored_end(struct zr_engine *e, int32_t unit, int32_t slot, bool bracket)

@@ -98,9 +98,17 @@ struct zr_model_side {
     uint32_t step;
     /* steps that were not skipped */
     int64_t t;
+    /* (n_units) of these, the steps that updated the unit */
+    int64_t *unit_t;
+    /* (n_units) the step whose outcome is due updates it, unless it is skipped */
+    bool *updating;
     int64_t n_skipped, n_dropped;
     /* a step's outcome was not looked at yet */
     bool result_due;
+    /* the device was asked for stray gradients, and its answer comes with the norm */
+    bool stray_due;
+    /* (n_units) left out by that step */
+    bool *stray;
     /* the program asked for it */
     bool result_wanted;
     /* of the last step looked at */
@@ -140,6 +148,8 @@ struct zr_issuer {
     struct zr_gather_seg *gather_segs;
     /* (n_flats) */
     struct zr_reduce_seg *reduce_segs;
+    /* (n_units) the next norm does not count its gradient */
+    bool *left_out;
     /* read by any thread */
     _Atomic int64_t n_gather, n_reduce, n_outer_gather, n_outer_reduce;
     /* the job that is being carried out, for messages: enum zr_action_kind, 0 for none; and its unit */
@@ -437,6 +447,8 @@ void zr_in_place_drop(struct zr_engine *e);
  * see them, or nobody would be told. look_at: a backward bracket ended. tell: the step has begun; nothing is
  * looked at afterwards. norm: of a step that is known; ZR_ERR_ORDER if the first is zero. */
 int zr_written_open(struct zr_engine *e);
+/* No value but 0 and -0 in n elements. */
+bool zr_all_zero(const char *x, int64_t n, enum zr_dtype dtype);
 void zr_written_look_at(struct zr_engine *e, int32_t unit, int32_t slot);
 void zr_written_report(struct zr_engine *e);
 int zr_written_norm(struct zr_engine *e, double grad_norm);
@@ -446,10 +458,16 @@ int zr_written_norm(struct zr_engine *e, double grad_norm);
 void zr_late_keep(struct zr_engine *e);
 int zr_late_check(const struct zr_engine *e);
 
-/* check_stored.c: a backward bracket begins, before the model gets the gradient, zeroed or not; and, as the
- * model has given it back: ZR_ERR_ORDER if it did not store all of a tensor that has ZERO_GRAD_OVERWRITE, or
+/* engine_stray.c: at stages 0 and 1, gradients that are not zero though their units have no backward bracket
+ * in the step. check: before its norm. ZR_ERR_ORDER names a tensor, and nothing has changed; on a GPU the
+ * check is put on the model's stream. settle: its norm is known. It gives the error that a GPU found. */
+int zr_stray_check(struct zr_engine *e, const char *call);
+int zr_stray_settle(struct zr_engine *e);
+
+/* check_stored.c: the action USE_GRAD, before the model gets the gradient; and, as the model has given it
+ * back: ZR_ERR_ORDER if it did not store all of a tensor that has ZERO_GRAD_OVERWRITE, or
  * wrote beyond the end of one. bracket: as in struct zr_action. */
-void zr_stored_begin(struct zr_engine *e, int32_t unit, int32_t slot, bool zeroed);
+void zr_stored_begin(struct zr_engine *e, const struct zr_action *a);
 int zr_stored_end(struct zr_engine *e, int32_t unit, int32_t slot, bool bracket);
 
 /* ---- places ---- */

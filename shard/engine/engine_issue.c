@@ -129,54 +129,6 @@ static int issue_reduce_outer(struct zr_engine *e, const struct zr_job *job)
                             job->step, true);
 }
 
-/* The whole gradient, where it lies in place, is zero. */
-static int clear_in_place(struct zr_engine *e, const struct zr_flat *f, int32_t n)
-{
-    /* The model may have had it until it called zero_step. */
-    ZR_TRY(e->dev->ops->stream_wait(e->reduce_stream, e->ev.step_compute));
-    for (int32_t i = 0; i < n; i++)
-        if (f[i].trainable)
-            ZR_TRY(e->dev->ops->zero(e->reduce_stream, e->reduce_base + zr_plan_grad_full(e->plan, &f[i], -1),
-                                     f[i].inner.total));
-    return 0;
-}
-
-/* All that this rank has of the group's sum is zero. No peer gathers any of it: that was before the agreement
- * of the step before. But the update of that step may still be reading it, and a group may still be summing
- * up into it what a step that was dropped had begun. */
-static int clear_group_sum(struct zr_engine *e, int32_t unit, const struct zr_flat *f, int32_t n)
-{
-    struct zr_stream *s = e->reduce_outer_stream;
-    ZR_TRY(e->dev->ops->stream_wait(s, e->ev.updated[unit]));
-    ZR_TRY(e->dev->ops->stream_wait(s, e->ev.partial_full[unit]));
-    for (int32_t i = 0; i < n; i++)
-        if (f[i].trainable)
-            ZR_TRY(e->dev->ops->zero(s, e->reduce_base + zr_plan_inner_sum(e->plan, &f[i], e->at, -1),
-                                     f[i].inner_elems * (int64_t)sizeof(float)));
-    return 0;
-}
-
-static int issue_no_grad(struct zr_engine *e, const struct zr_job *job)
-{
-    int32_t n;
-    const struct zr_flat *f = zr_unit_flats(e, job->action.unit, &n);
-    const struct zr_hop_run last = zr_last_hop(e);
-    struct zr_tag tag = zr_job_tag(job);
-    if (e->plan->sum_in_place[job->action.unit])
-        return clear_in_place(e, f, n);
-    if (e->plan->spec.outer && !e->plan->outer_each)
-        return clear_group_sum(e, job->action.unit, f, n);
-    /* A peer may still be gathering this sum for its update of the step before. Between groups each step has
-     * a contribution, whose reduction stands in between; in a group there may be none. */
-    if (last.axis == ZR_INNER)
-        ZR_TRY(zr_hop_barrier(e, &last, &tag));
-    for (int32_t i = 0; i < n; i++)
-        if (f[i].trainable)
-            ZR_TRY(e->dev->ops->zero(last.stream, zr_sum_at(e, &f[i], 0),
-                                     f[i].fine_elems * (int64_t)sizeof(float)));
-    return 0;
-}
-
 /* As if all sums in place had been used. A peer may still be gathering this rank's parts of them. */
 static int issue_drop_sums(struct zr_engine *e, const struct zr_job *job)
 {
@@ -212,8 +164,9 @@ static int issue_job(struct zr_engine *e, const struct zr_job *job)
         return issue_reduce_outer(e, job);
     case ZR_ACT_FOLD:
         return issue_folds(e, job->action.unit, job->action.sum, job->action.n_folds);
-    case ZR_ACT_NO_GRAD:
-        return issue_no_grad(e, job);
+    case ZR_ACT_LEAVE_OUT:
+        e->i.left_out[job->action.unit] = true;
+        return 0;
     case ZR_ACT_NORM:
         return zr_issue_norm(e, job);
     case ZR_ACT_UPDATE:

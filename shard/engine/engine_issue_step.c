@@ -49,8 +49,8 @@ static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece 
     return 0;
 }
 
-/* The squares of what this rank owns of the gradient; of what every part of the model has, one part counts
- * them. */
+/* The squares of what this rank owns of the gradients that the step has. Of what every part of the model has,
+ * one part counts them. */
 static int sum_own_squares(struct zr_engine *e)
 {
     struct zr_own_squares *norm = zr_engine_norm_at(e);
@@ -59,7 +59,7 @@ static int sum_own_squares(struct zr_engine *e)
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *flat = &e->layout->flats[i];
         struct zr_span own = zr_engine_own(e, flat);
-        if (flat->trainable && (flat->cut || e->part == 0))
+        if (flat->trainable && !e->i.left_out[flat->unit] && (flat->cut || e->part == 0))
             ZR_TRY(zr_flat_ranges(e->layout, flat, own.first, own.first + own.n, norm_range, &q));
     }
     return put_squares(&q);
@@ -128,6 +128,7 @@ int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
     ZR_TRY(
         zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
     ZR_TRY(sum_own_squares(e));
+    memset(e->i.left_out, 0, (size_t)e->layout->n_units * sizeof *e->i.left_out);
     ZR_TRY(begin_agreement(e, job));
     ZR_TRY(zr_world_agree(e, e->plan->agreement_at, ZR_AGREE_SUMS, ZR_AGREE_MAXES, &tag));
     ZR_TRY(end_agreement(e, job));

@@ -28,13 +28,16 @@ void zr_model_push(struct zr_engine *e, const struct zr_action *a)
                          .world_hash = zr_world_hash(e),
                          .step = e->m.step + e->m.norming,
                          .lr = e->m.lr,
-                         .t = e->m.t + 1,
                          .from = zr_flight_queue(e->flight)};
     e->m.n_jobs++;
     if (a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_UPDATE) {
         job.tuned = &e->m.tuned[e->m.tuned_now];
         job.given = &e->m.carried;
         e->m.tuned[e->m.tuned_now].last_job = e->m.n_jobs;
+    }
+    if (a->kind == ZR_ACT_UPDATE) {
+        job.t = e->m.unit_t[a->unit] + 1;
+        e->m.updating[a->unit] = true;
     }
     if (a->kind == ZR_ACT_GATHER || a->kind == ZR_ACT_UPDATE)
         e->m.unit_job[a->unit] = e->m.n_jobs;
@@ -129,13 +132,13 @@ static bool is_given(const struct zr_engine *e, int32_t tensor)
     return e->layout->tensors[tensor].overwrite || zr_tied_is_due(e, tensor);
 }
 
-/* bracket: backward is about to store what is overwritten. Without one nobody knows whether it will, and what
- * it does not store would be used a second time. */
-static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot, bool bracket)
+/* keeps_overwritten: the next use is in a bracket, whose backward stores all of what is overwritten. Without a
+ * bracket nobody knows whether it will, and what it does not store would be used a second time. */
+static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot, bool keeps_overwritten)
 {
     char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot);
     int64_t size = zr_dtype_bytes(f->dtype), n_others = 0;
-    for (int32_t k = 0; bracket && k < f->n_pieces; k++)
+    for (int32_t k = 0; keeps_overwritten && k < f->n_pieces; k++)
         n_others += is_given(e, e->layout->pieces[f->first_piece + k].tensor);
     if (n_others == 0)
         return e->dev->ops->zero(e->compute, at, f->inner.total);
@@ -159,7 +162,7 @@ static int wait_grad(struct zr_engine *e, const struct zr_action *a)
     for (int32_t i = 0; !err && a->fill && i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
         if (f->trainable)
-            err = fill_flat(e, f, a->slot, a->bracket);
+            err = fill_flat(e, f, a->slot, a->keeps_overwritten);
     }
     return err;
 }
@@ -205,16 +208,17 @@ static int begin_grad(struct zr_engine *e, const struct zr_action *a)
     int err = wait_grad(e, a);
     if (!err && a->bracket)
         err = zr_tied_fill(e, a->unit, a->slot);
-    if (!err && a->bracket)
-        zr_stored_begin(e, a->unit, a->slot, a->fill);
+    if (!err)
+        zr_stored_begin(e, a);
     if (!err && e->watch)
         err = zr_model_check_hand_out(e, a->unit, a->slot, true);
     if (!e->plan->place.model_holds) {
         zr_show_grads(e, a->unit, a->slot);
-    } else if (a->bracket) {
-        if (!err)
+    } else {
+        if (!err && (a->bracket || a->fill))
             err = zr_in_place_begin(e, a->unit, a->fill);
-        zr_lend_unit(e, a->unit);
+        if (a->bracket)
+            zr_lend_unit(e, a->unit);
     }
     return err;
 }

@@ -72,7 +72,7 @@ static int look_at_result(struct zr_engine *e)
     struct zr_access seen = {e->agreed, sizeof *e->agreed, false};
     zr_declare(e->dev, NULL, &seen, 1);
     if (!e->agreed->differs)
-        return 0;
+        return zr_stray_settle(e);
     disagreement(e, e->agreed);
     return zr_engine_check(e);
 }
@@ -149,6 +149,10 @@ int zr_engine_settle(struct zr_engine *e)
     if (a->skipped && !e->m.result_wanted && e->m.n_skipped == 0)
         report_skipped(e, a);
     e->m.t += !a->skipped;
+    for (int32_t u = 0; u < e->layout->n_units; u++) {
+        e->m.unit_t[u] += e->m.updating[u] && !a->skipped;
+        e->m.updating[u] = false;
+    }
     e->m.n_skipped += a->skipped;
     e->m.result.t = e->m.t;
     if (a->skipped && !a->too_large)
@@ -171,6 +175,9 @@ int zr_engine_norm(struct zr_engine *e, double *norm)
     *norm = e->m.norm;
     if (zr_core_complete(e->m.core) && zr_core_open_unit(e->m.core) < 0)
         return 0;
+    err = zr_stray_check(e, "zero_norm");
+    if (err)
+        return err;
     e->m.lr = 0;
     e->m.carried.n = 0;
     err = e->dev->ops->event_record(e->ev.step_compute, e->compute);
@@ -242,6 +249,8 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     err = zr_pointers_check(e, &ev);
     if (!err)
         err = zr_late_check(e);
+    if (!err)
+        err = zr_stray_check(e, "zero_step");
     if (!err)
         err = zr_core_step(e->m.core, &ev, e->m.actions, &n);
     if (err)

@@ -97,9 +97,13 @@ static int list_tables(struct zr_engine *e, struct table *t)
         {&m->in_flight, units, sizeof *m->in_flight},
         {&m->bracketed, units, sizeof *m->bracketed},
         {&m->flying, units, sizeof *m->flying},
+        {&m->unit_t, units, sizeof *m->unit_t},
+        {&m->updating, units, sizeof *m->updating},
+        {&m->stray, units, sizeof *m->stray},
         {&e->aside, units, sizeof *e->aside},
         {&e->i.gather_segs, flats, sizeof *e->i.gather_segs},
         {&e->i.reduce_segs, flats, sizeof *e->i.reduce_segs},
+        {&e->i.left_out, units, sizeof *e->i.left_out},
     };
     _Static_assert(sizeof all / sizeof *all <= MOST_TABLES, "room for all");
     memcpy(t, all, sizeof all);

@@ -35,8 +35,20 @@ int zr_engine_set_step(struct zr_engine *e, int64_t t)
     if (err)
         return err;
     e->m.t = t;
+    for (int32_t u = 0; u < e->layout->n_units; u++)
+        e->m.unit_t[u] = t;
     zr_engine_tune(e)->has_states = true;
     return 0;
+}
+
+int64_t zr_engine_unit_step(const struct zr_engine *e, int32_t unit)
+{
+    return e->m.unit_t[unit];
+}
+
+void zr_engine_set_unit_step(struct zr_engine *e, int32_t unit, int64_t t)
+{
+    e->m.unit_t[unit] = t;
 }
 
 uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried)

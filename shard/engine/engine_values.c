@@ -86,6 +86,11 @@ static int64_t owned_part(const struct chunk *c, int32_t k, int64_t *first)
 static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
 {
     const struct zr_device_ops *d = e->dev->ops;
+    if (c->kind == ZR_VALUE_GRAD && zr_core_leaves_out(e->m.core, c->flat->unit)) {
+        if (dst)
+            memset(dst, 0, (size_t)(c->n * c->size));
+        return 0;
+    }
     if (whole(e, c)) {
         if (dst)
             return d->copy(e->reduce_stream, dst, value_at(e, c, c->first), c->n * c->size);

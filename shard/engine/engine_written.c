@@ -10,10 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* No value but 0 and -0 in n elements. */
-static bool all_zero(const char *x, int64_t n, enum zr_dtype dtype)
+bool zr_all_zero(const char *x, int64_t n, enum zr_dtype dtype)
 {
     int64_t size = zr_dtype_bytes(dtype);
+    if (n == 0 || (!x[0] && !memcmp(x, x + 1, (size_t)(n * size - 1))))
+        return true;
     for (int64_t i = 0; i < n * size; i++)
         if (x[i] && !((i + 1) % size == 0 && x[i] == (char)0x80))
             return false;
@@ -35,7 +36,7 @@ static void look_at_written(struct zr_engine *e, const struct zr_flat *f, const 
     bool *written = &e->m.written[p - e->layout->pieces];
     const char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot);
     if (f->trainable && !*written)
-        *written = !all_zero(at + p->first * zr_dtype_bytes(f->dtype), p->n, f->dtype);
+        *written = !zr_all_zero(at + p->first * zr_dtype_bytes(f->dtype), p->n, f->dtype);
 }
 
 void zr_written_look_at(struct zr_engine *e, int32_t unit, int32_t slot)

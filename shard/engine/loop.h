@@ -35,6 +35,7 @@ struct zr_job {
     uint64_t world_hash;
     uint32_t step;
     float lr;
+    /* UPDATE: how many steps have updated the unit, with this one */
     int64_t t;
     /* for the flight recorder */
     struct zr_flight_from from;

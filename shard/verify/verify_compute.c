@@ -14,7 +14,7 @@ static int outside(struct zr_verify_rank *r, const struct zr_script_op *op, cons
     return 0;
 }
 
-struct zr_content zr_script_values(const struct zr_verify_rank *r, int32_t piece, int32_t n_updates)
+struct zr_content zr_script_values(const struct zr_verify_rank *r, int32_t piece, const int32_t *n_updates)
 {
     const struct zr_layout *l = &r->layout;
     const struct zr_piece *p = &l->pieces[piece];
@@ -25,7 +25,7 @@ struct zr_content zr_script_values(const struct zr_verify_rank *r, int32_t piece
                                .size = (uint8_t)zr_dtype_bytes(t->dtype),
                                .flat = zr_stage_flat(r, t, (int32_t)(f - l->flats)),
                                .first = p->first,
-                               .value = trained ? (uint64_t)n_updates : 0};
+                               .value = trained && n_updates ? (uint64_t)n_updates[f->unit] : 0};
 }
 
 /* Of a backward use of it, which is its k-th in the step: what the rank adds to the gradient. Of what all

@@ -100,6 +100,7 @@ static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
     int err = zr_engine_step(&r->engine, 0.1f, r->v->c->wait_result ? &result : NULL);
     if (err)
         return err;
+    zr_verify_expect_norm(r);
     if (r->v->c->wait_result && r->v->c->values &&
         (result.n_carried != 2 || result.carried[0] != mean_carried(r->v->c) || result.carried[1] != 1))
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d carried %g and %g", r->id, op->step,
@@ -107,7 +108,8 @@ static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
     if (r->v->c->wait_result && any && result.skipped != poisoned)
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d was %s", r->id, op->step,
                   poisoned ? "not skipped" : "skipped");
-    r->n_done += !poisoned;
+    for (int32_t u = 0; u < r->layout.n_units; u++)
+        r->n_done[u] += !poisoned && (r->n_used[u] || r->of_stage->script.unbracketed);
     start_rows(r);
     if (r->id == 0) {
         r->v->step_compute_ns = r->v->compute_ns;
@@ -130,6 +132,8 @@ static int do_norm(struct zr_verify_rank *r, const struct zr_script_op *op)
     double norm;
     bool poisoned = r->v->c->poison == op->step, any = r->v->any_trained;
     int err = zr_engine_norm(&r->engine, &norm);
+    if (!err)
+        zr_verify_expect_norm(r);
     if (!err && any && isnan(norm) != poisoned)
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: the norm of step %d is %g", r->id, op->step, norm);
     return err;
@@ -351,7 +355,7 @@ static void own_values(struct zr_verify_rank *r)
         for (int64_t s = 0; s < x->n_slices; s++) {
             int32_t id = l->piece_of[l->slice_base[t] + s];
             int64_t bytes = l->pieces[id].n * size;
-            zr_sim_mark(v->sim, r->own[t] + s * bytes, bytes, zr_script_values(r, id, 0));
+            zr_sim_mark(v->sim, r->own[t] + s * bytes, bytes, zr_script_values(r, id, NULL));
         }
     }
 }
@@ -407,6 +411,8 @@ int zr_rank_open(struct zr_verify_world *v, int id)
     r->grad = calloc(n, sizeof *r->grad);
     r->own = calloc(n, sizeof *r->own);
     r->n_used = calloc((size_t)l->n_units, sizeof *r->n_used);
+    r->n_done = calloc((size_t)l->n_units, sizeof *r->n_done);
+    r->n_saved = calloc((size_t)l->n_units, sizeof *r->n_saved);
     r->stack = malloc(STACK_BYTES);
     r->pushed = calloc(ZR_VERIFY_QUEUE, sizeof(struct zr_vclock *));
     int64_t largest = 1;
@@ -414,8 +420,8 @@ int zr_rank_open(struct zr_verify_world *v, int id)
         largest = zr_max(largest, l->tensors[t].n_elems * zr_dtype_bytes(l->tensors[t].dtype));
     r->scratch = v->c->values ? malloc((size_t)largest) : NULL;
     r->activations = v->c->tp > 1 ? malloc((size_t)zr_parts_bytes()) : NULL;
-    if (!r->tensors || !r->param || !r->grad || !r->own || !r->n_used || !r->stack || !r->pushed ||
-        (v->c->values && !r->scratch) || (v->c->tp > 1 && !r->activations))
+    if (!r->tensors || !r->param || !r->grad || !r->own || !r->n_used || !r->n_done || !r->n_saved ||
+        !r->stack || !r->pushed || (v->c->values && !r->scratch) || (v->c->tp > 1 && !r->activations))
         abort();
     zr_sim_register(v->sim, id, "means", r->mean, sizeof r->mean);
     if (r->scratch)
@@ -478,6 +484,8 @@ void zr_ranks_close(struct zr_verify_world *v)
         free(r->grad);
         free(r->own);
         free(r->n_used);
+        free(r->n_done);
+        free(r->n_saved);
         free(r->stack);
         free(r->pushed);
         free(r->scratch);

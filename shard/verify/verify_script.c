@@ -342,11 +342,12 @@ static void after_step(struct zr_writing *w)
 static void choose_units(struct zr_writing *w)
 {
     const struct zr_verify_case *c = w->c;
-    w->needs_micro = c->unbracketed;
+    w->s->unbracketed = zr_verify_model_holds(c) && zr_verify_chance(w->random, c->unbracketed);
+    w->needs_micro = w->s->unbracketed;
     for (int32_t u = 0; u < w->n_units; u++) {
         w->all[u] = c->reversed ? w->n_units - 1 - u : u;
         w->no_forward[u] = zr_verify_model_holds(c) && zr_verify_chance(w->random, c->unbracketed);
-        w->no_backward[u] = zr_verify_model_holds(c) && zr_verify_chance(w->random, c->unbracketed);
+        w->no_backward[u] = w->s->unbracketed;
     }
 }
 

@@ -153,16 +153,6 @@ static void trace_set_aside(struct tracing *t, const struct zr_action *a, int32_
         trace_grad_free(t, a, number);
 }
 
-static void trace_no_grad(struct tracing *t, const struct zr_action *a)
-{
-    if (t->plan->sum_in_place[a->unit])
-        job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
-    if (t->plan->spec.outer && !t->plan->outer_each) {
-        job_op(t, HOST_WAIT, event_of(ZR_EVENT_UPDATED, a->unit));
-        job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FULL, a->unit));
-    }
-}
-
 static void trace_norm(struct tracing *t, int32_t number)
 {
     job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
@@ -203,9 +193,6 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
         break;
     case ZR_ACT_SET_ASIDE:
         trace_set_aside(t, a, number);
-        break;
-    case ZR_ACT_NO_GRAD:
-        trace_no_grad(t, a);
         break;
     case ZR_ACT_NORM:
         trace_norm(t, number);

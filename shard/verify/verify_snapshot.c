@@ -2,6 +2,8 @@
  * checkpoint, and what they must hold. */
 #include "shard/verify/verify_world.h"
 
+#include <string.h>
+
 static struct zr_line *reader_of(const struct zr_verify_rank *r)
 {
     return zr_sim_line_at(r->v->sim, r->id, ZR_SIM_READER);
@@ -52,7 +54,7 @@ void zr_snapshot_read(struct zr_verify_rank *r, bool waited)
 {
     if (waited)
         zr_line_join(zr_sim_recorder(r->v->sim), reader_of(r), r->complete);
-    zr_sim_begin(r->v->sim, reader_of(r), "read of a snapshot", -1, (uint32_t)r->n_saved);
+    zr_sim_begin(r->v->sim, reader_of(r), "read of a snapshot", -1, (uint32_t)r->saved_step);
     zr_engine_runs(&r->engine, read_run, r);
     r->reading = r->readable = false;
     r->v->n_snapshots++;
@@ -89,7 +91,8 @@ int zr_snapshot_take(struct zr_verify_rank *r)
     if (before && alone &&
         zr_snapshot_readable(r)) /* it goes on as it would have, later: its bytes are new ones then */
         r->readable = false;
-    r->n_saved = r->n_done;
+    memcpy(r->n_saved, r->n_done, (size_t)r->layout.n_units * sizeof *r->n_saved);
+    r->saved_step = (int32_t)r->engine.m.step;
     r->reading = true;
     err = zr_engine_take_snapshot(&r->engine, zr_snapshot_complete, r);
     if (!err && m && m->what == ZR_EARLY_READER) {

@@ -47,7 +47,6 @@ static bool behind(const struct zr_verify_rank *r)
 
 static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
 {
-    r->v->n_norms += r->id == 0 && job->action.kind == ZR_ACT_NORM;
     uint64_t word[] = {
         job->action.kind, (uint64_t)job->action.unit,   (uint64_t)job->action.slot, job->action.fill,
         job->action.sum,  job->action.accumulate,       job->action.n_folds,        job->call_hash,

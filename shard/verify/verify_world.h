@@ -97,6 +97,8 @@ struct zr_script {
     int32_t *n_contrib;
     /* the model changed its order */
     bool reordered;
+    /* no backward pass is bracketed */
+    bool unbracketed;
 };
 
 /* The most stages of a rank. */
@@ -247,12 +249,13 @@ struct zr_verify_rank {
     bool holding;
     /* (n_units) backward uses since the step */
     int32_t *n_used;
-    /* updates that were not skipped, by the script */
-    int32_t n_done;
+    /* (n_units) updates that were not skipped, by the script */
+    int32_t *n_done;
     /* The last snapshot: ordered and not read yet; complete; since when; with what in it. */
     bool reading, readable;
     struct zr_vclock *complete;
-    int32_t n_saved;
+    /* (n_units) updates that are in it; steps that were made before it */
+    int32_t *n_saved, saved_step;
     double mean[2];
     /* for values read and written */
     char *scratch;
@@ -297,8 +300,8 @@ struct zr_verify_world {
     /* a rank was lost; a hang was broken up */
     bool lost, ended;
     int64_t n_turns, lose_at, n_acted, n_issued;
-    /* elements of gradients, of all norms of the ranks of a class; norms of rank 0 */
-    int64_t n_squared[ZR_VERIFY_CLASSES], n_norms;
+    /* elements of gradients in all norms of the ranks of a class, and by the script */
+    int64_t n_squared[ZR_VERIFY_CLASSES], n_expected[ZR_VERIFY_CLASSES];
     int64_t n_snapshots;
     /* how many ranks have agreed; on what, in this and the one before; the last error of all */
     int n_agreed, agreed[2], agreed_error;
@@ -362,14 +365,17 @@ int zr_parts_do(struct zr_verify_rank *r, const struct zr_script_op *op);
 /* verify_compute.c: the compute of one use of a unit, on the rank's compute stream. */
 int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op);
 int zr_script_zero(struct zr_verify_rank *r);
-/* What a piece's parameters are after so many updates. */
-struct zr_content zr_script_values(const struct zr_verify_rank *r, int32_t piece, int32_t n_updates);
+/* What a piece's parameters are after so many updates of each unit; NULL: at first. */
+struct zr_content zr_script_values(const struct zr_verify_rank *r, int32_t piece, const int32_t *n_updates);
 
 /* verify_groups.c: the communicators of all roles, each of as many groups as the role has. */
 int zr_groups_open(struct zr_verify_world *v);
 void zr_groups_close(struct zr_verify_world *v);
 /* Calls fn with one communicator of each group of each that was opened, until it returns false. */
 void zr_groups_each(const struct zr_verify_world *v, bool (*fn)(void *arg, struct zr_comm *any), void *arg);
+
+/* verify_run.c: the rank has ordered a norm, of the units that it has used. */
+void zr_verify_expect_norm(struct zr_verify_rank *r);
 
 /* verify_rank.c: opening leaves a rank that waits for its first turn. Closing NULL or half opened ones is
  * allowed; the communicators go with them. */

@@ -57,8 +57,6 @@ void watch_close(struct watch *w)
 
 /* ---- sums as text ---- */
 
-#define TOUCHED "touched by the model"
-
 static void add_text(char *to, const char *more)
 {
     char sum[2 * SUM_TEXT];
@@ -204,12 +202,18 @@ static bool all_overrun(const struct watch *w, bool only_used)
 /* A backward bracket has ended since the step. */
 static bool has_backward(const struct watch *w)
 {
-    if (w->inputs)
+    if (w->inputs || w->frozen_backward)
         return true;
     for (int32_t i = 0; i < w->spec.n_units; i++)
         if (w->unit[i].n_bwd)
             return true;
     return false;
+}
+
+/* A step of backward brackets has none of the unit. */
+static bool leaves_out(const struct watch *w, int32_t unit)
+{
+    return w->spec.units[unit].trainable && (has_backward(w) || w->spec.in_stages) && !w->unit[unit].n_bwd;
 }
 
 static int expected_of_step(const struct watch *w)
@@ -221,9 +225,11 @@ static int expected_of_step(const struct watch *w)
         n_trainable += w->spec.units[u].trainable;
         most = w->unit[u].n_bwd > most ? w->unit[u].n_bwd : most;
     }
-    if (most > 0)
-        return most % w->spec.grad_accum_steps || all_overrun(w, true) ? ZR_ERR_ORDER : 0;
-    if (n_trainable == 0)
+    if (most > 0 && (most % w->spec.grad_accum_steps || all_overrun(w, true)))
+        return ZR_ERR_ORDER;
+    if (has_backward(w) && w->unbracketed)
+        return ZR_ERR_ORDER;
+    if (has_backward(w) || w->spec.in_stages || n_trainable == 0)
         return 0;
     if (!w->spec.model_holds)
         return ZR_ERR_ORDER;
@@ -236,7 +242,8 @@ static int expected_of_step(const struct watch *w)
 /* As far as calls tell, there is no gradient yet. */
 static bool nothing_to_drop(const struct watch *w)
 {
-    bool written = w->complete || w->n_micro || w->inputs, unseen = false, trainable = false;
+    bool written = w->complete || w->n_micro || has_backward(w) || w->spec.in_stages, unseen = false,
+         trainable = false;
     for (int32_t u = 0; u < w->spec.n_units; u++) {
         const struct watch_unit *x = &w->unit[u];
         written |= x->used[1];
@@ -258,7 +265,9 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
             return ZR_ERR_ORDER;
         if (w->all)
             return phase ? ZR_ERR_ORDER : 0;
-        if (backward && (w->complete || (w->spec.units[unit].trainable && all_overrun(w, false))))
+        if (phase && w->complete)
+            return ZR_ERR_ORDER;
+        if (backward && w->spec.units[unit].trainable && all_overrun(w, false))
             return ZR_ERR_ORDER;
         if (phase != WATCH_WEIGHTS && needs_slot(w, unit) && !param_fits(w, unit))
             return ZR_ERR_BUDGET;
@@ -326,7 +335,7 @@ static void gather(struct watch *w, const struct zr_action *a)
     EXPECT(needs_slot(w, a->unit) && a->slot < w->spec.n_param_slots);
     EXPECT(w->spec.param_slot_bytes[a->slot] >= w->spec.units[a->unit].param_bytes);
     EXPECT(w->pslot[a->slot].n_uses == 0);
-    EXPECT(!w->stepping || !w->spec.units[a->unit].trainable || u->updated);
+    EXPECT(!w->stepping || !w->spec.units[a->unit].trainable || u->updated || leaves_out(w, a->unit));
     for (int32_t i = 0; i < w->spec.n_param_slots; i++) {
         struct watch_slot *s = &w->pslot[i];
         if (s->unit != a->unit || !s->fresh)
@@ -562,6 +571,12 @@ static void norm(struct watch *w, const struct zr_action *a)
         struct watch_unit *u = &w->unit[i];
         if (!w->spec.units[i].trainable)
             continue;
+        CHECK(u->left_out == leaves_out(w, i), "unit %d is %sleft out", i, u->left_out ? "" : "not ");
+        u->left_out = false;
+        if (leaves_out(w, i)) {
+            CHECK(!*u->sum[0], "unit %d is left out, but its sum is \"%s\"", i, u->sum[0]);
+            continue;
+        }
         CHECK(holds_all(u->sum[0], u->n_contrib), "unit %d had %d contributions, its sum is \"%s\"", i,
               u->n_contrib, u->sum[0]);
         for (int32_t k = 1; k < w->spec.n_sums; k++)
@@ -574,10 +589,11 @@ static void update(struct watch *w, const struct zr_action *a)
 {
     struct watch_unit *u = &w->unit[a->unit];
     EXPECT(w->normed && w->stepping && !u->updated && w->spec.units[a->unit].trainable);
+    EXPECT(!leaves_out(w, a->unit));
     u->updated = true;
     u->gathered = u->held = u->spread = false;
     u->whole = !w->spec.outer_gathers;
-    if (w->spec.units[a->unit].sum_in_place && w->spec.model_holds && u->ever_bwd)
+    if (w->spec.units[a->unit].sum_in_place && w->spec.model_holds && u->n_bwd)
         w->last_in_place = a->unit;
     /* Else every rank has all of it. */
     u->home_ready = !w->spec.gathers_updated;
@@ -647,15 +663,10 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
         EXPECT((kind == ZR_EV_STEP || kind == ZR_EV_NORM) && a->n_folds > 0);
         fold(w, a);
         break;
-    case ZR_ACT_NO_GRAD:
-        EXPECT((kind == ZR_EV_STEP || kind == ZR_EV_NORM) && w->unit[a->unit].n_contrib == 0);
-        if (w->complete)
-            EXPECT(!strcmp(w->unit[a->unit].sum[0], TOUCHED));
-        else
-            EXPECT(!w->normed && !*w->unit[a->unit].sum[0]);
-        strcpy(w->unit[a->unit].sum[0], "z");
-        if (w->spec.units[a->unit].sum_in_place)
-            strcpy(w->unit[a->unit].grad, "z");
+    case ZR_ACT_LEAVE_OUT:
+        EXPECT((kind == ZR_EV_STEP || kind == ZR_EV_NORM) && leaves_out(w, a->unit));
+        EXPECT(!w->unit[a->unit].left_out);
+        w->unit[a->unit].left_out = true;
         break;
     case ZR_ACT_NORM:
         norm(w, a);
@@ -688,6 +699,12 @@ static int32_t count(const struct watch *w, enum zr_action_kind kind, int32_t un
 
 /* ---- calls ---- */
 
+/* The model holds its gradients, and none has had a bracket. */
+static bool is_unbracketed(const struct watch *w)
+{
+    return w->spec.model_holds && !has_backward(w) && !w->spec.in_stages;
+}
+
 /* What the model does before and by the call itself. */
 static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase)
 {
@@ -704,6 +721,7 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
     case ZR_EV_END:
         u->open[phase] = false;
         w->inputs |= phase == WATCH_INPUTS;
+        w->frozen_backward |= backward && !w->spec.units[unit].trainable;
         w->n_open--;
         w->n_open_bwd -= backward;
         if (backward && w->spec.units[unit].trainable) {
@@ -721,14 +739,12 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
     case ZR_EV_STEP:
     case ZR_EV_NORM:
     case ZR_EV_DROP:
-        for (int32_t i = 0; !w->complete && i < w->spec.n_units; i++)
-            if (w->unit[i].no_brackets && w->spec.units[i].trainable)
+        w->unbracketed |= kind == ZR_EV_MICRO && is_unbracketed(w) && w->spec.reduce_each;
+        /* Where the model adds up, micro-batches are one contribution. */
+        for (int32_t i = 0; !w->complete && is_unbracketed(w) && i < w->spec.n_units; i++)
+            if (w->spec.units[i].trainable && (kind != ZR_EV_MICRO || w->spec.reduce_each))
                 contribute(w, i);
         w->stepping = kind == ZR_EV_STEP;
-        /* A gradient in place that had no contribution is the model's after the norm. */
-        for (int32_t i = 0; w->stepping && w->complete && i < w->spec.n_units; i++)
-            if (w->spec.units[i].sum_in_place && w->unit[i].n_contrib == 0 && !w->unit[i].held)
-                strcpy(w->unit[i].sum[0], TOUCHED);
         /* What is dropped must go as what was reduced must. */
         for (int32_t i = 0; kind == ZR_EV_DROP && i < w->spec.n_units; i++)
             w->unit[i].grad_reduced |= strcmp(w->unit[i].grad, "z") != 0;
@@ -752,7 +768,12 @@ static void after_step(struct watch *w, bool dropped)
         struct watch_unit *u = &w->unit[i];
         if (u->no_brackets && dropped)
             CHECK(!u->grad_reduced, "the gradient of unit %d is still that of the dropped step", i);
-        CHECK(dropped || u->updated == w->spec.units[i].trainable, "unit %d was not updated", i);
+        CHECK(dropped || u->updated == (w->spec.units[i].trainable && !leaves_out(w, i)),
+              "unit %d was %supdated", i, u->updated ? "" : "not ");
+        CHECK(!w->spec.model_holds || !u->grad_reduced, "the gradient of unit %d is not zeroed", i);
+    }
+    for (int32_t i = 0; i < w->spec.n_units; i++) {
+        struct watch_unit *u = &w->unit[i];
         if (u->no_brackets && !dropped) {
             CHECK(!u->updated || count(w, ZR_ACT_WAIT_PARAM, i) == 1, "unit %d is read without a wait", i);
             CHECK(u->home_ready && !u->grad_reduced, "unit %d cannot be used without brackets", i);
@@ -769,7 +790,7 @@ static void after_step(struct watch *w, bool dropped)
             *u->sum[k] = 0;
     }
     w->n_micro = 0;
-    w->normed = w->stepping = w->complete = w->inputs = false;
+    w->normed = w->stepping = w->complete = w->inputs = w->frozen_backward = w->unbracketed = false;
 }
 
 static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase)

@@ -26,6 +26,8 @@ struct watch_unit {
     bool ever_backward;
 
     bool updated;
+    /* of the norm to come */
+    bool left_out;
     /* it was gathered since its last update */
     bool gathered;
     /* backward brackets ended since the step */
@@ -93,8 +95,9 @@ struct watch {
     bool complete;
     /* all parameters are gathered */
     bool all;
-    /* a backward of inputs has ended since the step */
-    bool inputs;
+    /* a backward of inputs has ended since the step; one of a frozen unit; zero_micro has ended a micro-batch
+     * without brackets */
+    bool inputs, frozen_backward, unbracketed;
     /* Since watch_open. */
     int64_t n_calls, n_gathers, n_demand_gathers, n_reduces, n_refused;
 };

@@ -37,6 +37,10 @@ struct zr_loading {
     struct zr_loaded_ranks *ranks;
 };
 
+/* unit_steps.c: each unit takes the count of its tensors, the largest where they differ. After
+ * zr_engine_set_step. */
+void zr_unit_steps_load(const struct zr_loading *l);
+
 /* Everything of the checkpoint in l->folder, whose manifest is open, that this rank needs: read, checked and
  * in l->staged. Needs no other rank, and changes nothing, or (l->direct) nothing that has values. */
 int zr_loading_read(struct zr_loading *l);

@@ -10,14 +10,16 @@
 #include <jansson.h>
 
 #define FORMAT        "libzero checkpoint " /* and its number */
-#define FORMATS       4
+#define FORMATS       5
 #define TRAILER       ",\"checksum\":\""
 #define TRAILER_BYTES ((int64_t)(sizeof TRAILER - 1 + ZR_SUM_CHARS - 1 + 3)) /* and "}\n */
 
 void zr_manifest_free(struct zr_manifest *m)
 {
-    for (int32_t i = 0; m->tensors && i < m->n_tensors; i++)
+    for (int32_t i = 0; m->tensors && i < m->n_tensors; i++) {
         free(m->tensors[i].name);
+        free(m->tensors[i].updates);
+    }
     free(m->tensors);
     free(m->files);
     free(m->user);
@@ -50,6 +52,19 @@ static json_t *print_format(int32_t format)
     return json_string(text);
 }
 
+static json_t *print_updates(const struct zr_manifest_tensor *t)
+{
+    json_t *list = t->n_updates > 1 ? json_array() : NULL;
+    if (t->n_updates == 1)
+        return json_integer(t->updates[0]);
+    for (int32_t i = 0; list && i < t->n_updates; i++)
+        if (json_array_append_new(list, json_integer(t->updates[i]))) {
+            json_decref(list);
+            list = NULL;
+        }
+    return list;
+}
+
 static json_t *print_tensors(const struct zr_manifest *m)
 {
     json_t *list = json_array();
@@ -78,6 +93,8 @@ static json_t *print_tensors(const struct zr_manifest *m)
                  !json_object_set_new(o, "dim", json_integer(t->dim)) &&
                  !json_object_set_new(o, "rows", json_integer(t->rows)) &&
                  !json_object_set_new(o, "blocks", json_integer(t->blocks));
+        if (m->format > 4 && t->trainable)
+            ok = ok && !json_object_set_new(o, "updates", print_updates(t));
         if (!ok) {
             json_decref(o);
             o = NULL;
@@ -115,7 +132,7 @@ int64_t zr_manifest_bytes(const struct zr_manifest *m)
     static const char tensor[] =
         "{\"name\":,\"dtype\":\"\",\"shape\":[],\"trainable\":false,\"buffer\":true},",
                       optimizer[] = ",\"optimizer\":\"\",\"states\":0",
-                      cut[] = ",\"parts\":,\"dim\":,\"rows\":,\"blocks\":",
+                      cut[] = ",\"parts\":,\"dim\":,\"rows\":,\"blocks\":", updates[] = ",\"updates\":[]",
                       file[] = "{\"name\":\"\",\"bytes\":,\"blocks\":\"\"},", own[] = ",\"rank_data\":";
     int64_t digits = 20, n = 1024 + 2 * m->n_user; /* all other members: far fewer */
     for (int32_t i = 0; i < m->n_tensors; i++) {
@@ -126,6 +143,7 @@ int64_t zr_manifest_bytes(const struct zr_manifest *m)
         for (int32_t d = 0; d < t->n_dims; d++)
             n += snprintf(NULL, 0, "%" PRId64 ",", t->shape[d]);
         n += t->parts ? (int64_t)sizeof cut + 4 * digits : 0;
+        n += m->format > 4 ? (int64_t)sizeof updates + t->n_updates * (digits + 1) : 0;
     }
     for (int32_t i = 0; i < m->n_files; i++)
         n += (int64_t)(sizeof file + strlen(m->files[i].name)) + digits + ZR_SUM_CHARS +
@@ -294,6 +312,31 @@ static int get_cut(const char *file, const json_t *o, const char *name, struct z
     return 0;
 }
 
+/* How many steps updated it, or each of its layers. */
+static int get_updates(const char *file, const json_t *o, const char *name, int64_t most,
+                       struct zr_manifest_tensor *t)
+{
+    const json_t *v = json_object_get(o, "updates");
+    size_t n = json_is_array(v) ? json_array_size(v) : 1;
+    if (!t->trainable)
+        return 0;
+    if (json_is_array(v) && (n < 2 || (int64_t)n != t->shape[0]))
+        return zr_fail(ZR_ERR_IO, "%s: tensor %s: updates has %zu numbers; allowed: 1, or as many as layers",
+                       file, name, n);
+    t->updates = calloc(n, sizeof *t->updates);
+    if (!t->updates)
+        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for the updates of tensor %s", file, name);
+    t->n_updates = (int32_t)n;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *x = json_is_array(v) ? json_array_get(v, i) : v;
+        t->updates[i] = json_integer_value(x);
+        if (!json_is_integer(x) || t->updates[i] < 0 || t->updates[i] > most)
+            return zr_fail(ZR_ERR_IO, "%s: tensor %s: updates are not whole numbers in 0..%" PRId64, file,
+                           name, most);
+    }
+    return 0;
+}
+
 static int get_tensor(const char *file, const json_t *o, const struct zr_manifest *m,
                       struct zr_manifest_tensor *t)
 {
@@ -325,10 +368,17 @@ static int get_tensor(const char *file, const json_t *o, const struct zr_manifes
                            file, name);
     }
     err = m->format > 3 ? get_cut(file, o, name, t) : 0;
-    if (err)
-        return err;
-    t->name = strdup(name);
-    return t->name ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory for the name of a tensor", file);
+    if (!err && m->format > 4)
+        err = get_updates(file, o, name, m->t, t);
+    if (!err) {
+        t->name = strdup(name);
+        err = t->name ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory for the name of a tensor", file);
+    }
+    if (err) {
+        free(t->updates);
+        t->updates = NULL;
+    }
+    return err;
 }
 
 /* A bare name of a file in the folder: nothing that leads out of it. */

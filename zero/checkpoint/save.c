@@ -146,7 +146,10 @@ static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
         if (z->world.rank == 0)
             s->manifest.files[r].rank_data = all[r].rank_data;
     }
-    s->manifest.format = is_cut(s) ? 4 : bytes ? 3 : 2;
+    bool differ = false;
+    if (!err)
+        err = zr_unit_steps_save(z, &s->manifest, &differ);
+    s->manifest.format = differ ? 5 : is_cut(s) ? 4 : bytes ? 3 : 2;
     if (!err)
         report_no_rank_data(z, bytes);
     return err;

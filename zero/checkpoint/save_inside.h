@@ -54,6 +54,12 @@ void zr_save_on_snapshot(void *arg);
 /* What is saved, but for what only the written files say. On failure the caller frees what there is of it. */
 int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m);
 
+/* ---- unit_steps.c: how many steps updated each tensor ---- */
+
+/* Collective, once the ranks know that all of them save. To rank 0's manifest, where *differ says whether a
+ * tensor was not updated in every step. */
+int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m, bool *differ);
+
 /* ---- save_end.c ---- */
 
 void zr_save_free(struct zr_save *s);

@@ -377,7 +377,7 @@ static void a_full_stream_holds_the_job_alone(void **state)
 {
     (void)state;
     struct rank *k = open_rank(10, options(3, ZR_HYBRID_NONE));
-    const struct zr_action job = {.kind = ZR_ACT_NO_GRAD, .unit = 0};
+    const struct zr_action job = {.kind = ZR_ACT_LEAVE_OUT, .unit = 0};
     atomic_bool *late = &k->late;
     open_loop(k);
     assert_int_equal(k->dev->ops->call(k->e.reduce_stream, wait_for_others, &late, sizeof late), 0);

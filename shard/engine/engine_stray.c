@@ -1,0 +1,131 @@
+/* engine_stray.c: gradients that are written outside of brackets, at stages 0 and 1.
+ *
+ * A step with backward brackets leaves out the units that have none. Their gradients are zero, as the library
+ * handed them out. Where one is not, the model has written it, and the step would lose it. What backward
+ * overwrites is not looked at, because it keeps the values of an earlier step.
+ *
+ * On the host the model's thread looks at the elements. On a GPU the model's stream adds up their squares, and
+ * the sum is read with the step's norm. The bytes are read as floats whatever the dtype is: the sum is zero if
+ * they are. */
+#include "shard/engine/engine_issue.h"
+
+typedef int (*piece_fn)(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *at);
+
+/* The pieces of units that the step leaves out; of a step that is over, of units without a bracket since. */
+static int for_pieces_left_out(struct zr_engine *e, piece_fn fn)
+{
+    const struct zr_layout *l = e->layout;
+    for (int32_t i = 0; i < l->n_pieces; i++) {
+        const struct zr_flat *f = zr_piece_flat(l, i);
+        const struct zr_piece *p = &l->pieces[i];
+        if (!f->trainable || l->tensors[p->tensor].overwrite || !e->m.stray[f->unit] ||
+            zr_core_has_bracket(e->m.core, f->unit))
+            continue;
+        ZR_TRY(fn(e, f, p,
+                  e->reduce_base + zr_plan_grad_full(e->plan, f, -1) + p->first * zr_dtype_bytes(f->dtype)));
+    }
+    return 0;
+}
+
+static int refuse_stray(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p)
+{
+    return zr_fail(ZR_ERR_ORDER,
+                   "the gradient of tensor %s is not zero, but its unit %d has had no backward bracket since "
+                   "the last step. A step that has backward brackets updates only the units that are in "
+                   "them: bracket the backward pass of unit %d, or leave its gradient zero",
+                   e->layout->tensors[p->tensor].name, f->unit, f->unit);
+}
+
+static int look_at_piece(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *at)
+{
+    return zr_all_zero(at, p->n, f->dtype) ? 0 : refuse_stray(e, f, p);
+}
+
+/* ---- on a GPU ---- */
+
+static struct zr_exact_sum *device_sum(const struct zr_engine *e)
+{
+    return (struct zr_exact_sum *)(e->reduce_base + e->plan->control_at + ZR_STRAY_AT);
+}
+
+static struct zr_exact_sum *host_sum(const struct zr_engine *e)
+{
+    return (struct zr_exact_sum *)((char *)e->agreed + ZR_STRAY_AT);
+}
+
+static int add_squares(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *at)
+{
+    int64_t n = p->n * zr_dtype_bytes(f->dtype) / (int64_t)sizeof(float);
+    e->m.stray_due = true;
+    return n ? e->dev->ops->sum_squares(e->compute, device_sum(e), (const float *)at, n) : 0;
+}
+
+static int clear_sum(struct zr_engine *e)
+{
+    return e->dev->ops->zero(e->compute, device_sum(e), sizeof(struct zr_exact_sum));
+}
+
+static int take_sum(struct zr_engine *e)
+{
+    return e->dev->ops->copy(e->compute, host_sum(e), device_sum(e), sizeof(struct zr_exact_sum));
+}
+
+static bool is_zero(const struct zr_exact_sum *s)
+{
+    bool zero = !s->nonfinite;
+    for (int i = 0; zero && i < ZR_EXACT_LIMBS; i++)
+        zero = s->limb[i] == 0;
+    return zero;
+}
+
+/* Some piece was not zero: is it this one? */
+static int find_piece(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *at)
+{
+    ZR_TRY(clear_sum(e));
+    ZR_TRY(add_squares(e, f, p, at));
+    ZR_TRY(take_sum(e));
+    ZR_TRY(e->dev->ops->event_record(e->ev.drained, e->compute));
+    ZR_TRY(zr_engine_wait(e, e->ev.drained));
+    return is_zero(host_sum(e)) ? 0 : refuse_stray(e, f, p);
+}
+
+/* ---- */
+
+int zr_stray_check(struct zr_engine *e, const char *call)
+{
+    if (!e->plan->place.model_holds)
+        return 0;
+    for (int32_t u = 0; u < e->layout->n_units; u++)
+        e->m.stray[u] = zr_core_leaves_out(e->m.core, u);
+    if (e->dev->ops->compute_on_caller) {
+        int err = for_pieces_left_out(e, look_at_piece);
+        return err ? zr_fail_more(err, "%s", call) : 0;
+    }
+    if (e->dev->ops->host_memory) /* a simulated device has no values */
+        return 0;
+    int err = clear_sum(e);
+    if (!err)
+        err = for_pieces_left_out(e, add_squares);
+    if (!err && e->m.stray_due)
+        err = take_sum(e);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
+
+int zr_stray_settle(struct zr_engine *e)
+{
+    if (!e->m.stray_due)
+        return 0;
+    e->m.stray_due = false;
+    if (is_zero(host_sum(e)))
+        return 0;
+    int err = for_pieces_left_out(e, find_piece);
+    e->m.stray_due = false;
+    if (!err)
+        err = zr_fail(ZR_ERR_ORDER,
+                      "step %u: a gradient was not zero though its unit had no backward bracket in the step. "
+                      "It has changed since, so that the unit is not known: a call of zero_step with info "
+                      "names it",
+                      e->m.step);
+    zr_engine_fail(e, err, zr_error_text());
+    return zr_engine_check(e);
+}

@@ -1,0 +1,190 @@
+/* unit_steps.c: in a checkpoint, how many steps have updated each tensor, for the bias correction of its
+ * optimizer.
+ *
+ * A unit has one count. A checkpoint has it by tensor and layer, so that a model of other pipeline stages or
+ * other units finds it. Rank 0 writes the manifest, and the ranks of other pipeline stages tell it what they
+ * have. */
+#include "zero/checkpoint/load_inside.h"
+#include "zero/checkpoint/save_inside.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Layer `layer` of tensor `tensor` of the whole model. */
+struct layer_count {
+    int32_t tensor, layer;
+    int64_t t;
+};
+
+/* Calls fn for each layer of this rank's trainable tensors, with its unit. */
+static void for_layers(const struct zero_ctx *z, void (*fn)(void *arg, int32_t unit, struct layer_count c),
+                       void *arg)
+{
+    const struct zr_layout *l = z->layout;
+    for (int32_t i = 0; i < l->n_tensors; i++) {
+        const struct zr_tensor *t = &l->tensors[i];
+        const struct zr_place place = zr_place_of(z, i);
+        if (!t->grad || t->buffer)
+            continue;
+        int64_t before = t->stacked ? place.first / (t->n_elems / t->n_slices) : 0;
+        for (int64_t s = 0; s < t->n_slices; s++)
+            fn(arg, (int32_t)(t->unit + s),
+               (struct layer_count){.tensor = place.tensor, .layer = (int32_t)(before + s)});
+    }
+}
+
+/* ---- saving ---- */
+
+struct listing {
+    const struct zero_ctx *z;
+    /* NULL: they are only counted */
+    struct layer_count *list;
+    int64_t n;
+};
+
+static void add_count(void *arg, int32_t unit, struct layer_count c)
+{
+    struct listing *to = arg;
+    c.t = zr_engine_unit_step(to->z->engine, unit);
+    if (to->list)
+        to->list[to->n] = c;
+    to->n++;
+}
+
+static void put_count(struct zr_manifest *m, const struct layer_count *c)
+{
+    struct zr_manifest_tensor *t = &m->tensors[c->tensor];
+    if (c->layer < t->n_updates)
+        t->updates[c->layer] = c->t;
+}
+
+/* One number for each layer of each trainable tensor, at first the job's. */
+static int open_counts(const struct zero_ctx *z, struct zr_manifest *m)
+{
+    for (int32_t i = 0; i < m->n_tensors; i++) {
+        struct zr_manifest_tensor *t = &m->tensors[i];
+        int64_t n = z->whole.tensors[i].stacked ? z->whole.tensors[i].n_slices : 1;
+        if (!t->trainable)
+            continue;
+        t->updates = calloc((size_t)n, sizeof *t->updates);
+        if (!t->updates)
+            return zr_fail(ZR_ERR_NOMEM, "no memory for the counts of %lld layers", (long long)n);
+        t->n_updates = (int32_t)n;
+        for (int64_t k = 0; k < n; k++)
+            t->updates[k] = m->t;
+    }
+    return 0;
+}
+
+/* What other pipeline stages have, some at a time. */
+enum { AT_ONCE = ZR_EXCHANGE_BYTES / sizeof(struct layer_count) - 1 };
+
+struct some_counts {
+    int64_t n, left;
+    struct layer_count list[AT_ONCE];
+};
+_Static_assert(sizeof(struct some_counts) <= ZR_EXCHANGE_BYTES, "must fit an exchange");
+
+static int tell_counts(struct zero_ctx *z, const struct listing *own, struct zr_manifest *m)
+{
+    struct some_counts mine, *all = z->from_all;
+    bool more = true;
+    for (int64_t at = 0; more; at += AT_ONCE) {
+        mine = (struct some_counts){.n = zr_max(zr_min(own->n - at, AT_ONCE), 0)};
+        mine.left = zr_max(own->n - at - mine.n, 0);
+        if (mine.n)
+            memcpy(mine.list, own->list + at, (size_t)mine.n * sizeof *mine.list);
+        int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
+        if (err)
+            return err;
+        more = false;
+        for (int r = 0; r < z->world.world; r++) {
+            more |= all[r].left > 0;
+            for (int64_t i = 0; m->tensors && i < all[r].n; i++)
+                put_count(m, &all[r].list[i]);
+        }
+    }
+    return 0;
+}
+
+/* Layers that are alike need one number. */
+static bool close_counts(struct zr_manifest *m)
+{
+    bool differ = false;
+    for (int32_t i = 0; i < m->n_tensors; i++) {
+        struct zr_manifest_tensor *t = &m->tensors[i];
+        bool alike = true;
+        for (int32_t k = 0; k < t->n_updates; k++) {
+            alike &= t->updates[k] == t->updates[0];
+            differ |= t->updates[k] != m->t;
+        }
+        if (alike && t->n_updates > 1)
+            t->n_updates = 1;
+    }
+    return differ;
+}
+
+int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m, bool *differ)
+{
+    struct listing own = {.z = z};
+    for_layers(z, add_count, &own);
+    own.list = malloc((size_t)(own.n + 1) * sizeof *own.list);
+    int err =
+        own.list ? open_counts(z, m) : zr_fail(ZR_ERR_NOMEM, "no memory for %lld counts", (long long)own.n);
+    err = zr_agree_in_run(z, err);
+    own.n = 0;
+    if (!err)
+        for_layers(z, add_count, &own);
+    for (int64_t i = 0; !err && m->tensors && i < own.n; i++)
+        put_count(m, &own.list[i]);
+    if (!err && z->mesh.stages > 1)
+        err = tell_counts(z, &own, m);
+    *differ = !err && close_counts(m);
+    free(own.list);
+    return err;
+}
+
+/* ---- loading ---- */
+
+static const struct zr_manifest_tensor *find_saved(const struct zr_loading *l, const char *name)
+{
+    const struct zr_manifest *m = &l->manifest;
+    int32_t i = 0;
+    while (i < m->n_tensors && strcmp(m->tensors[i].name, name) != 0)
+        i++;
+    return i < m->n_tensors ? &m->tensors[i] : NULL;
+}
+
+static int64_t count_of(const struct zr_manifest_tensor *t, const struct zr_tensor *here, int32_t layer)
+{
+    int64_t most = 0;
+    if (t->n_updates > 1 && here->stacked)
+        return t->updates[layer];
+    for (int32_t i = 0; i < t->n_updates; i++)
+        most = zr_max(most, t->updates[i]);
+    return most;
+}
+
+static void forget_count(void *arg, int32_t unit, struct layer_count c)
+{
+    const struct zero_ctx *z = arg;
+    (void)c;
+    zr_engine_set_unit_step(z->engine, unit, 0);
+}
+
+static void take_count(void *arg, int32_t unit, struct layer_count c)
+{
+    const struct zr_loading *l = arg;
+    const struct zr_tensor *here = &l->z->whole.tensors[c.tensor];
+    const struct zr_manifest_tensor *t = find_saved(l, here->name);
+    int64_t count = t ? count_of(t, here, c.layer) : 0, now = zr_engine_unit_step(l->z->engine, unit);
+    zr_engine_set_unit_step(l->z->engine, unit, zr_max(now, count));
+}
+
+void zr_unit_steps_load(const struct zr_loading *l)
+{
+    if (l->manifest.format < 5) /* each unit was updated in every step */
+        return;
+    for_layers(l->z, forget_count, l->z);
+    for_layers(l->z, take_count, (void *)(uintptr_t)l);
+}
