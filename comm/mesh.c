@@ -25,8 +25,14 @@ static int32_t stage_size(const struct zr_topology *t, const struct zr_mesh *m)
     return t->world / m->stages;
 }
 
+/* One comes directly after the other in a list of places. */
+static bool is_listed_with(const struct zr_topology *t, int32_t a, int32_t b)
+{
+    return t->by_rank ? a == b : t->host_of[a] == t->host_of[b];
+}
+
 /* The ranks that have a part of a stage, by places of their own: host by host, as the topology puts all, but
- * hosts by the lowest of these ranks. Returns the place of rank among them, or -1. */
+ * hosts by the lowest of these ranks; or by number, where places are ranks. Returns the place of rank among them, or -1. */
 static int32_t list_part(const struct zr_topology *t, const struct zr_mesh *m, int32_t stage, int32_t part,
                          int32_t rank, int32_t *members)
 {
@@ -34,9 +40,9 @@ static int32_t list_part(const struct zr_topology *t, const struct zr_mesh *m, i
     for (int32_t lowest = first; lowest < end; lowest += m->parts) {
         bool is_listed = false;
         for (int32_t k = 0; k < n && !is_listed; k++)
-            is_listed = t->host_of[members[k]] == t->host_of[lowest];
+            is_listed = is_listed_with(t, members[k], lowest);
         for (int32_t r = lowest; r < end && !is_listed; r += m->parts) {
-            if (t->host_of[r] != t->host_of[lowest])
+            if (!is_listed_with(t, r, lowest))
                 continue;
             if (r == rank)
                 found = n;

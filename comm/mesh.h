@@ -4,7 +4,8 @@
  *
  * A world of P stages in M parts, N ranks each stage: rank r is of stage r / N, has part r % M, and is number
  * r % N / M of the data-parallel ranks, those of the same stage and part. These are a world W of their own,
- * with places as the topology gives them: host by host, hosts by the lowest of these ranks. Of W places in
+ * with places as the topology gives them: host by host, hosts by the lowest of these ranks, or by number
+ * (zr_topology_order_by_rank). Of W places in
  * groups of I, place p is the (p % I)-th of inner group p / I, which is places I * (p / I) and on. Its outer
  * group is places p % I, p % I + I, p % I + 2 I, and so on, of which it is the (p / I)-th. One group of all
  * (I = W) is a world that is not divided; then each outer group is a rank by itself. */

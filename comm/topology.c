@@ -118,6 +118,17 @@ static void number_places(struct zr_topology *t)
     t->local_size = t->hosts[t->host].n_ranks;
 }
 
+bool zr_topology_order_by_rank(struct zr_topology *t)
+{
+    bool changed = false;
+    for (int32_t r = 0; r < t->world; r++) {
+        changed |= t->place_of[r] != r;
+        t->place_of[r] = t->rank_at[r] = r;
+    }
+    t->by_rank = true;
+    return changed;
+}
+
 int zr_topology_assume(int32_t world, int32_t local_size, struct zr_topology *out)
 {
     if (world < 1 || local_size < 0)

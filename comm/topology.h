@@ -8,8 +8,10 @@
  * hosts: containers.
  *
  * The place of a rank: ranks are put in order host by host, hosts by their lowest rank, the ranks of a host
- * by number. So place 0 is rank 0, and on one host places are ranks. Whatever has an order over ranks that
- * decides bits (the tree that gradients are summed in, who owns which slice) goes by places.
+ * by number. So place 0 is rank 0, and places are ranks on one host, and wherever the ranks of each host are
+ * consecutive. Whatever has an order over ranks that decides bits (the tree that gradients are summed in, who
+ * owns which slice) follows places. Where the bits must not depend on hosts, zr_topology_order_by_rank makes
+ * places ranks everywhere.
  *
  * Thread-safety: plain data once it is made. */
 #ifndef ZR_COMM_TOPOLOGY_H
@@ -49,6 +51,8 @@ struct zr_topology {
     int32_t *place_of;
     /* (world) rank at each place */
     int32_t *rank_at;
+    /* zr_topology_order_by_rank was called */
+    bool by_rank;
     /* (n_hosts) in the order of their lowest ranks */
     struct zr_host *hosts;
     /* the first "why" of hosts that is not ""; "": ranks of one machine are on one host */
@@ -66,6 +70,10 @@ int zr_topology_probe(struct zr_rendezvous *rdv, const struct zr_identity *id, i
 /* Without asking anybody, as rank 0, for a plan: hosts of local_size ranks each, the last with what is left;
  * local_size 0: one host. ZR_ERR_ARG, ZR_ERR_NOMEM. */
 int zr_topology_assume(int32_t world, int32_t local_size, struct zr_topology *out);
+
+/* Makes the place of each rank its number. Returns whether any place changes: the ranks of some host are not
+ * consecutive. */
+bool zr_topology_order_by_rank(struct zr_topology *t);
 
 /* NULL and a zeroed struct are allowed. */
 void zr_topology_free(struct zr_topology *t);

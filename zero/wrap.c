@@ -79,6 +79,20 @@ enum zr_values_in zr_values_in(const struct zero_ctx *z)
     return ZR_VALUES_IN_MODEL;
 }
 
+/* With deterministic the bits do not depend on where ranks are: places are ranks, also where the ranks of a
+ * host are not consecutive, whose sums can then not be made host by host. */
+static void order_places(struct zero_ctx *z)
+{
+    char hosts[512];
+    if (!z->config.options.deterministic || !zr_topology_order_by_rank(&z->topology) || z->topology.rank)
+        return;
+    zr_topology_list_hosts(&z->topology, hosts, sizeof hosts);
+    zr_info(z->config.options.log,
+            "the ranks of a host are not consecutive (%s): sums follow the order of ranks all the same, for "
+            "deterministic is on, and cross hosts more often; consecutive ranks on each host are faster",
+            hosts);
+}
+
 /* Who shares what with whom, how the model is laid out among them, and the plan. */
 static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors)
 {
@@ -88,8 +102,12 @@ static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int
             world = z->world.world / zr_model_ranks(&z->config.options);
     if (!err)
         err = zr_config_groups(&z->config, &z->topology, world, true);
-    if (!err)
-        err = zr_mesh_make(&z->topology, pp, parts, zr_config_inner(&z->config, world), &z->mesh);
+    if (!err) /* which knows whether deterministic is on */
+        err = zr_backend_choose(&z->config, z->world.world, &made.backend);
+    if (err)
+        return err;
+    order_places(z);
+    err = zr_mesh_make(&z->topology, pp, parts, zr_config_inner(&z->config, world), &z->mesh);
     if (err)
         return err;
     zr_config_mind_network(&z->config, z->mesh.outer > 1 && z->mesh.outer_spans_hosts, z->world.rank);

@@ -90,18 +90,25 @@ class Train(unittest.TestCase):
                 finally:
                     os.killpg(ranks.pid, signal.SIGKILL)
 
+    SCATTERED = "the ranks of a host are not consecutive (host 0 has 2 ranks (0, "
+
     def test_same_bits_on_hosts(self):
         """One machine as several hosts: shared memory inside each, MPI between, and the bits of one; as the log says, sums by host or not."""
         whole = ["--stage=3", "--accum=2"]
         by_host, by_rank = "2 ranks on each of 2 hosts: shared memory inside a host", "sums are made rank by rank over MPI"
-        for n, arguments, said in ((4, whole, by_host), (4, [*whole, "--dtype=bf16"], by_host), (3, whole, by_rank),
-                                   (4, [*whole, "--hybrid=hsdp", "--shard-group=2"], "shared memory among the 2 ranks of a group")):
-            with self.subTest(n=n, arguments=arguments):
-                script = 'export ZERO_HOST_ID=$((${OMPI_COMM_WORLD_RANK:-$PMI_RANK} / 2)); exec "$@"'
+        hsdp = [*whole, "--hybrid=hsdp", "--shard-group=2"]
+        blocks, robin, uneven, mixed = "R / 2", "R % 2", "R / 3", "(R + 1) / 2 % 2"
+        for host, n, arguments, said in ((blocks, 4, whole, by_host), (blocks, 4, [*whole, "--dtype=bf16"], by_host), (blocks, 3, whole, by_rank),
+                                         (blocks, 4, hsdp, "shared memory among the 2 ranks of a group"), (robin, 4, whole, by_rank),
+                                         (robin, 4, ["--stage=1"], by_rank), (robin, 4, hsdp, self.SCATTERED), (uneven, 4, whole, by_rank),
+                                         (mixed, 4, whole, by_rank)):
+            with self.subTest(host=host, n=n, arguments=arguments):
+                script = f'R=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}; export ZERO_HOST_ID=$(({host})); exec "$@"'
                 code, out, err = call([*LAUNCHER, "-n", str(n), "sh", "-c", script, "sh", BENCH, *TRAIN, *arguments], ZERO_BACKEND="mpi",
                                       ZERO_LOG="stderr", ZERO_DETERMINISTIC="1")
                 self.assertEqual(code, 0, out + err)
                 self.assertIn(said, out + err)
+                self.assertEqual(self.SCATTERED in out + err, host in (robin, mixed))
                 self.assertIn("; where ranks meet, in: MPI\n", out + err)
                 self.assertNotIn("this job has no key", out + err)  # they have made one
                 self.assertRegex(out, r"(?m)^total +(\S+ MB) +\1$")  # what the plan says, staging with it, is what there is
