@@ -35,12 +35,13 @@ enum zr_mem {
 };
 const char *zr_mem_name(enum zr_mem m);
 
-#define ZR_EXCHANGE_BYTES 704          /* of one rank's part in an exchange */
-#define ZR_CONTROL_BYTES  256          /* step scalars */
-#define ZR_OUTCOME_BYTES  256          /* what the host reads of a step; struct zr_agreed */
-#define ZR_MODEL_ELEMS    (256 << 10)  /* of activations that go between parts of the model at a time */
-#define ZR_MODEL_BYTES    (3192 << 10) /* their arena */
-#define ZR_VALUE_BYTES    (256 << 10)  /* at most: values on their way in zero_read, zero_write */
+#define ZR_EXCHANGE_BYTES     704          /* of one rank's part in an exchange */
+#define ZR_CONTROL_BYTES      256          /* step scalars */
+#define ZR_OUTCOME_BYTES      256          /* what the host reads of a step; struct zr_agreed */
+#define ZR_MODEL_ELEMS        (256 << 10)  /* of activations that go between parts of the model at a time */
+#define ZR_MODEL_BYTES        (3192 << 10) /* their arena */
+#define ZR_SMALL_VALUES_BYTES (64 << 10)   /* at least, where the model has as much */
+#define ZR_VALUE_BYTES        (256 << 10)  /* at most: values on their way in zero_read, zero_write */
 
 _Static_assert(sizeof(struct zr_agreed) <= ZR_OUTCOME_BYTES, "what a step found out must fit");
 
