@@ -218,10 +218,14 @@ static void place_gathered(struct zr_plan *p, int64_t *end)
 static int64_t values_bytes(const struct zr_plan *p, bool several_stages)
 {
     const struct zr_layout *l = p->layout;
-    int64_t largest = 0;
-    for (int32_t t = 0; t < l->n_tensors; t++)
-        largest = zr_max(largest, l->tensors[t].n_elems * zr_max(4, zr_dtype_bytes(l->tensors[t].dtype)));
-    int64_t bytes = zr_min(zr_round_up(largest, ZR_PIECE_ALIGN), ZR_VALUE_BYTES);
+    int64_t largest = 0, all = 0;
+    for (int32_t t = 0; t < l->n_tensors; t++) {
+        int64_t size = l->tensors[t].n_elems * zr_max(4, zr_dtype_bytes(l->tensors[t].dtype));
+        largest = zr_max(largest, zr_round_up(size, ZR_PIECE_ALIGN));
+        all += zr_round_up(size, ZR_PIECE_ALIGN);
+    }
+    /* First values go many small tensors at a time. */
+    int64_t bytes = zr_min(zr_min(all, zr_max(largest, ZR_SMALL_VALUES_BYTES)), ZR_VALUE_BYTES);
     /* room for a piece of each rank, for the buffers' mean */
     if (several_stages)
         bytes = ZR_VALUE_BYTES;

@@ -3,6 +3,7 @@
  * staging. */
 #include "shard/engine/engine_inside.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -30,6 +31,7 @@ struct chunk {
     const struct zr_piece *piece;
     int64_t first, n; /* elements of the flat */
     int64_t size;     /* bytes of an element of the value */
+    int64_t at;       /* of its bytes in staging */
     int kind;
     const struct asked *asked;
 };
@@ -118,7 +120,7 @@ static int store(struct zr_engine *e, const struct chunk *c, int64_t first, int6
 {
     const struct zr_device_ops *d = e->dev->ops;
     enum zr_dtype dtype = c->flat->dtype;
-    const char *from = zr_values_staging(e) + (first - c->first) * c->size;
+    const char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
     if (c->kind >= 0)
         return d->copy(e->reduce_stream, value_at(e, c, first), from, n * c->size);
     enum zr_dtype given = c->kind == ZR_VALUE_PARAM ? dtype : ZR_F32;
@@ -133,7 +135,7 @@ static int store_master(struct zr_engine *e, const struct chunk *c)
     int64_t first, n = part(c, zr_engine_kept(e, c->flat), &first);
     if (n == 0)
         return 0;
-    const char *from = zr_values_staging(e) + (first - c->first) * c->size;
+    const char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
     enum zr_dtype given = c->kind == ZR_VALUE_PARAM ? c->flat->dtype : ZR_F32;
     return e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, c->flat, first), ZR_F32, from, given,
                              n);
@@ -147,20 +149,33 @@ static struct zr_span held(const struct zr_engine *e, const struct chunk *c)
     return zr_engine_kept(e, c->flat);
 }
 
-static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
+/* Rank 0 sends the chunks, which lie in the first n_bytes of its staging, and every rank stores its part. */
+static int send_chunks(struct zr_engine *e, const struct chunk *c, int32_t n_chunks, int64_t n_bytes)
 {
     struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
     int err = zr_roles_make_room(e);
-    if (!err && e->place == 0)
-        err = e->dev->ops->copy(e->reduce_stream, zr_values_staging(e), src, c->n * c->size);
     if (!err)
-        err = zr_control_broadcast(e, e->plan->values_at, c->n * c->size, 0, &tag);
-    if (err)
-        return err;
-    int64_t first, n = part(c, held(e, c), &first);
-    if (n)
-        err = store(e, c, first, n);
-    return err ? err : store_master(e, c);
+        err = zr_control_broadcast(e, e->plan->values_at, n_bytes, 0, &tag);
+    for (int32_t i = 0; !err && i < n_chunks; i++) {
+        int64_t first, n = part(&c[i], held(e, &c[i]), &first);
+        err = n ? store(e, &c[i], first, n) : 0;
+        if (!err)
+            err = store_master(e, &c[i]);
+    }
+    return err;
+}
+
+static int stage_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
+{
+    if (e->place != 0)
+        return 0;
+    return e->dev->ops->copy(e->reduce_stream, zr_values_staging(e) + c->at, src, c->n * c->size);
+}
+
+static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
+{
+    int err = stage_chunk(e, c, src);
+    return err ? err : send_chunks(e, c, 1, c->n * c->size);
 }
 
 static int wait_for_all(struct zr_engine *e, const struct asked *a)
@@ -237,16 +252,68 @@ int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first
     return err;
 }
 
+/* Chunks that are sent together, side by side in staging. */
+struct batch {
+    struct chunk *chunks;
+    int32_t n;
+    int64_t bytes;
+};
+
+static int send_batch(struct zr_engine *e, struct batch *b)
+{
+    int err = b->n ? send_chunks(e, b->chunks, b->n, b->bytes) : 0;
+    b->n = 0;
+    b->bytes = 0;
+    return err;
+}
+
+static int add_tensor(struct zr_engine *e, struct batch *b, int32_t tensor, const struct asked *a)
+{
+    const struct zr_tensor *t = &e->layout->tensors[tensor];
+    const char *src = *t->param;
+    int err = 0;
+    for (int64_t at = 0; !err && at < t->n_elems;) {
+        struct chunk c = chunk_at(e, tensor, ZR_VALUE_PARAM, at, t->n_elems - at);
+        int64_t n_bytes = c.n * c.size;
+        if (b->bytes + n_bytes > e->plan->values_bytes)
+            err = send_batch(e, b);
+        c.asked = a;
+        c.at = b->bytes;
+        if (!err)
+            err = stage_chunk(e, &c, src);
+        b->chunks[b->n++] = c;
+        b->bytes = zr_round_up(b->bytes + n_bytes, ZR_PIECE_ALIGN);
+        src = src ? src + n_bytes : NULL;
+        at += c.n;
+    }
+    return err;
+}
+
+/* Rank 0's parameters, many tensors at a time: models may have thousands of small ones, and each message is a
+ * wait for all ranks. */
+static int adopt_params(struct zr_engine *e)
+{
+    struct asked a = {ASKED_WRITE, -1, ZR_VALUE_PARAM, 0, e->layout->n_params};
+    struct batch b = {.chunks =
+                          malloc((size_t)(e->plan->values_bytes / ZR_PIECE_ALIGN + 1) * sizeof *b.chunks)};
+    int err = b.chunks ? wait_for_all(e, &a) : zr_fail(ZR_ERR_NOMEM, "no memory to send parameters");
+    for (int32_t t = 0; !err && t < e->layout->n_tensors; t++)
+        if (!e->layout->tensors[t].buffer)
+            err = add_tensor(e, &b, t, &a);
+    if (!err)
+        err = send_batch(e, &b);
+    free(b.chunks);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    return zr_engine_drain(e);
+}
+
 int zr_engine_adopt(struct zr_engine *e, bool params)
 {
-    int err = 0;
-    for (int32_t t = 0; !err && t < e->layout->n_tensors; t++) {
-        const struct zr_tensor *x = &e->layout->tensors[t];
-        if (x->buffer)
+    int err = params ? adopt_params(e) : 0;
+    for (int32_t t = 0; !err && t < e->layout->n_tensors; t++)
+        if (e->layout->tensors[t].buffer)
             err = zr_engine_spread_buffer(e, t);
-        else if (params)
-            err = zr_engine_write(e, t, ZR_VALUE_PARAM, 0, x->n_elems, *x->param);
-    }
     e->m.wire_at_open = zr_roles_wire_bytes(e);
     e->m.outer_at_open = zr_roles_outer_bytes(e);
     return err;
