@@ -17,7 +17,7 @@ import tempfile
 from asserts import held
 from installed import HEADERS, PROGRAM
 from readme_text import commands, program, read
-from symbols import NVCC, NVTX, declared, defined
+from symbols import declared, defined
 from tree_clean import tracked
 
 ANSWER = "0 1 2 3"
@@ -29,7 +29,7 @@ ALONE = ["-Dbench=disabled", "-Dtests=disabled"]
 EXAMPLE = "share/doc/libzero/zero/examples/minimal.c"
 FLOORS = ("zero", "shard", "comm", "kernels", "bench")
 TARGETS = {"zero", "zero-run", "zero-internal", "shard", "comm", "kernels", "kernels_avx2", "kernels_avx512", "kernels_profiler",
-           "cuda_copy", "cuda_kernels", "cuda_norm"}
+           "profiler_own", *(name + part for name in ("cuda_copy", "cuda_kernels", "cuda_norm") for part in ("", "_nvcc"))}
 # Where help2man is.
 MAN_PAGE = "zero-run.1"
 # One for each MPI that this machine has.
@@ -72,7 +72,7 @@ def check_archive(root, path):
     names = defined(path)
     yield from (f"{path}: {name} of zero/zero.h is missing" for name in sorted(declared(root) - names))
     yield from (f"{path}: {name} is neither zr_ nor zero_" for name in sorted(names)
-                if not name.startswith(("zr_", "zero_")) and not NVTX.fullmatch(name) and not NVCC.match(name))
+                if not name.startswith(("zr_", "zero_")))
     members = run("ar", "t", path).split()
     yield from (f"{path}: {member} is there twice" for member in {m for m in members if members.count(m) > 1})
 
@@ -141,7 +141,13 @@ def check_install(root, folder, meson):
     example = os.path.join(folder, "minimal")
     run(os.environ.get("CC", "cc"), os.path.join(prefix, EXAMPLE), "-o", example, *flags, "-lm")
     run(os.path.join(prefix, "bin", "zero-run"), "-n", "2", example, env={**environment(), "ZERO_STAGE": "3", "LD_LIBRARY_PATH": libdir})
+    with open(os.path.join(libdir, "pkgconfig", "libzero.pc"), encoding="utf-8") as f:
+        yield from (f"libzero.pc has a path of this machine: {word}" for line in f if not line.startswith("prefix=") for word in line.split()
+                    if re.search(r"(^|-L|-I|=)/", word))
     flags = run("pkg-config", "--static", "--cflags", "--libs", "libzero", env=env).split()
+    if "-lcudart_static" in flags:  # of a toolkit that the linker does not find by itself
+        nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+        flags.append(f"-L{os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))}/lib64")
     yield from compile_and_run(folder, "static", libdir, ["-l:libzero.a" if flag == "-lzero" else flag for flag in flags])
 
 
