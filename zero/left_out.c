@@ -104,6 +104,6 @@ void zr_left_out_step(struct zero_ctx *z)
     struct zr_engine_facts facts;
     zr_engine_facts(z->engine, &facts);
     for (int k = BACKWARD; k >= FORWARD && !z->left_out->reported; k--)
-        z->left_out->reported = report_phase(z, k, facts.n_steps);
+        z->left_out->reported = report_phase(z, k, facts.last_step);
     zr_left_out_drop(z);
 }

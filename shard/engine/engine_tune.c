@@ -35,8 +35,15 @@ int zr_engine_set_step(struct zr_engine *e, int64_t t)
     if (err)
         return err;
     e->m.t = t;
+    e->m.renumber = true;
     zr_engine_tune(e)->has_states = true;
     return 0;
+}
+
+void zr_engine_renumber(struct zr_engine *e, int64_t last)
+{
+    e->m.step_offset = last - (int64_t)e->m.step;
+    e->m.renumber = false;
 }
 
 uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried)

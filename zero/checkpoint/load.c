@@ -85,6 +85,8 @@ static int apply(struct zr_loading *l)
         return err;
     err = zr_engine_set_step(z->engine, m->t);
     if (!err)
+        zr_engine_renumber(z->engine, m->t);
+    if (!err)
         err = zr_engine_tied_values(z->engine);
     if (err)
         return err;
