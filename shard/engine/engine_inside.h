@@ -94,10 +94,11 @@ struct zr_model_side {
     struct zr_all all;
 
     /* ---- steps */
-    /* calls of zero_step; what is added to them for the job's number of a step, which goes on after a load;
-     * zero_set_step asks for another, which the next zero_step takes; that call is under way */
+    /* calls of zero_step */
     uint32_t step;
+    /* what is added to them for the job's number of a step, which goes on after a load */
     int64_t step_offset;
+    /* the next zero_step finds that anew; a zero_step is under way */
     bool renumber, stepping;
     /* steps that were not skipped */
     int64_t t;
