@@ -116,8 +116,8 @@ void zr_left_out_step(struct zero_ctx *z)
     struct zr_engine_facts facts;
     zr_engine_facts(z->engine, &facts);
     if (!c->reported_step)
-        c->reported_step = report_step(z, facts.n_steps);
+        c->reported_step = report_step(z, facts.last_step);
     for (int k = BACKWARD; z->plan->place.model_holds && k >= FORWARD && !c->reported_micro_batch; k--)
-        c->reported_micro_batch = report_phase(z, k, facts.n_steps);
+        c->reported_micro_batch = report_phase(z, k, facts.last_step);
     zr_left_out_drop(z);
 }

@@ -47,8 +47,8 @@ enum zr_frame_type {
     ZR_FRAME_LOST,
     /* the sender leaves on purpose */
     ZR_FRAME_GOODBYE,
-    /* the sender's process ends with its context open; about: the code of a failure that it had before, payload:
-     * its message; 0: it had none */
+    /* the sender's process ends with its context open; about: the code of a failure that it had before,
+     * payload: its message; 0: it had none */
     ZR_FRAME_EXIT,
     /* 0 -> rank: send your program's latest calls */
     ZR_FRAME_ASK_CALLS,

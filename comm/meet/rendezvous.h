@@ -135,7 +135,7 @@ void zr_rendezvous_describe(struct zr_rendezvous *r,
 enum { ZR_LAST_CALL_CHARS = 224 };
 void zr_rendezvous_last_call(const struct zr_rendezvous *r, int rank, char text[ZR_LAST_CALL_CHARS]);
 
-/* What this process sees of the process of a rank on its own host. */
+/* A look at the process of a rank on this host. */
 struct zr_rank_seen {
     /* by SIGSTOP or a debugger: it does nothing until it is continued */
     bool is_stopped;
@@ -145,9 +145,9 @@ struct zr_rank_seen {
     char text[ZR_FRAME_TEXT_BYTES];
 };
 
-/* see(arg, rank, out), on any thread, fills *out, with 0 for a rank of another host. A rank that is lost after
- * it has recorded a failure is no cause: its failure is then the one that all ranks hear. Before the detach,
- * and before another thread uses r. */
+/* see(arg, rank, out), on any thread, fills *out, with 0 for a rank of another host. A rank that is lost
+ * after it has recorded a failure is no cause: all ranks then hear of that failure. Before the detach, and
+ * before another thread uses r. */
 void zr_rendezvous_watch(struct zr_rendezvous *r, void (*see)(void *arg, int rank, struct zr_rank_seen *out),
                          void *arg);
 /* The first rank of this host whose process is stopped; -1: none is. Any thread, until r is freed. */
@@ -155,13 +155,13 @@ int zr_rendezvous_stopped(const struct zr_rendezvous *r);
 /* "; rank 3 is stopped, by SIGSTOP or a debugger", with its last call, or "". */
 enum { ZR_STOPPED_CHARS = 64 + ZR_LAST_CALL_CHARS };
 void zr_rendezvous_describe_stopped(const struct zr_rendezvous *r, int rank, char text[ZR_STOPPED_CHARS]);
-/* The failure that a rank of this host recorded (rank -1: the earliest that any other rank did), with the rank
- * that found it in its text; 0: none. Any thread, until r is freed. */
+/* The failure that a rank of this host recorded (rank -1: the earliest that any other rank did), with the
+ * rank that found it in its text; 0: none. Any thread, until r is freed. */
 int zr_rendezvous_recorded(const struct zr_rendezvous *r, int rank, char text[ZR_FRAME_TEXT_BYTES]);
 
-/* Explains a failure by this host's flight recorders, so that no other rank has to be asked. Returns the code
- * of a failure that another rank recorded before, with its message as *why; or code, with text and the rank
- * that is stopped, where code is ZR_ERR_TIMEOUT; or 0: nothing explains it. Any thread, until r is freed. */
+/* Explains a failure by this host's flight recorders, so that no other rank has to be asked. If another rank
+ * recorded a failure before, returns its code, with its message as *why. Else, if code is ZR_ERR_TIMEOUT and a
+ * rank is stopped, returns code, with that rank behind text. Else 0. Any thread, until r is freed. */
 int zr_rendezvous_explain(const struct zr_rendezvous *r, int code, const char *text,
                           char why[ZR_FRAME_TEXT_BYTES]);
 
@@ -229,8 +229,8 @@ void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_called *c);
  * ranks, and then every rank's on_failed, this one's too, gets one failure: the first calls that were not the
  * same (ZR_ERR_MISMATCH); where there are none, code and text, for ZR_ERR_TIMEOUT with the rank whose program
  * is behind, and the ranks that gave no answer within timeout_ms / 2, at most 5 s; or another failure, if one
- * is known by then. Only what a rank asks first is asked. Where rank 0 does not answer nothing comes, so the caller bounds its wait.
- * Any thread, does not block. false: nothing will come: before the detach, after zr_rendezvous_close, and in
+ * is known by then. Only what a rank asks first is asked. Where rank 0 does not answer nothing comes, so the
+ * caller bounds its wait. Any thread, does not block. false: nothing will come: before the detach, after zr_rendezvous_close, and in
  * a world of 1. */
 bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text);
 

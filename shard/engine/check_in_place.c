@@ -52,7 +52,7 @@ static int compare_kept(struct zr_engine *e, int32_t piece, uint64_t hash)
                    "of step %u; grad_in_place is 1, which says that their sum stays there: zero gradients "
                    "once per step, "
                    "or leave grad_in_place at 0",
-                   t->name, (long long)(t->unit + e->layout->pieces[piece].slice), e->m.step);
+                   t->name, (long long)(t->unit + e->layout->pieces[piece].slice), zr_step_number(e));
 }
 
 static int forget(struct zr_engine *e, int32_t piece, uint64_t hash)
@@ -71,7 +71,7 @@ static int compare_sum(struct zr_engine *e, int32_t piece, uint64_t hash)
                    "check: the model's fault: it changed the gradient of tensor %s (unit %lld) between its "
                    "zero_end in backward and zero_step, step %u: until then that is the only copy of what is "
                    "to be used",
-                   t->name, (long long)(t->unit + e->layout->pieces[piece].slice), e->m.step);
+                   t->name, (long long)(t->unit + e->layout->pieces[piece].slice), zr_step_number(e));
 }
 
 /* Nothing of the library's changes it until its UPDATE. */

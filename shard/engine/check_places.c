@@ -284,6 +284,6 @@ int zr_places_end(struct zr_places *p, int32_t unit, int32_t slot, bool grad)
     int err = grad ? copy_unit(p, at, slot, true, true) : 0;
     at->open = false;
     at->suspect = true;
-    at->step = p->e->m.step;
+    at->step = zr_step_number(p->e);
     return err ? err : p->e->dev->ops->copy(p->e->compute, at->at, p->nan, r->bytes);
 }

@@ -87,7 +87,7 @@ static int report_difference(struct digest *d, uint64_t *all, int32_t differ[2])
     return zr_fail(ZR_ERR_MISMATCH,
                    "check: after step %u rank %d and rank %d hold copies of the same part of tensor %s that "
                    "differ: with hybrid hsdp every group updates its own copy%s",
-                   e->m.step, differ[0], differ[1], name,
+                   zr_last_step_number(e), differ[0], differ[1], name,
                    e->opt.update ? ", so cfg.update must give the same weights for the same arguments"
                                  : ", and one of them was changed by something else");
 }

@@ -175,6 +175,10 @@ int zr_engine_set_step(struct zr_engine *e, int64_t t);
 /* How many steps have updated the unit; the engine is settled. */
 int64_t zr_engine_unit_step(const struct zr_engine *e, int32_t unit);
 void zr_engine_set_unit_step(struct zr_engine *e, int32_t unit, int64_t t);
+/* Messages count steps on from there: last is the number of the last step that was made. Every rank does so
+ * between the same two calls. zr_engine_set_step does it in the next step, for ranks may call that one at
+ * different times. */
+void zr_engine_renumber(struct zr_engine *e, int64_t last);
 /* What all ranks must have alike, hashed: these numbers, the step's number, and how many values a step
  * carries. */
 uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried);
@@ -197,8 +201,8 @@ bool zr_engine_wrote_nothing(const struct zr_engine *e);
 bool zr_engine_holds_all(const struct zr_engine *e);
 
 struct zr_engine_facts {
-    /* calls of zr_engine_step */
-    int64_t n_steps;
+    /* calls of zr_engine_step; the number of the last one, which goes on after a load */
+    int64_t n_steps, last_step;
     /* steps that were not skipped */
     int64_t t;
     int64_t n_skipped, n_dropped;

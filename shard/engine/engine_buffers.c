@@ -25,7 +25,7 @@ static struct piece piece_of(const struct zr_engine *e, enum what what, int32_t 
         .first = first,
         .size = zr_dtype_bytes(t->dtype),
         .tag = {.unit = -1,
-                .step = e->m.step,
+                .step = zr_step_number(e),
                 .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))}};
 }
 

@@ -337,7 +337,7 @@ void zr_model_check_skipped(struct zr_engine *e)
             e->watch->log,
             "check: step %u was skipped, its gradient is not finite: on a GPU a pointer that the model kept "
             "from an earlier bracket reads NaN",
-            e->m.step);
+            zr_last_step_number(e));
 }
 
 void zr_model_check_reader(struct zr_engine *e)

@@ -29,6 +29,7 @@ bool zr_engine_holds_all(const struct zr_engine *e)
 void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
 {
     *out = (struct zr_engine_facts){.n_steps = e->m.step,
+                                    .last_step = zr_last_step_number(e),
                                     .t = e->m.t,
                                     .n_skipped = e->m.n_skipped,
                                     .n_dropped = e->m.n_dropped,

@@ -96,6 +96,10 @@ struct zr_model_side {
     /* ---- steps */
     /* calls of zero_step */
     uint32_t step;
+    /* what is added to them for the job's number of a step, which goes on after a load */
+    int64_t step_offset;
+    /* the next zero_step finds that anew; a zero_step is under way */
+    bool renumber, stepping;
     /* steps that were not skipped */
     int64_t t;
     /* (n_units) of these, the steps that updated the unit */
@@ -356,6 +360,18 @@ int zr_engine_wait(struct zr_engine *e, struct zr_event *event);
 void zr_engine_guard_waits(struct zr_engine *e);
 /* Nothing that is on the streams and has not begun ever runs. Any thread. */
 void zr_engine_leave_streams(struct zr_engine *e);
+
+/* The job's number of the step before, and of the one under way: steps count from 1, and go on after a load.
+ * Every message has these. */
+static inline uint32_t zr_last_step_number(const struct zr_engine *e)
+{
+    return (uint32_t)(e->m.step + e->m.step_offset);
+}
+
+static inline uint32_t zr_step_number(const struct zr_engine *e)
+{
+    return zr_last_step_number(e) + !e->m.stepping; /* zero_step has counted itself */
+}
 
 /* If err is one, with this thread's message, the engine fails with it. */
 static inline int zr_engine_note(struct zr_engine *e, int err)

@@ -26,7 +26,7 @@ void zr_model_push(struct zr_engine *e, const struct zr_action *a)
     struct zr_job job = {.action = *a,
                          .call_hash = zr_core_hash(e->m.core),
                          .world_hash = zr_world_hash(e),
-                         .step = e->m.step + e->m.norming,
+                         .step = zr_step_number(e),
                          .lr = e->m.lr,
                          .from = zr_flight_queue(e->flight)};
     e->m.n_jobs++;
@@ -80,13 +80,13 @@ static int wait_on(struct zr_engine *e, uint64_t job, struct zr_event *ev, int32
     const struct zr_device_ops *d = e->dev->ops;
     bool span = e->timeline && e->loop && !zr_loop_issued(e->loop, job);
     if (span)
-        zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit, e->m.step);
+        zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit, zr_step_number(e));
     zr_model_await(e, job);
     int err = d->compute_on_caller ? d->event_query(ev) : d->stream_wait(e->compute, ev);
     if (d->compute_on_caller && !err) {
         int64_t from = zr_now_ns();
         if (!span)
-            zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit, e->m.step);
+            zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit, zr_step_number(e));
         span = true;
         err = d->stream_wait(e->compute, ev);
         e->m.n_waits += begins;
@@ -367,8 +367,8 @@ static void report_called(struct zr_engine *e, const struct zr_called *call)
 
 void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t subject, uint64_t args)
 {
-    report_called(e,
-                  &(struct zr_called){.name = name, .subject = subject, .step = e->m.step + 1, .args = args});
+    report_called(
+        e, &(struct zr_called){.name = name, .subject = subject, .step = zr_step_number(e), .args = args});
 }
 
 /* Of later actions a stage has its own. */
@@ -379,16 +379,17 @@ void zr_engine_begins_pass(struct zr_engine *e, bool evaluates)
         return;
     e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
     call_comm(zr_widest_comm(e),
-              &(struct zr_called){.name = ZR_CALLED_NEXT, .subject = -1, .step = e->m.step + 1});
+              &(struct zr_called){.name = ZR_CALLED_NEXT, .subject = -1, .step = zr_step_number(e)});
 }
 
 /* A forked child is refused, and has the same recorder. */
 void zr_engine_enter(struct zr_engine *e, enum zr_called_name name, bool backward, int32_t subject)
 {
     if (e->flight && e->forks == zr_fork_depth())
-        zr_flight_enter(e->flight,
-                        &(struct zr_called){
-                            .name = name, .backward = backward, .subject = subject, .step = e->m.step + 1});
+        zr_flight_enter(e->flight, &(struct zr_called){.name = name,
+                                                       .backward = backward,
+                                                       .subject = subject,
+                                                       .step = zr_step_number(e)});
 }
 
 void zr_engine_leave(struct zr_engine *e)
@@ -419,7 +420,7 @@ void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
         report_called(e, &(struct zr_called){.name = name[ev->kind],
                                              .backward = bracket && (ev->backward || ev->apart),
                                              .subject = bracket ? ev->unit : -1,
-                                             .step = e->m.step + 1,
+                                             .step = zr_step_number(e),
                                              .args = args});
 }
 
@@ -436,13 +437,13 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     zr_model_called(e, ev);
     if (e->watch)
         zr_model_check_call(e->watch, zr_model_call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
-                            zr_phase_name(ev->backward, ev->apart), e->m.step);
+                            zr_phase_name(ev->backward, ev->apart), zr_step_number(e));
     enum zr_span_kind span = ev->backward || ev->apart ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)
         zr_timeline_end(e->timeline, ZR_TRACK_MODEL, span, ev->unit);
     e->m.call = ev->kind;
     err = zr_model_act(e, n);
     if (ev->kind == ZR_EV_BEGIN)
-        zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, span, ev->unit, e->m.step);
+        zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, span, ev->unit, zr_step_number(e));
     return err;
 }

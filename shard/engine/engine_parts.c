@@ -37,7 +37,7 @@ static struct zr_tag parts_tag(const struct zr_engine *e, enum zr_called_name ca
 {
     const int64_t words[] = {call, n, kind, (int64_t)e->m.parts_calls};
     return (struct zr_tag){.unit = zr_core_open_unit(e->m.core),
-                           .step = e->m.step,
+                           .step = zr_step_number(e),
                            .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))};
 }
 
@@ -362,7 +362,7 @@ int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, 
     int32_t p = 1;
     while (!err && p < e->parts && all[p] == all[0])
         p++;
-    zr_called_describe(&(struct zr_called){.name = call, .subject = -1, .step = e->m.step + 1}, text);
+    zr_called_describe(&(struct zr_called){.name = call, .subject = -1, .step = zr_step_number(e)}, text);
     if (!err && whole && p < e->parts)
         err = fail_apart(e, text, phase, p);
     if (!err && !whole && p == e->parts && all[0])

@@ -147,7 +147,7 @@ static struct zr_tag tag_of(const struct zr_engine *e, const struct zr_pipe_mess
 {
     const int64_t words[] = {m->way, m->micro_batch, m->edge, bytes};
     return (struct zr_tag){.unit = -1,
-                           .step = e->m.step,
+                           .step = zr_step_number(e),
                            .call_hash = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls)};
 }
 

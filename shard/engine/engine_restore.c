@@ -16,7 +16,7 @@ int zr_engine_restore_run(struct zr_engine *e, const struct zr_run *run, const v
 
 static struct zr_tag restore_tag(const struct zr_engine *e, int32_t unit)
 {
-    return (struct zr_tag){.unit = unit, .step = e->m.step, .call_hash = zr_core_hash(e->m.core)};
+    return (struct zr_tag){.unit = unit, .step = zr_step_number(e), .call_hash = zr_core_hash(e->m.core)};
 }
 
 /* Frozen flats too, which no other gather of resident units moves. */

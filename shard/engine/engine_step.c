@@ -42,7 +42,7 @@ static int compare_calls(struct zr_engine *e, const char *text)
 /* Not all ranks gave the same, as all of them found. The device left the weights alone, on every rank. */
 static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
 {
-    uint32_t step = e->m.step + e->m.norming;
+    uint32_t step = zr_last_step_number(e) + e->m.norming;
     char text[256];
     if (a->differs & ZR_AGREE_INCOMPLETE) { /* what ended the collective is found first, as a rule */
         snprintf(text, sizeof text, "step %u: the ranks' agreement did not take place", step);
@@ -123,12 +123,12 @@ static void report_skipped(const struct zr_engine *e, const struct zr_agreed *a)
             "step %u was skipped: the gradient's norm is %.3g, and above %.3g the update overflows float; "
             "the largest is the gradient of %s, in what rank %d has of it after the reduction; no rank "
             "updated its weights; zero_step's info tells, and zero_get_stats counts",
-            e->m.step, a->grad_norm, a->most_norm, of, rank);
+            zr_last_step_number(e), a->grad_norm, a->most_norm, of, rank);
     else
         zr_warn(e->opt.log,
                 "step %u was skipped: the gradient of %s is not finite, in what rank %d has of it after the "
                 "reduction; no rank updated its weights; zero_step's info tells, and zero_get_stats counts",
-                e->m.step, of, rank);
+                zr_last_step_number(e), of, rank);
 }
 
 /* Looks at the outcome of the step before: whether it was skipped decides the number of the next. It is known
@@ -237,7 +237,7 @@ int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *resu
     return err;
 }
 
-int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
+static int make_step(struct zr_engine *e, float lr, struct zr_step_result *result)
 {
     int32_t n, err = zr_engine_check(e);
     if (err)
@@ -257,16 +257,19 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
         return err;
     zr_model_called(e, &ev);
     e->m.step++;
+    e->m.stepping = true;
+    if (e->m.renumber)
+        zr_engine_renumber(e, e->m.t + 1);
     e->m.lr = lr;
     e->m.carried = e->m.given;
     e->m.given.n = 0;
-    zr_model_check_call(e->watch, "zero_step", -1, "", e->m.step);
+    zr_model_check_call(e->watch, "zero_step", -1, "", zr_step_number(e));
     err = zr_model_check_step(e);
     if (!err)
         err = zr_in_place_step(e);
     if (err)
         return err;
-    zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, e->m.step);
+    zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, zr_step_number(e));
     err = e->dev->ops->event_record(e->ev.step_compute, e->compute);
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
@@ -281,6 +284,13 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
         *result = e->m.result;
     }
     zr_timeline_end(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1);
+    return err;
+}
+
+int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
+{
+    int err = make_step(e, lr, result);
+    e->m.stepping = false;
     return err;
 }
 

@@ -125,7 +125,7 @@ int zr_stray_settle(struct zr_engine *e)
                       "step %u: a gradient was not zero though its unit had no backward bracket in the step. "
                       "It has changed since, so that the unit is not known: a call of zero_step with info "
                       "names it",
-                      e->m.step);
+                      zr_last_step_number(e));
     zr_engine_fail(e, err, zr_error_text());
     return zr_engine_check(e);
 }

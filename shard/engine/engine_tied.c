@@ -194,7 +194,7 @@ static int send_slot(struct zr_engine *e, int32_t micro_batch, int root)
     const struct zr_tied *ties = e->tied;
     const int64_t words[] = {micro_batch, ties->n, ties->slot_bytes};
     const struct zr_tag tag = {.unit = -1,
-                               .step = e->m.step,
+                               .step = zr_step_number(e),
                                .call_hash = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls)};
     int64_t off = micro_batch < 0 ? 0 : micro_batch % ties->n_slots * ties->slot_bytes,
             n_bytes = micro_batch >= 0 && ties->sum_bytes ? ties->sum_bytes : ties->slot_bytes;

@@ -37,6 +37,7 @@ int zr_engine_set_step(struct zr_engine *e, int64_t t)
     e->m.t = t;
     for (int32_t u = 0; u < e->layout->n_units; u++)
         e->m.unit_t[u] = t;
+    e->m.renumber = true;
     zr_engine_tune(e)->has_states = true;
     return 0;
 }
@@ -49,6 +50,12 @@ int64_t zr_engine_unit_step(const struct zr_engine *e, int32_t unit)
 void zr_engine_set_unit_step(struct zr_engine *e, int32_t unit, int64_t t)
 {
     e->m.unit_t[unit] = t;
+}
+
+void zr_engine_renumber(struct zr_engine *e, int64_t last)
+{
+    e->m.step_offset = last - (int64_t)e->m.step;
+    e->m.renumber = false;
 }
 
 uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried)

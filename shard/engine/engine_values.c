@@ -21,8 +21,9 @@ static struct zr_tag values_tag(const struct zr_engine *e, int32_t unit, const s
     const int64_t words[] = {a->call, a->tensor, a->kind, a->first, a->n};
     bool of_world = a->call == ASKED_EXCHANGE || a->call == ASKED_MEAN;
     uint64_t calls = of_world ? zr_world_hash(e) : zr_core_hash(e->m.core);
-    return (struct zr_tag){
-        .unit = unit, .step = e->m.step, .call_hash = XXH3_64bits_withSeed(words, sizeof words, calls)};
+    return (struct zr_tag){.unit = unit,
+                           .step = zr_step_number(e),
+                           .call_hash = XXH3_64bits_withSeed(words, sizeof words, calls)};
 }
 
 /* One tensor's range of elements, at most what staging holds, all inside one slice. */

@@ -1,5 +1,5 @@
-/* test_blame.c: one of four processes stands still, is stopped or is killed in the middle of its training. The
- * others leave as soon as a call fails, each in another way: every message names the rank that began it.
+/* test_blame.c: one of four processes stands still, is stopped or is killed in the middle of its training.
+ * The others leave as soon as a call fails, each in another way: every message names the rank that began it.
  *
  * ZERO_TEST_SEED repeats a run, N_CASES is the number of trainings, VERBOSE=1 shows what was said. */
 #include "test/comm/ranks.h"

@@ -129,12 +129,12 @@ enum wrong {
 
 static const char *const reported[WRONGS] = {
     [WRITES_GRAD_AFTER_END] =
-        "after zero_end of unit 0 in backward, step 1, it writes the gradient of tensor "
+        "after zero_end of unit 0 in backward, step 2, it writes the gradient of tensor "
         "embedding (unit 0, element 7) outside its bracket",
     [READS_BEFORE_BEGIN] =
         "after zero_step, step 1, it reads tensor bias (unit 1, element 0) outside its bracket",
     [READS_AFTER_END] =
-        "after zero_end of unit 1 in forward, step 1, it reads tensor layers (unit 1, element "
+        "after zero_end of unit 1 in forward, step 2, it reads tensor layers (unit 1, element "
         "119) outside its bracket",
     [KEEPS_POINTER] =
         "it reads tensor head (unit 3, element 5) outside its bracket, by a pointer that it kept",
@@ -145,12 +145,12 @@ static const char *const reported[WRONGS] = {
     [KEEPS_POINTER_OF_NO_BRACKET] = "tensor embedding (unit 0, element 2) inside its bracket, by a pointer "
                                     "that it took before zero_begin",
     [WRITES_GRAD_IN_FORWARD] =
-        "after zero_begin of unit 0 in forward, step 1, it writes the gradient of tensor "
+        "after zero_begin of unit 0 in forward, step 2, it writes the gradient of tensor "
         "embedding (unit 0, element 1) outside its bracket, which is one in backward",
-    [OTHER_LAYER] = "after zero_begin of unit 1 in backward, step 1, it writes the gradient of tensor layers "
+    [OTHER_LAYER] = "after zero_begin of unit 1 in backward, step 2, it writes the gradient of tensor layers "
                     "(unit 2, element 120) outside its bracket",
     [WRITES_PARAM] =
-        "after zero_begin of unit 3 in forward, step 1, it writes tensor head (unit 3, element 1) "
+        "after zero_begin of unit 3 in forward, step 2, it writes tensor head (unit 3, element 1) "
         "which may only be read",
     [BEYOND_END] = "it writes the gradient of tensor embedding (44 bytes beyond its end) where no tensor is",
 };
@@ -278,6 +278,73 @@ static void test_faults_of_the_model(void **state)
                 assert_ptr_equal(strstr(strstr(f.lines.text, reported[wrong]) + 1, reported[wrong]),
                                  NULL); /* once */
             }
+}
+
+/* ---- the numbers of steps ---- */
+
+struct numbered {
+    bool loads; /* else zero_set_step */
+    char folder[64];
+};
+
+static int make_step(struct toy *m, zero_ctx *z, const struct toy_rank *r)
+{
+    int err = toy_forward(m, z, true);
+    if (!err)
+        err = toy_backward(m, z, true, 0, r->rank);
+    return err ? err : zero_step(z, 0.01f, NULL);
+}
+
+/* Takes the number 5 from a checkpoint or zero_set_step, and makes a mistake in step 7. */
+static void numbering_rank(struct toy_rank *r)
+{
+    const struct numbered *n = r->arg;
+    struct toy m;
+    struct zero_ctx *z = NULL;
+    int err = 0;
+    struct zero_config cfg = toy_config(r, 3);
+    cfg.check = 1;
+    cfg.log = toy_forget_line;
+    toy_make(&m);
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    for (int i = 0; i < 5 && n->loads; i++)
+        TOY_TRY(make_step(&m, z, r));
+    if (n->loads) {
+        TOY_TRY(zero_save(z, n->folder));
+        TOY_TRY(zero_unwrap(&z));
+        toy_free(&m);
+        toy_make(&m);
+        TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+        TOY_TRY(zero_load(z, n->folder));
+    } else {
+        TOY_TRY(zero_set_step(z, 5));
+    }
+    TOY_TRY(make_step(&m, z, r));
+    TOY_TRY(zero_begin(z, 0, ZERO_FORWARD));
+    TOY_TRY(zero_end(z, 0, ZERO_FORWARD));
+    if (!err)
+        seen = ((volatile float *)m.param[0])[0];
+    if (!err)
+        toy_note(r, err = zero_begin(z, 1, ZERO_FORWARD));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void test_steps_go_on(void **state)
+{
+    (void)state;
+    for (int loads = 0; loads < 2; loads++)
+        for (int world = 1; world < 3; world++) {
+            struct numbered n = {.loads = loads, .folder = "/tmp/zero-check-XXXXXX"};
+            struct toy_rank ranks[MOST_TOY_RANKS];
+            toy_make_folder(n.folder);
+            toy_ranks(world, numbering_rank, &n, ranks);
+            toy_remove_folder(n.folder);
+            for (int i = 0; i < world; i++)
+                if (!strstr(ranks[i].text, "after zero_end of unit 0 in forward, step 7, it reads"))
+                    fail_msg("%s, world %d, rank %d: %d \"%s\"", loads ? "load" : "set", world, i,
+                             ranks[i].err, ranks[i].text);
+        }
 }
 
 /* ---- gradients that are NaN for another reason than a wrong flag ---- */
@@ -566,9 +633,13 @@ static void test_missing_waits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sound_models),  cmocka_unit_test(test_faults_of_the_model),
-        cmocka_unit_test(test_other_nans),    cmocka_unit_test(test_update_that_reads),
-        cmocka_unit_test(test_missing_waits), cmocka_unit_test(test_copies_that_drift_apart),
+        cmocka_unit_test(test_sound_models),
+        cmocka_unit_test(test_faults_of_the_model),
+        cmocka_unit_test(test_steps_go_on),
+        cmocka_unit_test(test_other_nans),
+        cmocka_unit_test(test_update_that_reads),
+        cmocka_unit_test(test_missing_waits),
+        cmocka_unit_test(test_copies_that_drift_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,6 +87,8 @@ static int apply(struct zr_loading *l)
     if (!err)
         zr_unit_steps_load(l);
     if (!err)
+        zr_engine_renumber(z->engine, m->t);
+    if (!err)
         err = zr_engine_tied_values(z->engine);
     if (err)
         return err;
