@@ -132,8 +132,8 @@ ZERO_API int zero_config_init(struct zero_config *cfg, size_t size);
  * thread. */
 ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const char *value);
 
-/* Find out which rank this process is, as zero_wrap will: from cfg's rank and world, from cfg's nccl_comm or
- * mpi_comm, or from the variables of zero-run, torchrun, Open MPI, MPICH or Slurm. Without any of them it is
+/* Find out which rank this process is, as zero_wrap will. cfg's rank and world say it, or cfg's nccl_comm or
+ * mpi_comm, or the variables of zero-run, torchrun, Open MPI, MPICH or Slurm. Without any of them it is
  * rank 0 of 1. For what is done before zero_wrap: reading this rank's part of the data,
  * cudaSetDevice(*local_rank). cfg may be NULL: ZERO_CONFIG_INIT; any of rank, world and local_rank (this
  * process's number on its host as the launcher says; where it says none, the rank) may be NULL.

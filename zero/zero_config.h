@@ -443,8 +443,8 @@ struct zero_config {
      * with it, and is finalized when the process ends */
     int32_t mpi;
     /* mpi: points to the program's own MPI_Comm, to make ours from; default NULL: MPI_COMM_WORLD. It says
-     * who the ranks are, and where they meet is told over it: rank, world and rendezvous need not be
-     * given. If rank and world are given, they must be its own. It may have some ranks of the job only, or
+     * who the ranks are, and they tell each other over it where to meet: rank, world and rendezvous need not
+     * be given. If rank and world are given, they must be its own. It may have some ranks of the job only, or
      * all in another order: a launcher's variables must say what it says, or what MPI_COMM_WORLD says. The
      * program has begun MPI with MPI_THREAD_MULTIPLE. Every rank of the communicator calls zero_wrap with
      * it; afterwards it may be used at any time, and freed */

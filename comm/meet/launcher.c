@@ -1,6 +1,6 @@
-/* launcher.c: finds the launcher that counts. A launcher that is set is read strictly: half of a pair, text
- * that is not a number and a rank outside its world are errors, and no reason to look at the next launcher.
- * Otherwise a launcher that is half understood would train N independent copies of one model. */
+/* launcher.c: finds the launcher that counts. A launcher that is set is read strictly. Half of a pair,
+ * text that is not a number and a rank outside its world are errors. They are no reason to look at the next:
+ * otherwise a launcher that is half understood would train N independent copies of one model. */
 #include "comm/meet/launcher.h"
 
 #include <errno.h>
@@ -232,7 +232,7 @@ static int refuse_pair(const struct pair *p)
         p->by_m->world, label_of(m), cure);
 }
 
-/* srun may have started torchruns, each for a job of its own; or torchrun's variables are left over. */
+/* srun may have started several torchruns, one for each job; or torchrun's variables are left over. */
 static void note_slurm(const struct pair *p, struct zr_world *w)
 {
     if (p->l->kind == ZR_LAUNCHER_TORCHRUN && p->m->kind == ZR_LAUNCHER_SLURM && is_in_step() &&

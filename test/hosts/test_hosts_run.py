@@ -175,6 +175,14 @@ exec sleep 1000"""
             self.ends(nodes, 130, 130)
             self.all_say(nodes, r'rank [23] on node 1 \(host1\) was killed by signal 2 \(Interrupt\); ending all ranks')
 
+    def test_node_0_listens_on_another_interface(self):
+        """Node 0 knows it at once, by its number and by its name."""
+        with Hosts(1, networks=2) as net:
+            for at, place in ((f'10.77.0.1:{PORT}', '10.77.0.1'), (f'host0:{PORT}', r'host0 \(.*\)')):
+                node = net.hosts[0].start([ZERO_RUN, '--nnodes', 2, '--node-rank', 0, '--rdzv', at, '-n', 2, 'true'], ZERO_JOB_KEY=KEY, ZERO_INTERFACE='eth1')
+                self.ends([node], 1)
+                self.all_say([node], rf'node 0 is to listen on interface eth1.*, but the others look for it at {place}, which is on eth0: .*')
+
     def test_node_0_is_not_where_rdzv_says(self):
         with Hosts(2) as net:
             nodes = start(net, '--rdzv-timeout', 1, at=f'host1:{PORT}')

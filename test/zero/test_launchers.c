@@ -99,7 +99,7 @@ static const enum outcome outcomes[N_LAUNCHERS][N_LAUNCHERS] = {
     [SLURM] = {INNER, INNER, INNER, INNER, NONE},
 };
 
-/* The outer launcher starts 2 processes, the inner one 4 ranks; this is number 0 of the outer, rank 3 of the
+/* The outer launcher starts 2 processes, the inner one 4 ranks. This is number 0 of the outer, rank 3 of the
  * inner. torchrun inside another launcher has an agent in each process. */
 static void nest(enum launcher outer, enum launcher inner)
 {

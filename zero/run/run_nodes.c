@@ -159,6 +159,64 @@ static void name_meeting(struct zr_world *w)
     snprintf(w->job, sizeof w->job, "nodes of zero-run %s", mark);
 }
 
+struct looked_up {
+    bool is_done;
+    struct zr_looked_up found;
+};
+
+static void on_looked_up(void *arg, const struct zr_looked_up *found)
+{
+    struct looked_up *l = arg;
+    l->found = *found;
+    l->is_done = true;
+}
+
+/* One of these interfaces has the address, or it is a loopback one, as many hosts have for their own name. */
+static bool may_listen_at(const struct zr_interfaces *mine, const union zr_address *at)
+{
+    bool is_mine = zr_address_is_loopback(at);
+    for (int i = 0; i < mine->n; i++)
+        is_mine |= zr_address_same(&mine->of[i].address, at);
+    return is_mine;
+}
+
+static int check_addresses(const struct zr_world *w, const struct zr_interfaces *mine,
+                           const struct zr_looked_up *found)
+{
+    char at[ZR_ADDRESS_CHARS] = "", name[ZR_INTERFACE_CHARS] = "";
+    for (int i = 0; i < found->n; i++) {
+        if (may_listen_at(mine, &found->at[i]))
+            return 0;
+        if (!name[0]) {
+            zr_interface_of(&found->at[i], name);
+            zr_address_print_host(&found->at[i], at);
+        }
+    }
+    if (!name[0]) /* none of this host, as that of a gateway */
+        return 0;
+    return zr_fail(
+        ZR_ERR_ARG,
+        "node 0 is to listen on interface %s, but the others look for it at %.200s (%s), which is on %s: "
+        "give them a name or an address of that interface, or name the other one",
+        w->interface, w->host, at, name);
+}
+
+/* Node 0 looks HOST up as the other nodes do. Its number was compared with the interface before. */
+static int check_host(uv_loop_t *loop, const struct zr_world *w)
+{
+    struct zr_interfaces mine;
+    struct zr_lookup *lookup;
+    struct looked_up l = {.is_done = false};
+    if (w->rank || !w->interface[0] || w->file[0] || zr_world_is_on_loopback(w))
+        return 0;
+    int err = zr_interfaces_find("ZERO_INTERFACE", w->interface, &mine);
+    if (!err)
+        err = zr_lookup_start(loop, w->host, w->port, on_looked_up, &l, &lookup);
+    while (!err && !l.is_done)
+        uv_run(loop, UV_RUN_ONCE);
+    return err ? err : check_addresses(w, &mine, &l.found);
+}
+
 static int open_meeting(const struct zr_run_options *o, uv_loop_t *loop, struct zr_run_nodes *n,
                         struct card *all)
 {
@@ -173,6 +231,9 @@ static int open_meeting(const struct zr_run_options *o, uv_loop_t *loop, struct 
     snprintf(w.file, sizeof w.file, "%s", o->meet_file);
     w.port = o->meet_port;
     int err = zr_world_interface(NULL, &w);
+    if (err)
+        return fail_in_words_of_nodes(err);
+    err = check_host(loop, &w);
     if (!err)
         err = zr_job_key_find(&w.key);
     if (err)
