@@ -532,9 +532,9 @@ ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first,
 /* Write the model's weights alone, in the model's dtype, as safetensors for other programs.
  *
  * The export is dir/model.safetensors if one file of max_file_bytes holds it (0: 5 GB). Otherwise it is
- * several files of at least one tensor, model-ID-0000i-of-0000N.safetensors, and model.safetensors.index.json.
- * dir is made if it is missing. An earlier export there is replaced in a single step, and stays whole if the
- * call fails or the program is killed. No link inside dir is followed.
+ * model.safetensors.index.json and files of at least one tensor, model-ID-0000i-of-0000N.safetensors. dir is
+ * made if it is missing. An earlier export there is replaced in a single step, and stays whole if the call
+ * fails or the program is killed. No link inside dir is followed.
  *
  * map: names and pieces, n of them, equal on every rank, not kept. NULL: every tensor under its own name; n
  * is then ignored. With pp above 1 each place of pp gives the entries of its table, and n may be 0. All of
