@@ -500,13 +500,14 @@ ZERO_API int zero_get_saved(zero_ctx *z, const char **path);
  * taken; unfinished and damaged ones after it are skipped and told to cfg.log. Any stage, world, mesh,
  * prefetch and budget loads what any other saved, bit by bit; each rank reads what it owns, and checks every
  * block's checksums. Links inside such a folder are not followed; path itself may be one. Tensors are
- * matched by name; names, dtypes, shapes, which are frozen, and each one's optimizer must be the same. Needs
- * host memory for what this rank owns, for the time of the call (but for buffers alone with ZERO_INIT_LATER
- * on the host, before any zero_write). Rank 0 says which it is, and all ranks must find the same files
- * there, on one file system or as copies: their manifests are compared. On failure (ZERO_ERR_IO,
- * ZERO_ERR_ARG for another model; the file and the tensor, or the rank that finds something else, are named)
- * nothing is changed. Outside brackets, between steps; with pp above 1 before the first action of a step or
- * after the last. */
+ * matched by name; names, dtypes, shapes and each one's optimizer must be the same. A tensor that was frozen
+ * and is now trained, or the reverse, is loaded too: a trained one then begins with fresh optimizer state,
+ * and one log line names the tensors. Needs host memory for what this rank owns, for the time of the call
+ * (but for buffers alone with ZERO_INIT_LATER on the host, before any zero_write). Rank 0 says which it is,
+ * and all ranks must find the same files there, on one file system or as copies: their manifests are
+ * compared. On failure (ZERO_ERR_IO, ZERO_ERR_ARG for another model; the file and the tensor, or the rank
+ * that finds something else, are named) nothing is changed. Outside brackets, between steps; with pp above 1
+ * before the first action of a step or after the last. */
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
 /* The program's own bytes (at most 64 KiB, copied): rank 0's travel with every checkpoint saved afterwards,
@@ -543,23 +544,18 @@ ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first,
 /* Write the model's weights alone, in the model's dtype, as safetensors for other programs.
  *
  * The export is dir/model.safetensors if one file of max_file_bytes holds it (0: 5 GB). Otherwise it is
- * several files with at least one tensor each, model-ID-0000i-of-0000N.safetensors, and
- * model.safetensors.index.json. dir is made if it is missing.
- *
- * An export replaces an earlier one of zero_export in a single step. Until then readers find the earlier one,
- * whole, also after a kill or a power failure. A symbolic link in dir is not followed. If dir holds weight
- * files that zero_export did not write, nothing is written (ZERO_ERR_ARG names them).
+ * model.safetensors.index.json and files of at least one tensor, model-ID-0000i-of-0000N.safetensors. dir is
+ * made if it is missing. An earlier export there is replaced in a single step, and stays whole if the call
+ * fails or the program is killed. No link inside dir is followed.
  *
  * map: names and pieces, n of them, equal on every rank, not kept. NULL: every tensor under its own name; n
- * is then ignored. With pp above 1 each place of pp gives the entries of its table, and n may be 0. All
- * of them are written in the order of the stages. An entry that two stages give is written once.
+ * is then ignored. With pp above 1 each place of pp gives the entries of its table, and n may be 0. All of
+ * them are written in the order of the stages. An entry that two stages give is written once.
  *
- * Rank 0 writes. With tp or pp above 1 the first rank of each part and of each stage writes too. Outside
- * brackets and actions. On failure the earlier export stays.
- *
- * Collective; Blocks on the disk.
+ * Collective; Blocks on the disk, where rank 0 writes, and the first rank of each part and pipeline stage.
+ * Outside brackets and actions.
  * Errors: IO    the message names the file
- *         ARG   the message names the entry of map, or files of other programs in dir */
+ *         ARG   the message names the entry of map, or weight files in dir that zero_export did not write */
 ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                          int64_t max_file_bytes);
 
@@ -567,15 +563,12 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
  *
  * The file is dir/model.safetensors. If there is none, the index names the files. Values of F32, BF16 and F16
  * become f32 exactly, or are rounded once to bf16; other dtypes must be the tensor's own. map as in
- * zero_export. Optimizer states, and tensors that no entry of map names, keep their values. The first NaN or
- * infinity is one log line.
+ * zero_export. Optimizer states, and tensors that no entry of map names, keep their values. Names, shapes and
+ * dtypes are checked before anything is changed. If a file cannot be read to its end, weights before it may
+ * have been written, equal on all ranks that have them. The context goes on, and may import again.
  *
- * The ranks that would write an export read it; other ranks need not see dir. Names, shapes and dtypes are
- * checked before anything is changed. If a file cannot be read to its end, the weights before it may have
- * been written, and they are then equal on all ranks that have them. The context goes on, and may import
- * again. Outside brackets and actions.
- *
- * Collective; Blocks on the disk.
+ * Collective; Blocks on the disk, where the ranks read that would write an export; others need not see dir.
+ * Outside brackets and actions.
  * Errors: IO      the message names the file; or the files carry the ids of two exports
  *         ARG     the message names the entry of map, or the tensor whose shape is another
  *         NOTSUP  the message names the tensor whose dtype is another */

@@ -336,13 +336,12 @@ static const struct {
     {"tensor embedding has shape [37, 9] there and [9, 37] in this model", ""},
     {"tensor head has shape [1025] there and [1024] in this model", ""},
     {"tensor layers/b is F32 there and BF16 in this model", ""},
-    {"tensor position is frozen there and trainable in this model", ""},
+    {"tensor running is a buffer there and frozen in this model", ""},
     {"tensor scale is not in this model", ""},
     {"the optimizer of tensor embedding is adamw with 2 states there, and sgd with 0 in this model", ""}};
 
 static void make_another(struct zero_tensor *t, struct zero_config *cfg)
 {
-    static _Thread_local void *grad[MODEL_TENSORS];
     switch (change) {
     case 0:
         t[0].shape[0] = 9;
@@ -355,7 +354,8 @@ static void make_another(struct zero_tensor *t, struct zero_config *cfg)
         t[2].dtype = ZERO_BF16;
         break;
     case 3:
-        t[3].grad = &grad[3];
+        t[7].flags = 0;
+        t[7].unit = 0;
         break;
     case 4:
         t[6].name = "scales";

@@ -136,7 +136,7 @@ static void a_link_to_the_folder_is_followed(void **state)
     expect(save_thrice, "deep/again", NULL, NULL);
     run("test $(ls real | wc -l) = 2 && test -L linked && test -L deep/again");
     expect(load, "deep/again", NULL, NULL);
-    /* Of one checkpoint too. */
+    /* So is a link to one checkpoint. */
     run("ln -s real/$(ls real | tail -1) best");
     expect(load, "best", NULL, NULL);
 }

@@ -1,7 +1,7 @@
-/* test_checkpoint_replaced.c: an export that replaces an earlier one. Rank 0 is killed, the power fails, or a
- * call fails, at every file call in turn. A reader that looks for model.safetensors first and for the index
- * afterwards then finds the old export or the new one, whole, and zero_import reads it. Files of other programs
- * are refused by name. N_SUBSETS: subsets of what was not synced, for each power failure. */
+/* test_checkpoint_replaced.c: an export that replaces an earlier one. Rank 0 is killed, the power fails, or
+ * a call fails, at every file call in turn. A reader that looks for model.safetensors first and for the
+ * index afterwards then finds the old export or the new one, whole, and zero_import reads it. Files of other
+ * programs are refused by name. N_SUBSETS: subsets of what was not synced, for each power failure. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/zero/pp_model.h"

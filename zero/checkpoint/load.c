@@ -103,6 +103,8 @@ static int apply(struct zr_loading *l)
     if (z->world.rank == 0)
         zr_info(z->config.options.log, "loaded %s: step %lld, saved at stage %d by %d ranks", l->folder,
                 (long long)m->t, m->stage, m->world);
+    if (z->world.rank == 0)
+        zr_loading_report_kinds(l);
     return 0;
 }
 

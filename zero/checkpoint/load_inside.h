@@ -28,6 +28,8 @@ struct zr_loading {
     const struct zr_tensor **by_name;
     /* (n_tensors) how each was cut over tp when it was saved, and is here */
     struct zr_tp_cut *saved, *here;
+    /* (n_tensors) what the manifest says of each */
+    const struct zr_manifest_tensor **was;
     /* laid out as a snapshot */
     char *staged;
     int64_t buffers_at;
@@ -45,5 +47,14 @@ void zr_unit_steps_load(const struct zr_loading *l);
  * in l->staged. Needs no other rank, and changes nothing, or (l->direct) nothing that has values. */
 int zr_loading_read(struct zr_loading *l);
 void zr_loading_free(struct zr_loading *l);
+
+/* load_kinds.c. Whether the checkpoint has values of this kind of a tensor. */
+bool zr_loading_is_saved(const struct zr_loading *l, int32_t tensor, int kind);
+/* Which saved values an extent of this rank is read from, and where to. False: none; it begins at zero. */
+bool zr_loading_source(const struct zr_loading *l, const struct zr_extent *x, struct zr_extent *from);
+/* Once everything is read: makes masters of weights that were read in their place. */
+void zr_loading_widen(const struct zr_loading *l);
+/* One warning, if any tensor was frozen and is trained now, or the reverse. */
+void zr_loading_report_kinds(const struct zr_loading *l);
 
 #endif

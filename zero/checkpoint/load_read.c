@@ -21,6 +21,7 @@ void zr_loading_free(struct zr_loading *l)
     free(l->by_name);
     free(l->saved);
     free(l->here);
+    free(l->was);
     if (l->staged != zr_engine_snapshot(l->z->engine))
         free(l->staged);
     free(l->own.list);
@@ -117,10 +118,10 @@ static int check_tensor(const struct zr_loading *l, const struct zr_manifest_ten
     if (strcmp(dtype, m->dtype) != 0)
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
                        m->dtype, dtype);
-    if (m->trainable != (t->grad != NULL) || m->buffer != t->buffer)
+    if (m->buffer != t->buffer)
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
                        kind_name(m->trainable, m->buffer), kind_name(t->grad, t->buffer));
-    return m->trainable ? check_optimizer(l, m, t) : 0;
+    return m->trainable && t->grad ? check_optimizer(l, m, t) : 0;
 }
 
 /* As the manifest says. */
@@ -144,7 +145,8 @@ static int check_model(struct zr_loading *l)
     bool *seen = calloc(n_tensors, sizeof *seen);
     l->saved = calloc(n_tensors, sizeof *l->saved);
     l->here = calloc(n_tensors, sizeof *l->here);
-    int err = seen && l->saved && l->here
+    l->was = calloc(n_tensors, sizeof *l->was);
+    int err = seen && l->saved && l->here && l->was
                   ? index_names(l)
                   : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d tensors", whole->n);
     for (int32_t i = 0; !err && i < whole->n; i++)
@@ -158,6 +160,7 @@ static int check_model(struct zr_loading *l)
             err = zr_fail(ZR_ERR_IO, "%s: tensor %s is there twice", l->folder, m->tensors[i].name);
         seen[k] = true;
         l->saved[k] = cut_when_saved(&m->tensors[i]);
+        l->was[k] = &m->tensors[i];
     }
     for (int32_t i = 0; !err && i < whole->n; i++)
         if (!seen[i])
@@ -256,12 +259,6 @@ static int in_order(const void *a, const void *b)
     return (x->n > y->n) - (x->n < y->n);
 }
 
-static bool is_saved(const struct zr_loading *l, const struct zr_tensor *t, int kind)
-{
-    struct zr_flat f = {.trainable = t->grad != NULL, .dtype = t->dtype, .optimizer = t->optimizer};
-    return zr_plan_saves(l->z->plan, &f, kind);
-}
-
 static bool is_of(const struct zr_loading *l, int64_t i, int32_t tensor, int kind, int32_t part)
 {
     const struct zr_load_range *r = &l->ranges[i];
@@ -273,7 +270,7 @@ static int check_part(const struct zr_loading *l, int32_t t, int kind, int32_t p
 {
     const struct zr_tensor *tensor = &l->z->whole.tensors[t];
     char text[ZR_KIND_CHARS];
-    int64_t end = 0, should = is_saved(l, tensor, kind) ? zr_tp_elems(&l->saved[t], part) : 0;
+    int64_t end = 0, should = zr_loading_is_saved(l, t, kind) ? zr_tp_elems(&l->saved[t], part) : 0;
     zr_kind_print(kind, text);
     for (; is_of(l, *i, t, kind, part); ++*i) {
         const struct zr_load_range *r = &l->ranges[*i];
@@ -388,7 +385,7 @@ static void meet_ranges(const struct meeting *m, const struct zr_extent *x, int3
     }
 }
 
-/* What the whole does not have is zero, and what another stage gives until it does. */
+/* What the whole does not have is zero, and so is fresh state, and what another stage gives until it does. */
 static void meet_padding(const struct meeting *m, char *dst, int64_t n_bytes)
 {
     if (m->requests)
@@ -396,8 +393,11 @@ static void meet_padding(const struct meeting *m, char *dst, int64_t n_bytes)
 }
 
 /* Run by run through the whole, where the tensor was saved in other parts. */
-static void meet_extent(const struct meeting *m, const struct zr_extent *x)
+static void meet_extent(const struct meeting *m, const struct zr_extent *wanted)
 {
+    struct zr_extent source;
+    const struct zr_extent *x = &source;
+    bool has_source = zr_loading_source(m->l, wanted, &source);
     const struct zr_tp_cut *here = &m->l->here[x->tensor], *saved = &m->l->saved[x->tensor];
     int32_t own = here->parts > 1 ? m->l->z->mesh.part : 0;
     bool same = zr_tp_same(here, saved);
@@ -405,7 +405,9 @@ static void meet_extent(const struct meeting *m, const struct zr_extent *x)
         struct zr_tp_run run = zr_tp_run_of_part(here, own, at);
         char *dst = x->at + (at - x->first) * x->size;
         n = x->first + x->n - at;
-        if (x->given) {
+        if (!has_source) {
+            meet_padding(m, wanted->at, n * wanted->size);
+        } else if (x->given) {
             meet_padding(m, dst, n * x->size);
         } else if (run.whole < 0) {
             n = zr_min(n, run.n);
@@ -464,6 +466,8 @@ static int fetch(struct zr_loading *l)
     }
     for (size_t f = 0; !err && f < n_files; f++)
         err = zr_shard_fetch(&l->shards[f], requests[f], n[f]);
+    if (!err)
+        zr_loading_widen(l);
     for (size_t f = 0; requests && f < n_files; f++)
         free(requests[f]);
     free(requests);

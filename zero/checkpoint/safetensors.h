@@ -51,7 +51,7 @@ void zr_shape_print(const int64_t *shape, int32_t n_dims, char text[ZR_SHAPE_CHA
 int zr_st_parse(const char *file, const char *json, int64_t n, int64_t file_bytes, struct zr_st *out);
 /* The same from an open file. */
 int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file_bytes, struct zr_st *out);
-/* What Git has in place of a large file that was not fetched. */
+/* Whether this is the small text that Git keeps in place of a large file that was not fetched. */
 bool zr_is_lfs_pointer(const char *text, int64_t n);
 #define ZR_LFS_POINTER "%s: it is a Git LFS pointer in place of the file: fetch the file with git lfs pull"
 /* A zeroed one is allowed. */
