@@ -250,8 +250,8 @@ int64_t zr_hub_now_ms(struct zr_rendezvous *r);
 struct zr_link *zr_hub_add_link(struct zr_rendezvous *r);
 
 /* hub_wait.c. Runs the loop until done or failed, or until timeout_ms are over, from now on or since from_ms.
- * say tells for whom this rank waits, which is then the failure, and is logged meanwhile; it returns false
- * where that is for another rank to say. ms: how long it has waited. Returns the failure. */
+ * Returns the failure. say writes for whom this rank waits, and has waited ms. That text is the failure when
+ * the time is over, and is logged before, unless say returns false: then another rank knows better. */
 enum { ZR_WAIT_CHARS = 2304 };
 typedef bool zr_hub_say_wait(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS]);
 int zr_hub_run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rendezvous *r),
