@@ -30,6 +30,8 @@ struct zr_task_call {
     int unbegun;
     /* for zr_within, before the detach: the failure of another rank ends the wait. NULL: it does not. */
     struct zr_rendezvous *look;
+    /* what bounds the wait of zr_within, for its message: " (start_timeout_ms)"; NULL: no field does */
+    const char *limit;
 };
 
 /* Calls fn(copy of arg). bytes: of arg, which may be freed when this returns. 0, to be followed by

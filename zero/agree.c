@@ -19,6 +19,9 @@ struct card {
     uint64_t layout_hash, plan_hash, tied_hash, schedule_hash;
     uint64_t groups[ZR_MOST_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
     int64_t host_bytes;
+    /* what need not be equal, but rarely differs on purpose */
+    uint64_t sources;
+    int64_t save_keep, trace, timeout_ms;
 };
 
 /* What must be equal of all ranks, in the order in which a difference is reported: causes before
@@ -60,6 +63,10 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     for (int i = 0; i < z->memory.n_groups; i++)
         c->groups[i] = z->memory.group[i].id;
     c->stages_per_rank = z->config.user.stages_per_rank;
+    c->sources = zr_source_hash();
+    c->save_keep = z->config.user.save_keep;
+    c->trace = z->config.user.trace;
+    c->timeout_ms = z->config.user.timeout_ms;
     if (zr_verdict_put(c, err))
         return;
     const struct zr_options *o = &z->config.options;
@@ -268,6 +275,43 @@ static int compare(struct zero_ctx *z, const struct card *cards)
     return compare_ties(z, cards);
 }
 
+/* Appends what rank r has in place of what rank 0 has. */
+static int say_other(char *text, size_t n_text, const char *field, int64_t its, int r, int64_t of_first)
+{
+    return snprintf(text, n_text, "; %s is %lld on rank %d and %lld on rank 0", field, (long long)its, r,
+                    (long long)of_first);
+}
+
+/* The first rank that differs from rank 0 in each of these. Ranks go on, and rank 0 tells the log. */
+static void report_others(const struct zero_ctx *z, const struct card *cards)
+{
+    char text[512] = "";
+    size_t used = 0;
+    bool sources = true, save_keep = true, trace = true, timeout_ms = true;
+    for (int r = 1; z->world.rank == 0 && r < z->world.world; r++) {
+        if (cards[0].err || cards[r].err) /* its configuration may not be known */
+            continue;
+        if (sources && cards[r].sources != cards[0].sources) {
+            used +=
+                (size_t)snprintf(text + used, sizeof text - used,
+                                 "; the libzero of rank %d was built from other sources than rank 0's", r);
+            sources = false;
+        }
+#define COMPARE(field)                                                                                       \
+    if (field && cards[r].field != cards[0].field) {                                                         \
+        used +=                                                                                              \
+            (size_t)say_other(text + used, sizeof text - used, #field, cards[r].field, r, cards[0].field);   \
+        field = false;                                                                                       \
+    }
+        COMPARE(save_keep)
+        COMPARE(trace)
+        COMPARE(timeout_ms)
+#undef COMPARE
+    }
+    if (used)
+        zr_warn(z->config.options.log, "ranks differ, which is rarely meant: %s", text + 2);
+}
+
 /* A group's number is one of its machine: other machines have the same. */
 static void note_sharers(struct zero_ctx *z, const struct card *cards)
 {
@@ -299,6 +343,8 @@ int zr_agree_on_plan(struct zero_ctx *z, int local_err)
         return no_memory_to_compare(z, local_err);
     fill_card(z, local_err, &mine);
     int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
+    if (!err)
+        report_others(z, all);
     if (!err && compare_stages(z, all))
         err = ZR_ERR_MISMATCH;
     else

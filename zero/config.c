@@ -179,14 +179,13 @@ static int resolve_order(const struct zero_config *c, struct zr_call **out)
 }
 
 /* As long as PyTorch lets a process group of NCCL start, and torchrun its agents meet. */
-enum { START_ON_GPU_MS = 600000 };
+enum { START_MS = 600000 };
 
 int64_t zr_config_start_ms(const struct zero_config *c)
 {
-    int64_t least = c->device == ZERO_DEVICE_CUDA ? START_ON_GPU_MS : 0;
     return c->start_timeout_ms != ZERO_AUTO ? c->start_timeout_ms
-           : c->timeout_ms > least          ? c->timeout_ms
-                                            : least;
+           : c->timeout_ms > START_MS       ? c->timeout_ms
+                                            : START_MS;
 }
 
 void zr_config_legible(const struct zero_config *cfg, struct zero_config *out)

@@ -143,7 +143,7 @@ static const struct field fields[] = {
                   "a number that divides the world; auto (-1) for the ranks of a host"),
     FIELD(hybrid, KIND_INT32, TEXT_AND_ENV, hybrid_names, 0, 2, "none (0), hsdp (1), hfsdp (2)"),
     FIELD_OR_AUTO(start_timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
-                  "1 to 2147483647; auto (-1): timeout_ms, with cuda 600000 at least"),
+                  "1 to 2147483647; auto (-1): 600000, or timeout_ms if that is longer"),
     FIXED(interface, "a pointer: set the field itself, or ZERO_INTERFACE in the environment"),
     FIELD(mpi, KIND_INT32, TEXT_AND_ENV, mpi_names, 0, 2, "auto (0), ompi (1), mpich (2)"),
     FIXED(mpi_comm, POINTER),

@@ -71,6 +71,8 @@ struct zero_ctx {
     struct zr_rendezvous *rendezvous;
     /* this context among those of the process; NULL: it meets nobody, or its name was taken */
     struct zr_open_name *open_name;
+    /* how it waits for the other ranks */
+    struct zr_waiting waiting;
 
     struct zr_device *device;
     /* when it was last asked */
@@ -367,6 +369,9 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
 int64_t zr_memory_host_bytes(const struct zero_ctx *z);
 int zr_memory_ask(struct zero_ctx *z, int64_t bytes);
 int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
+
+/* Of the sources that this library was built from (source_hash.py). */
+uint64_t zr_source_hash(void);
 
 /* wrap_report.c. Tells the log of a context that has come about. */
 void zr_wrap_report(struct zero_ctx *z);

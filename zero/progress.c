@@ -61,7 +61,7 @@ static void unmap(struct zr_progress_map *m)
     *m = (struct zr_progress_map){0};
 }
 
-void zr_progress_open(struct zr_progress_map *m, struct zr_log *log, int32_t accum)
+void zr_progress_open(struct zr_progress_map *m, struct zr_log *log)
 {
     const char *text = getenv("ZERO_PROGRESS");
     char path[64];
@@ -69,13 +69,51 @@ void zr_progress_open(struct zr_progress_map *m, struct zr_log *log, int32_t acc
     if (!text)
         return;
     const char *why = split(text, path, &number) ? map(m, path, number) : "it is not PATH:NUMBER";
-    if (why)
-        zr_warn(log, "ZERO_PROGRESS is \"%.80s\": %s: zero-run will not know how far this rank has come",
-                text, why);
-    if (why || !claim(m->own)) {
-        unmap(m);
+    if (!why)
         return;
-    }
+    zr_warn(log, "ZERO_PROGRESS is \"%.80s\": %s: zero-run will not know how far this rank has come", text,
+            why);
+    unmap(m);
+}
+
+static bool is_number(const char *variable, int32_t number)
+{
+    const char *text = getenv(variable);
+    char own[16];
+    snprintf(own, sizeof own, "%d", number);
+    return text && !strcmp(text, own);
+}
+
+void zr_progress_meet(struct zr_progress_map *m, int32_t rank, int32_t world)
+{
+    if (!m->own || !is_number("RANK", rank) || !is_number("WORLD_SIZE", world))
+        return;
+    m->rank = rank;
+    m->n_wraps = atomic_fetch_add(&m->own->n_wraps, 1) + 1;
+}
+
+bool zr_progress_has_ended(void *arg, int rank, char *how, size_t n_how)
+{
+    const struct zr_progress_map *m = arg;
+    int64_t at = m->own - m->all + rank - m->rank;
+    if (!m->n_wraps || at < 0 || at >= m->n_bytes / (int64_t)sizeof *m->all)
+        return false;
+    int32_t ended = atomic_load(&m->all[at].ended);
+    bool knows = m->rank == 0; /* who has come; the others tell it by the number of wraps */
+    if (!ended || (!knows && atomic_load(&m->all[at].n_wraps) >= m->n_wraps))
+        return false;
+    if (ended > 0)
+        snprintf(how, n_how, "its program returned %d", ended - 1);
+    else
+        snprintf(how, n_how, "its program was killed by signal %d (%s)", -ended, strsignal(-ended));
+    return true;
+}
+
+void zr_progress_begin(struct zr_progress_map *m, int32_t accum)
+{
+    m->claimed = m->own && claim(m->own);
+    if (!m->claimed)
+        return;
     atomic_store(&m->own->accum, accum);
     if (atomic_load(&m->own->t) < 0)
         atomic_store(&m->own->t, 0);
@@ -83,13 +121,13 @@ void zr_progress_open(struct zr_progress_map *m, struct zr_log *log, int32_t acc
 
 void zr_progress_step(struct zr_progress_map *m, int64_t t)
 {
-    if (m->own && t > atomic_load_explicit(&m->own->t, memory_order_relaxed))
+    if (m->claimed && t > atomic_load_explicit(&m->own->t, memory_order_relaxed))
         atomic_store_explicit(&m->own->t, t, memory_order_relaxed);
 }
 
 void zr_progress_close(struct zr_progress_map *m)
 {
-    if (m->own)
+    if (m->claimed)
         atomic_store(&m->own->pid, 0);
     unmap(m);
 }

@@ -16,7 +16,8 @@
 
 enum {
     QUEUE_JOBS = 4096,
-    LEAST_LIMIT_MS = 5000 /* of the loop: a driver's first calls take their time */
+    LEAST_LIMIT_MS = 5000, /* of the loop: a driver's first calls take their time */
+    REMIND_MS = 30000      /* between lines that say for whom zero_wrap waits */
 };
 
 /* Calls cfg.update, which is given zero.h's struct. */
@@ -184,8 +185,21 @@ static int meet_over_communicator(struct zero_ctx *z, int *held)
     return err ? err : by_lent ? meet_over_lent(z, held) : meet_over_mpi(z, held);
 }
 
+/* The log hears of a long wait, and under zero-run a rank that has ended is not waited for. */
+static void begin_to_wait(struct zero_ctx *z)
+{
+    zr_progress_open(&z->progress, z->config.options.log);
+    zr_progress_meet(&z->progress, z->world.rank, z->world.world);
+    z->waiting = (struct zr_waiting){.log = z->config.options.log,
+                                     .remind_ms = REMIND_MS,
+                                     .has_ended = z->progress.own ? zr_progress_has_ended : NULL,
+                                     .arg = &z->progress};
+    z->world.waiting = &z->waiting;
+}
+
 static int connect_ranks(struct zero_ctx *z)
 {
+    begin_to_wait(z);
     int held = -1, err = meet_over_communicator(z, &held);
     if (!err)
         err = zr_rendezvous_open(zr_loop_uv(z->loop), &z->world, z->start_ms, &z->rendezvous);
@@ -331,6 +345,8 @@ static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
     z->config.options.timeout_ms = legible.timeout_ms;
     if (find_world(z, &legible))
         z->world.world = 1;
+    if (legible.start_timeout_ms == ZERO_AUTO) /* this rank's own error is what its user waits for */
+        z->start_ms = legible.timeout_ms;
     (void)zr_world_interface(legible.interface, &z->world);
     zr_say_again(&kept);
 }
@@ -539,7 +555,9 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     zr_given_up_fill(z);
     zr_engine_point(z->engine, !z->awaited);
     zr_wrap_report(z);
-    zr_progress_open(&z->progress, z->config.options.log, z->config.options.grad_accum_steps);
+    if (!z->loop) /* it has met nobody */
+        zr_progress_open(&z->progress, z->config.options.log);
+    zr_progress_begin(&z->progress, z->config.options.grad_accum_steps);
     zr_flight_leave(z->flight);
     *out = z;
     return 0;

@@ -62,8 +62,9 @@
  * memory of gradients that are being reduced.
  *
  * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and
- * the functions without a context, are independent. The library has no global state (but while cfg.check is
- * on for the handler of a signal and what the process calls write(), fread() and their like), never exits,
+ * the functions without a context, are independent. Contexts that are open at the same time have different
+ * names (cfg.name). The library has no global state but the names of open contexts and, while cfg.check is
+ * on, the handler of a signal and what the process calls write(), fread() and their like. It never exits,
  * and prints only warnings that no cfg.log receives (see there).
  */
 #ifndef ZERO_ZERO_H

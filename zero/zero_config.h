@@ -423,10 +423,11 @@ struct zero_config {
     /* + enum zero_hybrid: stage 3 in groups of shard_group ranks; default ZERO_HYBRID_NONE: one group of all
      * ranks. With stage 3 only */
     int32_t hybrid;
-    /* + how long zero_wrap waits for the other ranks: until all have come, and in each of its steps, such as
-     * the calls by which NCCL makes communicators and registers memory. A rank that has come and then ends is
-     * noticed at once. 1 and more; default ZERO_AUTO: timeout_ms, with device cuda 600000 at least, for on
-     * many hosts a first start of NCCL takes minutes */
+    /* + How long zero_wrap waits for the other ranks, in milliseconds. It waits until all have come, and then
+     * in each of its steps, such as NCCL's calls that make communicators and register memory. The log says
+     * every 30 s for whom it waits. A rank that has come and then ends is noticed at once, and so is one of
+     * zero-run's that ends before it comes. 1 and more. Default ZERO_AUTO: 600000, or timeout_ms if that is
+     * longer */
     int64_t start_timeout_ms;
     /* which of this host's network interfaces rank 0 listens on, and the others connect from, where ranks
      * meet: its name ("eth0") or one of its addresses ("10.0.0.7", "fd00::7"). ZERO_INTERFACE in the

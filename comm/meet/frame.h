@@ -34,8 +34,8 @@ enum zr_frame_type {
     /* 0 -> rank: you are not; about: the code, payload: rank 0's proof and the message. Without any payload
      * to an unidentified connection */
     ZR_FRAME_REFUSE,
-    /* 0 -> rank: you are of this job, but rank 0 does not wait with your name now: try again. payload: rank
-     * 0's proof, and which ranks wait with which name */
+    /* 0 -> rank: try again; you are of this job, but rank 0 waits with another name. payload: rank 0's proof,
+     * and which ranks wait with which name */
     ZR_FRAME_AGAIN,
     /* rank -> 0: my blob of an exchange; in a tree those of all below me too, in rank order */
     ZR_FRAME_GIVE,

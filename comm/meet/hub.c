@@ -565,6 +565,7 @@ void zr_hub_close(struct zr_rendezvous *r)
     uv_close((uv_handle_t *)&r->admit, handle_closed);
     uv_close((uv_handle_t *)&r->answers, handle_closed);
     uv_close((uv_handle_t *)&r->beat, handle_closed);
+    uv_close((uv_handle_t *)&r->look, handle_closed);
     zr_hub_forget_comparison(r);
     uv_close((uv_handle_t *)&r->report, handle_closed);
     uv_timer_start(&r->deadline, lingered, LINGER_MS, 0);

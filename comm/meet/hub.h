@@ -129,6 +129,13 @@ struct zr_rendezvous {
     /* rank 0: one, or one of each family; others with ranks below them: one */
     struct zr_listener listener[2];
     uv_timer_t deadline, retry;
+    /* until the next look at what may be said of a long wait; and when it began, and the log was told last */
+    uv_timer_t look;
+    int64_t wait_ms, reminded_ms;
+    /* that look is due */
+    bool looks;
+    /* what bounds the waits, for messages; "": it has no name */
+    const char *limit;
     /* how long the other end of a link may take to prove what it is */
     uv_timer_t patience;
     /* how long ranks may take to send their calls, or to say who is missing */
@@ -246,12 +253,17 @@ int64_t zr_hub_now_ms(struct zr_rendezvous *r);
 /* A link of ours, -1 for its rank, with the cap of those who have not proved anything. NULL: no memory. */
 struct zr_link *zr_hub_add_link(struct zr_rendezvous *r);
 
-/* hub_wait.c. Runs the loop until done or failed; say_late fails when the time is over that ranks wait, from
- * now on or since from_ms. Returns the failure. */
+/* hub_wait.c. Runs the loop until done or failed, or until timeout_ms are over, from now on or since from_ms.
+ * Returns the failure. say writes for whom this rank waits, and has waited ms. That text is the failure when
+ * the time is over, and is logged before, unless say returns false: then another rank knows better. */
+enum { ZR_WAIT_CHARS = 2304 };
+typedef bool zr_hub_say_wait(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS]);
 int zr_hub_run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rendezvous *r),
-                     void (*say_late)(struct zr_rendezvous *r));
+                     zr_hub_say_wait *say);
+/* Names what bounded a wait of ms that is over: " (start_timeout_ms)"; "" for one that goes on. */
+const char *zr_hub_limit(const struct zr_rendezvous *r, int64_t ms);
 int zr_hub_run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const struct zr_rendezvous *r),
-                    void (*say_late)(struct zr_rendezvous *r));
+                    zr_hub_say_wait *say);
 /* `late` is false, and true in ms. */
 void zr_hub_start_deadline(struct zr_rendezvous *r, int64_t ms);
 /* How much longer others than rank 0 wait. */

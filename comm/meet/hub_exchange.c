@@ -4,6 +4,7 @@
 #include "comm/verdict.h"
 
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,17 +19,18 @@ static bool has_not_given(const struct zr_rendezvous *r, int rank)
     return r->is_tree && r->w.rank == 0 ? member->is_missing : !member->gave && zr_hub_is_child(r, rank);
 }
 
-static void late_to_exchange(struct zr_rendezvous *r)
+static bool say_who_has_not_given(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS])
 {
     if (r->w.rank == 0 || r->is_gathering) {
         char who[256];
         int n = zr_hub_list_ranks(r, has_not_given, who, sizeof who);
-        zr_hub_fail(r, ZR_ERR_TIMEOUT, "exchange: %d of %d ranks did not come in %lld ms: %s", n, r->w.world,
-                    (long long)r->timeout_ms, who);
-    } else {
-        zr_hub_fail(r, ZR_ERR_TIMEOUT, "exchange: rank %d waited %lld ms for rank %d", r->w.rank,
-                    (long long)r->timeout_ms, r->tree.parent);
+        snprintf(text, ZR_WAIT_CHARS, "exchange: %d of %d ranks did not come in %lld ms%s: %s", n, r->w.world,
+                 (long long)ms, zr_hub_limit(r, ms), who);
+        return n > 0;
     }
+    snprintf(text, ZR_WAIT_CHARS, "exchange: rank %d waited %lld ms%s for rank %d", r->w.rank, (long long)ms,
+             zr_hub_limit(r, ms), r->tree.parent);
+    return false;
 }
 
 static bool all_given(const struct zr_rendezvous *r)
@@ -53,10 +55,11 @@ static bool all_sent(const struct zr_rendezvous *r)
     return true;
 }
 
-static void late_to_send(struct zr_rendezvous *r)
+static bool say_who_does_not_take(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS])
 {
-    zr_hub_fail(r, ZR_ERR_TIMEOUT, "exchange: a rank did not take the result in %lld ms",
-                (long long)r->timeout_ms);
+    snprintf(text, ZR_WAIT_CHARS, "exchange: a rank did not take the result in %lld ms%s", (long long)ms,
+             zr_hub_limit(r, ms));
+    return true;
 }
 
 /* This rank has what those below it sent. Rank 0 is then ready for the next: a fast rank may send what is of
@@ -64,7 +67,7 @@ static void late_to_send(struct zr_rendezvous *r)
 static int gather(struct zr_rendezvous *r)
 {
     r->is_gathering = true;
-    int err = r->code ? r->code : zr_hub_run_from(r, r->exchange_ms, all_given, late_to_exchange);
+    int err = r->code ? r->code : zr_hub_run_from(r, r->exchange_ms, all_given, say_who_has_not_given);
     r->is_gathering = false;
     for (int k = 0; k < r->tree.n_children && !err; k++) {
         int i = zr_tree_child(&r->tree, k);
@@ -81,7 +84,7 @@ static int gather(struct zr_rendezvous *r)
 /* What rank 0 has made of it. */
 static int await_result(struct zr_rendezvous *r)
 {
-    int err = zr_hub_run_from(r, r->exchange_ms, has_all, late_to_exchange);
+    int err = zr_hub_run_from(r, r->exchange_ms, has_all, say_who_has_not_given);
     zr_hub_expect(r, r->exchange_of, 0);
     return err;
 }
@@ -98,7 +101,7 @@ static void forget_given(struct zr_member *member)
 static int send_to_the_end(struct zr_rendezvous *r)
 {
     r->phase = ZR_PHASE_IDLE;
-    return all_sent(r) ? 0 : zr_hub_run_until(r, all_sent, late_to_send);
+    return all_sent(r) ? 0 : zr_hub_run_until(r, all_sent, say_who_does_not_take);
 }
 
 static void forget_result(struct zr_rendezvous *r)

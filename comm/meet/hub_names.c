@@ -1,6 +1,6 @@
-/* hub_names.c: contexts with names. A rank that comes to rank 0 with another name than rank 0's is either for
- * another context of rank 0's process, which takes the connection over, or it comes too early or too late and
- * is told to try again. */
+/* hub_names.c: contexts with names. A rank may come to rank 0 with another name than rank 0's. If another
+ * context of rank 0's process waits with that name, it takes the connection over. Else the rank has come too
+ * early, and has to try again. */
 #include "comm/meet/hub.h"
 
 #include <stdio.h>

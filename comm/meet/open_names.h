@@ -1,9 +1,9 @@
 /* open_names.h: the contexts of this process that meet other ranks, each with its name and meeting point.
  *
- * Several contexts of one process may meet the same ranks at the same point at the same time, if each has a
- * name of its own. Only one of them can listen there, so the rank 0s of one process take turns, and the one
- * that listens hands a connection to the one whose name it asks for. Two contexts of one name could be
- * crossed between ranks, so the second is refused.
+ * Several contexts of one process may meet the same ranks at the same point at the same time, if their
+ * names differ. Only one of them can listen there, so the rank 0s of one process take turns. The one that
+ * listens hands a connection to the context whose name it asks for. Two contexts of one name could be crossed
+ * between ranks, so the second is refused.
  *
  * The list belongs to the process. A forked child begins with an empty one. All functions are safe on any
  * thread. */
@@ -47,8 +47,8 @@ void zr_open_name_await(struct zr_open_name *e, uv_async_t *async);
 void zr_open_name_ignore(struct zr_open_name *e);
 /* The next one that was handed over, to be freed with free; NULL: there is none. */
 struct zr_handed *zr_open_name_next(struct zr_open_name *e);
-/* Hands fd, of which this takes a copy, to the context of the same meeting point that has the name in hello.
- * false: none awaits it. */
+/* Hands a copy of fd to the context of the same meeting point that has the name in hello. Returns false if no
+ * such context awaits it. */
 bool zr_open_name_hand(struct zr_open_name *e, int fd, const struct zr_shake *s, const struct zr_frame *f,
                        const struct zr_hello *hello);
 

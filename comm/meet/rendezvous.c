@@ -24,7 +24,7 @@ static bool has_not_come(const struct zr_rendezvous *r, int rank)
     return !came || member->is_missing;
 }
 
-static void late_to_meet(struct zr_rendezvous *r)
+static bool say_who_has_not_come(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS])
 {
     const char *because = r->trouble[0] ? "; last: " : "", *before = r->trouble_before[0] ? "; before: " : "";
     char place[ZR_PLACE_CHARS], self[ZR_SELF_CHARS], size[sizeof r->w.size_from + 4] = "";
@@ -35,14 +35,16 @@ static void late_to_meet(struct zr_rendezvous *r)
         char who[256], names[ZR_NAMES_CHARS];
         int n = zr_hub_list_ranks(r, has_not_come, who, sizeof who);
         zr_hub_say_names(r, names);
-        zr_hub_fail(r, ZR_ERR_TIMEOUT, "%d of %d ranks did not come to %s in %lld ms: %s%s%s%s%s%s", n,
-                    r->w.world, place, (long long)r->timeout_ms, who, size, names[0] ? "; " : "", names,
-                    because, r->trouble);
-    } else {
-        zr_hub_say_self(r, self);
-        zr_hub_fail(r, ZR_ERR_TIMEOUT, "rank %d%s waited %lld ms for rank %d at %s%s%s%s%s", r->w.rank, self,
-                    (long long)r->timeout_ms, r->goal, place, because, r->trouble, before, r->trouble_before);
+        snprintf(text, ZR_WAIT_CHARS, "%d of %d ranks did not come to %s in %lld ms%s: %s%s%s%s%s%s", n,
+                 r->w.world, place, (long long)ms, zr_hub_limit(r, ms), who, size, names[0] ? "; " : "",
+                 names, because, r->trouble);
+        return n > 0;
     }
+    zr_hub_say_self(r, self);
+    snprintf(text, ZR_WAIT_CHARS, "rank %d%s waited %lld ms%s for rank %d at %s%s%s%s%s", r->w.rank, self,
+             (long long)ms, zr_hub_limit(r, ms), r->goal, place, because, r->trouble, before,
+             r->trouble_before);
+    return !r->accepted;
 }
 
 /* All that come here first. */
@@ -77,7 +79,7 @@ static void stay_to_refuse(struct zr_rendezvous *r)
 static int meet_ranks(struct zr_rendezvous *r)
 {
     zr_hub_start(r);
-    int err = zr_hub_run_until(r, all_here, late_to_meet);
+    int err = zr_hub_run_until(r, all_here, say_who_has_not_come);
     if (!err && r->w.rank == 0) {
         zr_hub_seal(r);
         err = zr_hub_send_below(r, ZR_FRAME_READY, 0, NULL, 0);
@@ -109,9 +111,11 @@ static int open_handles(struct zr_rendezvous *r)
     uv_timer_init(r->loop, &r->patience);
     uv_timer_init(r->loop, &r->admit);
     uv_timer_init(r->loop, &r->answers);
+    uv_timer_init(r->loop, &r->look);
+    r->look.data = r;
     uv_timer_init(r->loop, &r->beat);
     uv_unref((uv_handle_t *)&r->beat);
-    r->n_handles = 7;
+    r->n_handles = 8;
     return 0;
 }
 
@@ -157,6 +161,7 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
     r->loop = loop;
     r->w = *w;
     r->timeout_ms = timeout_ms;
+    r->limit = w->waiting ? " (start_timeout_ms)" : "";
     zr_hub_take_position(r);
     if (w->world == 1) {
         r->ready = true;
@@ -272,6 +277,7 @@ void zr_rendezvous_silence(struct zr_rendezvous *r, int64_t ms)
 void zr_rendezvous_limit(struct zr_rendezvous *r, int64_t timeout_ms)
 {
     r->timeout_ms = timeout_ms;
+    r->limit = r->w.waiting ? " (timeout_ms)" : "";
 }
 
 /* --- without the others --- */

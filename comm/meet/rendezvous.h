@@ -24,6 +24,18 @@
 /* The longest name of a context. */
 enum { ZR_NAME_CHARS = 63 };
 struct zr_open_name;
+struct zr_log;
+
+/* How ranks wait for each other at zero_wrap, which may be long. Messages then name start_timeout_ms. */
+struct zr_waiting {
+    /* every so many ms a line says for whom this rank waits */
+    struct zr_log *log;
+    int64_t remind_ms;
+    /* On the thread that waits: whether a rank's process has ended and cannot come, and how. NULL: nobody
+     * knows. */
+    bool (*has_ended)(void *arg, int rank, char *how, size_t n_how);
+    void *arg;
+};
 
 /* Who we are. */
 struct zr_world {
@@ -69,6 +81,8 @@ struct zr_world {
     /* this context among those of the process (open_names.h); NULL: it knows no others. Used until ranks have
      * met */
     struct zr_open_name *open_name;
+    /* NULL: in silence. Until the rendezvous is detached it stays the caller's */
+    const struct zr_waiting *waiting;
     /* of the job, where its launcher counts restarts; ranks of different ones do not meet */
     int attempt;
     /* whoever has it is a rank; none: ranks meet on loopback only */

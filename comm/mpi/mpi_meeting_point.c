@@ -43,7 +43,8 @@ static int await_points(const struct over *o, struct gathering *g, int64_t until
         if (err)
             return err;
         if (zr_now_ns() > until_ns)
-            return zr_fail(ZR_ERR_TIMEOUT, "not all ranks of %s came to zero_wrap in %lld ms", o->name,
+            return zr_fail(ZR_ERR_TIMEOUT,
+                           "not all ranks of %s came to zero_wrap in %lld ms (start_timeout_ms)", o->name,
                            (long long)o->ms);
         if (!zr_mpi_poll(o->process))
             nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
@@ -68,7 +69,8 @@ static int gather_points(const struct over *o, int32_t comm, struct gathering *g
             zr_mpi_begun(p, slot, &g->batch);
         zr_mpi_leave(p);
         if (slot < 0 && !class && !zr_mpi_poll(p) && zr_now_ns() > until_ns)
-            err = zr_fail(ZR_ERR_TIMEOUT, "%s: MPI has had no room for a request for %lld ms", o->name,
+            err = zr_fail(ZR_ERR_TIMEOUT,
+                          "%s: MPI has had no room for a request for %lld ms (start_timeout_ms)", o->name,
                           (long long)o->ms);
     }
     if (class)

@@ -205,8 +205,11 @@ int zr_mpi_make(struct zr_mpi_process *p, const struct zr_mpi_make *ask, int32_t
                        .tag = ask->tag,
                        .ms = ask->ms,
                        .comm = -1};
-    const struct zr_task_call call = {
-        .what = ask->what, .thread = "zero-mpi-make", .fn = make_in_time, .look = ask->look};
+    const struct zr_task_call call = {.what = ask->what,
+                                      .thread = "zero-mpi-make",
+                                      .fn = make_in_time,
+                                      .look = ask->look,
+                                      .limit = " (start_timeout_ms)"};
     int res = 0, err = zr_within(&call, ask->ms, &k, sizeof k, &res, left);
     if (*left) /* the thread reads them still */
         return err;

@@ -325,6 +325,7 @@ static int init_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib, 
                           .want = lib->is_programs ? ZR_MPI_MULTIPLE : ZR_MPI_SERIALIZED,
                           .level = ZR_MPI_FUNNELED_OR_LESS};
     const struct zr_task_call call = {
+        .limit = " (start_timeout_ms)",
         .what = "MPI_Init_thread (it waits for every rank that the launcher has started)",
         .thread = "zero-mpi-init",
         .fn = init_in_time,

@@ -116,7 +116,8 @@ static int fail_unmoved(struct zr_mpi *m)
 {
     char what[160];
     snprintf(what, sizeof what,
-             "rank %d waited %lld ms for bytes of other ranks, which had come to it, and nothing moved",
+             "rank %d waited %lld ms (timeout_ms) for bytes of other ranks, which had come to it, and "
+             "nothing moved",
              m->set->rank, (long long)m->waited_ms);
     return zr_mpi_fail_op(m, ZR_ERR_TIMEOUT, what);
 }
@@ -330,8 +331,8 @@ static int fail_missing(struct zr_mpi *m, const struct meeting *w, int first, in
                  zr_op_name((enum zr_op)there->op));
     if (n > 1)
         snprintf(more, sizeof more, ", and for %d more", n - 1);
-    snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s", m->set->rank,
-             (long long)m->waited_ms, zr_comm_rank(&m->base, place), where, more);
+    snprintf(what, sizeof what, "rank %d waited %lld ms (timeout_ms) for rank %d, which is %s%s",
+             m->set->rank, (long long)m->waited_ms, zr_comm_rank(&m->base, place), where, more);
     return zr_mpi_fail_op(m, ZR_ERR_TIMEOUT, what);
 }
 

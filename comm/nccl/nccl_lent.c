@@ -37,9 +37,10 @@ ncclResult_t zr_nccl_await(const struct zr_nccl_api *api, ncclComm_t comm, ncclR
 static int say_unready(const struct zr_nccl_set *p, void *lent, ncclResult_t res, int64_t timeout_ms)
 {
     if (res == ncclInProgress)
-        return zr_fail(ZR_ERR_TIMEOUT,
-                       "nccl_comm, which was lent, is not ready after %lld ms (non-blocking?)",
-                       (long long)timeout_ms);
+        return zr_fail(
+            ZR_ERR_TIMEOUT,
+            "nccl_comm, which was lent, is not ready after %lld ms (start_timeout_ms; non-blocking?)",
+            (long long)timeout_ms);
     return zr_nccl_say(p, lent, res, "nccl_comm, which was lent");
 }
 
@@ -124,7 +125,8 @@ static int await_event(struct zr_nccl_set *p, const struct place *pl, void *lent
             return zr_nccl_say(p, lent, res, "nccl_comm, which was lent");
         if (zr_now_ns() > until_ns)
             return zr_fail(ZR_ERR_TIMEOUT,
-                           "not all ranks of nccl_comm came to zero_wrap in %lld ms, or one lends none, or "
+                           "not all ranks of nccl_comm came to zero_wrap in %lld ms (start_timeout_ms), or "
+                           "one lends none, or "
                            "another operation of the program's on it is in the way",
                            (long long)timeout_ms);
         nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);

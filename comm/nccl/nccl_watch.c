@@ -59,7 +59,8 @@ static int call_within(struct zr_nccl_set *p, const struct zr_task_call *call, i
 int zr_nccl_within(struct zr_nccl_set *p, const char *what, int64_t ms, int (*fn)(void *arg), void *arg,
                    size_t bytes, ncclResult_t *res)
 {
-    const struct zr_task_call call = nccl_call(p, what, fn);
+    struct zr_task_call call = nccl_call(p, what, fn);
+    call.limit = ms == ZR_NCCL_CLOSE_MS ? NULL : " (start_timeout_ms)";
     return call_within(p, &call, ms, arg, bytes, res);
 }
 
@@ -68,6 +69,7 @@ int zr_nccl_together(struct zr_nccl_set *p, const char *what, int (*fn)(void *ar
 {
     struct zr_task_call call = nccl_call(p, what, fn);
     call.look = p->rdv;
+    call.limit = " (start_timeout_ms)";
     return call_within(p, &call, p->opt.start_timeout_ms, arg, bytes, res);
 }
 
@@ -325,7 +327,7 @@ static void check_time(struct zr_nccl *m)
     char op[96], text[ZR_NCCL_TEXT];
     if (m->issuing && now - m->issuing_ns > p->timeout_ns) {
         zr_op_describe(m->issuing_op, m->next_seq, m->issuing_unit, op, sizeof op);
-        snprintf(text, sizeof text, "%s: NCCL has not taken it after %lld ms", op,
+        snprintf(text, sizeof text, "%s: NCCL has not taken it after %lld ms (timeout_ms)", op,
                  (long long)(p->timeout_ns / 1000000));
         /* the thread that would have calls compared is inside that NCCL call */
         found(p, ZR_ERR_TIMEOUT, text);
@@ -334,11 +336,11 @@ static void check_time(struct zr_nccl *m)
         if (!e->begun_ns || now - e->begun_ns <= p->timeout_ns)
             return;
         zr_op_describe(e->op, e->seq, e->unit, op, sizeof op);
-        snprintf(
-            text, sizeof text,
-            "%s: waited %lld ms for the other ranks (%llu operations are queued behind it): one is late, or "
-            "issued something else",
-            op, (long long)(p->timeout_ns / 1000000), (unsigned long long)(m->n_put - m->n_got - 1));
+        snprintf(text, sizeof text,
+                 "%s: waited %lld ms (timeout_ms) for the other ranks (%llu operations are queued behind "
+                 "it): one is late, or "
+                 "issued something else",
+                 op, (long long)(p->timeout_ns / 1000000), (unsigned long long)(m->n_put - m->n_got - 1));
         zr_nccl_doubt(m, ZR_ERR_TIMEOUT, text);
     }
 }

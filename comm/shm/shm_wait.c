@@ -401,8 +401,9 @@ static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t miss
     bool other_calls = there.for_me && !awaits_another(m, zr_comm_rank(&m->base, place));
     if (!other_calls)
         describe_waits(m, zr_comm_rank(&m->base, place), waits, sizeof waits);
-    snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s%s%s%s", zr_shm_self(m),
-             (long long)waited_ms, zr_comm_rank(&m->base, place), where, besides, more, last, waits);
+    snprintf(what, sizeof what, "rank %d waited %lld ms (timeout_ms) for rank %d, which is %s%s%s%s%s",
+             zr_shm_self(m), (long long)waited_ms, zr_comm_rank(&m->base, place), where, besides, more, last,
+             waits);
     return fail_op(m, other_calls ? ZR_ERR_MISMATCH : ZR_ERR_TIMEOUT, mine, what);
 }
 

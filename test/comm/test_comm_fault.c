@@ -181,12 +181,12 @@ static void test_stays_away(void **state)
         struct rank *r = run_ranks(forked, 4, stay_away, &after_one, NULL);
         for (int i = 0; i < 4; i++)
             expect_rank(&r[i], ZR_ERR_TIMEOUT,
-                        " waited 1500 ms for rank 2, which is at seq 1 (broadcast unit 4)");
+                        " waited 1500 ms (timeout_ms) for rank 2, which is at seq 1 (broadcast unit 4)");
         after_one = 0;
         r = run_ranks(forked, 4, stay_away, &after_one, NULL);
         for (int i = 0; i < 4; i++)
             expect_rank(&r[i], ZR_ERR_TIMEOUT,
-                        " waited 1500 ms for rank 2, which is not at its first operation yet");
+                        " waited 1500 ms (timeout_ms) for rank 2, which is not at its first operation yet");
     }
 }
 

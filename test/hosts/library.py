@@ -23,7 +23,8 @@ def take_paths(n):
 def start(program, net, ranks, **variables):
     """A rank, which is the command program, on each host that ranks (host numbers) names; all of a job of that many. Of a variable that is a list each rank has its
     own, None is not set."""
-    more = {'ZERO_JOB_KEY': KEY, 'ZERO_RENDEZVOUS': f'tcp://host0:{PORT}', 'ZERO_WORLD_SIZE': len(ranks), 'ZERO_RANK': list(range(len(ranks))), **variables}
+    more = {'ZERO_JOB_KEY': KEY, 'ZERO_RENDEZVOUS': f'tcp://host0:{PORT}', 'ZERO_WORLD_SIZE': len(ranks), 'ZERO_RANK': list(range(len(ranks))),
+            'ZERO_START_TIMEOUT_MS': variables.get('ZERO_TIMEOUT_MS'), **variables}
     started = []
     for rank, host in enumerate(ranks):
         own = {name: value[rank] if isinstance(value, list) else value for name, value in more.items()}

@@ -75,7 +75,7 @@ class Library(library.Ranks):
         with Hosts(2) as net:
             commands = start(net, [0, 1], ZERO_JOB_KEY=None, ZERO_LOG='off', ZERO_RENDEZVOUS='file:///run/hosts/meet', ZERO_TIMEOUT_MS=1500)
             (_, zero), (_, one) = ends(commands)
-            self.assertRegex(zero, r'1 of 2 ranks did not come to file:///run/hosts/meet \("host0": 127.0.0.1:\d+\) in 1500 ms: rank 1 \(ZERO_WORLD_SIZE is 2\)')
+            self.assertRegex(zero, r'1 of 2 ranks did not come to file:///run/hosts/meet \("host0": 127.0.0.1:\d+\) in 1500 ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\)')
             self.assertRegex(one, r'file:///run/hosts/meet \("host0": 127.0.0.1:\d+\); without a key ranks meet on one host only: set ZERO_JOB_KEY')
 
     def test_slow_network(self):
@@ -90,8 +90,8 @@ class Library(library.Ranks):
             first, second = ends(start(net, [0, 1], ZERO_TIMEOUT_MS=TIMEOUT_MS))
             self.assertGreaterEqual(time.monotonic() - start_s, TIMEOUT_MS / 1e3)
             self.assertEqual((first[0], second[0]), (1, 1))
-            self.assertRegex(first[1], rf'^zero_wrap: 1 of 2 ranks did not come to {RANK_0} in {TIMEOUT_MS} ms: rank 1 \(ZERO_WORLD_SIZE is 2\)\n$')
-            self.assertRegex(second[1], rf'^zero_wrap: rank 1( \(.*\))? waited {TIMEOUT_MS} ms for rank 0 at {RANK_0}')
+            self.assertRegex(first[1], rf'^zero_wrap: 1 of 2 ranks did not come to {RANK_0} in {TIMEOUT_MS} ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\)\n$')
+            self.assertRegex(second[1], rf'^zero_wrap: rank 1( \(.*\))? waited {TIMEOUT_MS} ms \(start_timeout_ms\) for rank 0 at {RANK_0}')
 
     def test_cut_during_the_meeting(self):
         """At any moment of it: the host that is gone is named by its rank, on both sides of the cut."""
@@ -103,9 +103,9 @@ class Library(library.Ranks):
                 time.sleep(chance.uniform(0, 2))
                 net.cut(net.hosts[1])
                 first, second, third = ends(commands)
-                self.assertRegex(first[1], rf'^zero_wrap: (exchange: )?1 of 3 ranks did not come (to {RANK_0} )?in {TIMEOUT_MS} ms: rank 1( \(ZERO_WORLD_SIZE is 3\))?\n$')
+                self.assertRegex(first[1], rf'^zero_wrap: (exchange: )?1 of 3 ranks did not come (to {RANK_0} )?in {TIMEOUT_MS} ms \(start_timeout_ms\): rank 1( \(ZERO_WORLD_SIZE is 3\))?\n$')
                 self.assertEqual(first, third)
-                self.assertRegex(second[1], rf'^zero_wrap: (exchange: )?rank 1( \(.*\))? waited {TIMEOUT_MS} ms for rank 0\b')
+                self.assertRegex(second[1], rf'^zero_wrap: (exchange: )?rank 1( \(.*\))? waited {TIMEOUT_MS} ms \(start_timeout_ms\) for rank 0\b')
                 self.assertEqual((first[0], second[0]), (1, 1))
 
     def test_mended_before_the_deadline(self):
@@ -126,7 +126,7 @@ class Library(library.Ranks):
             net.hosts[2].kill()
             first, second, third = ends(commands)
             self.assertEqual((first[0], third), (1, (255, 'host2: the host is gone\n')))
-            self.assertRegex(first[1], rf'^zero_wrap: 1 of 3 ranks did not come to {RANK_0} in {TIMEOUT_MS} ms: rank 2 \(ZERO_WORLD_SIZE is 3\)\n$')
+            self.assertRegex(first[1], rf'^zero_wrap: 1 of 3 ranks did not come to {RANK_0} in {TIMEOUT_MS} ms \(start_timeout_ms\): rank 2 \(ZERO_WORLD_SIZE is 3\)\n$')
             self.assertEqual(second, first)
 
 

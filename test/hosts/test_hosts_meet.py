@@ -62,8 +62,8 @@ class Meet(library.Ranks):
             self.all_say(start(net, [0, 1]), APART % 1)
             # Nor does a number lead there.
             self.each_says(start(net, [0, 1], ZERO_RENDEZVOUS=at(net.hosts[0].address6()), ZERO_TIMEOUT_MS=SHORT_MS),
-                           rf'1 of 2 ranks did not come to \[fd77:1::1\]:{PORT} \(on eth0 \(fd77:1::1\)\) in {SHORT_MS} ms: rank 1 \(ZERO_WORLD_SIZE is 2\)\n',
-                           rf"rank 1 waited {SHORT_MS} ms for rank 0 at \[fd77:1::1\]:{PORT}; last: .*: this host has no IPv6 address to go there from: give rank 0's IPv4 address")
+                           rf'1 of 2 ranks did not come to \[fd77:1::1\]:{PORT} \(on eth0 \(fd77:1::1\)\) in {SHORT_MS} ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\)\n',
+                           rf"rank 1 waited {SHORT_MS} ms \(start_timeout_ms\) for rank 0 at \[fd77:1::1\]:{PORT}; last: .*: this host has no IPv6 address to go there from: give rank 0's IPv4 address")
 
     def test_name_that_is_loopback(self):
         """As a host's own name often is in its own /etc/hosts."""
@@ -78,9 +78,9 @@ class Meet(library.Ranks):
                 self.skipTest('no IPv6')
             net.hosts[0].must(['ip', '-6', 'address', 'flush', 'dev', 'eth0'])
             self.each_says(start(net, [0, 1], ZERO_RENDEZVOUS=at('fd77:1::1'), ZERO_TIMEOUT_MS=SHORT_MS),
-                           rf'1 of 2 ranks did not come to .* in {SHORT_MS} ms: rank 1 \(ZERO_WORLD_SIZE is 2\); '
+                           rf'1 of 2 ranks did not come to .* in {SHORT_MS} ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\); '
                            'last: fd77:1::1 is no address of this host, which has no IPv6 address, so rank 0 listens at all it has\n',
-                           rf'rank 1 \(fd77:1::2 on eth0\) waited {SHORT_MS} ms for rank 0 at \[fd77:1::1\]:{PORT}; last: ')
+                           rf'rank 1 \(fd77:1::2 on eth0\) waited {SHORT_MS} ms \(start_timeout_ms\) for rank 0 at \[fd77:1::1\]:{PORT}; last: ')
 
 
 class Refused(library.Ranks):
@@ -98,8 +98,8 @@ class Refused(library.Ranks):
             self.all_say(start(net, [0, 1], ZERO_RENDEZVOUS=at('10.77.0.1'), ZERO_INTERFACE=['eth1', None]),
                          'rank 0 is to listen on interface eth1 (10.77.1.1, fd77:2::1), but the others look for it at 10.77.0.1, which is on eth0: ')
             self.each_says(start(net, [0, 1], ZERO_RENDEZVOUS=at('10.77.0.1'), ZERO_INTERFACE=[None, 'fd77:1::2'], ZERO_TIMEOUT_MS=SHORT_MS),
-                           rf'1 of 2 ranks did not come to 10.77.0.1:{PORT} \(on eth0 \(10.77.0.1\)\) in {SHORT_MS} ms: rank 1 \(ZERO_WORLD_SIZE is 2\)\n',
-                           rf"rank 1 \(on fd77:1::2\) waited {SHORT_MS} ms for rank 0 at 10.77.0.1:{PORT}; last: .*: interface fd77:1::2 has no IPv4 address to go there "
+                           rf'1 of 2 ranks did not come to 10.77.0.1:{PORT} \(on eth0 \(10.77.0.1\)\) in {SHORT_MS} ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\)\n',
+                           rf"rank 1 \(on fd77:1::2\) waited {SHORT_MS} ms \(start_timeout_ms\) for rank 0 at 10.77.0.1:{PORT}; last: .*: interface fd77:1::2 has no IPv4 address to go there "
                            "from: give rank 0's IPv6 address")
 
     def test_missing_rank(self):
@@ -108,11 +108,11 @@ class Refused(library.Ranks):
             if not net.has_ipv6:
                 self.skipTest('no IPv6')
             self.each_says(start(net, [0], ZERO_WORLD_SIZE=2, ZERO_INTERFACE='eth1', ZERO_TIMEOUT_MS=SHORT_MS),
-                           rf'1 of 2 ranks did not come to host0:{PORT} \(on eth1 \(10.77.1.1, fd77:2::1\)\) in {SHORT_MS} ms: rank 1 \(ZERO_WORLD_SIZE is 2\)\n')
+                           rf'1 of 2 ranks did not come to host0:{PORT} \(on eth1 \(10.77.1.1, fd77:2::1\)\) in {SHORT_MS} ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\)\n')
             self.each_says(start(net, [0], ZERO_WORLD_SIZE=2, ZERO_TIMEOUT_MS=SHORT_MS),
-                           rf'1 of 2 ranks did not come to host0:{PORT} \(on {re.escape(interfaces(net.hosts[0], 2))}, lo .*\) in {SHORT_MS} ms: rank 1 \(ZERO_WORLD_SIZE is 2\)\n')
+                           rf'1 of 2 ranks did not come to host0:{PORT} \(on {re.escape(interfaces(net.hosts[0], 2))}, lo .*\) in {SHORT_MS} ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\)\n')
             self.each_says(start(net, [1], ZERO_WORLD_SIZE=2, ZERO_RANK=1, ZERO_RENDEZVOUS=at('10.77.1.1'), ZERO_INTERFACE='eth1', ZERO_TIMEOUT_MS=SHORT_MS),
-                           rf'rank 1 \(10.77.1.2 on eth1\) waited {SHORT_MS} ms for rank 0 at 10.77.1.1:{PORT}; last: connection refused: rank 0 has not started')
+                           rf'rank 1 \(10.77.1.2 on eth1\) waited {SHORT_MS} ms \(start_timeout_ms\) for rank 0 at 10.77.1.1:{PORT}; last: connection refused: rank 0 has not started')
 
     def test_port_in_use(self):
         with Hosts(2) as net:
@@ -120,13 +120,13 @@ class Refused(library.Ranks):
             other.expect('^ready$')
             first, second = start(net, [0, 1], ZERO_RENDEZVOUS=at('10.77.0.1'), ZERO_TIMEOUT_MS=SHORT_MS)
             self.each_says([first, second], rf'rank 0 cannot listen at 10.77.0.1:{PORT} \(eth0\): address already in use\n',
-                           rf'rank 1 \(10.77.0.2 on eth0\) waited {SHORT_MS} ms for rank 0 at 10.77.0.1:{PORT}; last: ')
+                           rf'rank 1 \(10.77.0.2 on eth0\) waited {SHORT_MS} ms \(start_timeout_ms\) for rank 0 at 10.77.0.1:{PORT}; last: ')
 
     def test_no_such_host(self):
         with Hosts(2) as net:
             (code, errors), = ends(start(net, [1], ZERO_WORLD_SIZE=2, ZERO_RANK=1, ZERO_RENDEZVOUS=at('nowhere.invalid'), ZERO_TIMEOUT_MS=SHORT_MS))
             self.assertEqual(code, 1)
-            self.assertRegex(errors, rf'^zero_wrap: rank 1 waited {SHORT_MS} ms for rank 0 at nowhere.invalid:{PORT}; last: (no address for "nowhere.invalid": |'
+            self.assertRegex(errors, rf'^zero_wrap: rank 1 waited {SHORT_MS} ms \(start_timeout_ms\) for rank 0 at nowhere.invalid:{PORT}; last: (no address for "nowhere.invalid": |'
                                      'the address of "nowhere.invalid" is being looked up)')
 
     def test_who_comes(self):
@@ -135,7 +135,7 @@ class Refused(library.Ranks):
             for _, errors in ends(start(net, [0, 1, 2], ZERO_RANK=[0, 1, 1], ZERO_TIMEOUT_MS=LONG_MS)):
                 self.assertRegex(errors, r'rank 1 .*(10\.77\.0\.[23]|fd77:1::[23]).*(10\.77\.0\.[23]|fd77:1::[23])')
             first, second = ends(start(net, [0, 1], ZERO_JOB_KEY=[library.KEY, library.KEY[::-1]], ZERO_TIMEOUT_MS=TIMEOUT_MS))
-            self.assertRegex(first[1], rf'^zero_wrap: 1 of 2 ranks did not come to .* in {TIMEOUT_MS} ms: rank 1 \(ZERO_WORLD_SIZE is 2\); last: refused .*(10\.77\.0\.2|fd77:1::2)')
+            self.assertRegex(first[1], rf'^zero_wrap: 1 of 2 ranks did not come to .* in {TIMEOUT_MS} ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\); last: refused .*(10\.77\.0\.2|fd77:1::2)')
             self.assertRegex(second[1], rf'^zero_wrap: rank 1 .*for rank 0 at host0:{PORT}.*: .*of another job, or with another key: ZERO_JOB_KEY and')
 
     def test_shard_groups(self):

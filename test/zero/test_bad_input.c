@@ -211,7 +211,7 @@ static void no_interface(struct call *c)
     c->cfg.world = 2;
     c->cfg.rendezvous = "tcp://127.0.0.1:1";
     c->cfg.interface = "eth99";
-    c->cfg.timeout_ms = 200; /* for the other rank, which is to hear of it */
+    c->cfg.timeout_ms = c->cfg.start_timeout_ms = 200; /* for the other rank, which is to hear of it */
 }
 static void world_size_abc(struct call *c)
 {

@@ -114,7 +114,7 @@ static void test_defaults(void **state)
         assert_int_equal(both[i].user.device, ZERO_DEVICE_HOST);
         assert_int_equal(both[i].user.copy_engine, ZERO_AUTO);
         assert_int_equal(both[i].user.shard_group, ZERO_AUTO);
-        assert_int_equal(zr_config_start_ms(&both[i].user), 30000);
+        assert_int_equal(zr_config_start_ms(&both[i].user), 600000);
         assert_int_equal(o->hybrid, ZR_HYBRID_NONE);
         zr_config_release(&both[i]);
     }

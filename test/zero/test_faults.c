@@ -154,7 +154,7 @@ static const char *const point_names[] = {"before meeting", "after wrap",  "in f
 struct death {
     int stage, victim, signal, world;
     enum point at;
-    int timeout_ms, start_timeout_ms; /* of the start 0: the default */
+    int timeout_ms, start_timeout_ms; /* of the start 0: timeout_ms */
 };
 
 struct actor {
@@ -248,8 +248,7 @@ static void train_until_death(struct toy_rank *r)
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, d->stage);
     cfg.timeout_ms = d->timeout_ms;
-    if (d->start_timeout_ms)
-        cfg.start_timeout_ms = d->start_timeout_ms;
+    cfg.start_timeout_ms = d->start_timeout_ms ? d->start_timeout_ms : d->timeout_ms;
     cfg.log = on_log;
     cfg.log_arg = &a;
     if (d->at == IN_UPDATE) {

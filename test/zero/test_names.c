@@ -1,5 +1,5 @@
-/* test_names.c: contexts with names: several of one process that are open, or being wrapped, at the same time
- * meet their own kind on every rank, whatever the order; and what differs is said. */
+/* test_names.c: contexts with names. Several contexts of one process that are open, or being wrapped, at the
+ * same time meet those of the same name on every rank, whatever the order. */
 #include "test/comm/ranks.h"
 #include "test/zero/toy_net.h"
 
@@ -141,8 +141,8 @@ static void run_threads(struct rank *me, const uint64_t expected[2])
     check_two(me, "from threads", j, expected);
 }
 
-/* Rank 0 has a thread for each, the others wrap one after the other: whichever rank 0 listens for first, the
- * one that the others begin with has to come about. */
+/* Rank 0 has a thread for each, and the others wrap one after the other. The context that the others begin
+ * with has to come about, whichever rank 0 listens for first. */
 static void run_mixed(struct rank *me, int first, const uint64_t expected[2])
 {
     struct job j[2];

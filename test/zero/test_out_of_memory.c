@@ -78,7 +78,7 @@ static void train(struct toy_rank *r)
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, t->stage);
-    cfg.timeout_ms = TIMEOUT_MS;
+    cfg.timeout_ms = cfg.start_timeout_ms = TIMEOUT_MS;
     cfg.order = order;
     cfg.n_order = 4;
     cfg.trace = 1;

@@ -94,6 +94,8 @@ struct zr_run_progress {
 int zr_run_progress_open(struct zr_run_progress *p, int n_ranks);
 /* Before an attempt. */
 void zr_run_progress_clear(struct zr_run_progress *p);
+/* A rank of this node has ended, by a signal or with code. */
+void zr_run_progress_ended(struct zr_run_progress *p, int local_rank, int code, int signum);
 /* After it, whatever became of the ranks. */
 struct zr_run_reached zr_run_progress_read(const struct zr_run_progress *p);
 

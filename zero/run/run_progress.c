@@ -31,6 +31,11 @@ void zr_run_progress_clear(struct zr_run_progress *p)
         p->of[i] = (struct zr_progress){.magic = ZR_PROGRESS_MAGIC, .t = -1};
 }
 
+void zr_run_progress_ended(struct zr_run_progress *p, int local_rank, int code, int signum)
+{
+    atomic_store(&p->of[local_rank].ended, signum ? -signum : 1 + code);
+}
+
 struct zr_run_reached zr_run_progress_read(const struct zr_run_progress *p)
 {
     struct zr_run_reached r = {.t = -1};

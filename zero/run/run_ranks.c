@@ -233,6 +233,7 @@ static void on_exit_of(uv_process_t *process, int64_t code, int signum)
                                  .at_ns = a->turn_ns,
                                  .epoch_ns = a->epoch_ns};
     a->n_alive--;
+    zr_run_progress_ended(&a->node->progress, r->number - a->start.first_rank, (int)code, signum);
     zr_run_flight_words(r->flight, r->end.last);
     bool failed = code != 0 || signum != 0;
     if (failed && (!a->candidate || (signum && !a->candidate->end.signal)))

@@ -1,4 +1,5 @@
 /* test_rendezvous.c: ranks meet, or do not; unidentified connections, wrong ranks and impostors. */
+#include "kernels/log.h"
 #include "test/comm/meet/meeting.h"
 #include "test/held_port.h"
 
@@ -147,6 +148,57 @@ static void test_missing_rank(void **state)
         expect_rank(&r[i], ZR_ERR_TIMEOUT, "1 of 4 ranks did not come");
     for (int i = 0; i < 3; i++)
         expect_rank(&r[i], ZR_ERR_TIMEOUT, "rank 3");
+}
+
+/* --- what is said of a wait --- */
+
+static void count_reminders(void *arg, const char *line)
+{
+    char *last = arg;
+    if (strstr(line, "zero_wrap still waits: "))
+        snprintf(last, sizeof((struct rank *)0)->note, "%s", line);
+}
+
+static bool has_rank_1_ended(void *arg, int rank, char *how, size_t n_how)
+{
+    snprintf(how, n_how, "its program returned 7");
+    return *(bool *)arg && rank == 1;
+}
+
+/* Rank 1 never comes. */
+static void wait_with_a_log(struct rank *me)
+{
+    struct meeting m;
+    char last[sizeof me->note] = "";
+    struct zr_log *log;
+    bool ended = *(bool *)me->arg;
+    if (me->w.rank == 1)
+        return;
+    RANK_CHECK(me, zr_log_open(count_reminders, last, NULL, &log) == 0, "%s", zr_error_text());
+    const struct zr_waiting waiting = {
+        .log = log, .remind_ms = 100, .has_ended = has_rank_1_ended, .arg = &ended};
+    me->w.waiting = &waiting;
+    note_error(me, meet(&m, &me->w, ended ? LONG_MS : SHORT_MS));
+    RANK_CHECK(me, part(&m), "handles are left");
+    zr_log_close(log);
+    if (me->w.rank == 0 && !ended) {
+        RANK_CHECK(me, strstr(last, "1 of 3 ranks did not come to ") && strstr(last, " ms: rank 1"), "\"%s\"",
+                   last);
+        RANK_CHECK(me, strstr(last, "; it gives up after 1500 ms (start_timeout_ms)"), "\"%s\"", last);
+    }
+}
+
+static void test_waiting(void **state)
+{
+    (void)state;
+    bool ended = false;
+    struct rank *r = run_ranks(true, 3, wait_with_a_log, &ended, NULL);
+    for (int i = 0; i < 3; i += 2)
+        expect_rank(&r[i], ZR_ERR_TIMEOUT, " in 1500 ms (start_timeout_ms): rank 1");
+    ended = true;
+    r = run_ranks(true, 3, wait_with_a_log, &ended, NULL);
+    for (int i = 0; i < 3; i += 2)
+        expect_rank(&r[i], ZR_ERR_PEER, "rank 1 ended before it came to zero_wrap: its program returned 7");
 }
 
 static void all_but_first(struct rank *me)
@@ -440,6 +492,7 @@ int main(void)
         cmocka_unit_test(test_bad_arguments),
         cmocka_unit_test(test_port_taken),
         cmocka_unit_test(test_missing_rank),
+        cmocka_unit_test(test_waiting),
         cmocka_unit_test(test_missing_rank_0),
         cmocka_unit_test(test_duplicate_rank),
         cmocka_unit_test(test_late_rank),

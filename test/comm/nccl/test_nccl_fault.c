@@ -77,7 +77,7 @@ static void test_stays_away(void **state)
         for (int i = 0; i < 4; i++)
             if (i != 2)
                 expect_rank(&r[i], ZR_ERR_TIMEOUT,
-                            "exchange seq 2 unit 3: waited 800 ms for the other ranks");
+                            "exchange seq 2 unit 3: waited 800 ms (timeout_ms) for the other ranks");
     }
 }
 
@@ -211,7 +211,7 @@ static void test_hang(void **state)
     customize(false, SHORT_MS);
     struct rank *r = run_ranks(false, 2, hang, NULL, NULL);
     for (int i = 0; i < 2; i++)
-        expect_rank(&r[i], ZR_ERR_TIMEOUT, "all_gather seq 1 unit 14: waited 800 ms");
+        expect_rank(&r[i], ZR_ERR_TIMEOUT, "all_gather seq 1 unit 14: waited 800 ms (timeout_ms)");
     expected_misuse = 1;
 }
 
@@ -249,7 +249,7 @@ static void test_nccl_fails(void **state)
     customize(false, SHORT_MS);
     struct rank *r = run_ranks(false, 2, nccl_fails, &later, NULL);
     expect_rank(&r[1], ZR_ERR_SYSTEM, "exchange seq 1 unit 5: internal error: the stand-in says so");
-    expect_rank(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 5: waited 800 ms");
+    expect_rank(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 5: waited 800 ms (timeout_ms)");
     later = true;
     customize(false, LONG_MS);
     r = run_ranks(false, 2, nccl_fails, &later, NULL);
@@ -359,7 +359,7 @@ static void test_abort_sticks(void **state)
     customize(false, SHORT_MS);
     nccl_stand_in_the_machine()->abort_sticks = true;
     struct rank *r = run_ranks(false, 2, abort_sticks, NULL, NULL);
-    expect_rank(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 2: waited 800 ms");
+    expect_rank(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 2: waited 800 ms (timeout_ms)");
     expect_rank(&r[1], 0, "");
     assert_non_null(strstr(custom.log, "NCCL's reduce communicator could not be aborted: it is left behind"));
     assert_non_null(strstr(custom.log, "nccl reduce: a call into NCCL has not come back"));

@@ -376,7 +376,7 @@ static void test_one_fails(void **state)
         struct rank *r = run_ranks(false, WORLD, stay_away_outside, NULL, NULL);
         for (int i = 0; i < WORLD; i++)
             expect_rank(&r[i], i == 5 ? ZR_ERR_FAILED : ZR_ERR_TIMEOUT,
-                        i == 5 ? "away" : " seq 1 unit 7: waited 800 ms for the other ranks");
+                        i == 5 ? "away" : " seq 1 unit 7: waited 800 ms (timeout_ms) for the other ranks");
         expect_nothing_open();
     }
 }

@@ -274,7 +274,8 @@ static void test_a_rank_stops_calling(void **state)
         struct toy_rank r[MOST] = {0};
         run(world, stop_calling, &s, r);
         for (int i = 0; i < world; i++)
-            if (r[i].err != ZERO_ERR_TIMEOUT || !strstr(r[i].text, "waited 3000 ms for the other ranks") ||
+            if (r[i].err != ZERO_ERR_TIMEOUT ||
+                !strstr(r[i].text, "waited 3000 ms (timeout_ms) for the other ranks") ||
                 !strstr(r[i].text, "; rank 1 did not come: its program has made 32 calls, the last "
                                    "zero_end(unit 0, backward) in step 1; that of rank"))
                 fail_msg("rank %d: %d \"%s\"", i, r[i].err, r[i].text);
@@ -293,7 +294,7 @@ static const struct {
     [BY_NCCL] = {ZERO_ERR_SYSTEM, {"NCCL's reduce communicator: unhandled system error", "", ""}},
     [BY_QUERY] = {ZERO_ERR_SYSTEM, {"cudaEventQuery: cudaErrorLaunchFailure", "", ""}},
     [BY_WAITING] = {ZERO_ERR_MISMATCH,
-                    {"waited 3000 ms for the other ranks",
+                    {"waited 3000 ms (timeout_ms) for the other ranks",
                      "rank 1 called zero_begin(unit 0, forward) in step 1",
                      "rank 0 called zero_mean in step 1"}},
 };

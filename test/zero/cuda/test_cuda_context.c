@@ -457,7 +457,7 @@ static void test_abort_that_sticks(void **state)
     for (int i = 0; i < 2; i++)
         if (r[i].wrong[0])
             fail_msg("rank %d: %s", i, r[i].wrong);
-    if (r[0].err != ZERO_ERR_TIMEOUT || !strstr(r[0].text, "waited 3000 ms for the other ranks"))
+    if (r[0].err != ZERO_ERR_TIMEOUT || !strstr(r[0].text, "waited 3000 ms (timeout_ms) for the other ranks"))
         fail_msg("code %d \"%s\"", r[0].err, r[0].text);
 }
 

@@ -1,0 +1,21 @@
+/* ended_early.c: a rank that zero-run starts. Rank 1 returns before its zero_wrap, the others wrap. */
+#include "zero/zero.h"
+
+#include <stdio.h>
+
+int main(void)
+{
+    float values[8] = {0}, *param = values, *grad = NULL;
+    const struct zero_tensor tensor = {
+        .name = "w", .param = (void **)&param, .grad = (void **)&grad, .shape = {8}, .dtype = ZERO_F32};
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    int32_t rank, world;
+    zero_ctx *z;
+    if (zero_find_rank(NULL, &rank, &world, NULL))
+        return 2;
+    if (rank == 1)
+        return 0;
+    int err = zero_wrap(&z, &tensor, 1, &cfg);
+    printf("%s\n", err ? zero_last_error() : "wrapped");
+    return err ? 1 : zero_unwrap(&z) != 0;
+}

@@ -1,0 +1,22 @@
+"""test_ended_early.py ZERO_RUN PROGRAM: a rank that ends before its zero_wrap ends the others' wait at once. They would wait for 10 minutes; a run
+that does not end within a minute has failed."""
+import os
+import subprocess
+import sys
+import unittest
+
+ZERO_RUN, PROGRAM = sys.argv[1:3]
+del sys.argv[1:3]
+LIMIT = int(os.environ.get("TEST_LIMIT", 60))
+
+
+class EndedEarly(unittest.TestCase):
+    def test_rank_1_returns(self):
+        for n in (2, 3):
+            # zero-run ends the other ranks when the first of them has failed, so one of them speaks.
+            done = subprocess.run([ZERO_RUN, "-n", str(n), PROGRAM], capture_output=True, text=True, timeout=LIMIT)
+            self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+            self.assertIn("rank 1 ended before it came to zero_wrap: its program returned 0", done.stdout)
+
+
+unittest.main()

@@ -1,0 +1,99 @@
+/* test_differences.c: what may differ between ranks but rarely does on purpose is told in one line. */
+#include "test/comm/ranks.h"
+#include "test/zero/toy_net.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { HANG_S = 120 };
+
+/* Of this rank's library. */
+static uint64_t other_sources;
+
+uint64_t __real_zr_source_hash(void);
+uint64_t __wrap_zr_source_hash(void);
+uint64_t __wrap_zr_source_hash(void)
+{
+    return __real_zr_source_hash() + other_sources;
+}
+
+struct lines {
+    int n;
+    char text[512];
+};
+
+static void take_line(void *arg, const char *line)
+{
+    struct lines *l = arg;
+    if (!strstr(line, "ranks differ"))
+        return;
+    l->n++;
+    snprintf(l->text, sizeof l->text, "%s", line);
+}
+
+/* What rank 1 has in place of what the others have, and what is said of it. */
+struct difference {
+    uint64_t sources;
+    int save_keep, trace, timeout_ms;
+    const char *says;
+};
+
+static void wrap(struct rank *me)
+{
+    const struct difference *d = me->arg;
+    struct toy_rank r = {.rank = me->w.rank, .world = me->w.world};
+    struct lines lines = {0};
+    struct toy m;
+    zero_ctx *z;
+    alarm(HANG_S);
+    snprintf(r.url, sizeof r.url, "tcp://127.0.0.1:%d", me->w.port);
+    struct zero_config cfg = toy_config(&r, 1);
+    cfg.log = take_line;
+    cfg.log_arg = &lines;
+    if (me->w.rank == 1) {
+        other_sources = d->sources;
+        cfg.save_keep = d->save_keep;
+        cfg.trace = d->trace;
+        cfg.timeout_ms = d->timeout_ms ? d->timeout_ms : cfg.timeout_ms;
+    }
+    toy_make(&m);
+    RANK_CHECK(me, zero_wrap(&z, m.table, TOY_TENSORS, &cfg) == 0, "%s", zero_last_error());
+    RANK_CHECK(me, zero_unwrap(&z) == 0, "%s", zero_last_error());
+    toy_free(&m);
+    RANK_CHECK(me, lines.n == (me->w.rank == 0 && d->says), "%d lines: %s", lines.n, lines.text);
+    RANK_CHECK(me, !lines.n || strstr(lines.text, d->says), "%s", lines.text);
+}
+
+static void test_differences(void **state)
+{
+    (void)state;
+    static const struct difference all[] = {
+        {.says = NULL},
+        {.sources = 1, .says = "the libzero of rank 1 was built from other sources than rank 0's"},
+        {.save_keep = 3, .says = "save_keep is 3 on rank 1 and 0 on rank 0"},
+        {.trace = 1, .says = "trace is 1 on rank 1 and 0 on rank 0"},
+        {.timeout_ms = 40000, .says = "timeout_ms is 40000 on rank 1 and 30000 on rank 0"},
+        {.sources = 1,
+         .save_keep = 3,
+         .trace = 1,
+         .timeout_ms = 40000,
+         .says =
+             "the libzero of rank 1 was built from other sources than rank 0's; save_keep is 3 on rank 1 and "
+             "0 on rank 0; trace is 1 on rank 1 and 0 on rank 0; timeout_ms is 40000 on rank 1"},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        struct difference d = all[i];
+        run_ranks(true, 3, wrap, &d, NULL);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_differences)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
