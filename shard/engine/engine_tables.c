@@ -98,6 +98,7 @@ static int list_tables(struct zr_engine *e, struct table *t)
         {&m->bracketed, units, sizeof *m->bracketed},
         {&m->flying, units, sizeof *m->flying},
         {&e->aside, units, sizeof *e->aside},
+        {&e->tp_gradient, tensors, sizeof *e->tp_gradient},
         {&e->i.gather_segs, flats, sizeof *e->i.gather_segs},
         {&e->i.reduce_segs, flats, sizeof *e->i.reduce_segs},
     };
