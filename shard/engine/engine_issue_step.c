@@ -21,8 +21,8 @@ struct squares {
 };
 
 /* Blocks from 2^-20 of the greatest norm on are recorded: some block is as large wherever the norm is too
- * large, for all ranks together have fewer than 2^40 blocks. Positions count from the start of the arena, which is laid out
- * alike on all ranks, so that every rank can tell the tensor (zr_engine_tensor_at). */
+ * large, for all ranks together have fewer than 2^40 blocks. Positions count from the start of the arena. It
+ * has the same layout on all ranks, so that every rank can tell the tensor (tensor_at of engine_step.c). */
 static int put_squares(struct squares *q)
 {
     struct zr_engine *e = q->e;
