@@ -21,7 +21,7 @@
  * one of any sign), and whether something was not finite. So 2^31 ranks fit. */
 #define ZR_AGREE_LIMBS (ZR_EXACT_LIMBS + 1)
 
-/* Words that every rank must give alike, and from ZR_AGREE_LEAST on words that may differ. */
+/* Words that must be equal on all ranks, and from ZR_AGREE_LEAST on words that may differ. */
 enum zr_agree_word {
     ZR_AGREE_CALLS,   /* hash of the model's calls so far */
     ZR_AGREE_LR,      /* zr_agree_lr_word: the learning rate, and who gives it, which may differ */
@@ -51,7 +51,7 @@ struct zr_agreement {
 /* Bit of zr_agreed.differs: the ranks' parts were not put together. */
 #define ZR_AGREE_INCOMPLETE (UINT32_C(1) << ZR_AGREE_WORDS)
 
-/* What sum_squares makes of a rank's part of the gradient. */
+/* The result of sum_squares over a rank's part of the gradient. */
 struct zr_own_squares {
     struct zr_exact_sum sum;
     /* struct zr_largest */

@@ -26,8 +26,8 @@
 /* Makes the sum zero. */
 void zr_exact_reset(struct zr_exact_sum *a);
 
-/* Records the blocks of x, of which acc is the sum so far. It reads x only where acc tells that some block may
- * be large; carries of acc are propagated. */
+/* Records the blocks of x, which were just added to acc. It reads x only if acc tells that some block may be
+ * large. Propagates carries of acc. */
 void zr_largest_record(const struct zr_largest *largest, struct zr_exact_sum *acc, const float *x, int64_t n);
 
 /* Propagates carries: all limbs but the last become 0..2^32-1. The value stays. */

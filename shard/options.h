@@ -115,6 +115,8 @@ struct zr_options {
     int prefetch;
     /* for gathered parameters at stage 3, besides the shards; negative: what prefetch needs */
     int64_t param_budget_bytes;
+    /* gradients of what is not cut are compared over tp in the first steps; on the host */
+    bool compares_tp;
     /* same bits at every stage, prefetch, budget and power-of-two world */
     bool deterministic;
     /* of gradients between ranks; 0: the tensor's own */

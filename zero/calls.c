@@ -194,6 +194,8 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
         zr_save_notice(z);
         err = zr_engine_tied_step(z->engine);
         if (!err)
+            err = zr_engine_compare_gradients(z->engine);
+        if (!err)
             err = zr_engine_check_replicas(z->engine);
     }
     if (!err && info)

@@ -226,6 +226,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         /* deterministic that nobody asked for is turned off instead; see zr_backend_choose. */
         .deterministic = c->deterministic && !(c->grad_in_place && c->grad_accum_steps > 1),
         .grad_in_place = c->grad_in_place,
+        .compares_tp = true,
         .wire_dtype = (enum zr_dtype)c->wire_dtype,
         .timeout_ms = c->timeout_ms,
         .trace = c->trace,

@@ -114,6 +114,8 @@ struct zero_ctx {
     /* The last that all ranks know to be on the disk; "": none. */
     char saved_path[ZR_PATH_BYTES];
     bool reported_unequal_buffers;
+    /* weights that have drifted apart over tp were reported */
+    bool reported_apart;
     /* micro-batches of all ranks, in all steps */
     int64_t n_micro;
     /* zero_loss_scale was called for the step to come; for the step before; a warning said that a step had

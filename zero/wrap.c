@@ -80,8 +80,8 @@ enum zr_values_in zr_values_in(const struct zero_ctx *z)
     return ZR_VALUES_IN_MODEL;
 }
 
-/* With deterministic the bits do not depend on where ranks are: places are ranks, also where the ranks of a
- * host are not consecutive, whose sums can then not be made host by host. */
+/* With deterministic the bits do not depend on where ranks are, because places are ranks. If the ranks of a
+ * host are not consecutive, sums can then not be made host by host. */
 static void order_places(struct zero_ctx *z)
 {
     char hosts[512];

@@ -360,6 +360,11 @@ void zr_engine_parts_called(struct zr_engine *e, uint64_t call);
 int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes);
 /* Collective, blocking, between steps: whether all parts have the same of tensors that are not cut. */
 int zr_engine_compare_parts(struct zr_engine *e);
+/* The same, without an error: *apart, and this thread's message, say that they have not. */
+int zr_engine_find_apart(struct zr_engine *e, bool *apart);
+/* Collective, after a step. In steps 1, 2, 4, 8 and 16 of a model in parts: whether all parts have the same
+ * gradient of tensors that are not cut (compare_tp.c). ZR_ERR_MISMATCH, on every rank, ends the context. */
+int zr_engine_compare_gradients(struct zr_engine *e);
 
 /* Everyone is here and nothing is in flight. */
 int zr_engine_barrier(struct zr_engine *e);

@@ -60,6 +60,8 @@ struct zr_model_side {
     bool said_partial;
     /* that what is added up was the same on all */
     bool said_sum;
+    /* that gradients of what is not cut differ by rounding */
+    bool said_rounding;
     /* a hash of all zero_tp_ calls so far, those that move nothing included */
     uint64_t parts_calls;
     /* and of the calls that ranks of all pipeline stages make: none of brackets */
@@ -226,6 +228,10 @@ struct zr_engine {
     /* (n_units) of engine_aside.c: NULL but where a sum was set aside, from the model's thread by the
      * job that does it */
     float **aside;
+    /* (n_tensors) of compare_tp.c, written by a step's NORM */
+    struct zr_tp_gradient *tp_gradient;
+    /* (n_units) of compare_tp.c, for the same job: the step leaves the unit out */
+    bool *tp_left_out;
     /* of one operation of a job: flats of a unit */
     int32_t most_segs;
 
@@ -286,6 +292,29 @@ void zr_tied_forget(struct zr_engine *e);
  * gradient of its own (struct zr_tensor, partial), it becomes their sum, on the model's stream. any: whether
  * there was something to do. */
 int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
+
+struct zr_tag zr_parts_tag(const struct zr_engine *e, enum zr_called_name call, int64_t n, int32_t kind);
+
+/* Bytes received so far: of all, from other groups, over tp. */
+struct zr_received {
+    int64_t wire, outer, model;
+};
+struct zr_received zr_received_so_far(const struct zr_engine *e);
+/* Takes what was received since then out of the program's traffic: comparing has moved it. */
+void zr_leave_out_since(struct zr_engine *e, struct zr_received before);
+
+/* ---- compare_tp.c ---- */
+
+/* This rank's shard of a tensor's reduced gradient, not scaled. */
+struct zr_tp_gradient {
+    /* 0: it has none */
+    uint64_t hash;
+    double squares;
+};
+/* Gradients are compared over tp in that step, counted from 1 since zero_wrap. */
+bool zr_tp_compares(const struct zr_engine *e, uint32_t step);
+/* In that step's NORM, when sums are complete. */
+int zr_tp_look_at_gradients(struct zr_engine *e);
 
 /* ---- engine_roles.c ---- */
 

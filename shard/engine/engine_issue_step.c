@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static double unclipped_scale(const struct zr_engine *e)
+double zr_unclipped_scale(const struct zr_engine *e)
 {
     double scale = e->opt.grad_scale;
     return e->opt.grad_sum ? scale : scale / ((double)e->world * e->opt.grad_accum_steps);
@@ -21,13 +21,13 @@ struct squares {
 };
 
 /* Blocks from 2^-20 of the greatest norm on are recorded: some block is as large wherever the norm is too
- * large, for all ranks together have fewer than 2^40 blocks. Positions count from the start of the arena, which is laid out
- * alike on all ranks, so that every rank can tell the tensor (zr_engine_tensor_at). */
+ * large, for all ranks together have fewer than 2^40 blocks. Positions count from the start of the arena. It
+ * has the same layout on all ranks, so that every rank can tell the tensor (tensor_at of engine_step.c). */
 static int put_squares(struct squares *q)
 {
     struct zr_engine *e = q->e;
     struct zr_own_squares *own = zr_engine_norm_at(e);
-    double from = ldexp(ZR_MOST_NORM_SQUARED / fabs(unclipped_scale(e)), -20);
+    double from = ldexp(ZR_MOST_NORM_SQUARED / fabs(zr_unclipped_scale(e)), -20);
     const struct zr_largest largest = {
         .word = &own->largest, .at = q->x - (const float *)e->reduce_base, .from = from * from};
     return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, q->n, &largest) : 0;
@@ -96,7 +96,7 @@ static int begin_agreement(struct zr_engine *e, const struct zr_job *job)
 static int end_agreement(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_agree_end end = {.all = zr_engine_agreement(e),
-                                     .scale = unclipped_scale(e),
+                                     .scale = zr_unclipped_scale(e),
                                      .clip = job->tuned->clip,
                                      .n_carried = job->given->n,
                                      .n_ranks = e->n_all,
@@ -128,6 +128,8 @@ int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
     ZR_TRY(
         zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
     ZR_TRY(sum_own_squares(e));
+    if (job->compares_tp)
+        ZR_TRY(zr_tp_look_at_gradients(e));
     memset(e->i.left_out, 0, (size_t)e->layout->n_units * sizeof *e->i.left_out);
     ZR_TRY(begin_agreement(e, job));
     ZR_TRY(zr_world_agree(e, e->plan->agreement_at, ZR_AGREE_SUMS, ZR_AGREE_MAXES, &tag));

@@ -41,8 +41,10 @@ void zr_model_push(struct zr_engine *e, const struct zr_action *a)
     }
     if (a->kind == ZR_ACT_GATHER || a->kind == ZR_ACT_UPDATE)
         e->m.unit_job[a->unit] = e->m.n_jobs;
-    if (a->kind == ZR_ACT_NORM)
+    if (a->kind == ZR_ACT_NORM) {
         e->m.norm_job = e->m.n_jobs;
+        job.compares_tp = zr_tp_compares(e, e->m.step + !e->m.stepping);
+    }
     if (uses_grad(e, a))
         e->m.grad_job[zr_grad_place(e->plan, a->unit, a->slot)] = e->m.n_jobs;
     if (!e->loop) {

@@ -1,5 +1,5 @@
 /* engine_parts.c: the model in parts, each on data-parallel ranks of its own: sums and maxima of activations
- * over the ranks that have parts of one copy, on the model's stream; and what every part has, compared.
+ * over the ranks that have parts of one copy, on the model's stream.
  *
  * Activations are the program's, anywhere in its memory, and of any size, while peers read arenas. So they go
  * through one, in pieces: a piece is copied to `in`, its sum is scattered to one of two `out`, gathered there
@@ -10,7 +10,6 @@
 #include "shard/engine/engine_issue.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -33,7 +32,7 @@ static int64_t out_at(int out)
     return IN_BYTES + out * (int64_t)OUT_BYTES;
 }
 
-static struct zr_tag parts_tag(const struct zr_engine *e, enum zr_called_name call, int64_t n, int32_t kind)
+struct zr_tag zr_parts_tag(const struct zr_engine *e, enum zr_called_name call, int64_t n, int32_t kind)
 {
     const int64_t words[] = {call, n, kind, (int64_t)e->m.parts_calls};
     return (struct zr_tag){.unit = zr_core_open_unit(e->m.core),
@@ -146,7 +145,7 @@ void zr_engine_parts_called(struct zr_engine *e, uint64_t call)
 int zr_engine_sum_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
                         enum zr_dtype dtype)
 {
-    const struct zr_tag tag = parts_tag(e, call, n, dtype);
+    const struct zr_tag tag = zr_parts_tag(e, call, n, dtype);
     int err = sum_all(e, dst, src, n, dtype, &tag);
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
@@ -156,7 +155,7 @@ int zr_engine_sum_parts(struct zr_engine *e, enum zr_called_name call, void *dst
 int zr_engine_scatter_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
                             int64_t n, enum zr_dtype dtype)
 {
-    const struct zr_tag tag = parts_tag(e, call, n, dtype);
+    const struct zr_tag tag = zr_parts_tag(e, call, n, dtype);
     int err = scatter_pieces(e, dst, src, n / e->parts, dtype, &tag);
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
 }
@@ -164,14 +163,14 @@ int zr_engine_scatter_parts(struct zr_engine *e, enum zr_called_name call, void 
 int zr_engine_gather_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
                            int64_t n, enum zr_dtype dtype)
 {
-    const struct zr_tag tag = parts_tag(e, call, n, dtype);
+    const struct zr_tag tag = zr_parts_tag(e, call, n, dtype);
     int err = gather_pieces(e, dst, src, n / e->parts, dtype, &tag);
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
 }
 
 int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, float *x, int64_t n)
 {
-    const struct zr_tag tag = parts_tag(e, call, n, -1);
+    const struct zr_tag tag = zr_parts_tag(e, call, n, -1);
     int err = most_of_all(e, x, n, &tag);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
@@ -181,20 +180,15 @@ int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_by
     return dst == src || !n_bytes ? 0 : e->dev->ops->copy(e->compute, dst, src, n_bytes);
 }
 
-/* Bytes received so far: of all, from other groups, over tp. */
-struct received {
-    int64_t wire, outer, model;
-};
-
-static struct received received_so_far(const struct zr_engine *e)
+struct zr_received zr_received_so_far(const struct zr_engine *e)
 {
-    return (struct received){zr_roles_wire_bytes(e), zr_roles_outer_bytes(e), zr_roles_model_bytes(e)};
+    return (struct zr_received){zr_roles_wire_bytes(e), zr_roles_outer_bytes(e), zr_roles_model_bytes(e)};
 }
 
 /* What comparing has moved is no traffic of the program's. */
-static void leave_out_since(struct zr_engine *e, struct received before)
+void zr_leave_out_since(struct zr_engine *e, struct zr_received before)
 {
-    struct received now = received_so_far(e);
+    struct zr_received now = zr_received_so_far(e);
     e->m.wire_at_open += now.wire - before.wire;
     e->m.outer_at_open += now.outer - before.outer;
     e->m.model_at_open += now.model - before.model;
@@ -238,7 +232,7 @@ static int move_partial(struct zr_engine *e, const struct zr_flat *f, char *full
     return 0;
 }
 
-/* With cfg.check, before they are summed: 0 where all elements are 0, or too few to tell anything. On a host,
+/* Before they are summed: 0 where all elements are 0, or too few to tell anything. On a host,
  * as all that is done with parts. */
 static uint64_t digest_of_partial(const struct zr_engine *e, const struct zr_flat *f, const char *full,
                                   const struct zr_piece *p)
@@ -260,7 +254,7 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
 {
     const struct zr_piece *pieces = &e->layout->pieces[f->first_piece];
     const int32_t most = IN_BYTES / e->parts / (int)sizeof(uint64_t);
-    const struct zr_tag tag = parts_tag(e, ZR_CALLED_END, f->n_pieces, f->unit);
+    const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_END, f->n_pieces, f->unit);
     uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
     for (int32_t at = 0, n; at < f->n_pieces; at += n) {
         n = (int32_t)zr_min(f->n_pieces - at, most);
@@ -276,7 +270,7 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
             if (same)
                 zr_warn(
                     e->opt.log,
-                    "check: the gradient of tensor %s is the same on all %d ranks of tp, though "
+                    "the gradient of tensor %s is the same on all %d ranks of tp, though "
                     "ZERO_TP_PARTIAL says that each has that of its own rows: if it is of all rows, it now "
                     "counts %d times",
                     e->layout->tensors[pieces[at + k].tensor].name, e->parts, e->parts);
@@ -287,18 +281,19 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
 
 int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
 {
-    const bool compares = e->parts > 1 && zr_compare_is_due(e) && !e->m.said_partial;
+    const bool is_due = zr_compare_is_due(e) || zr_tp_compares(e, e->m.step + 1),
+               compares = e->parts > 1 && is_due && !e->m.said_partial;
     const struct zr_unit *u = &e->layout->units[unit];
     *any = false;
     for (int32_t i = 0; e->parts > 1 && i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
         const int64_t n = partial_elems(e, f);
         char *full = n ? e->reduce_base + zr_plan_grad_full(e->plan, f, slot) : NULL;
-        const struct zr_tag tag = parts_tag(e, ZR_CALLED_END, n, unit);
+        const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_END, n, unit);
         if (n && compares) {
-            struct received before = received_so_far(e);
+            struct zr_received before = zr_received_so_far(e);
             ZR_TRY(compare_partial(e, f, full));
-            leave_out_since(e, before);
+            zr_leave_out_since(e, before);
         }
         for (int64_t at = 0, k; at < n; at += k) {
             k = zr_min(n - at, ZR_MODEL_ELEMS);
@@ -318,7 +313,7 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
 static int exchange_hashes(struct zr_engine *e, enum zr_called_name call, const void *x, int64_t n,
                            int64_t n_bytes)
 {
-    const struct zr_tag tag = parts_tag(e, call, n, COMPARED);
+    const struct zr_tag tag = zr_parts_tag(e, call, n, COMPARED);
     uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
     bool zero = true;
     for (int64_t i = 0; i < n_bytes && zero; i++)
@@ -356,9 +351,9 @@ int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, 
     char text[ZR_CALLED_CHARS];
     if (e->parts == 1 || !zr_compare_is_due(e) || (!whole && n < FEW_ELEMS))
         return 0;
-    struct received before = received_so_far(e);
+    struct zr_received before = zr_received_so_far(e);
     int err = exchange_hashes(e, call, x, n, n * zr_dtype_bytes(dtype));
-    leave_out_since(e, before);
+    zr_leave_out_since(e, before);
     int32_t p = 1;
     while (!err && p < e->parts && all[p] == all[0])
         p++;
@@ -367,117 +362,5 @@ int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, 
         err = fail_apart(e, text, phase, p);
     if (!err && !whole && p == e->parts && all[0])
         warn_of_sum(e, text, phase);
-    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
-}
-
-/* ---- what every part has ---- */
-
-/* Of a name, as far as it is told: whole words. */
-enum { SHOWN_NAME = 64 };
-
-/* A pair of ranks as a word; 0: none. */
-static uint64_t pair_of(int32_t a, int32_t b)
-{
-    return (uint64_t)(uint32_t)(a + 1) << 32 | (uint32_t)b;
-}
-
-/* In this rank's copy, two ranks whose hashes differ. */
-static int find_pair(struct zr_engine *e, uint64_t hash, const struct zr_tag *tag, uint64_t *pair)
-{
-    const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
-    uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
-    *pair = 0;
-    ZR_TRY(e->dev->ops->copy(e->compute, all + e->part, &hash, sizeof hash));
-    ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, sizeof hash, tag));
-    ZR_TRY(zr_engine_status(e));
-    for (int32_t p = 1; p < e->parts && !*pair; p++)
-        if (all[p] != all[0])
-            *pair = pair_of(zr_comm_rank(c, 0), zr_comm_rank(c, p));
-    return 0;
-}
-
-/* The largest that any rank of the world has, where a step's agreement is made. */
-static int most_of_world(struct zr_engine *e, const struct zr_tag *tag, uint64_t *word)
-{
-    const struct zr_device_ops *d = e->dev->ops;
-    char *at = e->control_base + e->plan->agreement_at;
-    const struct zr_tag of_world = {.unit = -1, .step = tag->step, .call_hash = zr_world_hash(e)};
-    ZR_TRY(d->copy(e->reduce_stream, at, word, sizeof *word));
-    ZR_TRY(zr_world_agree(e, e->plan->agreement_at, 0, 1, &of_world));
-    ZR_TRY(d->copy(e->reduce_stream, e->words, at, sizeof *word));
-    ZR_TRY(zr_engine_drain(e));
-    memcpy(word, e->words, sizeof *word);
-    return 0;
-}
-
-/* Of tensors [first, end) that are not cut: two ranks that keep other bytes of the same elements; 0: there
- * are none. Of this rank's parts, and of the world's the last. */
-static int compare_whole(struct zr_engine *e, char *buffer, int32_t first, int32_t end, uint64_t *here,
-                         uint64_t *pair)
-{
-    const struct zr_tag tag = parts_tag(e, ZR_CALLED_NONE, end, first);
-    uint64_t hash = 0;
-    for (int32_t t = first; t < end; t++)
-        if (!e->layout->tensors[t].cut)
-            ZR_TRY(zr_digest_tensor(e, buffer, t, &hash));
-    ZR_TRY(find_pair(e, hash, &tag, here));
-    *pair = *here;
-    return most_of_world(e, &tag, pair);
-}
-
-/* To all ranks, what those that have it say; name: NULL on the others. */
-static int share_name(struct zr_engine *e, const char *name, char out[SHOWN_NAME])
-{
-    const struct zr_tag tag = parts_tag(e, ZR_CALLED_NONE, 0, 0);
-    char own[SHOWN_NAME] = "";
-    uint64_t word;
-    snprintf(own, sizeof own, "%s", name ? name : "");
-    for (size_t at = 0; at < SHOWN_NAME; at += sizeof word) {
-        memcpy(&word, own + at, sizeof word);
-        ZR_TRY(most_of_world(e, &tag, &word));
-        memcpy(out + at, &word, sizeof word);
-    }
-    out[SHOWN_NAME - 1] = 0;
-    return 0;
-}
-
-/* Tensor by tensor; pipeline stages have different ones, and not as many. */
-static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair)
-{
-    const struct zr_tag tag = parts_tag(e, ZR_CALLED_NONE, 0, 0);
-    const int32_t own = e->layout->n_tensors;
-    uint64_t of_tensor = 0, most = (uint64_t)own;
-    char name[SHOWN_NAME];
-    ZR_TRY(most_of_world(e, &tag, &most));
-    for (int32_t t = 0; !of_tensor && t < (int32_t)most; t++) {
-        uint64_t here = 0;
-        ZR_TRY(compare_whole(e, buffer, t, t < own ? t + 1 : t, &here, &of_tensor));
-        if (of_tensor) {
-            ZR_TRY(share_name(e, here == of_tensor ? e->layout->tensors[t].name : NULL, name));
-            pair = of_tensor;
-        }
-    }
-    if (!of_tensor) /* other bytes by now */
-        snprintf(name, sizeof name, "?");
-    return zr_fail(ZR_ERR_MISMATCH,
-                   "tensor %s has no tp_cut, so that all ranks of tp have the same of it, but rank %d "
-                   "and rank %d differ",
-                   name, (int)(pair >> 32) - 1, (int)(uint32_t)pair);
-}
-
-int zr_engine_compare_parts(struct zr_engine *e)
-{
-    uint64_t here = 0, pair = 0;
-    if (e->parts == 1)
-        return 0;
-    struct received before = received_so_far(e);
-    char *buffer = malloc(ZR_DIGEST_BYTES);
-    int err = buffer ? zr_engine_drain(e) : zr_fail(ZR_ERR_NOMEM, "no memory to compare the model's parts");
-    if (!err)
-        err = compare_whole(e, buffer, 0, e->layout->n_tensors, &here, &pair);
-    if (!err && pair)
-        err = name_difference(e, buffer, pair);
-    free(buffer);
-    leave_out_since(e, before);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }

@@ -88,7 +88,7 @@ static int32_t place_like(const struct zr_engine *e, int32_t rank)
 }
 
 /* The tensor whose reduced gradient rank has at that float of the arena; NULL: none of this rank's pipeline
- * stage. The arena is laid out alike on all ranks. */
+ * stage. The arena has the same layout on all ranks. */
 static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at)
 {
     const struct zr_layout *l = e->layout;

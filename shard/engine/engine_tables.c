@@ -101,6 +101,8 @@ static int list_tables(struct zr_engine *e, struct table *t)
         {&m->updating, units, sizeof *m->updating},
         {&m->stray, units, sizeof *m->stray},
         {&e->aside, units, sizeof *e->aside},
+        {&e->tp_gradient, tensors, sizeof *e->tp_gradient},
+        {&e->tp_left_out, units, sizeof *e->tp_left_out},
         {&e->i.gather_segs, flats, sizeof *e->i.gather_segs},
         {&e->i.reduce_segs, flats, sizeof *e->i.reduce_segs},
         {&e->i.left_out, units, sizeof *e->i.left_out},

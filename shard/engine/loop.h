@@ -34,6 +34,8 @@ struct zr_job {
     /* of all that every rank makes (zr_world_hash) */
     uint64_t world_hash;
     uint32_t step;
+    /* NORM: gradients are compared over tp in this step */
+    bool compares_tp;
     float lr;
     /* UPDATE: how many steps have updated the unit, with this one */
     int64_t t;

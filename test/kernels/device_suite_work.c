@@ -181,8 +181,8 @@ static void test_kernels(void **state)
     dev->ops->stream_close(caller);
 }
 
-/* Of blocks that are large, or not finite, the one of the greatest exponent is recorded, and of equal ones the
- * first, wherever its elements lie in the block. Sums of squares are the same with and without. */
+/* sum_squares records the block of the greatest exponent, and the first of equal ones, if it is large or not
+ * finite. Sums of squares are the same with and without. */
 static void test_largest_block(void **state)
 {
     enum { BLOCKS = 40, LENGTH = BLOCKS * ZR_NORM_BLOCK - 5 };

@@ -4,6 +4,7 @@
 #include "test/zero/toy_net.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -953,6 +954,99 @@ static void gradients_that_differ(void **state)
     }
 }
 
+/* Without cfg.check: gradients of what is not cut that are not the same on both ranks of tp. */
+struct gradients {
+    int stage;
+    /* the step in which they differ, counted from 1 */
+    int step;
+    /* the first element: 3 on one rank of tp, this on the other */
+    float other;
+    /* an element of a tensor that is cut */
+    float large;
+    /* what zero_step returns */
+    int code;
+    /* a line says that they differ by rounding; zero_save says that weights differ */
+    bool says, drifts;
+};
+
+struct lines_seen {
+    pthread_mutex_t lock;
+    int n_rounding, n_saved;
+};
+static struct lines_seen seen_lines = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void count_warning(void *arg, const char *line)
+{
+    (void)arg;
+    pthread_mutex_lock(&seen_lines.lock);
+    seen_lines.n_rounding +=
+        strstr(line, "the gradients of tensor s1, which has no tp_cut, differ by rounding") != NULL;
+    seen_lines.n_saved +=
+        strstr(line, "zero_save saves those of one rank of tp, but tensor s1 has no tp_cut") != NULL;
+    pthread_mutex_unlock(&seen_lines.lock);
+}
+
+static void train_apart(struct toy_rank *r)
+{
+    const struct gradients *g = r->arg;
+    const char *dir = "zero-test-tp-apart";
+    struct unwrapped u;
+    zero_ctx *z = NULL;
+    int err = 0;
+    TOY_TRY(open_unwrapped(r, &u));
+    u.cfg.log = count_warning;
+    TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
+    for (int step = 1; !err && step <= g->step; step++) {
+        for (int unit = LAYERS; unit-- > 0;) {
+            TOY_TRY(zero_begin(z, unit, ZERO_BACKWARD));
+            if (!err && unit == 1) {
+                u.model->net.layer[unit].ds[0] += u.part && step == g->step ? g->other : 3;
+                u.model->net.layer[unit].dw1[0] += g->large;
+            }
+            TOY_TRY(zero_end(z, unit, ZERO_BACKWARD));
+        }
+        if (!err && step == g->step && g->code)
+            toy_expect(r, zero_step(z, 0.1f, NULL), g->code,
+                       "tensor s1 has no tp_cut, so that all ranks of tp have the same gradient of it, but "
+                       "those of rank ");
+        else
+            TOY_TRY(zero_step(z, 0.1f, NULL));
+    }
+    if (!g->code) {
+        TOY_TRY(zero_save(z, dir));
+        TOY_TRY(zero_save(z, dir)); /* said once */
+        TOY_TRY(zero_save_wait(z));
+    }
+    zero_unwrap(&z);
+    close_unwrapped(&u);
+}
+
+static void gradients_that_differ_unchecked(void **state)
+{
+    static const struct gradients cases[] = {
+        {.step = 1, .other = 3},
+        {.step = 1, .other = 6, .code = ZERO_ERR_MISMATCH},
+        {.step = 4, .other = 0, .code = ZERO_ERR_MISMATCH},
+        {.step = 16, .other = 3.01f, .code = ZERO_ERR_MISMATCH},
+        {.step = 2, .other = 3.0001f, .says = true, .drifts = true},
+        {.step = 2, .other = 6, .large = 1e6f, .says = true, .drifts = true}, /* next to nothing */
+        {.step = 3, .other = 6, .drifts = true},                              /* not looked at */
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int stage = 0; stage <= 3; stage++) {
+            struct gradients g = cases[i];
+            struct toy_rank r[4];
+            g.stage = stage;
+            seen_lines.n_rounding = seen_lines.n_saved = 0;
+            toy_ranks(4, train_apart, &g, r);
+            toy_assert_well(r, 4, "gradients differ");
+            assert_int_equal(seen_lines.n_rounding, g.says);
+            assert_int_equal(seen_lines.n_saved, g.drifts);
+        }
+    assert_int_equal(system("rm -rf zero-test-tp-apart"), 0);
+}
+
 static int set_up(void **state)
 {
     *state = make_reference(MICRO);
@@ -978,6 +1072,7 @@ int main(void)
         cmocka_unit_test(tables_that_cut_otherwise),
         cmocka_unit_test(values_that_differ),
         cmocka_unit_test(gradients_that_differ),
+        cmocka_unit_test(gradients_that_differ_unchecked),
         cmocka_unit_test(activations_that_are_not_what_they_should_be),
     };
     return cmocka_run_group_tests_name("tp", tests, set_up, tear_down);

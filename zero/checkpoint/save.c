@@ -245,6 +245,17 @@ static int report_unequal_buffers(struct zero_ctx *z)
     return zr_agree_in_run(z, err); /* a rank may check alone */
 }
 
+/* Weights that are not cut, and that ranks of tp have changed each by itself. */
+static int report_apart(struct zero_ctx *z)
+{
+    bool apart = false;
+    int err = z->reported_apart ? 0 : zr_engine_find_apart(z->engine, &apart);
+    if (apart && z->world.rank == 0)
+        zr_warn(z->config.options.log, "zero_save saves those of one rank of tp, but %s", zr_error_text());
+    z->reported_apart |= apart;
+    return err;
+}
+
 static int save(zero_ctx *z, const char *dir, bool kept)
 {
     const char *call = call_of(kept);
@@ -267,6 +278,8 @@ static int save(zero_ctx *z, const char *dir, bool kept)
         err = agree_on_contents(z, s);
     if (!err)
         err = report_unequal_buffers(z);
+    if (!err)
+        err = report_apart(z);
     if (!err)
         err = make_folder(z, s);
     if (err) {

@@ -1,0 +1,285 @@
+/* compare_tp.c: what every rank of tp has whole, compared: weights, and the reduced gradients of some steps.
+ *
+ * Ranks of tp compute the gradient of a tensor that is not cut each by itself. If a program leaves out a sum
+ * over tp, each has another gradient, and the copies drift apart with nothing to be seen but a loss that is a
+ * little off. So in the first steps the ranks compare their shards of these gradients, which the norm's job
+ * has looked at before the update. The answer is the same on all ranks of the world. */
+#include "shard/engine/engine_inside.h"
+#include "shard/engine/engine_issue.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* ---- weights ---- */
+
+/* Of a name, as far as it is told: whole words. */
+enum { SHOWN_NAME = 64 };
+
+/* A pair of ranks as a word; 0: none. */
+static uint64_t pair_of(int32_t a, int32_t b)
+{
+    return (uint64_t)(uint32_t)(a + 1) << 32 | (uint32_t)b;
+}
+
+/* In this rank's copy, two ranks whose hashes differ. */
+static int find_pair(struct zr_engine *e, uint64_t hash, const struct zr_tag *tag, uint64_t *pair)
+{
+    const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
+    uint64_t *all = (uint64_t *)e->model_base;
+    *pair = 0;
+    ZR_TRY(e->dev->ops->copy(e->compute, all + e->part, &hash, sizeof hash));
+    ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, 0, sizeof hash, tag));
+    ZR_TRY(zr_engine_status(e));
+    for (int32_t p = 1; p < e->parts && !*pair; p++)
+        if (all[p] != all[0])
+            *pair = pair_of(zr_comm_rank(c, 0), zr_comm_rank(c, p));
+    return 0;
+}
+
+/* The largest that any rank of the world has, where a step's agreement is made. */
+static int most_of_world(struct zr_engine *e, const struct zr_tag *tag, uint64_t *word)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    char *at = e->control_base + e->plan->agreement_at;
+    const struct zr_tag of_world = {.unit = -1, .step = tag->step, .call_hash = zr_world_hash(e)};
+    ZR_TRY(d->copy(e->reduce_stream, at, word, sizeof *word));
+    ZR_TRY(zr_world_agree(e, e->plan->agreement_at, 0, 1, &of_world));
+    ZR_TRY(d->copy(e->reduce_stream, e->words, at, sizeof *word));
+    ZR_TRY(zr_engine_drain(e));
+    memcpy(word, e->words, sizeof *word);
+    return 0;
+}
+
+/* Of tensors [first, end) that are not cut: two ranks that keep other bytes of the same elements; 0: there
+ * are none. Of this rank's parts, and of the world's the last. */
+static int compare_whole(struct zr_engine *e, char *buffer, int32_t first, int32_t end, uint64_t *here,
+                         uint64_t *pair)
+{
+    const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_NONE, end, first);
+    uint64_t hash = 0;
+    for (int32_t t = first; t < end; t++)
+        if (!e->layout->tensors[t].cut)
+            ZR_TRY(zr_digest_tensor(e, buffer, t, &hash));
+    ZR_TRY(find_pair(e, hash, &tag, here));
+    *pair = *here;
+    return most_of_world(e, &tag, pair);
+}
+
+/* To all ranks, what those that have it say; name: NULL on the others. */
+static int share_name(struct zr_engine *e, const char *name, char out[SHOWN_NAME])
+{
+    const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_NONE, 0, 0);
+    char own[SHOWN_NAME] = "";
+    uint64_t word;
+    snprintf(own, sizeof own, "%s", name ? name : "");
+    for (size_t at = 0; at < SHOWN_NAME; at += sizeof word) {
+        memcpy(&word, own + at, sizeof word);
+        ZR_TRY(most_of_world(e, &tag, &word));
+        memcpy(out + at, &word, sizeof word);
+    }
+    out[SHOWN_NAME - 1] = 0;
+    return 0;
+}
+
+/* Tensor by tensor; pipeline stages have different ones, and not as many. */
+static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair, bool *apart)
+{
+    const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_NONE, 0, 0);
+    const int32_t own = e->layout->n_tensors;
+    uint64_t of_tensor = 0, most = (uint64_t)own;
+    char name[SHOWN_NAME];
+    ZR_TRY(most_of_world(e, &tag, &most));
+    for (int32_t t = 0; !of_tensor && t < (int32_t)most; t++) {
+        uint64_t here = 0;
+        ZR_TRY(compare_whole(e, buffer, t, t < own ? t + 1 : t, &here, &of_tensor));
+        if (of_tensor) {
+            ZR_TRY(share_name(e, here == of_tensor ? e->layout->tensors[t].name : NULL, name));
+            pair = of_tensor;
+        }
+    }
+    if (!of_tensor) /* other bytes by now */
+        snprintf(name, sizeof name, "?");
+    *apart = true;
+    return zr_fail(ZR_ERR_MISMATCH,
+                   "tensor %s has no tp_cut, so that all ranks of tp have the same of it, but rank %d "
+                   "and rank %d differ",
+                   name, (int)(pair >> 32) - 1, (int)(uint32_t)pair);
+}
+
+int zr_engine_find_apart(struct zr_engine *e, bool *apart)
+{
+    uint64_t here = 0, pair = 0;
+    *apart = false;
+    if (e->parts == 1)
+        return 0;
+    struct zr_received before = zr_received_so_far(e);
+    char *buffer = malloc(ZR_DIGEST_BYTES);
+    int err = buffer ? zr_engine_drain(e) : zr_fail(ZR_ERR_NOMEM, "no memory to compare the model's parts");
+    if (!err)
+        err = compare_whole(e, buffer, 0, e->layout->n_tensors, &here, &pair);
+    if (!err && pair)
+        err = name_difference(e, buffer, pair, apart);
+    free(buffer);
+    zr_leave_out_since(e, before);
+    return err && !*apart ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
+
+int zr_engine_compare_parts(struct zr_engine *e)
+{
+    bool apart;
+    int err = zr_engine_find_apart(e, &apart);
+    return err || !apart ? err : zr_engine_fail(e, ZR_ERR_MISMATCH, zr_error_text());
+}
+
+/* ---- gradients ---- */
+
+/* Gradients whose bits differ are taken for rounding below these: of a shard's sum of squares, relative; and
+ * of its norm to that of the whole gradient. */
+#define ROUNDING 1e-3
+#define TINY     1e-4
+
+/* The last step in which gradients are compared. */
+enum { LAST_STEP = 16 };
+
+/* What two ranks of tp have that differs, as a word of which the greatest of the world counts: worst first,
+ * then the first tensor. */
+enum { EQUAL, ROUNDED, APART };
+enum { RANK_BITS = 20, TENSOR_BITS = 22 };
+
+static uint64_t finding_of(uint64_t level, int32_t tensor, int32_t a, int32_t b)
+{
+    uint64_t most = (UINT64_C(1) << TENSOR_BITS) - 1;
+    return level << 62 | (most - (uint64_t)tensor) << (2 * RANK_BITS) | (uint64_t)a << RANK_BITS |
+           (uint64_t)b;
+}
+
+bool zr_tp_compares(const struct zr_engine *e, uint32_t step)
+{
+    return e->opt.compares_tp && e->parts > 1 && step <= LAST_STEP && (step & (step - 1)) == 0;
+}
+
+/* Has a gradient that all ranks of tp should have the same of. */
+static bool has_whole_gradient(const struct zr_tensor *t)
+{
+    return t->grad && !t->buffer && !t->cut;
+}
+
+/* This rank's shard of a tensor's reduced gradient. */
+static struct zr_tp_gradient look_at_gradient(const struct zr_engine *e, int32_t tensor)
+{
+    const struct zr_layout *l = e->layout;
+    struct zr_tp_gradient out = {.hash = 0};
+    for (int64_t s = 0; s < l->tensors[tensor].n_slices; s++) {
+        int32_t id = l->piece_of[l->slice_base[tensor] + s];
+        const struct zr_piece *p = &l->pieces[id];
+        const struct zr_flat *f = zr_piece_flat(l, id);
+        struct zr_span own = zr_engine_own(e, f);
+        int64_t from = zr_max(own.first, p->first), end = zr_min(own.first + own.n, p->first + p->n);
+        if (from >= end || e->tp_left_out[f->unit])
+            continue;
+        const float *x = zr_sum_at(e, f, 0) + (from - own.first);
+        out.hash = XXH3_64bits_withSeed(x, (size_t)(end - from) * sizeof *x, out.hash);
+        for (int64_t i = 0; i < end - from; i++)
+            out.squares += (double)x[i] * x[i];
+    }
+    return out;
+}
+
+static void look_at_gradients(void *arg)
+{
+    struct zr_engine *e = *(struct zr_engine **)arg;
+    for (int32_t t = 0; t < e->layout->n_tensors; t++)
+        if (has_whole_gradient(&e->layout->tensors[t]))
+            e->tp_gradient[t] = look_at_gradient(e, t);
+}
+
+int zr_tp_look_at_gradients(struct zr_engine *e)
+{
+    memcpy(e->tp_left_out, e->i.left_out, (size_t)e->layout->n_units * sizeof *e->tp_left_out);
+    return e->dev->ops->call(e->reduce_stream, look_at_gradients, &e, sizeof e);
+}
+
+/* norm: of the whole gradient before it is scaled. */
+static uint64_t level_of(const struct zr_tp_gradient *a, const struct zr_tp_gradient *b, double norm)
+{
+    double most = fmax(a->squares, b->squares);
+    if (a->hash == b->hash)
+        return EQUAL;
+    if (!isfinite(a->squares) || !isfinite(b->squares))
+        return APART;
+    return fabs(a->squares - b->squares) < ROUNDING * most || sqrt(most) < TINY * norm ? ROUNDED : APART;
+}
+
+/* This rank's tp group: the worst that any two have of a tensor. */
+static int find_gradient(struct zr_engine *e, double norm, uint64_t *worst)
+{
+    const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
+    struct zr_tp_gradient *all = (struct zr_tp_gradient *)e->model_base;
+    const int32_t n_tensors = e->layout->n_tensors,
+                  most = ZR_MODEL_ELEMS * (int)sizeof(float) / e->parts / (int)sizeof *all;
+    for (int32_t at = 0, n; at < n_tensors; at += n) {
+        n = (int32_t)zr_min(n_tensors - at, most);
+        const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_NONE, n, at);
+        const int64_t bytes = n * (int64_t)sizeof *all;
+        ZR_TRY(e->dev->ops->copy(e->compute, all + e->part * n, e->tp_gradient + at, bytes));
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, 0, bytes, &tag));
+        ZR_TRY(zr_engine_status(e));
+        for (int32_t p = 1; p < e->parts; p++)
+            for (int32_t k = 0; k < n; k++) {
+                uint64_t level = level_of(&all[k], &all[p * n + k], norm),
+                         found = finding_of(level, at + k, zr_comm_rank(c, 0), zr_comm_rank(c, p));
+                if (level && found > *worst)
+                    *worst = found;
+            }
+    }
+    return 0;
+}
+
+/* On all ranks: the name comes from those that have found it. */
+static int report_gradient(struct zr_engine *e, uint64_t found, uint64_t here)
+{
+    const uint64_t ranks = (UINT64_C(1) << RANK_BITS) - 1, tensors = (UINT64_C(1) << TENSOR_BITS) - 1;
+    int32_t a = (int32_t)(found >> RANK_BITS & ranks), b = (int32_t)(found & ranks),
+            t = (int32_t)(tensors - (found >> (2 * RANK_BITS) & tensors));
+    char name[SHOWN_NAME];
+    ZR_TRY(share_name(e, found == here ? e->layout->tensors[t].name : NULL, name));
+    if (found >> 62 == APART)
+        return zr_fail(
+            ZR_ERR_MISMATCH,
+            "step %u: tensor %s has no tp_cut, so that all ranks of tp have the same gradient of "
+            "it, but those of rank %d and rank %d differ by more than rounding: a sum over tp is "
+            "left out in backward (zero_tp_enter, zero_tp_gather, or ZERO_TP_PARTIAL), or ranks of "
+            "tp read other data",
+            zr_last_step_number(e), name, a, b);
+    if (!e->m.said_rounding && e->rank == a)
+        zr_warn(
+            e->opt.log,
+            "step %u: the gradients of tensor %s, which has no tp_cut, differ by rounding between rank %d "
+            "and rank %d of tp: the copies drift apart; allowed: the same bits on all ranks of tp",
+            zr_last_step_number(e), name, a, b);
+    e->m.said_rounding = true;
+    return 0;
+}
+
+int zr_engine_compare_gradients(struct zr_engine *e)
+{
+    uint64_t here = 0, found;
+    if (!zr_tp_compares(e, e->m.step))
+        return 0;
+    int err = zr_engine_drain(e);
+    if (err || e->m.result.skipped)
+        return err;
+    struct zr_received before = zr_received_so_far(e);
+    const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_NONE, 0, 0);
+    err = find_gradient(e, e->m.result.grad_norm / fabs(zr_unclipped_scale(e)), &here);
+    found = here;
+    if (!err)
+        err = most_of_world(e, &tag, &found);
+    if (!err && found)
+        err = report_gradient(e, found, here);
+    zr_leave_out_since(e, before);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
