@@ -96,6 +96,8 @@ struct zr_model_side {
     /* ---- steps */
     /* calls of zero_step */
     uint32_t step;
+    /* the first unit that the last of them left out; -1: none */
+    int32_t left_out;
     /* steps that were not skipped */
     int64_t t;
     /* (n_units) of these, the steps that updated the unit */
@@ -272,6 +274,9 @@ bool zr_tied_is_due(const struct zr_engine *e, int32_t tensor);
 /* A backward bracket of the unit begins, whose gradient is zero in that slot but for what is due: begins with
  * that. */
 int zr_tied_fill(struct zr_engine *e, int32_t unit, int32_t slot);
+
+/* A backward bracket of the unit has ended. */
+void zr_tied_bracketed(struct zr_engine *e, int32_t unit);
 
 /* No micro-batch of the next step has begun. */
 void zr_tied_forget(struct zr_engine *e);

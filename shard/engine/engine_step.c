@@ -207,6 +207,7 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
         return err;
     zr_model_called(e, &ev);
     e->m.step++;
+    e->m.left_out = -1;
     e->m.lr = lr;
     e->m.carried = e->m.given;
     e->m.given.n = 0;
