@@ -68,23 +68,14 @@ static const char *tensor_of(const struct zr_layout *l, int32_t unit, bool train
     return name;
 }
 
-/* A trainable unit without a backward bracket in a step that has one. */
-static bool report_step(struct zero_ctx *z, int64_t step)
+static bool report_step(struct zero_ctx *z, int64_t step, int32_t unit)
 {
-    const struct zr_left_out *c = z->left_out;
-    bool any = zr_stages(z) > 1;
-    int32_t first = -1;
-    for (int32_t u = z->layout->n_units; u-- > 0;) {
-        any |= c->unit[u].n[BACKWARD] > 0;
-        if (z->layout->units[u].trainable && !c->unit[u].n[BACKWARD])
-            first = u;
-    }
-    if (!any || first < 0)
+    if (unit < 0)
         return false;
     zr_warn(z->config.options.log,
             "step %lld: unit %d (tensor %s) had no backward bracket, so this step does not update it. If it "
             "was not used, all is well; no later step says so again",
-            (long long)step, first, tensor_of(z->layout, first, true));
+            (long long)step, unit, tensor_of(z->layout, unit, true));
     return true;
 }
 
@@ -116,7 +107,7 @@ void zr_left_out_step(struct zero_ctx *z)
     struct zr_engine_facts facts;
     zr_engine_facts(z->engine, &facts);
     if (!c->reported_step)
-        c->reported_step = report_step(z, facts.last_step);
+        c->reported_step = report_step(z, facts.last_step, facts.left_out);
     for (int k = BACKWARD; z->plan->place.model_holds && k >= FORWARD && !c->reported_micro_batch; k--)
         c->reported_micro_batch = report_phase(z, k, facts.last_step);
     zr_left_out_drop(z);

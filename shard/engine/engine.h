@@ -203,6 +203,8 @@ bool zr_engine_holds_all(const struct zr_engine *e);
 struct zr_engine_facts {
     /* calls of zr_engine_step; the number of the last one, which goes on after a load */
     int64_t n_steps, last_step;
+    /* the first unit that the last one left out; -1: none */
+    int32_t left_out;
     /* steps that were not skipped */
     int64_t t;
     int64_t n_skipped, n_dropped;
@@ -324,8 +326,9 @@ int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro);
 /* A backward action begins: the last stage's model is shown where its gradients go, zeroed, once there is
  * room; the first stage's brackets begin with what came. */
 int zr_engine_tied_begin(struct zr_engine *e, int32_t micro_batch);
-/* It is over, and what the last stage has written goes on its way. ZR_ERR_ORDER, and nothing changed: the
- * first stage's model had no backward bracket of such a tensor's unit in it, or assigned its *grad. */
+/* It is over, and what the last stage has written goes on its way. Where its unit was bracketed there and not
+ * here, the first stage makes the bracket. ZR_ERR_ORDER, and nothing changed: the last stage's model wrote
+ * such a gradient outside of a bracket, or assigned its *grad. */
 int zr_engine_tied_end(struct zr_engine *e);
 /* The first stage's values go to the last, whose model waits for them. At first, and where they came from
  * elsewhere; and after a step, which does nothing where nobody trains them. */

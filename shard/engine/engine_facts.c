@@ -31,6 +31,7 @@ void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
     *out = (struct zr_engine_facts){.n_steps = e->m.step,
                                     .last_step = zr_last_step_number(e),
                                     .t = e->m.t,
+                                    .left_out = e->m.left_out,
                                     .n_skipped = e->m.n_skipped,
                                     .n_dropped = e->m.n_dropped,
                                     .n_waits = e->m.n_waits,

@@ -102,6 +102,8 @@ struct zr_model_side {
     int64_t step_offset;
     /* the next zero_step finds that anew; a zero_step is under way */
     bool renumber, stepping;
+    /* the first unit that the last of them left out; -1: none */
+    int32_t left_out;
     /* steps that were not skipped */
     int64_t t;
     /* (n_units) of these, the steps that updated the unit */
@@ -282,6 +284,9 @@ bool zr_tied_is_due(const struct zr_engine *e, int32_t tensor);
 /* A backward bracket of the unit begins, whose gradient is zero in that slot but for what is due: begins with
  * that. */
 int zr_tied_fill(struct zr_engine *e, int32_t unit, int32_t slot);
+
+/* A backward bracket of the unit has ended. */
+void zr_tied_bracketed(struct zr_engine *e, int32_t unit);
 
 /* No micro-batch of the next step has begun. */
 void zr_tied_forget(struct zr_engine *e);

@@ -35,6 +35,8 @@ void zr_model_push(struct zr_engine *e, const struct zr_action *a)
         job.given = &e->m.carried;
         e->m.tuned[e->m.tuned_now].last_job = e->m.n_jobs;
     }
+    if (a->kind == ZR_ACT_LEAVE_OUT && e->m.left_out < 0)
+        e->m.left_out = a->unit;
     if (a->kind == ZR_ACT_UPDATE) {
         job.t = e->m.unit_t[a->unit] + 1;
         e->m.updating[a->unit] = true;
@@ -437,6 +439,8 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     if (err)
         return err;
     zr_model_called(e, ev);
+    if (ev->kind == ZR_EV_END && ev->backward)
+        zr_tied_bracketed(e, ev->unit);
     if (e->watch)
         zr_model_check_call(e->watch, zr_model_call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
                             zr_phase_name(ev->backward, ev->apart), zr_step_number(e));

@@ -260,6 +260,7 @@ static int make_step(struct zr_engine *e, float lr, struct zr_step_result *resul
     e->m.stepping = true;
     if (e->m.renumber)
         zr_engine_renumber(e, e->m.t + 1);
+    e->m.left_out = -1;
     e->m.lr = lr;
     e->m.carried = e->m.given;
     e->m.given.n = 0;

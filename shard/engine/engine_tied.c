@@ -17,6 +17,10 @@
  *                                   values come, both: the model has read the ones before
  *   moved[slot]   tied -> compute   copy: the slot may be written again; owner: they are there
  *
+ * A tied unit is one of the step if either stage brackets its backward. With each tensor's gradient goes a
+ * word that says whether the copy has bracketed it. Where the owner has not, it makes the bracket itself, so
+ * that what the copy gave is a contribution.
+ *
  * Between steps the first slot takes the values the other way: behind the owner's update, and behind what
  * each of the two models did before. Those that nobody trains stay. */
 #include "shard/engine/engine_inside.h"
@@ -37,7 +41,12 @@ struct tied_tensor {
     bool grad;
     /* owner: in this action, and not read yet */
     bool due;
+    /* copy: its unit had a backward bracket in this action, and in one of those that are summed up */
+    bool bracketed, any_bracketed;
 };
+
+/* Behind the gradient, or the sum: whether the copy's unit was bracketed. */
+enum { WORD_BYTES = 8 };
 
 struct zr_tied {
     int64_t slot_bytes;
@@ -60,12 +69,12 @@ struct zr_tied {
 
 int64_t zr_tied_bytes(const struct zr_tensor *t)
 {
-    return zr_round_up(t->n_elems * zr_dtype_bytes(t->dtype), ZR_PIECE_ALIGN);
+    return zr_round_up(t->n_elems * zr_dtype_bytes(t->dtype) + WORD_BYTES, ZR_PIECE_ALIGN);
 }
 
 int64_t zr_tied_sum_bytes(const struct zr_tensor *t)
 {
-    return zr_round_up(t->n_elems * (int64_t)sizeof(float), ZR_PIECE_ALIGN);
+    return zr_round_up(t->n_elems * (int64_t)sizeof(float) + WORD_BYTES, ZR_PIECE_ALIGN);
 }
 
 /* Making an arena is for all ranks. */
@@ -100,6 +109,14 @@ static char *tied_sum(const struct zr_engine *e, const struct tied_tensor *t)
 static char *tied_grad(const struct zr_engine *e, const struct tied_tensor *t)
 {
     return tied_slot(e, e->tied->micro_batch, t) + e->tied->sum_bytes;
+}
+
+/* Of the message that has the micro-batch. */
+static char *tied_word(const struct zr_engine *e, const struct tied_tensor *t)
+{
+    char *end = e->tied->sum_bytes ? tied_sum(e, t) + zr_tied_sum_bytes(tensor_of(e, t))
+                                   : tied_slot(e, e->tied->micro_batch, t) + zr_tied_bytes(tensor_of(e, t));
+    return end - WORD_BYTES;
 }
 
 static bool is_summed_up(const struct zr_tied *ties)
@@ -325,6 +342,80 @@ int zr_tied_fill(struct zr_engine *e, int32_t unit, int32_t slot)
     return 0;
 }
 
+void zr_tied_bracketed(struct zr_engine *e, int32_t unit)
+{
+    for (int32_t i = 0; e->tied && i < e->tied->n; i++) {
+        struct tied_tensor *t = &e->tied->list[i];
+        if (tensor_of(e, t)->unit == unit)
+            t->bracketed = t->any_bracketed = true;
+    }
+}
+
+/* What a bracket without a backward must not leave as it was: all that is overwritten. */
+static int zero_overwritten(struct zr_engine *e, int32_t unit)
+{
+    int32_t n, slot = e->plan->place.model_holds ? -1 : e->m.grad_slot[unit];
+    const struct zr_flat *f = zr_unit_flats(e, unit, &n);
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t k = 0; f[i].trainable && k < f[i].n_pieces; k++) {
+            const struct zr_piece *p = &e->layout->pieces[f[i].first_piece + k];
+            int64_t size = zr_dtype_bytes(f[i].dtype);
+            if (e->layout->tensors[p->tensor].overwrite)
+                ZR_TRY(e->dev->ops->zero(
+                    e->compute, e->reduce_base + zr_plan_grad_full(e->plan, &f[i], slot) + p->first * size,
+                    p->n * size));
+        }
+    return 0;
+}
+
+/* The owner's model had no bracket of the unit in this action. */
+static int bracket_for_copy(struct zr_engine *e, int32_t unit)
+{
+    struct zr_core_event ev = {.kind = ZR_EV_BEGIN, .unit = unit, .backward = 1, .apart = 1};
+    int err = zr_engine_call(e, &ev);
+    if (!err)
+        err = zr_engine_note(e, zero_overwritten(e, unit));
+    ev.kind = ZR_EV_END;
+    return err ? err : zr_engine_call(e, &ev);
+}
+
+/* What the copy's brackets gave goes to a contribution. What it gave without one is zero. */
+static int take_due(struct zr_engine *e)
+{
+    struct zr_tied *ties = e->tied;
+    for (int32_t i = 0; i < ties->n; i++) {
+        struct tied_tensor *t = &ties->list[i];
+        int64_t bracketed;
+        if (!t->due)
+            continue;
+        int err = zr_engine_note(e, zr_model_wait_for(e, tied_event(ties, ties->micro_batch, true)));
+        if (!err)
+            err = zr_engine_status(e);
+        if (err)
+            return err;
+        const struct zr_access seen = {tied_word(e, t), WORD_BYTES, false};
+        zr_declare(e->dev, NULL, &seen, 1);
+        memcpy(&bracketed, tied_word(e, t), sizeof bracketed);
+        if (bracketed)
+            err = bracket_for_copy(e, tensor_of(e, t)->unit);
+        if (err)
+            return err;
+        t->due = false;
+    }
+    return 0;
+}
+
+/* The copy's word. Outside of a bracket its gradient stays zero; what is overwritten becomes zero. */
+static int give_word(struct zr_engine *e, struct tied_tensor *t)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    int64_t word = e->tied->sum_bytes ? t->any_bracketed : t->bracketed;
+    if (!t->bracketed && tensor_of(e, t)->overwrite)
+        ZR_TRY(d->zero(e->compute, tied_grad(e, t), tied_tensor_bytes(e, t)));
+    t->bracketed = false;
+    return d->put(e->compute, tied_word(e, t), &word, sizeof word);
+}
+
 /* All that the model had to do with them in this action. */
 static int check_end(const struct zr_engine *e)
 {
@@ -332,11 +423,13 @@ static int check_end(const struct zr_engine *e)
     for (int32_t i = 0; i < ties->n; i++) {
         const struct tied_tensor *t = &ties->list[i];
         const struct zr_tensor *of = tensor_of(e, t);
-        if (t->due)
+        bool looked_at = !ties->owner && t->grad && !t->bracketed && !of->overwrite;
+        if (looked_at && e->dev->ops->compute_on_caller &&
+            !zr_all_zero(tied_grad(e, t), of->n_elems, of->dtype))
             return zr_fail(ZR_ERR_ORDER,
-                           "zero_finish: micro-batch %d has no backward bracket of unit %d here, so what the "
-                           "last stage gave of the gradient of %s would be lost",
-                           ties->micro_batch, of->unit, of->name);
+                           "zero_finish: micro-batch %d has no backward bracket of unit %d here, but the "
+                           "gradient of tensor %s is not zero: bracket the backward of unit %d",
+                           ties->micro_batch, of->unit, of->name, of->unit);
         if (!ties->owner && t->grad && *of->tied_grad != tied_grad(e, t))
             return zr_fail(ZR_ERR_ORDER,
                            "zero_finish: *grad of tensor %s is %p; the library stored %p there, where its "
@@ -352,9 +445,13 @@ int zr_engine_tied_end(struct zr_engine *e)
     if (!any_grads(ties))
         return 0;
     int err = check_end(e);
+    if (!err && ties->owner)
+        err = take_due(e);
     if (err)
         return err;
-    if (!ties->owner && ties->sum_bytes)
+    for (int32_t i = 0; !err && !ties->owner && i < ties->n; i++)
+        err = ties->list[i].grad ? give_word(e, &ties->list[i]) : 0;
+    if (!err && !ties->owner && ties->sum_bytes)
         err = add_to_sums(e);
     if (!err)
         err = e->dev->ops->event_record(tied_event(ties, ties->micro_batch, false), e->compute);
@@ -423,6 +520,8 @@ void zr_tied_forget(struct zr_engine *e)
         return;
     e->tied->micro_batch = -1;
     e->tied->n_expected = 0;
+    for (int32_t i = 0; i < e->tied->n; i++)
+        e->tied->list[i].bracketed = e->tied->list[i].any_bracketed = false;
 }
 
 int zr_engine_tied_values(struct zr_engine *e)
