@@ -174,8 +174,8 @@ void zr_rendezvous_describe_stopped(const struct zr_rendezvous *r, int rank, cha
 int zr_rendezvous_recorded(const struct zr_rendezvous *r, int rank, char text[ZR_FRAME_TEXT_BYTES]);
 
 /* Explains a failure by this host's flight recorders, so that no other rank has to be asked. If another rank
- * recorded a failure before, returns its code, with its message as *why. Else, if code is ZR_ERR_TIMEOUT and a
- * rank is stopped, returns code, with that rank behind text. Else 0. Any thread, until r is freed. */
+ * recorded a failure before, returns its code, with its message as *why. Else, if code is ZR_ERR_TIMEOUT and
+ * a rank is stopped, returns code, with that rank behind text. Else 0. Any thread, until r is freed. */
 int zr_rendezvous_explain(const struct zr_rendezvous *r, int code, const char *text,
                           char why[ZR_FRAME_TEXT_BYTES]);
 
@@ -244,8 +244,8 @@ void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_called *c);
  * same (ZR_ERR_MISMATCH); where there are none, code and text, for ZR_ERR_TIMEOUT with the rank whose program
  * is behind, and the ranks that gave no answer within timeout_ms / 2, at most 5 s; or another failure, if one
  * is known by then. Only what a rank asks first is asked. Where rank 0 does not answer nothing comes, so the
- * caller bounds its wait. Any thread, does not block. false: nothing will come: before the detach, after zr_rendezvous_close, and in
- * a world of 1. */
+ * caller bounds its wait. Any thread, does not block. false: nothing will come: before the detach, after
+ * zr_rendezvous_close, and in a world of 1. */
 bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text);
 
 /* On the loop's thread: sends what was reported, says goodbye and starts closing the handles; the loop must

@@ -101,8 +101,8 @@ static inline int64_t zr_nccl_role_bytes(enum zr_role role, const struct zr_role
  * What ranks issue is compared at each exchange and agreement of CONTROL, or where nobody has that, of
  * REDUCE; before that, ranks that differ may move wrong bytes or wait until timeout_ms. Once rdv is detached,
  * what the thread that watches them finds goes to all ranks over rdv, and what calls of the programs that
- * differ may explain fails only when they were compared there (zr_rendezvous_compare), at most timeout_ms, or 8 s,
- * later.
+ * differ may explain fails only when they were compared there (zr_rendezvous_compare), at most
+ * timeout_ms, or 8 s, later.
  * Only REDUCE and REDUCE_OUTER reduce. Where ops->deterministic is false, a reduce_scatter leaves this rank's
  * slice of src unspecified.
  * ZR_ERR_NOTSUP: built without NCCL, or there is no library. */
