@@ -146,15 +146,6 @@ int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m, bool *differ)
 
 /* ---- loading ---- */
 
-static const struct zr_manifest_tensor *find_saved(const struct zr_loading *l, const char *name)
-{
-    const struct zr_manifest *m = &l->manifest;
-    int32_t i = 0;
-    while (i < m->n_tensors && strcmp(m->tensors[i].name, name) != 0)
-        i++;
-    return i < m->n_tensors ? &m->tensors[i] : NULL;
-}
-
 static int64_t count_of(const struct zr_manifest_tensor *t, const struct zr_tensor *here, int32_t layer)
 {
     int64_t most = 0;
@@ -172,19 +163,25 @@ static void forget_count(void *arg, int32_t unit, struct layer_count c)
     zr_engine_set_unit_step(z->engine, unit, 0);
 }
 
+/* Before format 5 every step updated every tensor. A tensor that was frozen has fresh states, and its count
+ * begins at 0. */
+static int64_t saved_count(const struct zr_loading *l, const struct layer_count *c)
+{
+    const struct zr_manifest_tensor *was = l->was[c->tensor];
+    if (!was->trainable)
+        return 0;
+    return l->manifest.format < 5 ? l->manifest.t : count_of(was, &l->z->whole.tensors[c->tensor], c->layer);
+}
+
 static void take_count(void *arg, int32_t unit, struct layer_count c)
 {
     const struct zr_loading *l = arg;
-    const struct zr_tensor *here = &l->z->whole.tensors[c.tensor];
-    const struct zr_manifest_tensor *t = find_saved(l, here->name);
-    int64_t count = t ? count_of(t, here, c.layer) : 0, now = zr_engine_unit_step(l->z->engine, unit);
-    zr_engine_set_unit_step(l->z->engine, unit, zr_max(now, count));
+    int64_t now = zr_engine_unit_step(l->z->engine, unit);
+    zr_engine_set_unit_step(l->z->engine, unit, zr_max(now, saved_count(l, &c)));
 }
 
 void zr_unit_steps_load(const struct zr_loading *l)
 {
-    if (l->manifest.format < 5) /* each unit was updated in every step */
-        return;
     for_layers(l->z, forget_count, l->z);
     for_layers(l->z, take_count, (void *)(uintptr_t)l);
 }
