@@ -36,7 +36,8 @@ static int refuse_stray(const struct zr_engine *e, const struct zr_flat *f, cons
                    e->layout->tensors[p->tensor].name, f->unit, f->unit);
 }
 
-static int look_at_piece(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *at)
+static int check_piece_left_out(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
+                                char *at)
 {
     return zr_all_zero(at, p->n, f->dtype) ? 0 : refuse_stray(e, f, p);
 }
@@ -98,7 +99,7 @@ int zr_stray_check(struct zr_engine *e, const char *call)
     for (int32_t u = 0; u < e->layout->n_units; u++)
         e->m.stray[u] = zr_core_leaves_out(e->m.core, u);
     if (e->dev->ops->compute_on_caller) {
-        int err = for_pieces_left_out(e, look_at_piece);
+        int err = for_pieces_left_out(e, check_piece_left_out);
         return err ? zr_fail_more(err, "%s", call) : 0;
     }
     if (e->dev->ops->host_memory) /* a simulated device has no values */

@@ -85,7 +85,7 @@ struct some_counts {
 };
 _Static_assert(sizeof(struct some_counts) <= ZR_EXCHANGE_BYTES, "must fit an exchange");
 
-static int tell_counts(struct zero_ctx *z, const struct listing *own, struct zr_manifest *m)
+static int report_counts(struct zero_ctx *z, const struct listing *own, struct zr_manifest *m)
 {
     struct some_counts mine, *all = z->from_all;
     bool more = true;
@@ -138,7 +138,7 @@ int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m, bool *differ)
     for (int64_t i = 0; !err && m->tensors && i < own.n; i++)
         put_count(m, &own.list[i]);
     if (!err && z->mesh.stages > 1)
-        err = tell_counts(z, &own, m);
+        err = report_counts(z, &own, m);
     *differ = !err && close_counts(m);
     free(own.list);
     return err;
