@@ -32,7 +32,8 @@ static bool is_listed_with(const struct zr_topology *t, int32_t a, int32_t b)
 }
 
 /* The ranks that have a part of a stage, by places of their own: host by host, as the topology puts all, but
- * hosts by the lowest of these ranks; or by number, where places are ranks. Returns the place of rank among them, or -1. */
+ * hosts by the lowest of these ranks; or by number, where places are ranks. Returns the place of rank among
+ * them, or -1. */
 static int32_t list_part(const struct zr_topology *t, const struct zr_mesh *m, int32_t stage, int32_t part,
                          int32_t rank, int32_t *members)
 {

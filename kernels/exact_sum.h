@@ -110,8 +110,8 @@ ZR_HOST_DEVICE bool zr_exact_split(double x, int64_t *m, uint32_t *place)
 #define ZR_LARGEST_RANK_BITS 16
 
 /* A block's sum of squares and its position, as a word that is greater the larger the sum's exponent is, and
- * among equals the lower the position. What is not finite has the largest exponent. The lowest bits are 0, for
- * a rank. */
+ * among equals the lower the position. What is not finite has the largest exponent. The lowest bits are 0,
+ * for a rank. */
 ZR_HOST_DEVICE uint64_t zr_largest_of(double squares, int64_t at)
 {
     uint64_t bits, most = (UINT64_C(1) << ZR_LARGEST_AT_BITS) - 1;

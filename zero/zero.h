@@ -287,11 +287,11 @@ ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
 
 /* Collective, blocking. Where a program has a rule of its own on the norm or the loss: reduces what is left,
  * and gives in *norm the global norm of the step to come, scaled and before clipping, as zero_step's info
- * will have it (NaN if a gradient is not finite, so that the step would be skipped). Then zero_step goes on, or
- * zero_drop gives up. Until one of them is called, a backward bracket and zero_micro are refused, and a model
- * without brackets leaves its gradients alone (on the host zero_step refuses what was written since; it looks
- * at the first 4 KiB of each gradient). Forward brackets are free. Asked again, it gives the same number
- * without asking anybody. Refused with ZERO_ERR_ORDER, and nothing changed, when zero_step would be. */
+ * will have it (NaN if a gradient is not finite, so that the step would be skipped). Then zero_step goes on,
+ * or zero_drop gives up. Until one of them is called, a backward bracket and zero_micro are refused, and a
+ * model without brackets leaves its gradients alone (on the host zero_step refuses what was written since;
+ * it looks at the first 4 KiB of each gradient). Forward brackets are free. Asked again, it gives the same
+ * number without asking anybody. Refused with ZERO_ERR_ORDER, and nothing changed, if zero_step would be. */
 ZERO_API int zero_norm(zero_ctx *z, double *norm);
 
 /* Collective; waits at most for the last step's norm and for gradients that are being reduced. Gives up the

@@ -272,7 +272,7 @@ static void test_too_large(void **state)
     free(g);
 }
 
-/* The largest block of all ranks: by its exponent; of equal ones the lowest position, then the lowest rank. */
+/* The largest block of all ranks: by its exponent, then the lowest position, then the lowest rank. */
 static void test_largest(void **state)
 {
     struct given *g = some_ranks(5);

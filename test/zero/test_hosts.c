@@ -1,6 +1,6 @@
 /* test_hosts.c: contexts of ranks that are on several hosts, or pass for it: what shared memory refuses, what
- * is logged, and, on GPUs that are a stand-in, that the bits of training, values and checkpoints do not depend
- * on hosts. */
+ * is logged, and, on GPUs that are a stand-in, that the bits of training, values and checkpoints do not
+ * depend on hosts. */
 #include "comm/identity.h"
 #include "kernels/host/host_memory.h"
 #include "test/zero/toy_net.h"
