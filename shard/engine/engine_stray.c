@@ -58,7 +58,7 @@ static int add_squares(struct zr_engine *e, const struct zr_flat *f, const struc
 {
     int64_t n = p->n * zr_dtype_bytes(f->dtype) / (int64_t)sizeof(float);
     e->m.stray_due = true;
-    return n ? e->dev->ops->sum_squares(e->compute, device_sum(e), (const float *)at, n) : 0;
+    return n ? e->dev->ops->sum_squares(e->compute, device_sum(e), (const float *)at, n, NULL) : 0;
 }
 
 static int clear_sum(struct zr_engine *e)
