@@ -25,7 +25,7 @@ int zr_block_file_create(const struct zr_files *fs, const char *path, int64_t by
     int err = zr_file_open(fs, path, O_WRONLY | O_CREAT | O_EXCL, &f->fd);
     if (!err)
         err = zr_file_allocate(fs, f->fd, path, bytes);
-    if (!err && O_DIRECT && bytes >= LEAST_DIRECT)
+    if (!err && O_DIRECT != 0 && bytes >= LEAST_DIRECT)
         open_direct(f, O_WRONLY);
     return err;
 }
@@ -35,7 +35,7 @@ int zr_block_file_open(const struct zr_files *fs, const char *path, int64_t byte
     bool missing;
     *f = (struct zr_block_file){.fs = fs, .path = path, .fd = -1, .direct = -1};
     int err = zr_file_find(fs, path, &missing, &f->fd);
-    if (!err && O_DIRECT && bytes >= LEAST_DIRECT && !(fs->is_cached && fs->is_cached(fs->arg, f->fd, bytes)))
+    if (!err && O_DIRECT != 0 && bytes >= LEAST_DIRECT && !(fs->is_cached && fs->is_cached(fs->arg, f->fd, bytes)))
         open_direct(f, O_RDONLY);
     return err;
 }
