@@ -63,9 +63,9 @@
  *
  * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and
  * the functions without a context, are independent. Contexts that are open at the same time have different
- * names (cfg.name). The library has no global state but the names of open contexts and, while cfg.check is
- * on, the handler of a signal and what the process calls write(), fread() and their like. It never exits,
- * and prints only warnings that no cfg.log receives (see there).
+ * names (cfg.name). The library's only global state is these names and, with cfg.check, a signal handler and
+ * the functions write(), fread() and their like. It never exits, and prints only warnings that no cfg.log
+ * receives.
  */
 #ifndef ZERO_ZERO_H
 #define ZERO_ZERO_H
@@ -133,11 +133,10 @@ ZERO_API int zero_config_init(struct zero_config *cfg, size_t size);
  * thread. */
 ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const char *value);
 
-/* Find out which rank this process is, as zero_wrap will. cfg's rank and world say it, or cfg's nccl_comm or
- * mpi_comm, or the variables of zero-run, torchrun, Open MPI, MPICH or Slurm. Without any of them it is
- * rank 0 of 1. For what is done before zero_wrap: reading this rank's part of the data,
- * cudaSetDevice(*local_rank). cfg may be NULL: ZERO_CONFIG_INIT; any of rank, world and local_rank (this
- * process's number on its host as the launcher says; where it says none, the rank) may be NULL.
+/* Find out which rank this process is, as zero_wrap will: by cfg's rank and world, its nccl_comm or mpi_comm,
+ * or the variables of zero-run, torchrun, Open MPI, MPICH or Slurm, else rank 0 of 1. For what comes before
+ * zero_wrap, such as cudaSetDevice(*local_rank). cfg may be NULL: ZERO_CONFIG_INIT; any of rank, world and
+ * local_rank (this process's number on its host if the launcher gives one, else the rank) may be NULL.
  * Refuses what zero_wrap would refuse of cfg and the variables (ZERO_ERR_ARG), and changes nothing then.
  * Local: talks to no other rank, and does not wait but for a cfg.nccl_comm that NCCL is still making, at most
  * cfg.timeout_ms. Any thread. */
@@ -190,10 +189,9 @@ ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, con
  * stays the model's. What *grad points at is not read; NULL is allowed. tensors, their names, cfg and
  * cfg->order are copied; the pointers that param and grad are the addresses of must stay where they are until
  * zero_unwrap, and so must what cfg's callbacks are given. *out is the caller's, to be closed by zero_unwrap.
- * On failure *out is NULL, no pointer was changed and nothing is left behind. Memory is checked against the
- * plan first: ZERO_ERR_NOMEM comes with the plan's table, before anything was allocated. ZERO_ERR_ARG, NOTSUP
- * and BUDGET name the field or the tensor; ZERO_ERR_MISMATCH what differs between ranks; ZERO_ERR_PEER and
- * TIMEOUT who did not come within cfg.timeout_ms; ZERO_ERR_SYSTEM what the system refused. All ranks fail. */
+ * On failure all ranks fail, *out is NULL, and nothing has changed. Memory is checked against the plan first:
+ * ZERO_ERR_NOMEM comes with the plan's table. ZERO_ERR_ARG, NOTSUP and BUDGET name the field or the tensor,
+ * MISMATCH what differs between ranks, PEER and TIMEOUT who did not come within cfg.start_timeout_ms. */
 ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
                        const struct zero_config *cfg);
 
@@ -212,9 +210,8 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * parameters are there, and ZERO_BACKWARD_WEIGHT, in which the gradient is, alone; a forward bracket inside
  * that has parameters. What is said here of a backward's gradient is of the second part.
  *
- * A step updates the units that had a backward bracket in any of its micro-batches. It leaves out the others:
- * no decay, no momentum, no step count. cfg.log is told once. An empty bracket is a gradient of zero, and the
- * unit is updated.
+ * A step updates the units that had a backward bracket in any of its micro-batches, an empty one too. The
+ * others are left out: no decay, no momentum, no step count. cfg.log is told once.
  *
  * At stages 0 and 1 brackets are optional, and buy overlap. A step without any backward bracket updates all
  * units there; with several pipeline stages there is no such step. In a step with backward brackets, a
@@ -261,10 +258,9 @@ ZERO_API int zero_micro(zero_ctx *z);
  * grad_accum_steps or more (times its uses in cfg.order), a zero_step was forgotten: this one is refused, and
  * so is the next zero_begin in backward. A model that uses every unit several times in a pass says so in
  * cfg.order.
- * Units without a backward bracket are left out (zero_begin). At stages 0 and 1 their gradients are zero as
- * the library handed them out. Otherwise the call returns ZERO_ERR_ORDER with the tensor's name, and nothing
- * is changed; on a GPU the context ends, by this call where info is given, else by a later one. A gradient
- * with ZERO_GRAD_OVERWRITE is not looked at.
+ * If a unit is left out (zero_begin) and a gradient of it is not zero at stages 0 and 1, the call returns
+ * ZERO_ERR_ORDER with the tensor's name, and nothing is changed; on a GPU the context ends, by this call if
+ * info is given, else by a later one. A gradient with ZERO_GRAD_OVERWRITE is not looked at.
  * What backward left zero in the first step is told to cfg.log, by tensor (on the host); when every gradient
  * of every rank is zero then, nothing is trained, and the context ends with ZERO_ERR_ORDER: by this call
  * where info is given, else by a later one. */
@@ -312,10 +308,10 @@ ZERO_API int zero_drop(zero_ctx *z);
  * this context go on, as after zero_wrap those of cfg. */
 ZERO_API int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double value);
 
-/* The number of the last step is t (0 to 1e17), and so is the count of every unit, which bias corrections and
- * cfg.update go by: the next is t + 1. info.t and checkpoints have the number of the step. For states that come from elsewhere: zero_write them, and set the count that they belong
- * to. (What zero_write or zero_load put into states is never thrown away, at the first step neither.) Between
- * steps. Every rank gives the same, as of zero_tune. Waits for the last step's norm. */
+/* Set the number of the last step, and the step count of every unit, to t (0 to 1e17). info.t and checkpoints
+ * go on from the number, bias corrections and cfg.update from the counts. For optimizer states that come from
+ * elsewhere: zero_write them, and set the count that they belong to. Between steps. Every rank gives the
+ * same, as of zero_tune. Waits for the last step's norm. */
 ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
 
 /* Collective, blocking. Copies elements [first, first + n) of tensors[tensor], row-major over the whole
@@ -543,12 +539,10 @@ ZERO_API int zero_find_rank_data(zero_ctx *z, int32_t saved_rank, int32_t *n_sav
 ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first, int64_t n, void *dst);
 
 /* Write the model's weights alone, in the model's dtype, as safetensors for other programs.
- *
  * The export is dir/model.safetensors if one file of max_file_bytes holds it (0: 5 GB). Otherwise it is
  * model.safetensors.index.json and files of at least one tensor, model-ID-0000i-of-0000N.safetensors. dir is
  * made if it is missing. An earlier export there is replaced in a single step, and stays whole if the call
  * fails or the program is killed. No link inside dir is followed.
- *
  * map: names and pieces, n of them, equal on every rank, not kept. NULL: every tensor under its own name; n
  * is then ignored. With pp above 1 each place of pp gives the entries of its table, and n may be 0. All of
  * them are written in the order of the stages. An entry that two stages give is written once.
@@ -561,13 +555,11 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
                          int64_t max_file_bytes);
 
 /* Read weights from safetensors into the model: into the weights and the master weights of all ranks.
- *
  * The file is dir/model.safetensors. If there is none, the index names the files. Values of F32, BF16 and F16
  * become f32 exactly, or are rounded once to bf16; other dtypes must be the tensor's own. map as in
  * zero_export. Optimizer states, and tensors that no entry of map names, keep their values. Names, shapes and
  * dtypes are checked before anything is changed. If a file cannot be read to its end, weights before it may
  * have been written, equal on all ranks that have them. The context goes on, and may import again.
- *
  * Collective; Blocks on the disk, where the ranks read that would write an export; others need not see dir.
  * Outside brackets and actions.
  * Errors: IO      the message names the file; or the files carry the ids of two exports
