@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Installs what is missing of .ci/packages, or of the lists beside it that are named.
 #
 #     sh .ci/install.sh [LIST...]

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* arguments.c: see arguments.h. argp tells a mistake in two lines (what, and "Try ..."), getopt_long inside
  * it writes its own to stderr; both are caught in memory and only the first line passed on. */
 #include "bench/arguments.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* arguments.h: the subcommands' command lines, each a table with a row per option, read by argp with every
  * mistake told in one line. */
 #ifndef ZERO_BENCH_ARGUMENTS_H

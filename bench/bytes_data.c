@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bytes_data.c: see bytes_data.h. fts(3) walks the folders, so that order and errors are in one place. */
 #include "bench/bytes_data.h"
 #include "bench/random_bits.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bytes_data.h: text as tokens: each byte is one. */
 #ifndef ZERO_BENCH_BYTES_DATA_H
 #define ZERO_BENCH_BYTES_DATA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* checkpoint_cmd.c: zero-bench checkpoint: how fast checkpoints are saved and loaded, beside dd on the same
  * disk, and what an asynchronous save costs the steps. The model is the tensors of a GPT-2 without its
  * arithmetic: each backward writes every gradient. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* child.c: see child.h. Not popen(3): that goes through a shell, which would tell of a missing program in
  * words of its own. */
 #include "bench/child.h"

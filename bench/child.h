@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* child.h: another program, run with a pipe to its input or from its output. */
 #ifndef ZERO_BENCH_CHILD_H
 #define ZERO_BENCH_CHILD_H

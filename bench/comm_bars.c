@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_bars.c: see comm_bars.h. */
 #include "bench/comm_bars.h"
 #include "bench/failed.h"

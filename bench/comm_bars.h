@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_bars.h: what zero-bench comm --bars asks of its rows. */
 #ifndef ZERO_BENCH_COMM_BARS_H
 #define ZERO_BENCH_COMM_BARS_H

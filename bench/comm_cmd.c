@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_cmd.c: zero-bench comm: how fast ranks gather and reduce, by each backend that can be here, beside
  * what the machine copies and adds, in the form of nccl-tests; and whether the values are right. */
 #include "bench/arguments.h"

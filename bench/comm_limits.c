@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_limits.c: see comm_limits.h. */
 #include "bench/comm_limits.h"
 #include "bench/failed.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_limits.h: what the machine itself can do, beside which zero-bench comm shows its collectives: the
  * copies of an all-gather and the sums of a reduce-scatter, from this rank's own memory to its own. All ranks
  * do it at the same time, each on the thread that its collectives run on. */

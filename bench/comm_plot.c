@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_plot.c: see comm_plot.h. */
 #include "bench/comm_plot.h"
 #include "bench/plot.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_plot.h: the table of zero-bench comm as a picture. */
 #ifndef ZERO_BENCH_COMM_PLOT_H
 #define ZERO_BENCH_COMM_PLOT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_ranks.c: see comm_ranks.h. */
 #include "bench/comm_ranks.h"
 #include "bench/arguments.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_ranks.h: the ranks of zero-bench comm, and their communicators.
  *
  * They are opened below the front door, where each backend is there by itself, and several at once: no

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_rounds.c: see comm_rounds.h. */
 #include "bench/comm_rounds.h"
 #include "bench/comm_values.h"

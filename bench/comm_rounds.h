@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_rounds.h: times and checks of collectives of one size after the other.
  *
  * At each size every row, which is a collective of one backend or a limit of the machine, is run once in

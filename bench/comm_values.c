@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_values.c: see comm_values.h. */
 #include "bench/comm_values.h"
 #include "bench/random_bits.h"

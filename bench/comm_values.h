@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_values.h: what ranks put into the collectives of zero-bench comm, and whether the right thing came
  * out. Every element depends on its rank and its place alone, so a rank knows what all others have. */
 #ifndef ZERO_BENCH_COMM_VALUES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* commands.h: the subcommands of zero-bench. To add one: a function here, a line in main.c's table, a file
  * for it. */
 #ifndef ZERO_BENCH_COMMANDS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* disk.c: see disk.h. */
 #include "bench/disk.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* disk.h: what a disk and the system's page cache give to dd, to measure checkpoints beside. */
 #ifndef ZERO_BENCH_DISK_H
 #define ZERO_BENCH_DISK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* export_cmd.c: zero-bench export, the weights of a checkpoint in the files of Hugging Face's libraries,
  * under GPT-2's published names. */
 #include "bench/arguments.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* failed.c: see failed.h. */
 #include "bench/failed.h"
 #include "kernels/device.h"

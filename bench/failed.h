@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* failed.h: why something failed, for the programs of this folder: libzero's failures, those of the model's
  * device and kernels, and their own are one message of the thread's. */
 #ifndef ZERO_BENCH_FAILED_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* flight_cmd.c: zero-bench flight FILE...: what the ranks of a job did last, by their flight recorders. */
 #include "bench/arguments.h"
 #include "bench/commands.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* flight_merge.c: see flight_merge.h. */
 #include "bench/flight_merge.h"
 #include "bench/arguments.h"

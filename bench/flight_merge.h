@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* flight_merge.h: flight recorders of a job's ranks, side by side: which rank is dead, which made another
  * operation than the others, which is late, and in which call. */
 #ifndef ZERO_BENCH_FLIGHT_MERGE_H

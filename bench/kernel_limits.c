@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernel_limits.c: see kernel_limits.h. McCalpin's STREAM, with as many arrays as a kernel has. */
 #include "bench/kernel_limits.h"
 #define GPT2_BF16

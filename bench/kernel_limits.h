@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernel_limits.h: what the machine can do at most for a kernel of the host: the same bytes read and written
  * by a loop that computes next to nothing, and products of a size that suits the library best.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels_cmd.c: zero-bench kernels: how fast the device's kernels are, beside what its memory and its
  * matrix products can do; and the GPT's attention, where it is one piece (bf16 on a GPU). The host has a
  * table of its own (kernels_host.h).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels_host.c: see kernels_host.h.
  *
  * Method: in each round every kernel is run once and its limit once, each just after an untimed pass over the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels_host.h: the host's kernels and products, each beside what the machine can do at most for it. */
 #ifndef ZERO_BENCH_KERNELS_HOST_H
 #define ZERO_BENCH_KERNELS_HOST_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* loss_plot.c: see loss_plot.h. */
 #include "bench/loss_plot.h"
 #include "bench/plot.h"

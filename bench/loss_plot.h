@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* loss_plot.h: losses of one run or several, as a picture. */
 #ifndef ZERO_BENCH_LOSS_PLOT_H
 #define ZERO_BENCH_LOSS_PLOT_H

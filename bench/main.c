@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* main.c: zero-bench SUBCOMMAND, the benches of libzero. */
 #include "bench/arguments.h"
 #include "bench/commands.h"

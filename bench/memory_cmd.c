@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory_cmd.c: zero-bench memory: trains a few steps at every stage on N ranks and compares the memory
  * planned, allocated and really resident. */
 #include "bench/arguments.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory_fit.c: see memory_fit.h. */
 #include "bench/memory_fit.h"
 #include "bench/report.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory_fit.h: whether this machine has the memory for a model, and which it has it for. */
 #ifndef ZERO_BENCH_MEMORY_FIT_H
 #define ZERO_BENCH_MEMORY_FIT_H

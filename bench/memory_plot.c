@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory_plot.c: draws a bar for each stage. It shows what is allocated, by category, and above that the rest
  * of what was resident. A bar is as high as what was resident, and its label says the same. */
 #include "bench/memory_plot.h"

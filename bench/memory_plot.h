@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory_plot.h: the table of zero-bench memory as a picture. */
 #ifndef ZERO_BENCH_MEMORY_PLOT_H
 #define ZERO_BENCH_MEMORY_PLOT_H

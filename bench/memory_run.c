@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory_run.c: see memory_run.h. */
 #include "bench/memory_run.h"
 #include "bench/child.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory_run.h: a run of zero-bench train, by zero-run, and what it took. Each has processes of its own, so
  * that one leaves nothing behind that another could use. */
 #ifndef ZERO_BENCH_MEMORY_RUN_H

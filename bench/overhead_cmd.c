@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* overhead_cmd.c: zero-bench overhead: what a begin and end cost the model's thread when there is nothing to
  * move. */
 #include "bench/arguments.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* overhead_world.c: see overhead_world.h. */
 #include "bench/overhead_world.h"
 #include "bench/failed.h"

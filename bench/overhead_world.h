@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* overhead_world.h: what a bracket costs among many ranks, beside the same among two. */
 #ifndef ZERO_BENCH_OVERHEAD_WORLD_H
 #define ZERO_BENCH_OVERHEAD_WORLD_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* parts.h: work on the host divided among the place's threads.
  *
  *     IN_PARTS(on)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pipe_stages.c: see pipe_stages.h. */
 #include "bench/pipe_stages.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pipe_stages.h: a model in pipeline stages, on paper: which stage has which layers, and what the library's
  * schedule makes of the times that stages take. */
 #ifndef ZERO_BENCH_PIPE_STAGES_H

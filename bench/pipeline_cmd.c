@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline_cmd.c: zero-bench pipeline: a pipeline schedule by name, or one that PyTorch or a person wrote, is
  * checked before anything runs, timed on a virtual clock, drawn, and written with all that moves. */
 #include "bench/arguments.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* place.c: see place.h. */
 #include "bench/place.h"
 #include "bench/failed.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* place.h: where a model lives and computes: on the host, or on a CUDA device. */
 #ifndef ZERO_BENCH_PLACE_H
 #define ZERO_BENCH_PLACE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plain.c: see plain.h. AdamW: Loshchilov and Hutter, arXiv:1711.05101. */
 #include "bench/plain.h"
 #include "bench/parts.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plain.h: the optimizer of zero-bench train --plain: the loop that a C model has before it is wrapped. */
 #ifndef ZERO_BENCH_PLAIN_H
 #define ZERO_BENCH_PLAIN_H

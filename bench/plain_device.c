@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plain_device.c: plain.h's loop on a GPU, in the device's own kernels: what plain.c does element by element
  * is put on the model's stream, and nothing waits but for the norm, which is asked for. AdamW's arithmetic
  * and the norm are kernels/device.h's, so the bits are those of the wrapped program. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_cmd.c: zero-bench plan: what every stage would take, from zero_plan alone. */
 #include "bench/plan_cmd.h"
 #include "bench/commands.h"

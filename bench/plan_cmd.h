@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_cmd.h: what the files of zero-bench plan share. */
 #ifndef ZERO_BENCH_PLAN_CMD_H
 #define ZERO_BENCH_PLAN_CMD_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_model.c: see plan_model.h. */
 #include "bench/plan_model.h"
 

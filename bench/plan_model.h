@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_model.h: the tensors of a model that is planned for, without one. */
 #ifndef ZERO_BENCH_PLAN_MODEL_H
 #define ZERO_BENCH_PLAN_MODEL_H

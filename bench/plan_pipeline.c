@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_pipeline.c: zero-bench plan --pp: what the ranks of a pipeline take, each with a stage, or several.
  * Ranks with the same layers, but for the first and the last, have the same plan; what they keep of
  * activations differs. */

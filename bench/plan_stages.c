@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_stages.c: see plan_stages.h. */
 #include "bench/plan_stages.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_stages.h: a planned model in pipeline stages: the tensors of each, and the activations that the
  * model keeps. */
 #ifndef ZERO_BENCH_PLAN_STAGES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plot.h: a picture that gnuplot draws into a file, of zero-bench's commands. */
 #ifndef ZERO_BENCH_PLOT_H
 #define ZERO_BENCH_PLOT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* profile.c: see profile.h. */
 #include "bench/profile.h"
 #include "bench/failed.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* profile.h: where the steps of zero-bench train go: every nanosecond of the model's thread in one part. */
 #ifndef ZERO_BENCH_PROFILE_H
 #define ZERO_BENCH_PROFILE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* profile_cmd.c: zero-bench profile: where the steps of a training on the host go, beside what each part
  * would take at the machine's limits, which every rank measures first, all at once, on the threads that the
  * part has.

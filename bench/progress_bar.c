@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* progress_bar.c: see progress_bar.h. */
 #include "bench/progress_bar.h"
 #include "kernels/device.h"

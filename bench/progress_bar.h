@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* progress_bar.h: one line of a terminal that is written over as work goes on. */
 #ifndef ZERO_BENCH_PROGRESS_BAR_H
 #define ZERO_BENCH_PROGRESS_BAR_H

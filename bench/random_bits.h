@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* random_bits.h: random bits that depend on their place alone, so that ranks and runs agree without sharing a
  * state. */
 #ifndef ZERO_BENCH_RANDOM_BITS_H

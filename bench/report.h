@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* report.h: what zero-bench train tells: progress and tables for people, JSON lines for programs. */
 #ifndef ZERO_BENCH_REPORT_H
 #define ZERO_BENCH_REPORT_H

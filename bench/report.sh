@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Measures libzero on this machine and puts what came of it on one page that needs nothing else: build/report.html.
 #
 #     sh bench/report.sh [--quick] [--out FILE] [--peers FILE]

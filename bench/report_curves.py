@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Curves over the number of GPUs as a picture: what share of the GPUs' products a step reaches."""
 import html
 import math

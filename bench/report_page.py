@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """One self-contained HTML page of fresh runs on this machine: memory per stage, the losses of all stages, what overlaps,
 communication beside its limits, peers where they were measured, and thousands of GPUs on paper. Called by bench/report.sh."""
 import argparse

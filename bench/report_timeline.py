@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One step of one rank's timeline as a picture: compute, gathers and reductions, one below the other."""
 import html
 import json

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* resident.c: see resident.h. */
 #include "bench/resident.h"
 

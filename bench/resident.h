@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* resident.h: how much physical memory this process holds. */
 #ifndef ZERO_BENCH_RESIDENT_H
 #define ZERO_BENCH_RESIDENT_H

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The demonstration, from a clean clone on a bare Debian 12. It installs what is missing, builds, and trains gpt2-nano for a minute, with parameters,
 # gradients and optimizer state sharded over four ranks (stage 3). The text is the C headers of this machine. Then it runs gpt2-124M a few
 # steps at every stage, or as much of it as there is memory for, and measures what each stage takes.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* scale.h: what zero-bench scale projects: models, machines, a job of both, and what a step of it takes.
  *
  *   scale_models.c    models: their units, parameters and floating-point operations

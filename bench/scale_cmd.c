@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* scale_cmd.c: zero-bench scale: steps of a model on thousands of GPUs, on paper. */
 #include "bench/arguments.h"
 #include "bench/commands.h"

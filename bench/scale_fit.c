@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* scale_fit.c: measurements, and the fractions of data sheets that explain them; see scale.h.
  *
  * What is made least is the sum of squares of the logarithms of predicted over measured: twice as fast is as

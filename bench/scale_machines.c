@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* scale_machines.c: hosts of eight GPUs and their network.
  *
  * Where a figure is from:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* scale_mesh.c: a job whose layers are in parts over tp, and in pipeline stages over pp; see scale.h.
  *
  * Numbered as a mesh numbers them (zero_mesh_open), the ranks of tp are neighbours, those that have the same

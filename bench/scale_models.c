@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* scale_models.c: models by the sizes that they were published with: GPT-2 (Radford et al. 2019), MPT as
  * llm-foundry trains it for its benchmarks (the blocks of GPT-2, biases and learned positions included,
  * another vocabulary; their parameters come out as its table says), Llama 2 (Touvron et al.,

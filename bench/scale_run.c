@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* scale_run.c: a job on the virtual clock; see scale.h. */
 #include "bench/scale.h"
 

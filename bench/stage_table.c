@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stage_table.c: see stage_table.h. */
 #include "bench/stage_table.h"
 #include "bench/report.h"

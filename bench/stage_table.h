@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stage_table.h: the four stages side by side, and behind them the hybrids of groups, for people. */
 #ifndef ZERO_BENCH_STAGE_TABLE_H
 #define ZERO_BENCH_STAGE_TABLE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* state_hash.h: one SHA-256 for all that training has made of the optimizer's state. */
 #ifndef ZERO_BENCH_STATE_HASH_H
 #define ZERO_BENCH_STATE_HASH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train.c: trains a GPT-2 on bytes, plain or wrapped.
  *
  * This file is the worked example of wrapping a C model. All that wrapping adds to the plain program stands

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train.h: zero-bench train, after its options are read. */
 #ifndef ZERO_BENCH_TRAIN_H
 #define ZERO_BENCH_TRAIN_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train_cmd.c: the options of zero-bench train. */
 #include "bench/arguments.h"
 #include "bench/commands.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train_end.c: what zero-bench train says of a run: how it runs, and at its end what it came to. */
 #include "bench/failed.h"
 #include "bench/train_run.h"

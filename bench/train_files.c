@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train_files.c: what zero-bench train reads and writes: text, checkpoints, weights. What libzero
  * does not know of a run, the choice of text, follows from what it saves (train_position). */
 #include "bench/failed.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train_order.c: what libzero may know of the training loop in advance, and what a checkpoint says of it; see
  * train.h. */
 #include "bench/train_stages.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train_parts.c: see train_parts.h. */
 #include "bench/train_parts.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train_parts.h: what tensor parallelism adds to zero-bench train: --tp N cuts each layer of the model into
  * parts (gpt2.h), on a rank each; and the mesh, which has the stages of --pp (train_stages.h), too. */
 #ifndef ZERO_BENCH_TRAIN_PARTS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train_run.h: a run of zero-bench train, for the files that make it up (train.c). */
 #ifndef ZERO_BENCH_TRAIN_RUN_H
 #define ZERO_BENCH_TRAIN_RUN_H

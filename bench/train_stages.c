@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train_stages.c: see train_stages.h. */
 #include "bench/train_stages.h"
 #include "bench/failed.h"

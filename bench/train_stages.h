@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* train_stages.h: what pipeline parallelism adds to zero-bench train: --pp N divides the layers into stages,
  * one after another. The first one has the embedding, too, the last one the head, whose weights are the same:
  * both have them (ZERO_TIED). */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tune.h: zero-bench tune, after its options are read: candidates, their order, the probe, what is told. */
 #ifndef ZERO_BENCH_TUNE_H
 #define ZERO_BENCH_TUNE_H

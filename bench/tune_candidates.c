@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tune_candidates.c: what zero-bench tune chooses among, each planned by zero_plan, and in which order. */
 #include "bench/failed.h"
 #include "bench/plan_model.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tune_cmd.c: zero-bench tune: which stage, hybrid, prefetch, budget and wire dtype for a model, a world and
  * a limit of memory. */
 #include "bench/arguments.h"

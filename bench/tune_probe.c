@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tune_probe.c: a few steps of the best candidates on the ranks that are there, and what follows from their
  * times. All of it follows from means over ranks, so every rank chooses the same. */
 #include "bench/report.h"

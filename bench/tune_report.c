@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tune_report.c: what zero-bench tune prints: the candidates and why they were not chosen, the choice, and
  * the lines that configure it. */
 #include "bench/report.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_cmd.c: zero-bench verify: the schedule, proved on a simulated device (shard/verify/verify.h), and
  * timed on it. */
 #include "bench/arguments.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* backend.h: what moves bytes between ranks, as whoever opens it sees it, whichever it is.
  *
  * A backend is a row, struct zr_backend, defined as zr_backend_KEY beside its communicators. It becomes one

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm.h: what ranks can do together.
  *
  * An arena is memory laid out alike on all ranks, so that a collective is described by byte offsets and peers

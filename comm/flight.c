@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* flight.c: see flight.h. */
 #include "comm/flight_view.h"
 #include "kernels/limits.h"

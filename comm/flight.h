@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* flight.h: what a rank is doing, kept where others can read it after the rank was killed.
  *
  * A flight recorder has the call that the program is in, the latest operations of the communicators with the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* flight_peers.c: see flight_peers.h. */
 #include "comm/flight_peers.h"
 #include "comm/flight_view.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* flight_peers.h: the flight recorders of the ranks that share this one's host, mapped while they live: so
  * whatever joins the ranks, the others can say what the program of one called last when it was killed. */
 #ifndef ZR_COMM_FLIGHT_PEERS_H

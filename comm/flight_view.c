@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* flight_view.c: see flight_view.h. */
 #include "comm/flight_view.h"
 #include "comm/post.h"

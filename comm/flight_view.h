@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* flight_view.h: what a flight recorder (flight.h) had at one time, as whoever reads it sees it: a copy of
  * its memory, or a file. Everything in it was checked: numbers that name something are known ones, texts end.
  */

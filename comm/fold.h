@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fold.h: the fixed tree over more sources than are there at once.
  *
  * sum_tree of kernels/device.h takes all sources together. Where they come one after the other, from ranks on

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fork.c: see fork.h. */
 #include "comm/fork.h"
 

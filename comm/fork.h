@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fork.h: what a process that ends, and the children that it forks, do to the ranks it talks to.
  *
  * A forked child has copies of all descriptors: while it lives, the sockets of its parent do not close, and

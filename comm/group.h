@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* group.h: an ordered set of ranks that work together: what a communicator is opened on.
  *
  * A rank's number in the world names it to the user, its place in the group says which slice is its own. The

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* identity.h: where a process runs, as far as another one can compare it with where itself runs.
  *
  * Whoever asks for the topology (topology.h) gives its identity along. Tests fill the struct themselves, so

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* loaded.c: see loaded.h. */
 #include "comm/loaded.h"
 

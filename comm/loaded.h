@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* loaded.h: libraries that this process has loaded already, whoever did. Where a program brings a library of
  * its own, that is the one to use: what the program lends is that library's, and another one would take its
  * memory for something else. One that does not show its functions (linked statically into a program or

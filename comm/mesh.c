@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mesh.c: see mesh.h. */
 #include "comm/mesh.h"
 #include "kernels/error.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mesh.h: the world's ranks in four directions: the pipeline stages of a model, the ranks that have parts of
  * one stage, and among those that have the same part of the same stage, inner groups of ranks that share one
  * copy of what is cut inside, and outer groups of those that have the same slice of each copy.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plain_arena.c: see plain_arena.h. */
 #include "comm/plain_arena.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plain_arena.h: an arena that no other rank reads: memory of the device's. */
 #ifndef ZR_COMM_PLAIN_ARENA_H
 #define ZR_COMM_PLAIN_ARENA_H

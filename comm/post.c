@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* post.c: see post.h. */
 #include "comm/post.h"
 #include "comm/segment.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* post.h: one operation as its ranks compare it before anything moves, and the words in which they tell how
  * theirs differ. A rank posts what it is about to do where the others of its group find it. */
 #ifndef ZR_COMM_POST_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* seg_ring.c: see seg_ring.h. */
 #include "comm/seg_ring.h"
 

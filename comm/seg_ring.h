@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* seg_ring.h: the segments of operations that are queued on a stream and not run yet, and the lists of places
  * that they have, where the stream's thread finds them after the call that gave them has returned. Entries
  * are taken in the order of operations, and free again in the same order.

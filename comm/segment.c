@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* segment.c: names of operations and checks of their arguments, the same for every communicator. */
 #include "comm/segment.h"
 

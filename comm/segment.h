@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* segment.h: which bytes of a segment belong to which place, and the checks that every communicator makes of
  * its arguments. */
 #ifndef ZR_COMM_SEGMENT_H

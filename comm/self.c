@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* self.c: the communicator of one rank. Everything this rank needs it already has: a gather in place
  * and an exchange are nothing at all, and a reduce is one pass from src to dst. */
 #include "comm/backend.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shared_memory.c: see shared_memory.h. */
 #include "comm/shared_memory.h"
 #include "kernels/error.h"

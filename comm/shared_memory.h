@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shared_memory.h: memory that other ranks of this host can map.
  *
  * It is a memfd and not a name in /dev/shm: it has no name to be left behind when ranks are killed, and it is

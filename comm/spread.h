@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spread.h: how the ranks of a group lie on hosts, for communicators that move bytes inside a host by one way
  * and between hosts by another.
  *

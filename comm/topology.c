@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* topology.c: asks which ranks can map each other's memory (topology.h).
  *
  * Every rank makes a small segment, just as shared memory's are made, and tells all where it is and who it is

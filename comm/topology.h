@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* topology.h: which ranks are on one host, asked once per context, and the only answer to that question.
  *
  * Two ranks are on one host where each can map the other's memory: the same boot of the same machine, the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verdict.h: one rule for steps that may fail on one rank alone: the first rank that failed speaks.
  *
  * Each rank reports to the others how it went, and all of them go on or none does, with one code and one

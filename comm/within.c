@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* within.c: see within.h. */
 #include "comm/within.h"
 #include "comm/meet/rendezvous.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* within.h: a call that may never come back, of a library that has no deadline of its own, made on another
  * thread: whoever wants its result waits so long, and then leaves the thread behind in it.
  *

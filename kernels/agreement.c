@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* agreement.c: a rank's part of a step's agreement, and its end, one sum after the other. */
 #include "kernels/agreement.h"
 

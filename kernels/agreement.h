@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* agreement.h: what the ranks tell each other at a step, in a form that one all-reduce of fixed size can put
  * together.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* asserts.h: what must hold whatever the caller does.
  *
  * A broken one is a fault of the library: what a user can do wrong is an error (error.h). Only builds with

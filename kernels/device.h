@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device.h: what one device can do: memory, streams, events, and the kernels of a sharded optimizer.
  *
  * A device is a vtable. The engine above talks only to this header and is the same on every device. Work is

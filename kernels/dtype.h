@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* dtype.h: what an element is. The one table of names and sizes. */
 #ifndef ZR_KERNELS_DTYPE_H
 #define ZR_KERNELS_DTYPE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* error.c: the last failure of each thread. */
 #include "kernels/error.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* error.h: the codes every floor returns, and the message of the last failure on this thread.
  *
  * A function that can fail returns 0 or a negative zr_err. The code that finds the fault writes the message

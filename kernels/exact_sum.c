@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* exact_sum.c: what of the long accumulator no GPU needs. */
 #include "kernels/exact_sum.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* exact_sum.h: sums of doubles without rounding, so that the order of additions cannot matter.
  *
  * The method is the long accumulator of Kulisch ("Computer Arithmetic and Validity", 2nd ed., section 8) with

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* first_failure.c: see first_failure.h. */
 #include "kernels/first_failure.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* first_failure.h: of failures that several threads may find at the same time, the first is kept: its code
  * and message are what all are told from then on. */
 #ifndef ZR_KERNELS_FIRST_FAILURE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* host_device_code.h: marks functions that the host and a GPU both compile: C, C++ and nvcc. */
 #ifndef ZR_KERNELS_HOST_DEVICE_CODE_H
 #define ZR_KERNELS_HOST_DEVICE_CODE_H

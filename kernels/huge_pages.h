@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* huge_pages.h: large pages for large memory of the host: fewer faults when it is first touched, and fewer
  * misses of the processor's table of pages. */
 #ifndef ZR_KERNELS_HUGE_PAGES_H

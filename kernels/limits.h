@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* limits.h: file calls that report the process's limits instead of dying of them.
  *
  * The kernel sends SIGXFSZ to a thread that writes beyond RLIMIT_FSIZE. The signal ends the process unless

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* log.c: see log.h. */
 #include "kernels/log.h"
 #include "kernels/error.h"

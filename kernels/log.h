@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* log.h: lines that tell what is going on, and warnings, which somebody has to see.
  *
  * A line goes to the program's own function where there is one, and to the standard error or the file that

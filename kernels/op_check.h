@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* op_check.h: the arguments of a device's operations, checked before anything is put on a stream. */
 #ifndef ZR_KERNELS_OP_CHECK_H
 #define ZR_KERNELS_OP_CHECK_H

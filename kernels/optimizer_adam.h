@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optimizer_adam.h: Adam (Kingma and Ba, arXiv:1412.6980), the decay added to the gradient.
  *
  *     g = g + decay*w

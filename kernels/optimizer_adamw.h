@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optimizer_adamw.h: AdamW (Loshchilov and Hutter, arXiv:1711.05101; the arithmetic of llm.c).
  *
  *     m = b1*m + (1-b1)*g;  v = b2*v + (1-b2)*(g*g)

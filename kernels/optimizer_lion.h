@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optimizer_lion.h: Lion (Chen et al., arXiv:2302.06675, program 1), decoupled decay.
  *
  *     u = sign(b1*m + (1-b1)*g)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optimizer_nesterov.h: stochastic gradient descent with Nesterov momentum, in the form of Sutskever et al.
  * (ICML 2013) that PyTorch's SGD(nesterov=True, dampening=0) has.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optimizer_rmsprop.h: RMSprop (Tieleman and Hinton, lecture 6.5 of "Neural Networks for Machine Learning",
  * 2012; PyTorch's form).
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optimizer_sgd.h: stochastic gradient descent, with momentum as PyTorch's SGD has it (dampening 0).
  *
  *     g = g + decay*w

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optimizers.c: the table of optimizers.h, made of the rows in the kinds' own files. */
 #include "kernels/device.h"
 #include "kernels/host/vec_portable.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optimizers.h: the kinds of optimizer: the list, and one row of facts for each.
  *
  * A kind is a file, optimizer_NAME.h: its definition and source, its row, and its arithmetic for one element.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* profiler.c: see profiler.h. NVTX is headers alone: its first call looks for a tool, and without one every
  * call is a test of a pointer. */
 #include "kernels/profiler.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* profiler.h: ranges for a profiler that is attached to the process (Nsight Systems and others that speak
  * NVTX 3, github.com/NVIDIA/NVTX): what the calling thread is doing, in the domain "libzero".
  *

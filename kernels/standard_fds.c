@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* standard_fds.c: see standard_fds.h. */
 #include "kernels/standard_fds.h"
 #include "kernels/error.h"

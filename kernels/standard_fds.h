@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* standard_fds.h: keeps descriptors 0, 1 and 2 for standard input, output and error.
  *
  * A process may start with one of them closed. The next file or socket then gets its number. A printf would

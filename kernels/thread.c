@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* thread.c: see thread.h. */
 #include "kernels/thread.h"
 #include "kernels/error.h"

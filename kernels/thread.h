@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* thread.h: the library's own threads. Each has a name, which debuggers and profilers show, and blocks the
  * program's signals, which are for the program's threads. Those that a thread raises by what it does stay
  * open: the kernel ends a process at once, past every handler, when a thread faults on a signal that it

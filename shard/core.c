@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* core.c: the schedule core: its calls and what may be asked of it; see core.h. */
 #include "kernels/asserts.h"
 #include "shard/core_inside.h"

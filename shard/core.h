@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* core.h: the schedule: what to gather, reduce, update and wait for, and when.
  *
  * A pure function of the calls the model makes: zr_core_step(core, call) -> actions. The core is one block of

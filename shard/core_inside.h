@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* core_inside.h: the core's state, and what its files call of each other: core_open.c (its making), core.c
  * (the calls), core_order.c (which call comes next), core_places.c (sizes of slots that nested brackets
  * take), core_slots.c (what lies where) and core_step.c (gradients, and what a step does). For them alone. */

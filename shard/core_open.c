@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* core_open.c: a core is made: what lies where in its block, and what it starts with; see core.h. */
 #include "shard/core_inside.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* core_order.c: which call comes next: the order being followed, what the model's own calls are, and when
  * they become the order; see core.h. */
 #include "shard/core_inside.h"

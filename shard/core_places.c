@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* core_places.c: the sizes of slots that nested brackets take; see core.h.
  *
  * A small unit that lies in a large slot while its bracket is open can leave a large one without a slot.

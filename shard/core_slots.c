@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* core_slots.c: what lies where: parameter slots by size and by their units' next use, gradient slots by size
  * and age; see core.h. */
 #include "shard/core_inside.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* core_step.c: gradients, from the end of a contribution to the step that uses them; see core.h. */
 #include "shard/core_inside.h"
 

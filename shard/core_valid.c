@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* core_valid.c: what holds in every state of the core between two calls, whatever the model does; see
  * core.h. Only in builds with asserts. */
 #include "shard/core_inside.h"

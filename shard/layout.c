@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* layout.c: builds the layout; see layout.h. */
 #include "shard/layout.h"
 #include "kernels/asserts.h"

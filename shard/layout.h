@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* layout.h: where every element of the model is, on every rank: tensors -> units -> flats -> pieces.
  *
  *   tensor  what the model names. A stacked tensor is n_slices equal slices, slice l belonging to unit + l.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* layout_cut.c: cuts flats at places that tear no granule; see layout.h.
  *
  * Between two ranks a flat may be cut at the first element of a piece, at multiples of its granule that are

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* layout_cut.h: where flats are cut whose granules equal slices would tear; part of layout.c. */
 #ifndef ZR_SHARD_LAYOUT_CUT_H
 #define ZR_SHARD_LAYOUT_CUT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* options.h: what the user asked for, resolved: no defaults left to fill in, no text left to parse, nothing
  * of zero/zero.h.
  *

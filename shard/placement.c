@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* placement.c: the table of placements; see placement.h. */
 #include "shard/placement.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* placement.h: what is whole and what is cut: for parameters, gradients and optimizer state, on each axis of
  * data parallelism.
  *

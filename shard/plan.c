@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan.c: places everything; see plan.h. The slots are chosen in plan_slots.c. */
 #include "shard/plan.h"
 #include "kernels/asserts.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan.h: how much memory each rank takes and where everything in it lies; made before anything is allocated.
  *
  * A plan follows from the layout, the options and the world alone, is the same on every rank and never

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_rehearse.c: what a steady step does, found by running the core; see plan_slots.h. */
 #include "shard/plan_slots.h"
 

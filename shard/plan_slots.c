@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_slots.c: chooses the slots; see plan_slots.h.
  *
  * At any moment some units are live: those whose brackets are open and those being gathered ahead (for

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_slots.h: how many slots, how large: for gathered parameters and for gradients handed out. */
 #ifndef ZR_SHARD_PLAN_SLOTS_H
 #define ZR_SHARD_PLAN_SLOTS_H

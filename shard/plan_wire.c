@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_wire.c: what moves: the bytes that a rank takes from others for each operation, and in a steady
  * step. */
 #include "comm/segment.h"

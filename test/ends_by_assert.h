@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ends_by_assert.h: does a call end the process by an assert (kernels/asserts.h)? Tried in a child. */
 #ifndef ZR_TEST_ENDS_BY_ASSERT_H
 #define ZR_TEST_ENDS_BY_ASSERT_H

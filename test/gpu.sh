@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # On a machine with one or more NVIDIA GPUs: builds with CUDA, runs the tests that need a GPU, the training parity and the
 # benches, and prints one table; the same goes as JSON to OUT. Under ten minutes on one H200. The exit code is 0 if nothing
 # failed; what a machine lacks is skipped, with the reason.

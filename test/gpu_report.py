@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs what test/gpu.sh has built, step by step, each with its own time-out; prints a table and writes it as JSON."""
 import argparse
 import concurrent.futures

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* held_port.c: see held_port.h. */
 #include "test/held_port.h"
 

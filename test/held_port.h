@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* held_port.h: a TCP port for the ranks of a test that nobody else is given, however many tests run side by
  * side. */
 #ifndef ZR_TEST_HELD_PORT_H

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Builds and runs all tests, from a clean clone on a bare Debian 12 too. The last line is "N passed, N failed"; the exit
 # code is 0 if all passed.
 #

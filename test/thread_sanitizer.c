@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* thread_sanitizer.c: what ThreadSanitizer has to know of libraries that were not built with it. Linked into
  * the tests of that build only.
  *

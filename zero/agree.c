@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* agree.c: before the first collective, ranks exchange what has to be equal among them: what differs is
  * named, and a fault found by one rank is an error on all. */
 #include "comm/verdict.h"

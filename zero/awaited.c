@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* awaited.c: ZERO_INIT_LATER: which elements have no values yet.
  *
  * Until all have, nothing that would read them is done: brackets, steps, saves. zero_load gives values to all

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* axes.c: a mesh of axes, which number the ranks; and what it comes to in a configuration. */
 #include "zero/context.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* backend_asks.c: what a backend is asked to move, role by role, and what it therefore wants of the plan. */
 #include "zero/context.h"
 

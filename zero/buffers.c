@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* buffers.c: zero_sync_buffers, and what other calls have to know of buffers: that each has memory, and
  * whether all ranks' are equal. */
 #include "zero/context.h"

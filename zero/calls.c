@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* calls.c: the calls of a training loop and the collective reads and writes: arguments checked, errors named,
  * the rest is the engine's. */
 #include "zero/checkpoint/save.h"

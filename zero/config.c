@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* config.c: resolves a configuration: defaults, and what can only be checked with several fields in hand. */
 #include "zero/config.h"
 #include "comm/meet/rendezvous.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* config.h: from the program's struct zero_config, of whatever version, to the options that the floors below
  * work with.
  *

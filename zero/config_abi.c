@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* config_abi.c: which programs this library serves: those whose structs, as the head of their configuration
  * gives them, are those of its own zero.h or shorter.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* config_keys.c: the table of configuration fields, and what is done field by field: set from text, set from
  * the environment, checked. */
 #include "zero/config.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* context.h: what a zero_ctx holds, from the device up. */
 #ifndef ZR_ZERO_CONTEXT_H
 #define ZR_ZERO_CONTEXT_H

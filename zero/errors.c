@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* errors.c: the public face of the last failure, and the proof that public and internal numbers are the same.
  */
 #include "kernels/device.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* export.h: what a program sees of libzero; everything else is hidden. */
 #ifndef ZERO_EXPORT_H
 #define ZERO_EXPORT_H

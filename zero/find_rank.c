@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* find_rank.c: which rank this process is, for zero_wrap, and for programs that must know before it. */
 #include "zero/context.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* first_values.c: a look at the weights that a model begins with. A NaN or an infinity among them spoils
  * every step, so each rank looks through what it owns, once, and says where the first one is. */
 #include "zero/checkpoint/float_values.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gather_all.c: zero_gather_all and zero_release_all: checked here and agreed on by all ranks; the rest is
  * the engine's (engine_all.c). */
 #include "zero/context.h"

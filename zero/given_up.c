@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* given_up.c: in check mode, what the model gave up at zero_wrap is filled with NaN: a copy of its structs
  * made before, or a graph node that was not re-pointed, reads the buffers that are no longer the parameters,
  * and the first loss computed from them is NaN.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* groups.c: what cfg.hybrid and cfg.shard_group come to in a world: how many ranks share one copy of the
  * parameters. */
 #include "comm/topology.h"

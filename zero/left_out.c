@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* left_out.c: brackets that the model has left out, which go to the log once.
  *
  * A step with backward brackets leaves out the units that have none. That is meant where layers are dropped

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* loss_scale.c: one normaliser for a step whose ranks and micro-batches have different numbers of tokens.
  *
  * zero_step divides by ranks and micro-batches, as if each had as many tokens. What a program multiplies its

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the manual page of a program, from what it says of itself.
 
     man_page.py HELP2MAN VERSION PROGRAM NAME OUT

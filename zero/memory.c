@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory.c: is there room for the plan? Asked before anything is allocated, so that the answer is an error
  * with a table and not the kernel's killer in the middle of the first step. */
 #include "shard/engine/check_places.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* prepare.c: from the model's table and a configuration to a plan: what zero_plan reports and what zero_wrap
  * carries out are made by the same steps. */
 #include "zero/context.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* progress.c: see progress.h. */
 #include "zero/progress.h"
 #include "kernels/log.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* progress.h: how far a rank has come, in memory that zero-run and the ranks of a node share.
  *
  * zero-run reads it when a rank is gone: for whether a job is to be started again, and with how many

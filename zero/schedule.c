@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* schedule.c: a model in pipeline stages: which action comes next on this rank, and what moves in between.
  *
  * The schedule is made and checked before anything runs (shard/pipeline/). Its row for this rank has what is

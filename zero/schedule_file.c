@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* schedule_file.c: cfg.schedule_file, a pipeline schedule of the program's own: read, and held against what
  * zero_next can give. That it can be run at all is for zr_pipeline_check to say. */
 #include "shard/pipeline/pipeline.h"

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes a C file with a hash of the library's sources, by which ranks notice that their libraries differ.
 
     source_hash.py ROOT OUTPUT.c DEPFILE

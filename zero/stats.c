@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stats.c: what a plan promises and what a context has done, in zero.h's terms; and the timeline. */
 #include "zero/context.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tensors.c: checks the model's tensor table field by field and copies it. */
 #include "zero/context.h"
 

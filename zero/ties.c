@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ties.c: tensors that the first and the last pipeline stage have (ZERO_TIED): what each of the two makes of
  * its own, and whether they mean the same. */
 #include "zero/context.h"

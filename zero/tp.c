@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tp.c: what a model that is cut over the tp axis puts around its products: the conjugate pairs, of whole
  * activations and of those whose rows are cut between products, and sums and maxima over the ranks that have
  * its parts. Without a mesh, or with tp 1, they move nothing between ranks,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tune.c: what a step is taken with, changed between steps: clip, the optimizers' numbers, and the number of
  * the step. */
 #include "zero/checkpoint/checkpoint_dir.h"

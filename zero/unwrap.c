@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* unwrap.c: closes a context, or leaves it behind. */
 #include "kernels/check/check_device.h"
 #include "zero/context.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* whole.c: the tensors of the whole model, where each pipeline stage has a table of its own. Files speak of
  * the whole, so that they say nothing of stages.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* wrap.c: opens a context.
  *
  * Opening goes in phases. A rank reads its configuration, finds out who it is and meets the others; they ask

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* wrap_report.c: what zero_wrap tells the log of a context that has come about: what the configuration came
  * to, and what is allowed but is rarely meant. */
 #include "zero/context.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* zero.h: libzero, a ZeRO/FSDP runtime that a C model drops in.
  *
  *     static void must(int err)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* zero_config.h: the structs that zero.h's calls are given: tensors, calls, the configuration, weights of a
  * file. Included by zero.h, which says what the words mean. */
 #ifndef ZERO_ZERO_CONFIG_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* zero_info.h: the structs that zero.h's calls fill: memory, plans, statistics, actions, outcomes. Included
  * by zero_config.h. */
 #ifndef ZERO_ZERO_INFO_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2.c: see gpt2.h. The architecture of Radford et al. 2019: pre-norm blocks, learned positions, tied head.
  */
 #include "bench/gpt2/gpt2.h"

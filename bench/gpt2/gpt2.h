@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2.h: a GPT-2 model as C programs write it: a struct of pointers into one flat buffer, stacked per layer.
  *
  * Layer l of a stacked tensor is params.qkvw + l*3*C*C. Nothing here knows of libzero: train.c calls these

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_attention.cu: causal attention on a GPU's tensor cores in one pass over the keys, which keeps one
  * number per query instead of a (T, T) matrix (Dao, arXiv:2307.08691). bf16 heads of 16, 32 or 64 channels.
  * Compiled by nvcc, and as C++ by the tests' stand-in.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_config.c: see gpt2_config.h. The sizes are those of Radford et al. 2019 (GPT-2), as in its published
  * checkpoints; gpt2-nano is small enough to learn something in a minute on two CPU cores. */
 #include "bench/gpt2/gpt2_config.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_config.h: the sizes of a GPT-2 model, its presets, and the command-line options that choose them. */
 #ifndef ZERO_BENCH_GPT2_CONFIG_H
 #define ZERO_BENCH_GPT2_CONFIG_H

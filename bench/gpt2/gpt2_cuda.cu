@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_cuda.cu: gpt2_layers.h on a GPU. Compiled once per dtype, by nvcc, and as C++ by the tests' stand-in.
  *
  * Sums along a row are a warp's: each lane adds its own columns in order, then the lanes are added in a fixed

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_draw.c: the model's first weights. */
 #include "bench/gpt2/gpt2.h"
 #include "bench/random_bits.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_launch.h: the model's kernels, put on the stream of a place. C++, for the .cu files,
  * after cuda_runtime.h. */
 #ifndef ZERO_BENCH_GPT2_LAUNCH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_layers.c: gpt2_layers.h on the host. The work is done on the threads that multiply, when a function
  * returns; streams are not looked at. Each thread takes some of the rows, elements or columns, and every
  * number is computed whole by one of them, so the bits do not depend on how many there are.

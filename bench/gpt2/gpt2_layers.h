@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_layers.h: the parts of the model that are not matrix products, forward and backward, as a table: one
  * for the host, one for CUDA.
  *

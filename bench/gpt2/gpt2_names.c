@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_names.c: see gpt2_names.h. In the order of train_describe's table. */
 #include "bench/gpt2/gpt2_names.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_names.h: the tensors of a GPT-2 under the names of its published weights, for zero_export and
  * zero_import. */
 #ifndef ZERO_BENCH_GPT2_NAMES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_open.c: the memory of the model in gpt2.h, and its first weights. */
 #include "bench/gpt2/gpt2.h"
 

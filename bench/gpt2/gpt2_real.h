@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_real.h: the element type of the model's tensors.
  *
  * The model's files are compiled once per dtype (bench/meson.build): with GPT2_BF16 a real is a bfloat16,

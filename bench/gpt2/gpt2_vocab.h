@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_vocab.h: embedding and loss of a model whose token ids are divided among parts: each has V of them,
  * and their rows of wte. On the host. N rows of tokens, C channels; a token or a target below 0 is another
  * part's. Each returns 0. */

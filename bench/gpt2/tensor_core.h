@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tensor_core.h: the instructions of tensor cores for bf16, with fp32 sums, by a warp whose 32 lanes all call
  * (PTX ISA: mma.m16n8k16, ldmatrix), and what feeds them (cp.async, ex2). Needs sm_80.
  *

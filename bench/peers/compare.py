@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains one GPT-2 by libzero and by others, in turns: speed, memory, time to the first forward, and losses beside each other.
 
 Called by bench/peers/run.sh, which makes the virtual environment that the rows of PyTorch and DeepSpeed run in; with --rows of our own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sizes of the models that zero-bench trains, for programs that train the same ones."""
 
 # layers, heads, channels, vocab, learning rate: bench/gpt2/gpt2_config.c

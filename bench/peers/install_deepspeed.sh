@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Installs DeepSpeed into the virtual environment of bench/peers/run.sh, or says there (deepspeed-failed) why it cannot, until its requirements change.
 #
 #     sh bench/peers/install_deepspeed.sh VENV

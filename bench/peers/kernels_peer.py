@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """How fast PyTorch multiplies matrices and attends on this GPU, as one JSON line, to be held against zero-bench kernels.
 
     kernels_peer.py [--gemm M,N,K] [--attention B,T,NH,HS] [--dtype bf16|f32] [--rounds 21]

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* llmc_peer.c: llm.c's trainer for the CPU on the batches of the other rows, in zero-bench's JSON lines.
  *
  *     cc -Ofast -march=native -fopenmp -DOMP -DTESTING -I DIR -include DIR/train_gpt2.c llmc_peer.c -lm

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all rows begin with: the text, its batches, and the weights in every program's form. Standard library only."""
 import array
 import glob

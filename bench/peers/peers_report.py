@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What bench/peers makes of its runs: medians and spreads, how far losses are apart, the bars, tables. Standard library only.
 
 A run is a dict: who (a key of TITLES), dtype, ranks, threads; ms and losses, one for each step (None: not finite); first_forward_s and first_step_s,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts the processes of one run, reads what they tell of each step and when, and watches their memory. Standard library only."""
 import json
 import os

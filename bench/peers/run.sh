@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The same GPT-2 trained by libzero, PyTorch (plain, DDP, FSDP2), DeepSpeed and llm.c, in turns: speed, memory, time to the first forward, and
 # losses beside each other. Makes a virtual environment with PyTorch in build/peers-venv, and says first how large that is.
 #

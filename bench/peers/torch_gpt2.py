@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPT-2 in PyTorch, the one model of all its rows: Radford et al. 2019, with tied head, tanh GELU and no dropout, as bench/gpt2/ has it.
 
 Its parameters are called as in the published checkpoints, which is what zero-bench export writes.

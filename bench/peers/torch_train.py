@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """One rank that trains PyTorch's GPT-2 as zero-bench train trains its own, and tells of each step in the same JSON lines.
 
     torch_train.py --how plain|ddp|fsdp2|zero1|zero2|zero3 [--dtype f32|bf16] [--model gpt2-124M] [--steps 20] ...

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* address_list.c: see address_list.h. */
 #include "comm/meet/address_list.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* address_list.h: addresses with ports as text, as one rank tells them another. What is read may come from
  * anywhere. */
 #ifndef ZR_COMM_ADDRESS_LIST_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* called.c: see called.h. */
 #include "comm/meet/called.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* called.h: what the program called, as ranks compare it.
  *
  * A collective that differs between ranks is the consequence of calls of the program that differed before it.

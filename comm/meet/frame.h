@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* frame.h: what travels between ranks before any communicator exists: a head of fixed size and a payload, and
  * how a stream of bytes is cut into frames again. No sender is trusted to say how much memory a frame is
  * worth. Whoever reads sets the most that a payload may have: little for a connection that has not proved to

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* handshake.c: see handshake.h. */
 #include "comm/meet/handshake.h"
 

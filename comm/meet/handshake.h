@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* handshake.h: how a rank and rank 0 show each other that they have the job's key, without sending it.
  *
  * Rank 0 begins with a nonce of its own. The rank answers with another and a proof: HMAC-SHA256 under the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hostlist.c: see hostlist.h. */
 #include "comm/meet/hostlist.h"
 

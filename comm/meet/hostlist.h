@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hostlist.h: Slurm's form of a list of hosts, as in SLURM_STEP_NODELIST:
  * "node[01-03,07],rack[1-2]n[01-10]-ib,login".
  *

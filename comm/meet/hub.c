@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub.c: a rendezvous' life on its loop: frames, failures, losses and the end (see hub.h; ranks meet in
  * hub_meet.c). Runs on the thread that runs the loop. */
 #include "comm/meet/hub.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank; of a large world to
  * some, which have links to others below them.
  *

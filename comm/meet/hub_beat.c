@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_beat.c: beats between hosts, by which a network that is cut without a word is found.
  *
  * A host that crashes, is stopped or is cut off closes no connection. So from the detach on both ends of a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_calls.c: ranks compare what their programs called, where no memory that they share tells (see
  * rendezvous.h).
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_exchange.c: ranks exchange small blobs, and agree on how something went (rendezvous.h). What a rank and
  * those below it give goes up together, in rank order, and what rank 0 makes of it comes down to all. */
 #include "comm/meet/hub.h"

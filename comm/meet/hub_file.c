@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_file.c: ranks that meet by a file (meeting_file.h): rank 0 listens at a free port and writes the file,
  * the others read it again and again until it leads them to rank 0. What is at an address that an old
  * file names may be anything: that it refuses a rank is no reason to give up, for rank 0 may be about to

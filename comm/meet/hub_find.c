@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_find.c: at which addresses the ranks of a rendezvous meet: those of the name or number that stands for
  * rank 0, of either family. Rank 0 listens there, the others try one after the other. */
 #include "comm/meet/address_list.h"

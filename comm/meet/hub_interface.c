@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_interface.c: by which of this host's network interfaces a rank meets the others: rank 0 listens on its
  * addresses, the others connect from them. Which one it is may be asked for (struct zr_world), on each host
  * by itself; without that rank 0 listens where hub_find.c says, and the routes of the system decide for the

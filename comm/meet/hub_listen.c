@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_listen.c: the sockets at which rank 0 waits for the others (see hub.h). */
 #include "comm/meet/hub.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_meet.c: how the ranks of a rendezvous come together: rank 0 listens (hub_listen.c), asks everybody who
  * comes for a proof that he is of this job, and lets ranks in; the others reach it (hub_reach.c). In a tree
  * so does every rank that has others below it (hub_tree.c).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_message.c: messages between rank 0 and the others after the detach (see rendezvous.h). One that comes
  * before this rank has detached is kept until it has. */
 #include "comm/meet/hub.h"

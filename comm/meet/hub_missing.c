@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_missing.c: who does not come, in a tree. Rank 0 waits for those that are linked with it, and one of
  * them may only wait for another. So before rank 0 says who is missing it asks; each rank answers with those
  * that it waits for itself, after it has asked them; and one that does not answer is missing. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_names.c: contexts with names. A rank may come to rank 0 with another name than rank 0's. If another
  * context of rank 0's process waits with that name, it takes the connection over. Else the rank has come too
  * early, and has to try again. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_reach.c: how a rank reaches rank 0: finds its address, connects, and makes sure that it is rank 0 of
  * this job before it believes a word (handshake.h).
  *

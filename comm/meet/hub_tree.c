@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_tree.c: a world of more ranks than one may be linked with. Rank 0 is linked with some, each of these
  * with ranks below it, and so on (tree.h); what ranks say to each other goes along these links.
  *

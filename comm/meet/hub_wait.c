@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hub_wait.c: how the blocking calls of a rendezvous wait: they run the caller's loop until what they wait
  * for is there, something failed or the time is over. Ranks other than 0 wait a little longer than they are
  * told: rank 0 knows who is missing, and its message should be the one seen. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* job_key.c: see job_key.h. */
 #include "comm/meet/job_key.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* job_key.h: the secret that the ranks of one job share, by which they know each other when they meet.
  *
  * It is found in the environment, or in a file that only this user may read; never on a command line, which

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* launcher.c: finds the launcher that counts. A launcher that is set is read strictly. Half of a pair,
  * text that is not a number and a rank outside its world are errors. They are no reason to look at the next:
  * otherwise a launcher that is half understood would train N independent copies of one model. */

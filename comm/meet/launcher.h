@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* launcher.h: which launcher started this process, as its environment variables tell.
  *
  * Launchers nest: srun starts torchrun, and mpirun runs inside a job of Slurm's. The environment then has the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lent.c: see lent.h. */
 #include "comm/meet/lent.h"
 #include "comm/identity.h"

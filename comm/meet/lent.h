@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* lent.h: where ranks meet whose program lends a communicator.
  *
  * The ranks of a communicator have found each other already, so nothing else has to tell them how to: rank 0

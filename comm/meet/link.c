@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* link.c: frames over one TCP connection (see link.h). */
 #include "comm/meet/link.h"
 

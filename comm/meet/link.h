@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* link.h: frames over one TCP connection of a libuv loop, the rendezvous' only way to talk.
  *
  * A link belongs to its loop's thread. It frees itself once its handle is closed; the owner hears of that

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* meeting_file.c: see meeting_file.h. */
 #include "comm/meet/meeting_file.h"
 #include "comm/meet/address_list.h"

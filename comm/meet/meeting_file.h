@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* meeting_file.h: a file in which rank 0 says where it waits, for ranks that share a folder and do not know
  * beforehand where rank 0 will be.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* meeting_point.c: see meeting_point.h. */
 #include "comm/meet/meeting_point.h"
 #include "comm/meet/hostlist.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* meeting_point.h: where rank 0 waits for the others, once a rank knows its number; and by what name ranks
  * know that they are of one job.
  *

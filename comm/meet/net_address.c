@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* net_address.c: see net_address.h. */
 #include "comm/meet/net_address.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* net_address.h: addresses of either family, and the network interfaces of this host that have them.
  *
  * Thread-safety: plain data; the functions ask the kernel and keep nothing. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* net_lookup.c: see net_lookup.h. */
 #include "comm/meet/net_lookup.h"
 #include "kernels/thread.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* net_lookup.h: the addresses of a name.
  *
  * The system's resolver may take half a minute and more, and cannot be stopped. So it runs on a thread of its

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* open_names.c: the list of this process's contexts that meet other ranks. One lock guards all of it, and is
  * held for moments only. */
 #include "comm/meet/open_names.h"

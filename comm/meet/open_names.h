@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* open_names.h: the contexts of this process that meet other ranks, each with its name and meeting point.
  *
  * Several contexts of one process may meet the same ranks at the same point at the same time, if their

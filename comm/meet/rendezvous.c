@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rendezvous.c: how ranks meet and part (see rendezvous.h and hub.h). */
 #include "comm/meet/hub.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rendezvous.h: how ranks find each other, exchange small blobs before any communicator exists, and later
  * learn of a rank's death or failure.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tree.h: the ranks of a world as a tree. What is below a rank is a run of ranks behind it, [rank, rank +
  * span): blobs that it gathers from there are in rank order, and what is lost with it is a range. Up to
  * fan_out + 1 ranks it is a star.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* world.c: who this rank is, as the configuration, a lent communicator or a launcher's environment variables
  * say. */
 #include "comm/meet/meeting_point.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi.c: the MPI communicator's vtable: checks, numbering, and what is put on the stream (see mpi_comm.h for
  * how it all works). */
 #include "comm/meet/rendezvous.h"

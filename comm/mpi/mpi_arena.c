@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_arena.c: arenas of MPI's communicators: memory of the device's, which no other rank reads, or where
  * hosts have several ranks, such as those of a host map; with what each communicator has for itself at its
  * end. */

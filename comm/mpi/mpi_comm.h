@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_comm.h: the inside of MPI's communicators.
  *
  * A role's communicator has an MPI communicator of its own. An operation runs on the stream's thread: the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_lent.c: what a communicator that the program lends is asked for: who the ranks are, and where they can
  * meet. After that ours are made from it (mpi_open.c). */
 #include "comm/mpi/mpi_comm.h"

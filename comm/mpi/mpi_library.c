@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_library.c: see mpi_library.h. */
 #include "comm/mpi/mpi_library.h"
 #include "comm/loaded.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_library.h: which MPI this process has or is to have, and libzero's library for it (mpi_shim.h).
  *
  * What the process has loaded decides; else the launcher that started it; else the configuration, which

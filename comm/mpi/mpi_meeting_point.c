@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_meeting_point.c: where ranks meet, as they tell each other over MPI: over a communicator that the
  * program lends (mpi_lent.c), or over MPI_COMM_WORLD, where the launcher of an MPI has started them and
  * nothing else says it. One all-gather has all of it (comm/meet/lent.h). */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_open.c: MPI's communicators opened and closed, and MPI as a backend among others.
  *
  * The ranks know each other by the rendezvous already. Over it they make sure that they have one MPI, which

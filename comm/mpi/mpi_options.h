@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_options.h: MPI's communicators as those see them who open them: for ranks on the host device. */
 #ifndef ZR_COMM_MPI_OPTIONS_H
 #define ZR_COMM_MPI_OPTIONS_H

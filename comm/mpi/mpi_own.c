@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_own.c: see mpi_own.h. */
 #include "comm/mpi/mpi_own.h"
 #include "comm/mpi/mpi_comm.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_own.h: MPI's own collectives, on the ranks and the stream of a communicator of the mpi backend, for
  * zero-bench comm, which compares with them what that backend does. Nothing else may call them: those that
  * block know no deadline, and hear of no rank that is lost. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_process.c: see mpi_process.h. */
 #include "comm/mpi/mpi_process.h"
 #include "comm/within.h"

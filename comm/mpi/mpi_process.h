@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_process.h: MPI of this process, as all that use it share it.
  *
  * MPI begins once per process and cannot begin again, so it stays when a context is closed: where it was

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_reduce.c: a segment's sum. MPI's own adds in an order that is its library's, and slowly, so every rank
  * sends each owner its slice, and the owner adds them up in the fixed tree in fp32.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_run.c: what an operation of MPI's communicators does when its stream comes to it. */
 #include "comm/flight.h"
 #include "comm/mpi/mpi_comm.h"

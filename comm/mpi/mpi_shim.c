@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_shim.c: the table of mpi_shim.h over one MPI library. Compiled once against each one's mpi.h; the only
  * file of the library that sees it.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_shim.h: MPI as libzero calls it, in plain types of C. MPI's own types differ between its libraries, so
  * libzero is not compiled against any: for each there is a small library of its own, compiled against that
  * mpi.h and linked with that MPI (mpi_shim.c), which libzero loads when it is asked for MPI.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_tiers.c: gathers and sums of groups that have several ranks on a host: shared memory inside a host, MPI
  * between hosts.
  *

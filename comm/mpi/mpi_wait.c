@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_wait.c: requests begun and waited for; what ranks are about to do, compared; failing. */
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl.c: the NCCL communicator's vtable: checks, the ledger, and what an operation puts on the stream (see
  * nccl_comm.h for how it all works). */
 #include "comm/meet/rendezvous.h"

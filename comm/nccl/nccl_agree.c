@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_agree.c: what all ranks of the world tell each other over the rendezvous while communicators are
  * opened and arenas made.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_arena.c: a communicator's arena: memory of NCCL's or of the device's, registered as a window where all
  * ranks can, and given back. */
 #include "comm/nccl/nccl_comm.h"

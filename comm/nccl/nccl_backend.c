@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_backend.c: NCCL as a backend among others; compiled whether or not NCCL is there. */
 #include "comm/nccl/nccl_options.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_comm.h: the inside of the NCCL communicator.
  *
  * How a unit travels. Each communicator has one arena attached, allocated by NCCL and registered as a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_gather.c: a unit's parameters to all ranks: what is large as it lies, what is small or short packed
  * (nccl_pack.h), all of it one group. */
 #include "comm/nccl/nccl_pack.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_lent.c: what a communicator that the program lends is asked for: who the ranks are, and where they can
  * meet. After that it is split (nccl_open.c). Where they meet goes to all ranks by one all-gather
  * (comm/meet/lent.h). */

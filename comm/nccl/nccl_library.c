@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_library.c: finds NCCL when a program asks for it. Linking it instead would keep libzero from loading
  * where there is none; and this way a program that brings its own NCCL (Python packages do) has one, not two.
  *

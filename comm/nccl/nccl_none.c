@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_none.c: stands where NCCL's headers were not found when this was built. */
 #include "comm/nccl/nccl_options.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_open.c: opens the NCCL communicators of a context, and closes them. */
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"

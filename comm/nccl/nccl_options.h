@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_options.h: NCCL's communicators as those see them who open them: for ranks that each have a GPU of the
  * cuda device. */
 #ifndef ZR_COMM_NCCL_OPTIONS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_pack.c: see nccl_pack.h. */
 #include "comm/nccl/nccl_pack.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_pack.h: small and short segments, packed into one.
  *
  * What NCCL's collectives are good at are few large slices of one length. A layer has a dozen biases and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_places.c: large slices of any size, place by place: NCCL has no collective for them. A group's calls
  * run together. A place without bytes has no call. */
 #include "comm/nccl/nccl_pack.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_reduce.c: a unit's gradients to their owners, by NCCL's own sum or by the fixed tree.
  *
  * NCCL's sum is fastest, but its order depends on the algorithm it picks, and a bf16 ring rounds at every

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_versions.c: known faults of NCCL's releases; see nccl_versions.h.
  *
  * Both uses are off unless copy_engine is on. A fault that gives wrong numbers turns its use off even then;

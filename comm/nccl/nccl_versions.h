@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_versions.h: what depends on NCCL's version: what a version has, and what is known to be wrong with it.
  * The table, with the source of each entry, is in nccl_versions.c. */
 #ifndef ZR_COMM_NCCL_VERSIONS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_watch.c: looks after what the NCCL communicators have under way, so that nothing waits for ever.
  *
  * One thread for the communicators of a context. While something is under way it looks every few

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shm.c: the communicator of ranks on one host, through shared memory: its vtable (see shm.h for how it
  * works). */
 #include "comm/shm/shm.h"

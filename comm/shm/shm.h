@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shm.h: the inside of the shared-memory communicator.
  *
  * Every rank has one segment for each communicator, a header that all its ranks read and write, and one for

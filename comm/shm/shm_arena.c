@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shm_arena.c: making, finding and mapping the segments of a shared-memory communicator.
  *
  * Each step that may fail on one rank ends with an exchange of how it went, so that all ranks go on or none.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shm_run.c: what an operation of the shared-memory communicator does when its stream comes to it. */
 #include "comm/flight.h"
 #include "comm/shm/shm.h"

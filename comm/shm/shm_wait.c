@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shm_wait.c: waiting for peers in shared memory, and failing together.
  *
  * A rank spins for a moment, where there are cores to spare, and then sleeps on the word of a peer that is

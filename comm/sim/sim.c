@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sim.c: the simulated communicator: arenas, checks, opening and closing; see sim.h. */
 #include "comm/sim/sim_inside.h"
 

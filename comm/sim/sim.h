@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sim.h: collectives between the ranks of a simulated world (kernels/sim/sim_device.h).
  *
  * They promise what comm.h promises and nothing more: who waits for whom is the least that it allows, and a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sim_collective.c: what a collective does on one rank: the bytes that it touches, its own and its peers',
  * and how long it takes. */
 #include "comm/sim/sim_inside.h"

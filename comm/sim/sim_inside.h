@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sim_inside.h: the inside of the simulated communicator.
  *
  *   sim.c             the communicator: arenas, checks, opening, closing

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sim_meet.c: ranks meet in the order in which each has put its collectives: the k-th of one is the k-th of
  * all. */
 #include "comm/sim/sim_inside.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sim_order.c: the order in which ranks issue collectives over all communicators together; and that those of
  * one communicator are one behind the other on each rank, whatever their streams. */
 #include "comm/sim/sim_inside.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sim_symmetric.c: communicators of representatives; see symmetry.h. */
 #include "comm/sim/sim_inside.h"
 #include "comm/sim/symmetry.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* symmetry.c: see symmetry.h. */
 #include "comm/sim/symmetry.h"
 #include "comm/sim/sim_inside.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* symmetry.h: which ranks of a simulated world are alike, so that one of them can stand for all.
  *
  * Ranks are of one class where nothing that takes time tells them apart: as many neighbours on their host, in

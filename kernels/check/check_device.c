@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_device.c: the checking device: memory and operations, passed on, and what was found; see
  * check_device.h. */
 #include "kernels/agreement.h"

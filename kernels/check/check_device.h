@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_device.h: a device that passes every call on to another one and keeps a record of it (recorder.h): a
  * real run, checked as it goes.
  *

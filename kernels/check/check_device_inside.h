@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_device_inside.h: the inside of the checking device.
  *
  *   check_device.c  the device: memory and operations, and what was found

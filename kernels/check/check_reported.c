@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_reported.c: what a check is told, since no call of the device says it: threads that hand over, what
  * the program does itself, readers of memory, and ranks that meet. */
 #include "kernels/check/check_device_inside.h"

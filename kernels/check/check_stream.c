@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_stream.c: a check's streams and events, passed on, and what they order. */
 #include "kernels/check/check_device_inside.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* guard.c: see guard.h. Everything is one reservation of address space; the handler only reads what was there
  * before the first page could be touched. */
 #include "kernels/check/guard.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* guard.h: memory that tells who touches it: regions of pages that are closed to everyone, open for reading,
  * or open, and a note of the first touch that was not allowed.
  *

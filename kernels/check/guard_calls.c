@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* guard_calls.c: see guard_calls.h. */
 #include "kernels/check/guard_calls.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* guard_calls.h: sees what a program hands to the kernel: the ranges of memory it gives to write(), fread()
  * and their like.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* guard_report.c: see guard_report.h. Two event descriptors: reading, writing and polling them is allowed in
  * a handler. */
 #include "kernels/check/guard_report.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* guard_report.h: a thread that tells of a guard's first touch at once, while the thread that touched waits.
  *
  * What a touch found may end the program a moment later: an index made of NaN bytes, a division by them. So

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* recorder.c: lines, their clocks, and what was found; see recorder.h. */
 #include "kernels/check/recorder.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* recorder.h: who touches which bytes, and whether anything orders it.
  *
  *   recorder.c  lines, their clocks, what they do, what was found

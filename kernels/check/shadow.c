@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shadow.c: what every byte stands for, who wrote it last and who has read it since; see recorder.h.
  *
  * An allocation is cut into ranges, finer each time an operation touches part of one; layouts repeat from

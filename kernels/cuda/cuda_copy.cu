@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_copy.cu: a table of copies as one kernel.
  *
  * Slices of many small tensors, packed for one collective and unpacked behind it: a launch for each would

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_device.c: a GPU as a device: what is refused at opening, and memory. Streams are in cuda_stream.c,
  * operations in cuda_ops.c, kernels in cuda_kernels.cu and cuda_copy.cu. */
 #include "kernels/cuda/cuda_device.h"

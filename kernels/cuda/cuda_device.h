@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_device.h: the inside of the CUDA device: the vtable of device.h over the CUDA runtime.
  *
  * Streams and events are CUDA's own; nothing here waits for the GPU but stream_sync, event_sync,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_elements.h: how a GPU's kernels are launched, and go over elements in accesses of 16 bytes. C++, for
  * the .cu files, after cuda_runtime.h. */
 #ifndef ZR_KERNELS_CUDA_ELEMENTS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_kernels.cu: the element-wise kernels of a sharded optimizer on a GPU (cuda_norm.cu has those whose
  * threads need each other).
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_kernels.h: the GPU's kernels, as calls that put them on a stream.
  *
  * Semantics as in struct zr_host_kernels, bit for bit; arguments are checked by the caller (cuda_ops.c). The

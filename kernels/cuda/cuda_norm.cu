@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_norm.cu: the kernels whose threads need each other: the exact sum of squares, a step's agreement, its
  * end.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_stream.c: streams, events and host functions of the CUDA device. */
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/op_check.h"

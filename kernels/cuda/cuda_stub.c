@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_stub.c: the CUDA device where the library is built without the CUDA toolkit. */
 #include "kernels/device.h"
 

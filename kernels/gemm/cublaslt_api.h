@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cublaslt_api.h: cuBLASLt's functions, found when they are first needed: the library takes 200 MB of memory
  * just for being loaded, which programs that stay on the host should not pay.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm.c: see gemm.h. What holds for every library is checked here. */
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_plans.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm.h: matrix products for models that bring none of their own (zero-bench train): on the host through
  * oneDNN, on a CUDA device through cuBLASLt.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_cublaslt.c: matrix products through cuBLASLt.
  *
  * cuBLASLt multiplies column-major matrices. A row-major (r, c) matrix is the column-major (c, r) one at the

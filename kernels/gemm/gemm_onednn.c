@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_onednn.c: matrix products through oneDNN's matmul primitive.
  *
  * Primitives are kept by shape, strides and types (gemm_plans.h), so that after the first call of a shape

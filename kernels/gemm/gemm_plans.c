@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_plans.c: see gemm_plans.h. */
 #include "kernels/gemm/gemm_plans.h"
 

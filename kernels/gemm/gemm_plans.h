@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_plans.h: what the libraries behind gemm.h share: a table of operations, and a table of plans, one per
  * product that was asked for. */
 #ifndef ZR_KERNELS_GEMM_PLANS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* onednn_api.h: the few calls of oneDNN whose C interface changed between 2.6 and 3.x, under one name each.
  *
  * 2.x keeps memory descriptors by value and makes a primitive descriptor of an operation descriptor; 3.x has

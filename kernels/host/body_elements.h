@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* body_elements.h: zero, copy, cast, sums, scale and sum of squares, written once over the words of a
  * vec_*.h.
  *

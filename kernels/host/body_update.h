@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* body_update.h: the optimizers' element-wise update, written once over the words of a vec_*.h.
  *
  * Included by host_portable.c, host_avx2.c and host_avx512.c after their vec_*.h. Each function is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* host_avx2.c: the host's kernels for AVX2. */
 #include "kernels/host/host_kernels.h"
 #include "kernels/host/vec_avx2.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* host_avx512.c: the host's kernels for AVX-512. */
 #include "kernels/host/host_kernels.h"
 #include "kernels/host/vec_avx512.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* host_device.c: the host as a device: opening, closing and memory. Streams are in host_stream.c, kernels in
  * host_ops.c. */
 #include "kernels/host/host_device.h"

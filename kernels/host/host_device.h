@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* host_device.h: the inside of the host device, and what tests need of it.
  *
  * A queue stream is one thread and a ring of closures; its operations are numbered 1, 2, 3, ... (tickets),

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* host_kernels.c: which instruction sets this CPU and this build have. */
 #include "kernels/host/host_kernels.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* host_kernels.h: the tables of host kernels, one per instruction set, as host_kernels.c chooses among them.
  *
  * A kernel is written once, in body_*.h, over the few vector words of a vec_*.h; host_portable.c, host_avx2.c

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* host_memory.c: see host_memory.h. Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst of
  * Linux say what the files hold. */
 #include "kernels/host/host_memory.h"

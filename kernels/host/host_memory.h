@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* host_memory.h: how much of the host's memory is left to take: by what the host has available, and by
  * what each memory control group (version 1 or 2) that this process is in leaves to it; free swap counts
  * as memory, but for swap in compressed memory (zram), which takes what it gives. Pages of shared memory,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* host_ops.c: the host's kernels as stream operations. Each packs its arguments into one closure. */
 #include "kernels/agreement.h"
 #include "kernels/host/host_device.h"

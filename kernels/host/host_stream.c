@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* host_stream.c: streams and events of the host device. host_device.h says how they fit together. */
 #include "kernels/host/host_device.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* update_element.h: an optimizer's arithmetic for one element over the words of a vec_*.h, whatever the kind.
  *
  * Included after one: by body_update.h, where a word is a vector of the instruction set, and by

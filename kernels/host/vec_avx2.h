@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vec_avx2.h: the vector words of the kernel bodies for AVX2: eight floats. No fused multiply-add: see
  * device.h. */
 #ifndef ZR_KERNELS_VEC_AVX2_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vec_avx512.h: the vector words of the kernel bodies for AVX-512 (F, BW, DQ, VL): sixteen floats.
  *
  * No fused multiply-add but in vec_div_by, where it gives the very quotient: see device.h. Nor

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vec_portable.h: the vector words of the kernel bodies for plain C, and for a GPU: a vector of one float.
  *
  * The compiler makes what vectors it can of the loops; any other vec_*.h must give the same bits. */

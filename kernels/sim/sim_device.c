@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sim_device.c: a simulated world: its ranks, their memory, and which host thread speaks. */
 #include "kernels/sim/sim_device_inside.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sim_device.h: a device that computes nothing and checks everything: N ranks in one process on a virtual
  * clock.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sim_device_inside.h: the inside of the simulated device.
  *
  *   sim_device.c  the world: its ranks, their memory, and which host thread speaks

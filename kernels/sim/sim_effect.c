@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sim_effect.c: an operation as it runs: the bytes that it touches, what they hold then, and the time that it
  * takes. */
 #include "kernels/exact_sum.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sim_ops.c: the simulated device's operations, as they are put on a stream. What they do there is
  * sim_effect.c's. */
 #include "kernels/agreement.h"

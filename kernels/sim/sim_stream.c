@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sim_stream.c: streams and events on a virtual clock; see sim_device.h.
  *
  * Operations run as soon as what they wait for has run: since every access is checked against the clocks, one

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_comm.c: see check_comm.h. What each collective promises about its order is in comm/comm.h. */
 #include "shard/engine/check_comm.h"
 #include "comm/segment.h"

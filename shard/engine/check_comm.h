@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_comm.h: a communicator that tells a check (kernels/check/check_device.h) what each collective reads
  * and writes of this rank's arena, by this rank and by the others, and passes it on to another communicator.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_in_place.c: gradients that must not change outside brackets, watched (cfg.check) at stages 0 and 1
  * where the model brackets backward; at stages 2 and 3 they are closed then. With cfg.grad_in_place, what a
  * gradient held at the unit's last zero_end it must hold at the next zero_begin of the same step. Where a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_places.c: see check_places.h. */
 #include "shard/engine/check_places.h"
 #include "shard/engine/engine_inside.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_places.h: where a model that is checked (cfg.check) sees its units on a GPU, whose memory cannot be
  * closed to it as the host's can (kernels/check/guard.h).
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_slots.c: with cfg.check, what the model does in the slots between pipeline stages.
  *
  *   a.out   is filled with NaN before an action is given it (bytes of 0xff are one in every dtype), so that

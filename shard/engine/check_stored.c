@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_stored.c: what a model writes into its gradients, watched (cfg.check) on the host.
  *
  * A tensor with ZERO_GRAD_OVERWRITE is filled with one NaN, all bits ones, before backward gets it: what is

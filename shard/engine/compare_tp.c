@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* compare_tp.c: what every rank of tp has whole, compared: weights, and the reduced gradients of some steps.
  *
  * Ranks of tp compute the gradient of a tensor that is not cut each by itself. If a program leaves out a sum

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine.c: opens and closes an engine, and knows the address of every element it holds. */
 #include "comm/fork.h"
 #include "shard/engine/engine_inside.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine.h: a plan in motion: memory, streams and events of one rank, and the two hands that take the core's
  * actions. What it consists of is engine_inside.h's; from outside there are only calls.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_all.c: all parameters at once, until they are released (zero_gather_all).
  *
  * At stages 0 and 1 the model has them anyhow. At stages 2 and 3 every tensor is laid out whole, as a program

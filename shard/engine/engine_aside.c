@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_aside.c: a further contribution, in one step, to a gradient that is summed in place, or whose sum
  * over a group is.
  *

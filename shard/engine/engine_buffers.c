@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_buffers.c: the model's buffers: state that is not trained, but must agree over ranks and be saved.
  *
  * Their memory is the model's own, on every rank whole, and the model may give them another place between two

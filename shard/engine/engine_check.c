@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_check.c: see engine_check.h. */
 #include "shard/engine/engine_check.h"
 #include "kernels/check/guard.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_events.h: the events between an engine's streams, by what they say.
  *
  * Every arrow between streams is one event:

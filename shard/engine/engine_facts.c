@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_facts.c: where an engine stands, and what it has done. */
 #include "shard/engine/engine_inside.h"
 

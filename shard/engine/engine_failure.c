@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_failure.c: the first failure of an engine: kept, told to the other ranks, found by every later call.
  */
 #include "comm/flight.h"

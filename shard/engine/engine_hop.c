@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_hop.c: one hop of a reduction: gradients of one axis's ranks added up, and where the optimizer wants
  * all of the sum, gathered again. */
 #include "shard/engine/engine_issue.h"

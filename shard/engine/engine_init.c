@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_init.c: the parameters' first values by a callback, for models that no rank holds whole.
  *
  * Each rank asks for what it owns, which is a part of every unit, so no element is asked for twice, whatever

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_inside.h: what an engine consists of, for its own files (and the verifier, which looks inside).
  *
  * Which thread may touch what is said by where it is: `m` is the model's thread's, `i` belongs to whoever

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_issue.c: the loop's thread: actions -> collectives and kernels on the gather and the reduce stream,
  * and on those between groups. */
 #include "shard/engine/engine_issue.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_issue.h: what the files that carry out jobs share. */
 #ifndef ZR_SHARD_ENGINE_ENGINE_ISSUE_H
 #define ZR_SHARD_ENGINE_ENGINE_ISSUE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_issue_step.c: the jobs of a step: the norm, on which all ranks agree, and the optimizer. */
 #include "kernels/check/guard.h"
 #include "shard/engine/engine_issue.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_late.c: gradients written after zero_norm, by a model without brackets (stages 0 and 1), or where
  * the sum lies in them.
  *

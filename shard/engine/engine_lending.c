@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_lending.c: where the model's pointers stand: at stages 2 and 3 at what is open, at stages 0 and 1
  * for good, but that a gradient is taken away while it is being reduced. */
 #include "shard/engine/engine_inside.h"

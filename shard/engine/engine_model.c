@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_model.c: the model's thread: calls -> core -> the model's pointers, the compute stream, and jobs for
  * the loop. The step is engine_step.c's. */
 #include "comm/flight.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_parts.c: the model in parts, each on data-parallel ranks of its own: sums and maxima of activations
  * over the ranks that have parts of one copy, on the model's stream.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_pipe.c: activations between neighbouring pipeline stages, and their gradients back, on the way from
  * one rank's memory to another's.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_pointers.c: the model's own pointers: what was stored in them is still there, and fits every layer
  * that is open.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_restore.c: values from a checkpoint into the shards, and from the shards to wherever else they are
  * held. */
 #include "shard/engine/engine_inside.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_roles.c: the communicators by what they are for; and what all of them are asked or told together. */
 #include "comm/flight.h"
 #include "shard/engine/engine_inside.h"

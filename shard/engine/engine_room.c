@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_room.c: how many operations a job puts on a stream, and room for them.
  *
  * A stream of the host holds a bounded number, and who puts more on it waits. The loop's thread must not: it

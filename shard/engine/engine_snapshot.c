@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_snapshot.c: what of this rank's memory a checkpoint holds, and a copy of it taken while training
  * goes on.
  *

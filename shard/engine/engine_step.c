@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_step.c: the step, and what may come before it: its norm, or its being dropped. On the model's
  * thread.
  */

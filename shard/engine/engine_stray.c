@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_stray.c: gradients that are written outside of brackets, at stages 0 and 1.
  *
  * A step with backward brackets leaves out the units that have none. Their gradients are zero, as the library

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_tables.c: an engine's events and tables, all of which grow with the model. */
 #include "shard/engine/engine_inside.h"
 

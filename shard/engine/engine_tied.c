@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_tied.c: tensors that two pipeline stages have, the first and the last, as an embedding that is the
  * head's matrix too.
  *

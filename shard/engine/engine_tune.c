@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_tune.c: what a step updates with, changed between steps; and the number of the step.
  *
  * The loop reads these numbers when it carries out a step's norm and updates, which may be long after the

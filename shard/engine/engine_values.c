@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_values.c: values in and out of the shards, in the model's own coordinates (tensor, element); the
  * mean over ranks; the barrier. All blocking, between steps, over the control communicator and the plan's
  * staging. */

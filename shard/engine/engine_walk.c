@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_walk.c: a rank's row of a pipeline schedule, one action after the other. */
 #include "shard/engine/engine_walk.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_walk.h: a rank's row of a pipeline schedule, action by action. Messages between computations move as
  * the row comes to them; a computation is given the slots that it reads and writes once they may be read and
  * written, and gives them back at its end.

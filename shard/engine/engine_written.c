@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* engine_written.c: does backward write the gradients that it was given?
  *
  * A model that computes in memory of its own (a struct copied before zero_wrap, graph nodes that were not

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* loop.h: the libuv loop on its own thread, and the queue by which the model's thread gives it work.
  *
  * One producer (the model's thread), one consumer (the loop's thread). Jobs are carried out in order. The

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* timeline.h: what happened when: spans on a few tracks, in a ring that keeps the latest, for
  * zero_trace_write; and told to a profiler as they begin and end. */
 #ifndef ZR_SHARD_TIMELINE_H

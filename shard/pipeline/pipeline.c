@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline.c: pipeline.h's tables, and the schedules that are known by name.
  *
  * GPipe: Huang et al., arXiv:1811.06965. 1F1B: Narayanan et al., PipeDream (SOSP 2019). Interleaved:

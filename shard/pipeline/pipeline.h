@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline.h: a pipeline schedule as data: for each rank, in which order it runs its stages over the
  * micro-batches of a step, and, where it says so, when it sends, receives, gathers and reduces.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline_check.c: what can be known of a pipeline schedule before it runs.
  *
  * Three passes. Along each rank's row: everything is there once, behind what it needs of its own rank. By way

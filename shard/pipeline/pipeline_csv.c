@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline_csv.c: pipeline schedules in the CSV of PyTorch's torch.distributed.pipelining: a line is a rank,
  * a cell an action, "(3F1;0B2)OVERLAP_F_B" two computations at the same time. */
 #include "kernels/error.h"

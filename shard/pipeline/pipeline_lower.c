@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline_lower.c: from what is computed to all that moves.
  *
  * The actions of all ranks are gone through in the order of the virtual clock, and each is put behind those

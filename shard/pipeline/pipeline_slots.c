@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline_slots.c: how many messages of a pair of ranks are in use at the same time, where each takes the
  * slot of its micro-batch's number, modulo the slots. */
 #include "kernels/error.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline_ties.c: tensors that the first and the last stage have: for how many micro-batches the last
  * stage's gradients may be on their way to the first, whose backward begins with them. */
 #include "shard/pipeline/pipeline.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify.h: runs the real engine on a simulated world (kernels/sim/sim_device.h) and says whether anything
  * was wrong.
  *

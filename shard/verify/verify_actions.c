@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_actions.c: a pipeline stage's calls, action by action, and its activations on their way: each says
  * of which pass, micro-batch and rank it is, so that one that is stale, early or another's is noticed. */
 #include "shard/verify/verify_writing.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_case.c: a configuration from a seed, as text, and made smaller. */
 #include "shard/verify/verify_world.h"
 

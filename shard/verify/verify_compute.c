@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_compute.c: which bytes the compute of a case's model touches, and what it expects to be in them. */
 #include "shard/verify/verify_world.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_groups.c: the communicators of a case: one for each role, and of it one for each group of ranks that
  * has the role together. The groups are those of comm/mesh.h. */
 #include "shard/verify/verify_world.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_mutants.c: schedules with one thing missing. */
 #include "shard/verify/verify_world.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_parts.c: what a model does around its products where it is cut over ranks: partial sums are added
  * up, cut or whole activations are gathered and scattered. A partial activation is the contribution of one
  * part, a whole one the sum of all of them; of one that is cut each part has elements of its own. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_rank.c: one rank of a case: the real engine, the real plan and core, a loop that it drives, and
  * a model thread that makes the calls of the script. */
 #include "shard/verify/verify_world.h"

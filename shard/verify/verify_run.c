@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_run.c: a case: the simulated world below its ranks, what its norms must have, and whether everyone
  * ended as it should. */
 #include "shard/verify/verify_world.h"

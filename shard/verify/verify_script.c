@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_script.c: the calls of a case's model, in order. */
 #include "shard/verify/verify_writing.h"
 

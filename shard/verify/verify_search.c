@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_search.c: every order in which the host threads of small models can run.
  *
  * The device's orders are covered by the vector clocks of one run, provided that the run's graph of waits is

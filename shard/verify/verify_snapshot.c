@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_snapshot.c: a rank's snapshots: taken as zero_save does, read as the thread does that writes a
  * checkpoint, and what they must hold. */
 #include "shard/verify/verify_world.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_stages.c: the pipeline stages of a case: of each its tensors, its row of the schedule, its script
  * and its plan; which of the world's ranks have which; and what gradients must add up to. A model that is
  * whole is one stage. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_tensors.c: the tensors of a case's model, of one pipeline stage. */
 #include "shard/verify/verify_world.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_time.c: a case on the virtual clock, and a trace of it. */
 #include "shard/verify/verify_world.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_turns.c: who goes on next, drawn from the seed. A model's thread is a coroutine, its loop is driven
  * from here; a rank may die at any point of either. */
 #include "shard/verify/verify_world.h"

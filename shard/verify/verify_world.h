@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_world.h: what the files of the verifier share. */
 #ifndef ZR_SHARD_VERIFY_WORLD_H
 #define ZR_SHARD_VERIFY_WORLD_H

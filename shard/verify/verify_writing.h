@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* verify_writing.h: a script while it is written, by verify_script.c and verify_actions.c. */
 #ifndef ZR_SHARD_VERIFY_WRITING_H
 #define ZR_SHARD_VERIFY_WRITING_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* from_later_header.c: see from_later_header.h. Compiled with the later zero.h. */
 #include "test/abi/from_later_header.h"
 #include "zero/config.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* from_later_header.h: what only code that was compiled with the later zero.h can see. No type of zero.h is
  * named here: the two sides have different ones of the same name. */
 #ifndef ZR_TEST_ABI_FROM_LATER_HEADER_H

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """zero_config.h and zero_info.h of a later version, made of today's: every struct has one more field at its end, and those that lie
 within others have one more in their reserved room.
 

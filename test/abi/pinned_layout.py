@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The structs of zero/zero_config.h and zero/zero_info.h against those of the version that was released: programs that were built with it read and write
 every field where it was then. A struct grows at its end, behind the padding that it ended with (else an old program's padding
 would be taken for the field); one that lies within others grows into its reserved room.

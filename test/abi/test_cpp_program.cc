@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // test_cpp_program.cc: a program in C++: its configuration is begun as in C, and it trains.
 #include <zero/zero.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_earlier_program.c: a program compiled with today's zero.h, over a library whose structs have each one
  * field more: tables are walked in the program's steps, nothing is written beyond the program's structs, and
  * what it does not know has its default. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_later_program.c: a program compiled with a later zero.h. Over the library of that version it works;
  * over today's it is refused, in words, by whatever it begins with (REFUSED). */
 #include "test/zero/toy_net.h"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """zero-bench and zero-run as a test sees them."""
 import json
 import os

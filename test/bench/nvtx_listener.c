@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nvtx_listener.c: a profiler of NVTX 3, loaded through NVTX_INJECTION64_PATH: writes what the domain
  * "libzero" says to descriptor 2, a line each: "nvtx PID THREAD push|pop|begin|end NAME". */
 #include <nvtx3/nvToolsExt.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_arguments.c: a command line read by a table with every kind of option: what is stored, what is refused
  * and in which words, and what a table shared by commands adds. */
 #include "bench/arguments.h"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """zero/axes.md: every figure of its tables is what the command beside it says.
 
     test_axes_page.py ZERO_BENCH ZERO_RUN            runs all of them and compares

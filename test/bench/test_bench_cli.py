@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line of zero-bench: what is refused and how, help, and the numbers of plan."""
 import os
 import sys

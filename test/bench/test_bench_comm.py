@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """zero-bench comm: its table and its JSON, what it refuses, that it finds wrong values, and what it says of a rank that is lost."""
 import mmap
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank that is killed, and what is known of it afterwards: zero-run says its last call, every rank's flight recorder is in the
 folder of --flight, and zero-bench flight names the rank and the call. Which rank, and when, is left to chance."""
 import glob

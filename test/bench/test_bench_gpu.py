@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """zero-bench on a GPU, or on the stand-in for one: training plain and wrapped gives the same bits, and what the host computes."""
 import os
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """zero-bench memory and the pictures: what is measured, what is drawn of it, what fits, and what a terminal sees."""
 import json
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All meshes of 2, 4 and 8 ranks, of pipeline stages, data-parallel ranks and parts, train a GPT-2 alike: with one part in the bits of the
 data-parallel run of the same micro-batches, with several in the same bits of all meshes of as many; and losses of 200 steps lie on each other.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training that is killed and started again by zero-run ends in the state of a run that nobody disturbed.
 
 The whole of a rank is killed, from outside, once some steps have been taken; at which moment is left to chance. Attempt 0 has no end

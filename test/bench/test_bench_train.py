@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training from outside: the same numbers plain and wrapped, at every stage, world, prefetch and budget; what is printed.
 
 Of the hybrids a sample is run, drawn from SEED (printed; else the time). All of them, in some minutes:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """zero-bench tune: its choice and its order against a search over the numbers of zero-bench plan, its lines, its probe, what it refuses."""
 import os
 import random

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Values of zero-bench comm: what is right passes, and each way to be wrong is counted. */
 #include "bench/comm_values.h"
 

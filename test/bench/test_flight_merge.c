@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_flight_merge.c: flight recorders of ranks side by side: of random jobs, in which one rank is dead,
  * makes another operation, is late, or has left no file, exactly that is found, with the call; and of jobs
  * without any of that nothing. Files that do not belong together are refused by name. */

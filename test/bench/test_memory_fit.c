@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_memory_fit.c: which model a machine has the memory for. */
 #include "bench/memory_fit.h"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """bench/peers without its peers: its arithmetic and tables, what all rows begin with, how processes are run and watched, and the whole
 program with our own rows only. No PyTorch is needed."""
 import array

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a profiler attached to a training run is told: every bracket, collective, update and step, balanced."""
 import collections
 import os

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_report.c: numbers as zero-bench tells them. */
 #include "bench/report.h"
 

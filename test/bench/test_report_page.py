@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of bench/report.sh: what it holds is what was measured, it needs nothing but itself, and a browser shows it without a complaint."""
 import html.parser
 import json

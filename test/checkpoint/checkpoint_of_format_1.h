@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* checkpoint_of_format_1.h: a checkpoint as libzero wrote it before tensors had optimizers of their own: two
  * ranks of stage 1, two steps of AdamW. */
 #ifndef TEST_CHECKPOINT_OF_FORMAT_1_H

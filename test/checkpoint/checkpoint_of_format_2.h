@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* checkpoint_of_format_2.h: a checkpoint as libzero wrote it before there were groups: three ranks of stage
  * 3, two steps, Lion for one tensor and AdamW for the other. */
 #ifndef TEST_CHECKPOINT_OF_FORMAT_2_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* checkpoint_of_format_3.h: a checkpoint as libzero wrote it before there were groups: three ranks of stage
  * 3, two steps, Lion for one tensor and AdamW for the other, and data of each rank. */
 #ifndef TEST_CHECKPOINT_OF_FORMAT_3_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* earlier_checkpoint.h: how the files of a checkpoint of an earlier library stand in a test. */
 #ifndef TEST_EARLIER_CHECKPOINT_H
 #define TEST_EARLIER_CHECKPOINT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory_files.c: see memory_files.h. */
 #include "test/checkpoint/memory_files.h"
 #include "test/kernels/random.h"

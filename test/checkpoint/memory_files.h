@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* memory_files.h: a file system in memory that forgets what was not synced, and fails when it is told to.
  *
  * Of a file, what was written since its last fsync may be lost, each write by itself and in part; of a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* saved_model.c: see saved_model.h. */
 #include "test/checkpoint/saved_model.h"
 #include "test/held_port.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* saved_model.h: a small model of every kind of tensor, run by ranks that are threads, for tests of
  * checkpoints.
  *

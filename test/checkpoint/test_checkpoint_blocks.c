@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_blocks.c: files of several blocks, moved by several threads, past the page cache or not. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"

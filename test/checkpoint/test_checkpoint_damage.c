@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_damage.c: what is cut, flipped, swapped or of another model is refused by an error that
  * names it, and changes nothing. */
 #include "test/checkpoint/memory_files.h"

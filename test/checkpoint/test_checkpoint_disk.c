@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_disk.c: the operating system's own file system: full, read-only, or not ours to write. */
 #include "test/checkpoint/saved_model.h"
 

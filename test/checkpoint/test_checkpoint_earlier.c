@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_earlier.c: checkpoints that earlier libraries wrote, byte for byte, load at every stage
  * into what they were saved from. Expected values are what the library that saved them read after a load. */
 #include "test/checkpoint/checkpoint_of_format_1.h"

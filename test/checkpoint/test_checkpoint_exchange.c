@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_exchange.c: what one stage and world saves, every other loads, bit by bit; and training
  * goes on from it as if nothing had been. */
 #include "test/checkpoint/memory_files.h"

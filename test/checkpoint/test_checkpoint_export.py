@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Weights out of a checkpoint and in again: the files are what safetensors' readers expect, under GPT-2's names, and another topology
 that begins with them has the same weights.
 

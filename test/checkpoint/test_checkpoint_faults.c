@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_faults.c: every file call of a save and of a load fails in turn, in every way; and the
  * power fails at every one, with what was not synced kept in part. What was committed is always there, and
  * nothing else ever is. EVERY=n: every n-th file call, every (n + 2) / 3-th outage;

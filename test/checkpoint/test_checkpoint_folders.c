@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_folders.c: ranks that see other file systems by the same path, as they may on several
  * hosts: a save is refused on all of them, before anything is written into a wrong folder, and a load before
  * anything is changed. */

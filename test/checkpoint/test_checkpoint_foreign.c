@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_foreign.c: files of weights that other programs wrote: all values of F16, dtypes that the
  * library does not import, NaN and infinity, and Git LFS pointers. Ranks import them on 1 and 2 ranks. */
 #include "test/zero/toy_net.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_import.c: an import of weights whose file calls fail in turn, and one whose files are cut
  * short while ranks read them: on one rank and on several, in parts and in pipeline stages, of which some
  * ranks have two. All ranks get an error that names the file, or none does; each weight is all old or all

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_kept.c: where the last checkpoint is, and which ones stay: as ranks are told. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"

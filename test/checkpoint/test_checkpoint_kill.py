@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Kills a run that saves every step, with SIGKILL, at random moments: it always goes on from a committed step, and ends where an
 uninterrupted run ends.
 

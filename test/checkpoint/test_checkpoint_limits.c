@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_limits.c: what is written can be read: models of so many or so long names that a limit of
  * the reader is near, files that a disk changes on the way, and more of them than a process may have open. */
 #include "test/checkpoint/memory_files.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_links.c: symbolic links, FIFOs and devices in folders of checkpoints and of weights. A link
  * that leads to the folder itself is followed; links inside it are not, and what they lead to stays. Nothing
  * but a regular file is opened, so nothing hangs. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_lock.c: one run at a time saves into a folder, whatever it calls the folder and wherever it
  * works by then. */
 #include "test/checkpoint/saved_model.h"

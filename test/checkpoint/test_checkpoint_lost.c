@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_lost.c: an asynchronous save that ends while its snapshot is still to be copied: because a
  * peer is lost, or because no thread can be had to write it; and what threads write. */
 #include "kernels/thread.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_memory.c: every allocation of wrap, step, save and load fails in turn, once and from then
  * on: an error, nothing lost, nothing left behind, and everything works afterwards. EVERY=n: one in n, among
  * several ranks in 5 n; EVERY=1: all. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_optimizers.c: checkpoints of models whose tensors have optimizers of their own, of another
  * kind than the model's. */
 #include "test/checkpoint/memory_files.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_parts.c: where the elements of a part are in the whole, against counting them one by one;
  * and what a manifest says of it. That checkpoints of any mesh load on any other is shown by
  * zero/test_tp_checkpoints.c. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_rank_data.c: what each rank has of its own comes back to whatever ranks there are later,
  * whole or refused. */
 #include "test/checkpoint/memory_files.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_replaced.c: an export that replaces an earlier one. Rank 0 is killed, the power fails, or
  * a call fails, at every file call in turn. A reader that looks for model.safetensors first and for the
  * index afterwards then finds the old export or the new one, whole, and zero_import reads it. Files of other

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_thawed.c: tensors that were frozen when they were saved and are trained when they are
  * loaded, and the reverse, f32 and bf16, on other worlds and at other stages. The weights are the saved ones,
  * bit by bit. A tensor that is trained now has masters of the same values and fresh states. Every other

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fixture.h: what a rank of a test works with: a loop, the rendezvous, a device, and communicators on
  * streams.
  */

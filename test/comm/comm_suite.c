@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_suite.c: see comm_suite.h. */
 #include "test/comm/comm_suite.h"
 #include "comm/flight_view.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_suite.h: what every communicator must do, as functions of a rank (see ranks.h); arg is a struct
  * comm_plan.
  *

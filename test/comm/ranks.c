@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ranks.c: see ranks.h. */
 #include "test/comm/ranks.h"
 #include "test/held_port.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ranks.h: runs one function as N ranks, as threads of this process or as forked ones, and collects what each
  * has to say.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_comm.c: the suite of comm_suite.h for self, and for shm with ranks as threads and as processes. */
 #include "comm/shm/shm.h"
 #include "test/comm/comm_suite.h"

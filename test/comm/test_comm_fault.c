@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_comm_fault.c: what goes wrong among ranks is an error on every rank, with the cause and the place;
  * never a hang, and nothing left behind. */
 #include "comm/shm/shm.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_flight.c: the flight recorder: what was recorded is what is read, by this process and by another after
  * SIGKILL, while it is written and from a file; and nothing else is read as one. */
 #include "comm/flight_view.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_flight_peers.c: the ranks of a host say what each other's program called last, while it lives, when it
  * has closed its recorder and when it was killed; of ranks of other hosts they know nothing. */
 #include "comm/flight_peers.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_fold.c: sums of blocks that come one after the other have the bits of one sum over all sources, from
  * whichever block they begin, and of the fixed tree by its definition where there are more sources than that
  * takes. */

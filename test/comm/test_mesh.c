@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_mesh.c: inner and outer groups over the places of any topology, against their definition. */
 #include "comm/mesh.h"
 #include "kernels/error.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_shared_memory.c: memory for peers is zero and the same for all who map it; where it is large it lies
  * in large pages, if the kernel can make any, for its owner and for peers. */
 #include "comm/shared_memory.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_shm_hosts.c: shared memory where the world has other hosts too: what a machine has is divided among
  * its own ranks. Memory and cores are what this file says. */
 #include "comm/backend.h"

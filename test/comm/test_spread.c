@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_spread.c: how groups lie on hosts, against definitions, for all ways in which up to eight ranks lie
  * there, and all in which up to twelve do where ranks are numbered host by host; and that the fixed tree can
  * be cut where, and only where, it is said to be. */

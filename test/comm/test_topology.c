@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_topology.c: which ranks are on one host: ranks that pose as several, ranks that cannot see each
  * other's memory, ranks in real containers of their own, and ranks that fail on the way. */
 #include "comm/topology.h"

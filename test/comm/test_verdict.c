@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_verdict.c: the first rank that failed speaks, on all ranks, whatever the exchange and the others
  * say. */
 #include "comm/verdict.h"

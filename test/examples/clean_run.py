@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a command with nothing of an outer job, nor of ZERO_*, in its environment."""
 import os
 import subprocess

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes a program of the example that a text shows: zero/examples/minimal.c with that example in place of its own, or, without PROGRAM,
 the example as it is.
 

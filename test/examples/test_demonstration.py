@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demonstration, bench/run.sh, and what it installs, .ci/install.sh: what they say and do where packages, root or gnuplot are missing.
 Programs that print what they are called with stand in for those that install, build and train.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """zero/examples/pipelined.c learns, and says the same however its layers are divided and its data cut.
 
     test_pipelined.py ZERO_RUN PROGRAM

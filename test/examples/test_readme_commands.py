@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every command that README.md shows is run here, or is in one of the lists below, with the reason why it is not; a new one that is in
 neither fails.
 

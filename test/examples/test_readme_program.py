@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """README.md's program learns, and says the same at every stage and on every number of ranks that it can.
 
     test_readme_program.py ZERO_RUN PROGRAM

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_config.c: any bytes as key and value (KEY=VALUE, one a line) of zero_config_set. What is accepted
  * resolves, or is refused with a message. */
 #include "zero/config.h"

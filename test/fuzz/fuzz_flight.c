@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_flight.c: any bytes as a flight recorder's file, and a good file in which bytes are others: each three
  * bytes of the input say where and what, and one that is left over how much of the end is missing. What is
  * taken is what lies there, and can be put in words. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_frames.c: any bytes as what another process sends to a rendezvous. The first byte says in which pieces
  * they come; however that is, they are the same frames. Handshakes are also tried with the proof that they
  * should have, to get past it; without it nothing is believed. */

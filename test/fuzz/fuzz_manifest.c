@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_manifest.c: any bytes as a manifest. They are also tried with the checksum that they should have, to
  * get past it; what is accepted is printed as the same bytes. */
 #include "zero/checkpoint/manifest.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_meeting_file.c: any bytes as the file by which ranks meet. What is taken is written as it was read,
  * but for other ways to write an address. */
 #include "comm/meet/meeting_file.h"

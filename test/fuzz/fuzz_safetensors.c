@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_safetensors.c: any bytes as a safetensors file. What is accepted obeys the format: entries lie end to
  * end and fill the file, and what the writer makes of them is read as the same. */
 #include "zero/checkpoint/safetensors.h"

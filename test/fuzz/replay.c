@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* replay.c: runs a fuzz target on files and folders of them, for compilers without libFuzzer and as a plain
  * test: each input whole, and each cut short. */
 #include <dirent.h>

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Fuzzes the parsers with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer:  sh test/fuzz/run.sh [SECONDS-EACH]
 # Installs clang and its runtime where they are missing. The last line is "N passed, N failed". An input that fails is kept in
 # build-fuzz/.

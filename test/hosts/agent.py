@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """agent.py SOCKET: process 1 of a host of hosts.py, or of the switch between hosts. It runs what on_host.py asks for over SOCKET. When its standard input
 ends, which is when whoever started it has ended, it ends too, and the kernel ends everything in its process namespace."""
 import json

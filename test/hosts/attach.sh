@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # attach.sh PORT BRIDGE: makes an interface a port of a bridge, and waits until frames pass.
 set -eu
 ip link set "$1" master "$2" addrgenmode none up

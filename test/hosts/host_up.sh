@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # host_up.sh NUMBER NETWORKS MACHINE COMMAND...: makes a host of new namespaces, in which it runs. Descriptor 9 is the switch's network namespace. With MACHINE
 # "own" its boot is another than the machine's. Goes on as the command, an agent.
 set -eu

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several hosts on this machine, for tests of what goes on between hosts (README.md).
 
     with Hosts(2) as net:

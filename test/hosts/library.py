@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests of the library over several hosts have in common: ranks that are started by hand. The first of their arguments are
 paths; the rest is unittest's."""
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a command on another host of hosts.py, with this process's environment, folder and standard streams, and ends with the command's exit code, 128 + N
 after signal N, 255 where the host is gone. Signals that ask to end, and those for users, are passed on; where this process is killed, the command is, with its
 process group.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """relay.py INNER OUTER SEED: passes every frame that comes in at the one interface out at the other, later, except those that it loses. It runs between a host's
 port and its bridge (hosts.py). A line on its standard input, "DELAY_S LOSS_LEAVING LOSS_COMING", says from then on how late, and with which probability a frame is
 lost that leaves the host (came in at INNER) and one that comes to it; it is answered by a line. Frames do not overtake each other. When its input ends it passes

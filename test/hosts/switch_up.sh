@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # switch_up.sh NETWORKS COMMAND...: the first thing in the namespaces of a test, between its hosts: a bridge for each network, and in /run what all hosts see
 # as /run/hosts. Goes on as the command, an agent.
 set -eu

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* talk.c: a rank that meets the others as zero_wrap does, and then talks with them over the rendezvous, for
  * test_hosts_cut.py: rank 0 sends a number to all, who send it back, and goes on with the next when it has
  * heard of all. Every rank prints each number ("round 7"), and what ends it: "lost rank 2 after 310 ms: why"

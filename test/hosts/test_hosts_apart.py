@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hosts of hosts.py are hosts as the library takes the word: what a process of one shares cannot be opened from another, by whatever name or number, and
 can from its own. Else a test of several hosts would be one of a single host."""
 import errno

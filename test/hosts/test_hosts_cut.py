@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Links between hosts that are cut while ranks live: packets are dropped, and nobody is told. A cut that is shorter than three fourths of timeout_ms is not noticed;
 a longer one is found by beats, and every rank names the host behind it. How long that took is printed: a busy machine may make it longer.
 

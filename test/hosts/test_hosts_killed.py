@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nothing is left of the hosts of hosts.py where the test that made them is killed, at whatever moment, nor where it ends as it should: no process, no
 interface, no mount, no file.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library over the hosts of hosts.py: ranks that are started by hand, and meet over the network. Today no communicator joins the processors of several
 hosts: whatever is wrong, every rank ends with an error that names hosts and ranks.
 

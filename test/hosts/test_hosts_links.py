@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The links between the hosts of hosts.py: packets pass; a cut drops them, unknown to those that wait for them, and a TCP connection goes on when it is mended; a
 relay delays and loses as much as it was asked. Waits are never expected to be short."""
 import json

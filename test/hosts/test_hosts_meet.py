@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How ranks of the hosts of hosts.py meet: over IPv4 and IPv6, by name and by address, by an interface that was asked for; and what every rank says where they
 cannot. Ranks that have met are told from others by what they find then: that shared memory does not join their hosts.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One job of zero-run on the hosts of hosts.py: a zero-run on each, two ranks on each.
 
     test_hosts_run.py PROGRAM ZERO_RUN

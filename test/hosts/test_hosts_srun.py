@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that Slurm's srun starts do what zero-run's do: zero/examples/minimal.c prints the same, a training run ends in the same bits. On two hosts they find
 each other by what Slurm says of its nodes.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training over MPI on several hosts, two ranks on each, all started by one launcher of an MPI: it ends in the bits of the same training over shared memory on one host,
 also where a link is cut for a second in the middle of it; cut for good, every rank names the host behind it.
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check.h: what the programs check_*.c share: each holds a few kernels' references, checks every instruction
  * set against them and, with --bench, times them.
  *

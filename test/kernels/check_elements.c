@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_elements.c: checks and times zero, copy, cast, add and scale. */
 #include "test/kernels/check.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_sums.c: checks and times sum_tree and sum_squares. */
 #include "test/kernels/check.h"
 #include "test/kernels/exact_merge.h"

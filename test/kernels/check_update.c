@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_update.c: checks and times the optimizers' update.
  *
  * Two references: the definition in plain float, to the bit; and the same formulas in fp64, within rounding.

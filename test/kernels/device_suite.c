@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device_suite.c: the conformance suite of a device: what its streams promise, and what is put on them. */
 #include "test/kernels/device_suite_parts.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device_suite.h: what every device must do, as tests that need nothing but a struct zr_device.
  *
  * A test program opens its device and runs the suite on it. The host's is test_host_device.c. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device_suite_agree.c: a step's agreement: what agree_begin writes, added up over ranks in any order, and
  * what agree_end makes of it, against the exact sum of all ranks' numbers. */
 #include "kernels/agreement.h"

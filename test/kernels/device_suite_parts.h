@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device_suite_parts.h: what the files of the devices' suite share. */
 #ifndef ZR_TEST_DEVICE_SUITE_PARTS_H
 #define ZR_TEST_DEVICE_SUITE_PARTS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device_suite_streams.c: order on streams, and events.
  *
  * What a stream did is seen through call(): closures that append to a log, sleep for random times, or wait

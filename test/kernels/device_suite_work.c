@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device_suite_work.c: memory, and each kind of work put on a stream. */
 #include "kernels/agreement.h"
 #include "kernels/exact_sum.h"

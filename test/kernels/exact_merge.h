@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* exact_merge.h: two exact sums added up, for tests that have cut one. */
 #ifndef ZR_TEST_KERNELS_EXACT_MERGE_H
 #define ZR_TEST_KERNELS_EXACT_MERGE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optimizer_references.h: what each optimizer of the kernels' table should do, written apart from them: each
  * kind's formula for one element, its variants, and how far rounding may lead from the exact result. */
 #ifndef TEST_KERNELS_OPTIMIZER_REFERENCES_H

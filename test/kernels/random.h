@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* random.h: fresh random inputs for the kernel tests.
  *
  * The seed comes from the clock, or from the environment variable SEED to repeat a run; tests print it. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_dtype.c: the table of dtypes: every one has its size and name, and what is none has neither. */
 #include "kernels/dtype.h"
 #include "test/ends_by_assert.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_exact_sum.c: the exact sum against known values, against sums in any order, and against integer
  * arithmetic. */
 #include "kernels/exact_sum.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_failure.c: failures kept: one put aside while other things fail, and the first of many at once. */
 #include "kernels/first_failure.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_log.c: who receives a line and a warning, for every receiver there may be. */
 #include "kernels/error.h"
 #include "kernels/log.h"

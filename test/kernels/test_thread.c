@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_thread.c: the library's threads: named, deaf to the program's signals, open to their own faults.
  * Linked with --wrap=pthread_create. */
 #include "kernels/error.h"

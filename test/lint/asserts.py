@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A library that is built without -Dasserts holds no text of an assert: the conditions, which the compiler would print, are
 not in it. One that is built with them holds most.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """clang compiles the library and zero-bench without a warning: each of their C files, with the flags of this build, but not as far as code.
 
     clang_too.py BUILD

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What is too old is said when the tree is configured, with what was found and what is needed; without a toolkit that will do, the
 library is built with a stub that says the same when it runs. The toolkits here pass for ones of other versions.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """zero/when_it_goes_wrong.md names every error of ZERO_ERR_MAP, with its text, and quotes messages as the sources have them, under the code
 that the sources give them; and every message of the library that a user can bring about, and that does not say all itself, is there. So who
 changes a message or an error, or adds one, hears of the page.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """In headers, the comment of a field or of a declaration stands above it: behind it, a column of comments is torn by every longer
 name, and a sentence ends where the line does. The comments of an enum may stand behind its enumerators where all of them do,
 each on one line and all in one column. Nothing is asked inside functions, in tables of values and in macros.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The law of the tree: a floor includes only floors below it, and a file name means one file.
 
     folder_law.py ROOT         checks the tree, prints FILE:LINE: what is wrong, exits 1 if anything is

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """zero/zero.h and zero/zero_config.h alone, as a user's program includes it, in every language and by every compiler found here.
 
     header_alone.py ROOT

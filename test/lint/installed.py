@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Installs into an empty folder, and builds and runs programs against what is there, as a user would. One links the library; the other
 opens it by dlopen(), as Python, Julia and plug-ins do. And no link of an installed page leads nowhere.
 

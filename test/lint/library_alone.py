@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The library alone, as somebody takes it who wants nothing else. In a copy of the tree README.md's commands of the build run as they stand,
 after its first one has configured the folder build: they install the library below a home of their own, and compile and start README.md's
 program. Then the library is built once more, shared and static; programs are compiled by pkg-config against both and run. Last, the tree as

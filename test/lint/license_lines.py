@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every source file names its license in its first line, or in its second behind "#!".
 
     license_lines.py ROOT         checks the tree, prints FILE: what is wrong, exits 1 if anything is

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The manual pages that the build made of the programs' --help: every option and subcommand is there, and they are rendered without a warning.
 
     man_pages.py PROGRAM PAGE [PROGRAM PAGE...]

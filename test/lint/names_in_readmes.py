@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What the READMEs name is there: files, folders, functions and other names of the code. So one who follows them arrives, and who renames
 something hears of the text that has to follow.
 

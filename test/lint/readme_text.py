@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """README.md is short enough to be read: its lines, their length, its program, the steps and the rows of its status. And what commands it
 shows, for the tests that run them (test/examples/test_readme_commands.py, library_alone.py).
 

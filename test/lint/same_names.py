@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """No two of the static libraries that one program links define the same global name. The linker would take either one, without a word. The
 model's files are compiled once for each dtype, so there a name without a suffix of its dtype runs one dtype's code for both.
 

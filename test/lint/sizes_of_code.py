@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A file has one subject and a function one task: no file outside test/ is longer than 600 lines, and the median function of the
 library and the benches is shorter than 15, from its name to its closing brace.
 

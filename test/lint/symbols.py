@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What the built libraries show: the shared one exactly the calls of zero/zero.h, each with the version that zero/libzero.map
 gives it, under soname libzero.so.0, the floors inside it only names of their own.
 

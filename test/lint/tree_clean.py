@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What must not be in the tree: paths of one machine, personal data, and the traps of style that a search can find.
 
     tree_clean.py ROOT         checks the tree, prints FILE:LINE: what is wrong, exits 1 if anything is

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Code and its comments are in the field's words: private ones that an outsider would have to learn are refused. CONTRIBUTING.md has
 the glossary, and says what to write instead. In the hot path (comm/ and shard/engine/) a name of a function means one function.
 

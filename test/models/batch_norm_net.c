@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* batch_norm_net.c: see the header. */
 #include "test/models/batch_norm_net.h"
 

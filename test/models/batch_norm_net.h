@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* batch_norm_net.h: a small classifier with batch normalization (arXiv:1502.03167): linear, normalize, relu,
  * linear, normalize, relu, linear, softmax. Training normalizes by the statistics of the micro-batch, and
  * evaluation by running ones, which the net keeps per step: the mean over the step's micro-batches moves them

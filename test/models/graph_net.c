@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* graph_net.c: see the header. */
 #include "test/models/graph_net.h"
 

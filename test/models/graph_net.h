@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* graph_net.h: a computational graph in the manner of KANN: nodes with an operator each, in an array in
  * topological order. The values and gradients of all trained nodes lie in two collated vectors, x and g, into
  * which the nodes point; an optimizer sees only the vectors. */

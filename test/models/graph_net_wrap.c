@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* graph_net_wrap.c: what wrapping a graph takes: its variable nodes are the tensors, whose pointers into the
  * collated vectors libzero moves one by one. Stages 0 and 1 leave forward and backward as opaque as they are;
  * stages 2 and 3 put brackets into the loop over the nodes. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* graph_net_wrap.h: graph_net.h trained plain, and wrapped by libzero. */
 #ifndef TEST_GRAPH_NET_WRAP_H
 #define TEST_GRAPH_NET_WRAP_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* layer_net.c: see the header. */
 #include "test/models/layer_net.h"
 

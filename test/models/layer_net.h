@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* layer_net.h: a small image classifier in the manner of darknet: an array of layer structs, each with its
  * own calloc'd weights and its own functions, passed to them by value.
  *

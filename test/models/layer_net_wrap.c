@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* layer_net_wrap.c: what wrapping an array of layer structs takes. The structs are passed by value, so that a
  * layer's functions see the pointers that zero_begin put into the array. */
 #include "test/models/layer_net_wrap.h"

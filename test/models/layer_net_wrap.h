@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* layer_net_wrap.h: layer_net.h trained plain, and wrapped by libzero. */
 #ifndef TEST_LAYER_NET_WRAP_H
 #define TEST_LAYER_NET_WRAP_H

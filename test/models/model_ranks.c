@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* model_ranks.c: see the header. */
 #include "test/models/model_ranks.h"
 #include "test/held_port.h"

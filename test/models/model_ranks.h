@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* model_ranks.h: runs a model on W ranks, each a thread of this process, and compares what the runs computed.
  *
  * Each model of this folder is trained twice: as its author wrote it ("plain"), and wrapped by libzero at

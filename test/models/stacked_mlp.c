@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stacked_mlp.c: see the header. Written to be read, in fp32, one thread. */
 #include "test/models/stacked_mlp.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stacked_mlp.h: a small language model in the manner of train_gpt2.c: all parameters in one buffer, those of
  * the layers stacked, so that layer l of a tensor is base + l*stride.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stacked_mlp_wrap.c: what wrapping a stacked model takes: a table of its tensors, a pair of lines around
  * each layer, and zero_step in the optimizer's place. */
 #include "test/models/stacked_mlp_wrap.h"

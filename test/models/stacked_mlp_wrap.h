@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stacked_mlp_wrap.h: stacked_mlp.h trained plain, and wrapped by libzero. */
 #ifndef TEST_STACKED_MLP_WRAP_H
 #define TEST_STACKED_MLP_WRAP_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_batch_norm.c: a net with running statistics, which are buffers. It trains at stages 0 to 3 and worlds
  * 1 to 3 as it does plain; what one of them saves is resumed at every other, evaluates to the same bits
  * there, and trains on alike. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_graph_net.c: the graph of graph_net.h trained plain and wrapped, at stages 0 to 3 and worlds 1 to 3,
  * to the same losses: opaque at stages 0 and 1, with brackets in the node loop at all stages, with its own
  * RMSprop as the optimizer. */

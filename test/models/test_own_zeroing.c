@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_own_zeroing.c: programs that zero their own gradients, at the start of a step, of a micro-batch or of
  * backward: stacked buffers, layer structs and graph nodes, at every stage, world, accumulation, bracketed or
  * not, deterministic or not, with cfg.grad_in_place or without. Each run gives the plain program's losses or

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_stacked_mlp.c: the stacked model of stacked_mlp.h trained plain and wrapped, at stages 0 to 3 and
  * worlds 1 to 3, to the same losses, in every way such a model is used. */
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* core_watch.c: see core_watch.h. */
 #include "test/shard/core_watch.h"
 

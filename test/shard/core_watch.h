@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* core_watch.h: a witness of the schedule core. It makes the calls, predicts which are refused, carries the
  * actions out on a model of its own (which copy is in which slot, what each gradient place and sum holds) and
  * fails the test at the first action that would read what is stale, overwrite what is in use, or lose or

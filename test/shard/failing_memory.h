@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* failing_memory.h: makes any allocation of a program fail, and counts what is not freed. For one source file
  * of a program that is linked with --wrap for malloc, calloc, realloc, posix_memalign and free. */
 #ifndef ZR_TEST_SHARD_FAILING_MEMORY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* random_model.h: models to lay out and plan: tensors of odd sizes, mixed dtypes, frozen and stacked ones, in
  * any order.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_core.c: the schedule core, by scripted steps and by random walks, watched by core_watch.c. */
 #include "shard/core_inside.h"
 #include "test/shard/core_watch.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_core_valid.c: an assert ends the process as soon as the core's state breaks one of its invariants;
  * in builds that have asserts. Any call finds it, one that is refused too. */
 #include "shard/core_inside.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_layout.c: every element lies in one flat and belongs to one rank, whatever the model and the world. */
 #include "test/shard/failing_memory.h"
 #include "test/shard/random_model.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_pipeline.c: pipeline schedules: those with a name have the bubble and the activations that were
  * published; whatever order is right is found right, with messages too, and goes through where sends wait;
  * and each way to get one wrong is an error that names it. */

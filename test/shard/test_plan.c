@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_plan.c: plans of random models: bytes that add up, places that do not overlap, traffic that a run has.
  */
 #include "comm/segment.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_plan_search.c: the search for slots, beside one that tries everything, one slot at a time, and
  * rehearses every micro-batch of every step: never more bytes on the wire, and never many calls of the core.
  */

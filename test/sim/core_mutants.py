@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Changes the schedule core in one place at a time, and shows that some test notices.
 
     core_mutants.py LIST ROOT CC WORK SOURCE... -- LIBRARY... -- TEST.a...    WORK: a folder for what is compiled

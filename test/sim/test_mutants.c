@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_mutants.c: the checker notices every wait, record, fence, release and barrier that is missing. */
 #include "shard/verify/verify.h"
 

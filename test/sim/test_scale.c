@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_scale.c: a world by symmetry is the world: the time of a step, memory and traffic of rank 0 where a
  * few ranks stand for all equal those where all are simulated, to the nanosecond and the byte. */
 #include "comm/sim/symmetry.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_search.c: every order of the host threads of small models; and that a schedule without its awaits, or
  * with a job that never comes, is found out. The whole search (4 units, 3 ranks) is zero-bench verify
  * --exhaustive. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_time.c: step time on the virtual clock: what must hide hides, what cannot does not. */
 #include "kernels/agreement.h"
 #include "shard/options.h"

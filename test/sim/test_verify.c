@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_verify.c: the engine on the simulated world: cases that once failed, many seeds, and that nothing the
  * device answers changes what is done. */
 #include "comm/segment.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cublaslt_stand_in.h: what tests control of the stand-in for cuBLASLt.
  *
  * Products run in stream order on the stream's thread, in plain loops with fp32 sums. Misuse is counted by

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cublaslt_stand_in_inside.h: what the files of the cuBLASLt stand-in share. One lock over its counts. */
 #ifndef ZR_TEST_CUBLASLT_STAND_IN_INSIDE_H
 #define ZR_TEST_CUBLASLT_STAND_IN_INSIDE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cublaslt_stand_in_run.c: what a product is, the algorithms that can do it, and running one. Matrices are
  * column-major, as the library has them. */
 #include "test/stand_in/cublaslt_stand_in_inside.h"

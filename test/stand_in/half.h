@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* half.h: 16-bit floats as numbers, for stand-ins and tests that compute with them: rounded to nearest, ties
  * to even. */
 #ifndef ZR_TEST_STAND_IN_HALF_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_stand_in.c: what tests control of the stand-in, how its calls begin and end, and its communicators.
  * Messages and collectives are in mpi_stand_in_run.c. */
 #include "test/stand_in/mpi_stand_in_inside.h"

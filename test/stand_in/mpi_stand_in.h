@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_stand_in.h: MPI between threads of one process, as the table of comm/mpi/mpi_shim.h.
  *
  * A thread says which rank of MPI_COMM_WORLD it is, and gets that one's MPI where it asks for the process's.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_stand_in_inside.h: what the files of the MPI stand-in share. One lock over all of it. */
 #ifndef ZR_TEST_MPI_STAND_IN_INSIDE_H
 #define ZR_TEST_MPI_STAND_IN_INSIDE_H

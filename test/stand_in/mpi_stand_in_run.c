@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_stand_in_run.c: what the stand-in moves between ranks. */
 #include "test/stand_in/mpi_stand_in_inside.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_linked.c: stands for comm/nccl/nccl_library.c where the stand-in is linked: the same table, with what
  * a library of that version has. */
 #include "comm/nccl/nccl_comm.h"

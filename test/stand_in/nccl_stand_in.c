@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_stand_in.c: the stand-in's communicators, windows and groups. What runs on streams is in
  * nccl_stand_in_run.c. */
 #include "test/stand_in/nccl_stand_in_inside.h"

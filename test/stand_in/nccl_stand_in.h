@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_stand_in.h: NCCL between threads of one process, or between processes, over the CUDA stand-in's
  * streams.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_stand_in_inside.h: what the files of the NCCL stand-in share. One lock over all of it, also of ranks
  * that are processes. */
 #ifndef ZR_TEST_NCCL_STAND_IN_INSIDE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_stand_in_run.c: what the stand-in's collectives do when their streams come to them.
  *
  * A group first gives away copies of all it sends, then waits for what each of its calls needs, one after the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_stand_in_share.c: what the ranks of the NCCL stand-in have in common, where it lies, and who they are.
  *
  * Ranks that are threads share the heap and one lock. Ranks that are processes inherit a mapping from the one

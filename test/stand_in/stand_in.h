@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stand_in.h: a CUDA runtime on the CPU, so that the host side of the GPU code, and the very text of its
  * kernels, run in tests where no GPU and no toolkit is.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stand_in_capture.c: stream capture as far as it concerns other threads: modes, and the calls that are
  * unsafe while a stream is captured. */
 #include "test/stand_in/stand_in_inside.h"

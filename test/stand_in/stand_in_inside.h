@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stand_in_inside.h: what the stand-in's files share.
  *
  * One lock for everything that is not the work itself. Under ThreadSanitizer, lock and unlock, and what is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stand_in_launch.c: kernels on the CPU.
  *
  * The blocks of a grid run one after another on the stream's thread, in a random order. The threads of a

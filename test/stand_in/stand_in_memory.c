@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stand_in_memory.c: device and page-locked memory, copies and fills.
  *
  * New memory is 0xFF bytes. Blocks come from malloc, so AddressSanitizer watches their ends; their addresses

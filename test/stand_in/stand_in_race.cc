@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stand_in_race.cc: two streams write the same memory, one after the other in time; built with
  * ThreadSanitizer, that must be a reported race exactly when no event orders them.
  *

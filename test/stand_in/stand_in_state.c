@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stand_in_state.c: the stand-in's machine, lock, failures on demand, and record of misuse. */
 #include "test/stand_in/stand_in_inside.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* stand_in_stream.c: streams as threads with in-order queues, events as places in them, host functions. */
 #include "test/stand_in/stand_in_inside.h"
 

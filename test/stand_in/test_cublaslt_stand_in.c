@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_cublaslt_stand_in.c: the stand-in for cuBLASLt notices misuse. That it multiplies is test_gemm.c's. */
 #include "test/stand_in/cublaslt_stand_in.h"
 #include "test/stand_in/stand_in.h"

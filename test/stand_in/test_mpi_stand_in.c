@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_mpi_stand_in.c: that the stand-in for MPI moves what it is told to, and refuses what MPI does not
  * allow. */
 #include "kernels/device.h"

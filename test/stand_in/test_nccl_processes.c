@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_nccl_processes.c: that the NCCL stand-in works between processes as between threads, takes them for
  * the hosts that they pose as, and lets the others notice one that dies as NCCL would. */
 #include "test/kernels/random.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_nccl_stand_in.c: that the stand-in's ncclCommSplit makes the communicators that NCCL's does: colours
  * apart, keys in order; and what order of communicators is refused. */
 #include "test/kernels/random.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_stand_in.cc: the stand-in itself: that it orders what CUDA orders, runs kernels whose threads need
  * each other, and notices misuse. */
 #include <cuda_runtime.h>

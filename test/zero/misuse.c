@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* misuse.c: see misuse.h. */
 #include "test/zero/misuse.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* misuse.h: a way to use the library wrongly, as a row of a table, and what has to come out: the right
  * weights all the same, an error that names what was done, or a line. Nothing else counts as handled: a row
  * whose outcome is silent fails.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pp_model.c: see pp_model.h. */
 #include "test/zero/pp_model.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pp_model.h: a model in pipeline stages on any mesh, with several stages on a rank too, for tests of what
  * goes to files and comes back: checkpoints, files of weights, first values. It has stacked tensors that are
  * divided over the stages, one tied, buffers, and tensors of one stage; ranks are threads. Gradients are of

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_attack.c: a job is attacked from another process while its ranks meet: by a thousand who say nothing,
  * by those who say anything, by replayed and reflected handshakes, from rank 0's own place, and by a rank
  * that lies. No member is taken, nothing is told, no byte is read that was not sent (run it under ASan),

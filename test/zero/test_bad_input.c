@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_bad_input.c: whatever a program gives that is wrong is a negative code of the right kind and a message
  * that names the field, its value and what is allowed; nothing is left behind, nothing was changed, and what
  * was right before still is. */

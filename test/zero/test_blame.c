@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_blame.c: one of four processes stands still, is stopped or is killed in the middle of its training.
  * The others leave as soon as a call fails, each in another way: every message names the rank that began it.
  *

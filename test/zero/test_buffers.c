@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_buffers.c: ZERO_BUFFER: state that is not trained, but agrees over ranks and is saved. Their memory
  * stays the model's, on the host or (on the stand-in) on a GPU. */
 #include "test/kernels/random.h"

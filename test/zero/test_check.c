@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_check.c: cfg.check: a model that keeps to its brackets trains as without it; one that does not is told
  * what it touched; and a wait that is missing from the library's own schedule is found in a real run. */
 #include "shard/engine/engine_inside.h"

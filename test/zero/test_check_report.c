@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_check_report.c: what cfg.check found is told before the model goes on, so it is known whatever becomes
  * of the model then. Each model is a process of its own. */
 #include "test/zero/toy_net.h"

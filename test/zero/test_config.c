@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_config.c: configuration: every field's default, text, environment and limits, and what the messages
  * say. */
 #include "zero/context.h"

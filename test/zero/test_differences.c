@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_differences.c: what may differ between ranks but rarely does on purpose is told in one line. */
 #include "test/comm/ranks.h"
 #include "test/zero/toy_net.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_errors.c: codes, texts and the last error, as programs see them through the shared library. */
 #include "zero/zero.h"
 

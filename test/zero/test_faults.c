@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_faults.c: what goes wrong among ranks is an error on every one of them that names the rank and the
  * cause, soon; it stays the answer to every later call; and when the context is gone nothing of it is left.
  * Times are only bounded where an answer must be told from a hang. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_find_rank.c: zero_find_rank says before zero_wrap what zero_wrap then goes by, and refuses what it
  * refuses, in the same words. */
 #include "test/zero/toy_net.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_first_values.c: cfg.init_from: parameters whose values come from rank 0 alone, from cfg.init, or later
  * by zero_load, zero_import and zero_write. *param is NULL then, and the weights end in the bits of a run
  * whose ranks all had them. On the host, or (on the stand-in) on GPUs. */

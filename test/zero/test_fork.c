@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_fork.c: ranks that fork, and ranks that exit with a context open. A child may call what it likes: it
  * gets an error and never hangs, and neither its life nor its end does anything to the ranks. */
 #include "test/comm/ranks.h"

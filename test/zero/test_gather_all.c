@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_gather_all.c: all parameters at once: what the model's pointers show then, what is allowed meanwhile,
  * and that training does not notice. At every stage, on one to three ranks that are threads, with units that
  * are sharded, resident and stacked, f32 and bf16; cfg.check on and off; on the host, or on a GPU that is a

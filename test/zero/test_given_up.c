@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_given_up.c: what the model's pointers pointed at before zero_wrap. A copy of its structs made before
  * computes with it: without cfg.check the loss is finite and wrong, with it NaN. Memory that is not this
  * process's alone, or not writable, stays as it was. */

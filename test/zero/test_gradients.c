@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_gradients.c: gradients read after backward and before the step (ZERO_VALUE_GRAD).
  *
  * A toy model trains at every stage on one to three ranks that are threads. Its optimizer is its own, which

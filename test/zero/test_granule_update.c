@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_granule_update.c: zero_tensor.granule, for an update that works on whole granules: every range that it
  * is given is of whole ones, whatever the stage, the world and the groups; so a rule that needs all of a row,
  * or of a matrix, ends in the weights of one rank. Some granules are so large that ranks own nothing. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_granules.c: ranks whose slices differ in size, because granules are not torn: what a step receives is
  * what the plan says, bit by bit the training is that of equal slices, and what says how bytes travel names
  * what ragged slices travel by. Some slices are small and some are larger than what NCCL's communicators

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_groups.c: what cfg.hybrid and cfg.shard_group come to: on any hosts, in a plan, and when a hybrid
  * gives way. */
 #include "comm/topology.h"

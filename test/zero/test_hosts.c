@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_hosts.c: contexts of ranks that are on several hosts, or pass for it: what shared memory refuses, what
  * is logged, and, on GPUs that are a stand-in, that the bits of training, values and checkpoints do not
  * depend on hosts. */

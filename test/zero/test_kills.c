@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_kills.c: a random one of four processes is killed at a random moment of whatever it is doing, at every
  * stage and in groups, again and again: every other one's call ends with an error that names it, soon, and of
  * the job nothing is left. Some are only stopped, which time alone tells.

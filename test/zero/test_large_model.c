@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_large_model.c: a model whose parameters, gradients and optimizer state are 4 times what a rank's
  * memory control group allows: 8 ranks, each a process in a group of its own, wrap it by cfg.init, train,
  * save and export it, and load and import it again. The limit is the plan's total, one unit, and what the

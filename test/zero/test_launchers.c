@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_launchers.c: the variables of two launchers at once. The innermost launcher decides who this rank is.
  * Where the variables cannot tell which one that is, zero_find_rank and zero_wrap refuse in the same words,
  * and name both. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_layer_drop.c: a step leaves out the units that have no backward bracket in it. They are not updated at
  * all: no decay, no momentum, no count for the bias correction. What is trained has the same bits at every
  * stage, and the numbers of a reference that does the same in double. */

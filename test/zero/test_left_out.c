@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_left_out.c: a unit without a backward bracket in a step is a line of the log, once. At stages 0 and 1,
  * where pointers are valid without brackets, so is one that has brackets in some micro-batches alone. */
 #include "test/zero/toy_net.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_loss_scale.c: zero_loss_scale: the mean over all tokens, however they are spread.
  *
  * The tokens of a step are numbered, and cut at random places into the micro-batches of all ranks, some of

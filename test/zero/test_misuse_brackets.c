@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_misuse_brackets.c: ways to use the library wrongly (misuse.h):
  * brackets, micro-batches, gradients that the model zeroes itself. */
 #include "test/zero/misuse.h"

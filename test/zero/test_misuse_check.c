@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_misuse_check.c: ways to use the library wrongly (misuse.h): what check mode finds of the model. */
 #include "test/zero/misuse.h"
 

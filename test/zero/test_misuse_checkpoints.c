@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_misuse_checkpoints.c: ways to use the library wrongly (misuse.h): checkpoints. */
 #include "test/zero/misuse.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_misuse_config.c: ways to use the library wrongly (misuse.h): the configuration. */
 #include "test/zero/misuse.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_misuse_first_values.c: ways to use the library wrongly (misuse.h):
  * first values, and models that have none yet. */
 #include "test/zero/misuse.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_misuse_hybrids.c: ways to use the library wrongly (misuse.h): groups of ranks, each with a copy of the
  * parameters. What one rank, or one whole group, does otherwise than the others is an error on all of them,
  * in the program's words. */

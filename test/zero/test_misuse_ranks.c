@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_misuse_ranks.c: ways to use the library wrongly (misuse.h):
  * ranks that differ, or do not know who they are; what only the library can say. */
 #include "test/zero/misuse.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_misuse_steps.c: ways to use the library wrongly (misuse.h):
  * steps, norms, steps that are given up, numbers that change between steps. */
 #include "test/zero/misuse.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_misuse_table.c: ways to use the library wrongly (misuse.h):
  * the table of tensors, and structs of other versions. */
 #include "test/zero/misuse.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_misuse_values.c: ways to use the library wrongly (misuse.h):
  * values read and written, all parameters at once, buffers, weights under other names. */
 #include "test/zero/misuse.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_mpi_hung.c: a call of MPI's that does not come back: every rank's step ends with an error, that of the
  * rank which is inside the call too, and so does zero_unwrap. When the call does come back, after that, or
  * after a zero_read or a zero_write that was given up, it does no harm. */

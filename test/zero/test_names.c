@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_names.c: contexts with names. Several contexts of one process that are open, or being wrapped, at the
  * same time meet those of the same name on every rank, whatever the order. */
 #include "test/comm/ranks.h"

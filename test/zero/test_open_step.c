@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_open_step.c: the step, opened: its norm before the update, and steps that are dropped.
  *
  * A toy model trains with and without them, at every stage, on one to three ranks that are threads, with and

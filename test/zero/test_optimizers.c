@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_optimizers.c: each tensor is updated by its own optimizer, with its own rates.
  *
  * A model whose units hold tensors of several kinds is trained at every stage, by one to three ranks; a plain

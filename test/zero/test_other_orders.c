@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_other_orders.c: models whose calls are not those of the order: units used more often than declared,
  * less often, or in some micro-batches only; steps that are dropped half way, whose norm was asked for, or
  * before which a number was changed. Hybrids and every stage have to end with the bits of flat stage 3.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_out_of_memory.c: every allocation of the library fails once, on one rank: zero_wrap is then an error
  * on every rank, or well on every rank, and never a crash, a hang or a leak. (libuv ends the process for some
  * of its own.) EVERY=n: one in n of them, from a random one of the first n. Linked with --wrap, against the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_parity.c: random models, trained every way there is, must come out the same.
  *
  * A model is drawn from a seed: units of odd sizes, f32 and bf16, frozen and trainable, plain and stacked

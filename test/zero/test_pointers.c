@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_pointers.c: the model's own pointers: one that the model assigned after zero_wrap is told at the next
  * call, with the tensor's name, and the context goes on when it is put back; two layers of a stacked tensor
  * are open at once only where the model said that it takes their pointers after each begin. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_pp.c: a model in pipeline stages. Whatever its stages, their schedule and the data's cut, it comes to
  * the bits of the model on one rank: weights, states, norms and losses. */
 #include "test/zero/toy_net.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_pp_checkpoints.c: a checkpoint of a model in pipeline stages is loaded with any other stages, groups
  * and parts, bit by bit, and training goes on from it alike; and so it is with first values that are
  * written. */

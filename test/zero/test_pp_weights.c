@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_pp_weights.c: files of weights of a model in pipeline stages, one and several on a rank: they are
  * those of one stage, byte for byte, give the same bits to any mesh, and what is wrong with them or with a
  * map is an error on every rank, which changes nothing. N_MESHES=all: of several stages on a rank each mesh

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_sequence.c: sequence parallelism: what lies between the pairs of products of test_tp.c's net is
  * computed for a rank's own rows alone. With as many parts it has the same bits at every stage and with
  * data cut in every way, and with any number of parts, with whole rows or its own, the losses, norms and

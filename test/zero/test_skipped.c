@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_skipped.c: steps that are skipped, because a gradient is not finite or its square would overflow: what
  * is skipped, that nothing changes, and what the log says. On the host and (on the stand-in) on a GPU. */
 #include "test/zero/toy_net.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_stdio.c: processes that start with a standard descriptor closed, and processes that may write only
  * small files. */
 #include "kernels/standard_fds.h"

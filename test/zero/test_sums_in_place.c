@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_sums_in_place.c: where one rank keeps all of an f32 gradient (stage 0, world 1) its sum lies where
  * backward wrote it: what that costs, that it changes no bit, and whose the gradient is in the meantime.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_ties.c: a tensor that the first and the last pipeline stage have, an embedding that is the head's
  * matrix: whatever the stages, it comes to the bits of the model on one rank. */
 #include "test/zero/toy_net.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_token_mean.c: a step trains on the mean over its tokens, whatever ranks, micro-batches, pipeline
  * stages and parts they are spread over. Micro-batches have different numbers of tokens, some none.
  * Gradients, norm and loss are compared with those of one rank that takes the mean over all tokens in double

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_tp.c: a model that is cut over a mesh's tp axis. With as many parts it has the same bits at every
  * stage and with data cut in every way, and with any number of parts the losses, norms and weights of a
  * reference in double precision that knows of none. */

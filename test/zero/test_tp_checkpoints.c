@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_tp_checkpoints.c: a checkpoint that was saved on one mesh is loaded on every other, bit by bit, and
  * training goes on from it alike. Where each part's elements are in the whole is found here element by
  * element. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_tune.c: what a step is taken with, changed between steps: clip, the optimizers' numbers, the number of
  * the step, and states that come from elsewhere.
  *

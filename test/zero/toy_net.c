@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* toy_net.c: see toy_net.h. */
 #include "test/zero/toy_net.h"
 #include "test/held_port.h"

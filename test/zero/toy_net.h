@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* toy_net.h: a small model that is wrapped, trained and looked at, and ranks that are threads, for tests of
  * what goes wrong.
  *

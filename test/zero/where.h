@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* where.h: where a test's ranks train: on the host, or on a GPU that may be a stand-in (the model then
  * computes on the CPU, in device memory, when its stream has got there). */
 #ifndef ZR_TEST_ZERO_WHERE_H

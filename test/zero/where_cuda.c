@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* where_cuda.c: see where.h. On the stand-in for CUDA, whose device memory the CPU may touch. */
 #include "test/zero/where.h"
 

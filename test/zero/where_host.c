@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* where_host.c: see where.h. */
 #include "test/zero/where.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* where_mpi.c: see where.h. On the host, over the stand-in for MPI, to which each rank's thread says who it
  * is. */
 #include "test/zero/where.h"

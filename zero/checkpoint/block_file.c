@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* block_file.c: see block_file.h. */
 #include "zero/checkpoint/block_file.h"
 

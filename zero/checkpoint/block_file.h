@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* block_file.h: a large file, written or read a block at a time by several threads.
  *
  * Its blocks go past the system's page cache (O_DIRECT) where the file system can do that: they are written

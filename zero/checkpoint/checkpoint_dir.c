@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* checkpoint_dir.c: see checkpoint_dir.h. */
 #include "zero/checkpoint/checkpoint_dir.h"
 

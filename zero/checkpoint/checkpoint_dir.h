@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* checkpoint_dir.h: the folder that holds a run's checkpoints: names, which is the latest, which may go.
  *
  * A checkpoint is a folder save-SERIAL-step-T, or save-SERIAL-step-T-kept for one that stays, with a manifest

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* checksums.c: see checksums.h. */
 #include "zero/checkpoint/checksums.h"
 

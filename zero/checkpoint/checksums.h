@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* checksums.h: checksums of blocks. Two functions of different families guard each: XXH3 of 64 bits, and
  * CRC-32C, which finds every burst of errors up to 32 bits; both from libraries (xxHash; ISA-L's crc32_iscsi,
  * which uses the CPU's instruction). */

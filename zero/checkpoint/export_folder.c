@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* export_folder.c: see export_folder.h for the protocol. Loaders look for ZR_WEIGHTS_SINGLE first and for the
  * index afterwards. After every call to the file system below, this order leads them to a whole export. */
 #include "zero/checkpoint/export_folder.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* export_folder.h: the files of an export in their folder, and the switch from an earlier export to a new
  * one.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* files.c: whole transfers, retries and messages, above the table of file system calls (files_posix.c). */
 #include "zero/checkpoint/files.h"
 #include "kernels/limits.h"

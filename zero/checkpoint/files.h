@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* files.h: every call that checkpoints make to the file system, as one small table that tests replace, and
  * what is always wanted above it: whole transfers, retries of interrupted calls, messages that name the file.
  *

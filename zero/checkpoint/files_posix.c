@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* files_posix.c: the operating system's file calls, behind the table of files.h. This is the one place that
  * opens files of checkpoints and exports. Everything below an absolute path is reached without following a
  * symbolic link, and only regular files and folders are opened. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* float_values.c: see float_values.h. Values go through float, which holds every BF16 and F16 exactly. */
 #include "zero/checkpoint/float_values.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* float_values.h: floating-point values in files of other programs: conversion to the model's dtypes, and
  * the search for NaN and infinity. */
 #ifndef ZR_ZERO_FLOAT_VALUES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* folder_lock.c: see folder_lock.h. */
 #include "zero/checkpoint/folder_lock.h"
 

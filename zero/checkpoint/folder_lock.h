@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* folder_lock.h: that one context at a time saves into a folder, of all processes and hosts that the file
  * system's locks reach: each takes the others' unfinished saves for left behind, and removes their old ones.
  *

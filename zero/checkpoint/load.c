@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* load.c: zero_load. The ranks compare what they find by one path. Then everything is read and checked, into
  * memory of its own; then they agree that all of them could; only then is anything changed.
  *

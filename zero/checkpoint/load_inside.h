@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* load_inside.h: what the files of zero_load share; in which order things happen is in load.c. */
 #ifndef ZR_ZERO_LOAD_INSIDE_H
 #define ZR_ZERO_LOAD_INSIDE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* load_kinds.c: which saved values become which values of this model. They are the same kinds, unless a
  * tensor was frozen when it was saved and is trained now, or the reverse. A frozen tensor has its weights
  * alone, in the model's dtype. A trained one has fp32 masters, which are its weights if those are f32, and

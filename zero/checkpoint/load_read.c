@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* load_read.c: a rank's part of a checkpoint, read and checked: is it this model's, where is what, and what
  * of it is mine. */
 #include "kernels/asserts.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* manifest.h: the one file that makes a folder a checkpoint: what was saved, and the sizes and checksums of
  * everything else in it.
  *

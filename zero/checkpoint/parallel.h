@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* parallel.h: the blocks of a file, several at a time: while one is on its way to or from the disk, another
  * is being filled or checked. */
 #ifndef ZR_ZERO_PARALLEL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors.h: the safetensors file format, read strictly and written plainly.
  *
  * A file is 8 bytes, the length N of the header, little-endian; N bytes of JSON, which spaces may follow up

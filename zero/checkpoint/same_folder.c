@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* same_folder.c: see same_folder.h. */
 #include "zero/checkpoint/same_folder.h"
 

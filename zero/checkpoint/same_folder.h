@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* same_folder.h: whether all ranks mean one folder by one path: on several hosts they may have file systems
  * of their own there, and a checkpoint would lie in pieces. Rank 0 leaves a mark in the folder that it has
  * made, and each other rank looks for it before it writes. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* save.c: zero_save and zero_save_kept: who does what when, over all ranks.
  *
  * 1. All ranks agree that it may begin; rank 0 makes the folder, under a name that is no checkpoint's, and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* save.h: what a rank writes of a checkpoint, and the file it goes to.
  *
  * Canonical coordinates: (tensor, kind, elements). A file holds, as safetensors, every range that its rank

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* save_end.c: how a save ends: ranks meet until all are done or one has failed. */
 #include "comm/verdict.h"
 #include "zero/checkpoint/save_inside.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* save_inside.h: what the files of zero_save share; who does what when is in save.c. */
 #ifndef ZR_ZERO_SAVE_INSIDE_H
 #define ZR_ZERO_SAVE_INSIDE_H

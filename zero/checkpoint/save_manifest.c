@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* save_manifest.c: what the manifest of a save says of the model, before anything is written. */
 #include "zero/checkpoint/save_inside.h"
 

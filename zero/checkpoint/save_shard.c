@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* save_shard.c: one rank's file of a checkpoint; see save.h. */
 #include "zero/checkpoint/block_file.h"
 #include "zero/checkpoint/parallel.h"

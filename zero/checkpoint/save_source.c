@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* save_source.c: see save_source.h. */
 #include "zero/checkpoint/save_source.h"
 #include "kernels/asserts.h"

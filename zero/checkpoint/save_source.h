@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* save_source.h: the bytes of a rank's file, any part of them at a time: a head, the ranges after it,
  * from the host's memory or from a device's that the CPU cannot read, and what the program has of its own. */
 #ifndef ZR_ZERO_SAVE_SOURCE_H

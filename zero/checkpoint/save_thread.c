@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* save_thread.c: a rank's own thread of a save: writes its file, and on rank 0 makes a checkpoint of all of
  * them. */
 #include "zero/checkpoint/same_folder.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shard_file.c: see shard_file.h. */
 #include "zero/checkpoint/shard_file.h"
 #include "zero/checkpoint/parallel.h"

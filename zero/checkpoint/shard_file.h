@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shard_file.h: one rank's file of a checkpoint, for reading: nothing of it is believed before its block's
  * checksums agree. */
 #ifndef ZR_ZERO_SHARD_FILE_H

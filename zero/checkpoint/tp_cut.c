@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tp_cut.c: see tp_cut.h. */
 #include "zero/checkpoint/tp_cut.h"
 #include "kernels/asserts.h"

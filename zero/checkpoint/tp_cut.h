@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tp_cut.h: where an element of a part of a tensor is in the whole, and in the parts of another cut of it.
  *
  * A tensor that is cut along a dimension is seen as (outer, rows, inner), rows being that dimension's. The

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* unit_steps.c: in a checkpoint, how many steps have updated each tensor, for the bias correction of its
  * optimizer.
  *

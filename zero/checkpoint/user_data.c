@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* user_data.c: what the program itself wants in its checkpoints: a few bytes of rank 0 for all, and any
  * number of each rank's own. */
 #include "zero/checkpoint/save.h"

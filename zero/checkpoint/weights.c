@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* weights.c: zero_export: the model's weights alone, in the files that others read and write: either
  * model.safetensors, or several files and model.safetensors.index.json, as Hugging Face's libraries have
  * them. Rank 0 does the input and output, a piece at a time. With several parts or pipeline stages the first

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* weights_import.c: zero_import: weights from the files of others, which weights.c writes too. */
 #include "zero/checkpoint/float_values.h"
 #include "zero/checkpoint/weights_inside.h"

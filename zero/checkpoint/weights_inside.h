@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* weights_inside.h: what zero_export and zero_import share: a map of weights, resolved, and where each lies.
  */
 #ifndef ZR_ZERO_WEIGHTS_INSIDE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* weights_map.c: what zero_export and zero_import are asked for: entries of a map, checked, and where each
  * lies in a file and on this rank. Entries name tensors of the whole model: of one in pipeline stages each
  * rank gives those of its own table, and all ranks have those of all, in the order of the stages. */

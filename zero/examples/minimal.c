@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* minimal.c: a small network of eight layers, trained by libzero, of which it includes zero/zero.h alone.
  *
  *     cc minimal.c -o minimal $(pkg-config --cflags --libs libzero) -lm

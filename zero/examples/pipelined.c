@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pipelined.c: the network of minimal.c, its layers divided into the stages of a pipeline.
  *
  *     cc pipelined.c -o pipelined $(pkg-config --cflags --libs libzero) -lm

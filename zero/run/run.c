@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run.c: zero-run -n N program args...: the command line. */
 #include "zero/run/run.h"
 #include "comm/meet/meeting_point.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run.h: the parts of zero-run, the launcher of ranks. On one node it depends on libuv alone; several meet as
  * ranks do (comm/meet/).
  *

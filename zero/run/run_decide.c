@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_decide.c: see run_decide.h. */
 #include "zero/run/run_decide.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_decide.h: what follows when an attempt of a job has ended otherwise than well: another one, with how
  * many ranks and micro-batches, or the end, and what zero-run says of it. Pure. */
 #ifndef ZR_ZERO_RUN_DECIDE_H

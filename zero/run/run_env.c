@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_env.c: the environment that makes a process a rank. */
 #include "kernels/asserts.h"
 #include "zero/run/run.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_exec.c: finding the program, and the last steps before it runs.
  *
  * A rank must not outlive zero-run, kill -9 of it included. Linux can do that (prctl PR_SET_PDEATHSIG), but

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_flight.c: what a rank did last. The memory of its flight recorder is made here and given along as a
  * descriptor, so it is there whatever became of the rank. */
 #include "comm/flight_view.h"

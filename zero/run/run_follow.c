@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_follow.c: a node that is not node 0: its ranks start and end when node 0 says so, and what happens here
  * is told there. Without node 0 the job is over. */
 #include "zero/run/run_job.h"

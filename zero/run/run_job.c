@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_job.c: one node's part of a job: forwards signals to its ranks, hears of their failures and of output
  * that nobody reads, and ends zero-run when the job is over and all output is written. What follows from all
  * that is the role's to say (run_job.h). */

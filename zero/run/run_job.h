@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_job.h: a job as one of its nodes sees it. What is the same on all of them is in run_job.c; node 0 leads
  * (run_lead.c), and the others do what it says (run_follow.c). */
 #ifndef ZR_ZERO_RUN_JOB_H

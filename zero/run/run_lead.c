@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_lead.c: node 0 of a job, which is often the only one: tells the other nodes which ranks to start, says
  * who failed first, ends all ranks, starts all again where that is wanted and of use (run_decide.h), and says
  * when the job is over. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_lines.c: brings the output of ranks to our own descriptors, whole line by whole line.
  *
  * Back-pressure: a sink that holds more than SINK_FULL bytes stops the reading of its streams; their pipes

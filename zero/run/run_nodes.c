@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_nodes.c: see run_nodes.h. */
 #include "zero/run/run_nodes.h"
 #include "comm/meet/handshake.h"

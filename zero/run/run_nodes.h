@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_nodes.h: the nodes of a job: how they meet, compare what they were given, and talk afterwards.
  *
  * To the rendezvous (comm/meet/rendezvous.h) a node is a rank, and node 0, which leads, is rank 0: the others

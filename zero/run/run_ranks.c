@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_ranks.c: see run_ranks.h.
  *
  * An attempt goes one way: RUNNING -> ENDING (the living got SIGTERM, a timer runs) -> KILLED (what is left

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_ranks.h: the ranks of this node in one attempt of a job: started, signalled, ended, and their output
  * brought to ours. What follows from their end is for others to say (run_lead.c). */
 #ifndef ZR_ZERO_RUN_RANKS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* run_terminal.c: a pseudo-terminal for a rank's standard output.
  *
  * C's stdio and others hold back what they write to a pipe until some KiB are full, and a program that

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_reference.c: see gpt2_reference.h. */
 #include "test/bench/gpt2/gpt2_reference.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_reference.h: the loss of a GPT-2 in double precision, written for being obviously right: no batching,
  * no kept activations, one token's row at a time. */
 #ifndef ZERO_TEST_GPT2_REFERENCE_H

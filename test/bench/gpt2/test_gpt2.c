@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_gpt2.c: the model's forward and backward against a reference in double precision, whose gradients are
  * taken by finite differences. Compiled once per dtype, as the model is. */
 #include "bench/gpt2/gpt2.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_gpt2_attention.c: the attention that keeps no matrix, on a GPU or the stand-in for one, against a
  * reference in double precision on the same rounded inputs. What is written is poisoned first. */
 #include "bench/gpt2/gpt2_layers.h"

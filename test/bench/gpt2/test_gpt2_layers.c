@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_gpt2_layers.c: each layer of the model that is no matrix product, on a GPU (or the stand-in for one)
  * against the host's, which test_gpt2.c checks against a reference. Compiled once per dtype.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* environment.c: see environment.h. */
 #include "test/comm/meet/environment.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* environment.h: the environment that a launcher would have made. */
 #ifndef ZR_TEST_COMM_ENVIRONMENT_H
 #define ZR_TEST_COMM_ENVIRONMENT_H

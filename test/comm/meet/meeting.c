@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* meeting.c: see meeting.h. */
 #include "test/comm/meet/meeting.h"
 

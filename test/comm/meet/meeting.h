@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* meeting.h: what tests of the rendezvous do with it: ranks that meet and part, and sockets that speak to it
  * by hand. */
 #ifndef ZR_TEST_COMM_MEETING_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_hostlist.c: lists of hosts in Slurm's form: the first name and how many there are, and at which
  * character one is refused. */
 #include "comm/meet/hostlist.h"

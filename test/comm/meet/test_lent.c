@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_lent.c: where ranks meet that have a communicator: on loopback, at what the user says, or at one of
  * the addresses that rank 0 gives. */
 #include "comm/meet/lent.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_meeting_file.c: ranks that meet by a file: its text, what is left of earlier jobs and attempts, what
  * others may have put there, and that nothing of it stays. */
 #include "comm/meet/handshake.h"

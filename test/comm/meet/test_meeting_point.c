@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_meeting_point.c: where ranks look for rank 0, by each of the ways, and which of them counts. */
 #include "comm/meet/rendezvous.h"
 #include "test/comm/meet/environment.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_net_address.c: addresses of both families, this host's network interfaces, sockets bound to them. */
 #include "comm/meet/net_address.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_rendezvous.c: ranks meet, or do not; unidentified connections, wrong ranks and impostors. */
 #include "kernels/log.h"
 #include "test/comm/meet/meeting.h"

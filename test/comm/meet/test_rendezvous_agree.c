@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_rendezvous_agree.c: ranks tell each other how something went: all go on, or all fail with the words of
  * one. */
 #include "test/comm/meet/meeting.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_rendezvous_beat.c: ends of links that fall silent without closing. Between rank 0 and some of the
  * others is a relay of the test's own, which can hold what it is sent, as a network does that is cut. */
 #include "comm/topology.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_rendezvous_calls.c: ranks that share no memory compare what their programs called: each hears of one
  * failure, the same, which names the first calls that differ, else who is behind, or gives no answer. */
 #include "test/comm/meet/meeting.h"

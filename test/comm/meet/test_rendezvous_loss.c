@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_rendezvous_loss.c: ranks that die, leave, fail or stay away, at every stage from meeting on. */
 #include "comm/topology.h"
 #include "test/comm/meet/meeting.h"

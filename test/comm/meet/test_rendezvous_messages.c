@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_rendezvous_messages.c: messages between rank 0 and the others after the detach. */
 #include "test/comm/meet/meeting.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_rendezvous_names.c: ranks meet at a name, which may have addresses of both families, some of them
  * nobody's, or none yet; and at addresses of one family while others come by the other. */
 #include "test/comm/meet/meeting.h"

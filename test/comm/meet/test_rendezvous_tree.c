@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_rendezvous_tree.c: worlds of more ranks than one is linked with. Small ones with few links of each
  * rank make deep trees, large ones are as they will be. N_RANKS=512 in the environment: a world of so many
  * alone, with its times; N_TREES: how many are drawn. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_tree.c: the ranks of a world as a tree: every rank is below one other, what is below a rank is a run
  * behind it, and all of it is found from the numbers alone. */
 #include "comm/meet/tree.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_world.c: rank and world as each launcher leaves them, and what is refused. */
 #include "comm/meet/rendezvous.h"
 #include "test/comm/meet/environment.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fake_mpi.c: a library that passes for an MPI as far as being found, and asked what it is, goes. */
 #include <stdio.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fake_mpi_shim.c: libzero's library for a fake_mpi.c that it is linked with, as far as being loaded goes. */
 #include "comm/mpi/mpi_shim.h"
 

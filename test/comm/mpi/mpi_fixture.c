@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_fixture.c: see mpi_fixture.h. */
 #include "test/comm/mpi/mpi_fixture.h"
 #include "comm/topology.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_fixture.h: fixtures with MPI's communicators: over the stand-in, each rank a thread with an MPI of its
  * own, and over the MPI that started this process. */
 #ifndef ZR_TEST_COMM_MPI_FIXTURE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_program.c: a program that has MPI itself, as one rank of those that its launcher has started.
  *
  *     mpi_program WHAT

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_traffic.c: see mpi_traffic.h. */
 #include "test/comm/mpi/mpi_traffic.h"
 #include "kernels/device.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_traffic.h: every call of a shim's table, with checked values, over whatever MPI it is of. */
 #ifndef ZR_TEST_COMM_MPI_TRAFFIC_H
 #define ZR_TEST_COMM_MPI_TRAFFIC_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_mpi.c: MPI's communicators over the stand-in: the suite of comm_suite.h; worlds that are wider than a
  * block of the tree; communicators that are lent, opening that fails, and MPI's beginning and end. */
 #include "comm/mpi/mpi_comm.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_mpi_fault.c: what goes wrong between ranks over MPI is an error with the cause and the place, and
  * never a hang, whatever MPI does. */
 #include "kernels/error.h"

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A random one of four ranks over MPI is killed at a random moment of its training, at every stage and in groups, where the launcher is told to let
 the others live: each of them ends soon, with an error that names it and its last call, and nothing of the job is left. Where the launcher is not told so, it ends the job.
 

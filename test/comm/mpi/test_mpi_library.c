@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_mpi_library.c: which MPI is taken, and what is refused by name, over libraries that pass for MPIs.
  * Each case is in a process of its own, since what is loaded stays. */
 #include "comm/mpi/mpi_library.h"

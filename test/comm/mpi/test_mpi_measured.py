@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """zero-bench comm over MPI, under each MPI's launcher: rows of ours and of MPI's own collectives, whose values are checked, and what --bars
 says of them.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Programs that have MPI themselves: they lend a communicator, or leave MPI to the library; and what they can do wrong is named.
 
     test_mpi_program.py KEY PROGRAM

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_mpi_ranks.c: the suite of comm_suite.h over MPI's communicators, as one rank of those that an MPI's
  * own launcher has started.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_mpi_shim.c: every call of one MPI's shim, as the ranks of that MPI's launcher.
  *
  *     test_mpi_shim SHIM NAME N

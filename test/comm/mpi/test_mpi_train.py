@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A training run over MPI ends in the very bits of the same run over shared memory, under each MPI's launcher; and what a user can do
 wrong with the launcher is an error that says so.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs a program as ranks of one MPI's own launcher, on this machine. Its exit code is the launcher's; without that launcher, or where
 the build has found no such MPI, the test is skipped (exit 77), or fails where CHECKS_MUST_RUN is set.
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fake_nccl.c: a library that passes for NCCL as far as being found, and asked for ranks, goes. Written
  * without its header: only names count. */
 #ifndef FAKE_VERSION

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_custom.c: see nccl_custom.h. */
 #include "test/comm/nccl/nccl_custom.h"
 #include "test/stand_in/nccl_stand_in.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_custom.h: fixtures with NCCL's communicators and options of the test's, and what surrounds each test
  * over the stand-ins. */
 #ifndef ZR_TEST_COMM_NCCL_CUSTOM_H

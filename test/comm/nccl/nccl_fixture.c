@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_fixture.c: see nccl_fixture.h. */
 #include "test/comm/nccl/nccl_fixture.h"
 

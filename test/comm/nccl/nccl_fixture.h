@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_fixture.h: fixtures with NCCL over the stand-ins, each rank a thread with a device of its own. */
 #ifndef ZR_TEST_COMM_NCCL_FIXTURE_H
 #define ZR_TEST_COMM_NCCL_FIXTURE_H

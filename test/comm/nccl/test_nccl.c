@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_nccl.c: NCCL's communicators over the stand-ins for CUDA and NCCL: the suite of comm_suite.h, on every
  * path, opening that fails, and communicators that are lent. */
 #include "kernels/thread.h"

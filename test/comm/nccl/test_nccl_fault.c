@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_nccl_fault.c: what goes wrong among NCCL's ranks is an error with the cause and the place, once they
  * are open; over the stand-ins for CUDA and NCCL. */
 #include "test/comm/nccl/nccl_custom.h"

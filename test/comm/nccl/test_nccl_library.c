@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_nccl_library.c: what of NCCL can be tested where there is no GPU: libraries that are missing or are
  * not it, and the real one without a driver. ZERO_TEST_NCCL in the environment names the real one,
  * ZERO_TEST_FAKE_NCCL one that only passes for it. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_nccl_roles.c: NCCL's communicators of all roles in groups of ranks: what each moves, arenas that two
  * of them share, a failure of one, and closing; over the stand-ins for CUDA and NCCL. */
 #include "comm/segment.h"

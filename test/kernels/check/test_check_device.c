@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_check_device.c: the device suite on the host seen through a check, and what the check finds: two
  * streams that nothing orders, and what others read after a collective. */
 #include "kernels/check/check_device.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_guard.c: memory that tells who touches it. */
 #include "kernels/check/guard.h"
 #include "kernels/error.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_gpu.c: see check_gpu.h. */
 #include "test/kernels/cuda/check_gpu.h"
 

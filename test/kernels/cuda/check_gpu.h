@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* check_gpu.h: a GPU's kernels behind the host's table, so that the programs check_*.c check them too. */
 #ifndef ZR_TEST_KERNELS_CHECK_GPU_H
 #define ZR_TEST_KERNELS_CHECK_GPU_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_cuda_device.c: the device suite on the CUDA device over the stand-in, and what only a GPU promises or
  * refuses. */
 #include "kernels/cuda/cuda_device.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_gpu_device.c: the device suite on GPU 0; skipped where there is none. */
 #include "test/kernels/device_suite.h"
 

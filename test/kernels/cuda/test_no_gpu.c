@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_no_gpu.c: the real CUDA device, or its stub, on a machine without a usable GPU: one line that says
  * why. */
 #include "kernels/device.h"

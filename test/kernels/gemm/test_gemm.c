@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_gemm.c: matrix products against an fp64 reference: transposes, types, beta, bias, epilogues, batches,
  * strides; their bits from run to run and from team to team; and, with --bench, their speed. With
  * GEMM_TEST_CUDA through cuBLASLt, on a GPU or over a stand-in, else through oneDNN.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_host_device.c: the device suite on the host, and what only the host promises: allocations that fail on
  * demand, poison, instruction sets by name. --bench times streams and events. */
 #include "kernels/host/host_device.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_host_memory.c: what is left of the host's memory, by folders that pass for /proc and /sys. */
 #include "kernels/host/host_memory.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* overlap_device.c: see overlap_device.h. */
 #include "test/shard/engine/overlap_device.h"
 #include "kernels/agreement.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* overlap_device.h: a device and a communicator that only keep time.
  *
  * Each stream has a clock; an operation advances it by its cost, an event carries the time of its record, and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* overlap_test.c: fixed-cost units on the device's own timeline, as PyTorch's FSDP2 overlap test has it: with
  * compute c per unit forward, 2c backward and communication m per unit, m < c, only the first gather and the
  * last reduce may be exposed: forward = m + L*c, backward = 2m + L*2c. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_loop.c: the loop's queue: everything pushed is carried out, once and in order, whoever sleeps when.
  *
  * A lost wake-up shows as a hang, which an alarm ends. What issue writes is read without locks after

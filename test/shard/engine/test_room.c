@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_room.c: the loop's thread does not wait for a stream of the host. A rank is late in a step's
  * agreement, and the model has so many tensors that their updates do not fit on a stream: sockets are looked
  * after all the same. And no job puts more on a stream than it asked room for.

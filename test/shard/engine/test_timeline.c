@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_timeline.c: what is recorded comes out as a Chrome trace that a JSON reader takes: the latest spans of
  * each track, nested as they were. */
 #include "shard/engine/timeline.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_runtime.h: the words of CUDA kernels, as ordinary C++ for the CPU.
  *
  * A kernel compiled against this header runs thread by thread: see test/stand_in/stand_in_launch.c. Launch

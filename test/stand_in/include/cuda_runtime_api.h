@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_runtime_api.h: the part of the CUDA runtime's C interface that this project uses, for the stand-in.
  *
  * Same names, types and constants as the toolkit's header, and nothing else of it: the project's sources

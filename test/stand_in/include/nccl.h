@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl.h: the part of NCCL's interface that this project uses, for the stand-in.
  *
  * Same names, types and constants as the library's header, and nothing else of it. NCCL_STAND_IN_HEADER says

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_cuda_calls.c: ranks on GPUs (stand-ins) that share no memory and make other calls: every rank's error
  * names the first calls that differ, however it was met: at a step's exchange, by a collective that never
  * ends, or because a rank has stopped calling. What the thread that watches NCCL finds goes to all ranks at

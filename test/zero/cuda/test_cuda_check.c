@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_cuda_check.c: cfg.check on a GPU that is a stand-in: what a model reads and writes by a pointer that
  * it kept from an earlier bracket; and groups whose copies drift apart. */
 #include "test/stand_in/nccl_stand_in.h"

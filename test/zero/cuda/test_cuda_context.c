@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_cuda_context.c: a context on a GPU that is a stand-in: what is refused, every call into CUDA failing
  * in turn, a GPU that is lost, how often the host waits, the model's own optimizer, and checkpoints that move
  * between GPU and host. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_cuda_threads.c: the library's own threads and a GPU that is a stand-in: each works on its rank's
  * device and on no other, none disturbs a program that captures a stream, and a query that fails is never
  * taken for work that is done. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ended_early.c: a rank that zero-run starts. Rank 1 returns before its zero_wrap, the others wrap. */
 #include "zero/zero.h"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """test_ended_early.py ZERO_RUN PROGRAM: a rank that ends before its zero_wrap ends the others' wait at once. They would wait for 10 minutes; a run
 that does not end within a minute has failed."""
 import os

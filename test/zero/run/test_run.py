@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """test_run.py ZERO_RUN PATIENT_ZERO_RUN: the launcher, from outside. Ranks are sh or python one-liners; nothing here asserts on time, but a run that
 does not end within a minute has failed."""
 import fcntl

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* test_run_decide.c: what follows when an attempt of a job has ended, row by row. */
 #include "zero/run/run_decide.h"
 

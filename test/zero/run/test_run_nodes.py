@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """test_run_nodes.py ZERO_RUN LATER: several zero-runs on loopback as the nodes of one job. LATER is a zero-run of another version, which also waits
 half a minute, not 200 ms, for word of a rank that was killed. Nothing here asserts on time, but what does not end within a minute has failed."""
 import os

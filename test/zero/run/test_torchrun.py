@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that torchrun starts do what zero-run's do: zero/examples/minimal.c prints the same, a training run ends in the same bits, also when
 torchrun has started the ranks again.
 
