@@ -170,7 +170,7 @@ class Kills(unittest.TestCase):
             what = f"{KEY} {' '.join(kind)}, rank {victim} stopped: {told}"
             print(f"rank {victim} stopped; the others had ended after {max(took.values()):.0f} ms", flush=True)
             for r in took:
-                error = rf"(?m)^zero-bench train: rank {r}: \w+ seq \d+.* waited \d+ ms for .*; rank {victim} is stopped, by SIGSTOP or a debugger; its last"
+                error = rf"(?m)^zero-bench train: rank {r}: \w+ seq \d+.* waited \d+ ms \(timeout_ms\) for .*; rank {victim} is stopped, by SIGSTOP or a debugger; its last"
                 self.assertRegex(told[f"{r}.err"], error, what)
 
     def test_launcher_ends_the_job(self):
