@@ -7,7 +7,7 @@
  *
  * On the host the model's thread looks at the elements. On a GPU the model's stream adds up their squares, and
  * the sum is read with the step's norm. The bytes are read as floats whatever the dtype is: the sum is zero if
- * they are. */
+ * they are. Of a bf16 tensor with an odd number of elements the first or the last one is not looked at. */
 #include "shard/engine/engine_issue.h"
 
 typedef int (*piece_fn)(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *at);
@@ -55,11 +55,14 @@ static struct zr_exact_sum *host_sum(const struct zr_engine *e)
     return (struct zr_exact_sum *)((char *)e->agreed + ZR_STRAY_AT);
 }
 
+/* Of the piece's bytes, the floats that are aligned and whole. */
 static int add_squares(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *at)
 {
-    int64_t n = p->n * zr_dtype_bytes(f->dtype) / (int64_t)sizeof(float);
+    const int64_t size = sizeof(float), bytes = p->n * zr_dtype_bytes(f->dtype),
+                  skipped = (int64_t)(-(uintptr_t)at % sizeof(float)), n = (bytes - skipped) / size;
     e->m.stray_due = true;
-    return n ? e->dev->ops->sum_squares(e->compute, device_sum(e), (const float *)at, n, NULL) : 0;
+    return n > 0 ? e->dev->ops->sum_squares(e->compute, device_sum(e), (const float *)(at + skipped), n, NULL)
+                 : 0;
 }
 
 static int clear_sum(struct zr_engine *e)

@@ -249,7 +249,8 @@ static void all_stages_agree(void **state)
                 uint64_t want = 0;
                 for (int stage = 0; stage < TOY_STAGES; stage++)
                     for (int prefetch = 0; prefetch <= 5; prefetch += 5) {
-                        struct setup s = {(enum pattern)pattern, stage, world, accum, prefetch, ZERO_ADAMW, -1, NULL};
+                        struct setup s = {
+                            (enum pattern)pattern, stage, world, accum, prefetch, ZERO_ADAMW, -1, NULL};
                         if (stage >= TOY_HSDP && world < TOY_HYBRID_WORLD)
                             continue;
                         uint64_t hash = run(&s);
@@ -394,71 +395,12 @@ static void it_has_no_gradient(void **state)
     toy_at_each_stage(read_left_out, &stage, &stage, "the gradient of what is left out");
 }
 
-/* ---- stages 0 and 1: a gradient outside of a bracket ---- */
-
-struct stray {
-    int stage, unit;
-    bool norm;
-};
-
-static void write_outside(struct toy_rank *r)
-{
-    const struct stray *s = r->arg;
-    struct toy m;
-    zero_ctx *z = NULL;
-    struct zero_config cfg = toy_config(r, s->stage);
-    double norm;
-    int err = 0;
-    cfg.log = toy_forget_line;
-    toy_make(&m);
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    for (int step = 0; step < 2; step++) {
-        for (int u = 0; u < TOY_UNITS; u++)
-            if (u != s->unit || step == 0)
-                TOY_TRY(backward_of(&m, z, u, true));
-        if (step == 0)
-            TOY_TRY(zero_step(z, 0.1f, NULL));
-    }
-    if (!err)
-        toy_add_gradient(&m, s->unit, 1, 0);
-    if (!err && s->norm)
-        toy_expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER,
-                   s->unit == 0 ? "zero_norm: the gradient of tensor embedding"
-                                : "zero_norm: the gradient of tensor layers");
-    if (!err)
-        toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_ORDER,
-                   s->unit == 0 ? "zero_step: the gradient of tensor embedding is not zero, but its unit 0"
-                                : "zero_step: the gradient of tensor layers is not zero, but its unit 2");
-    /* Nothing has changed: zeroed, or bracketed, it goes on. */
-    if (!err && s->unit == 0)
-        memset(m.grad[0], 0, (size_t)toy_elems(0) * sizeof(float));
-    else
-        TOY_TRY(backward_of(&m, z, s->unit, false));
-    TOY_TRY(zero_step(z, 0.1f, NULL));
-    zero_unwrap(&z);
-    toy_free(&m);
-}
-
-static void a_gradient_outside_is_named(void **state)
-{
-    (void)state;
-    for (int world = 1; world <= 2; world++)
-        for (int stage = 0; stage < 2; stage++)
-            for (int unit = 0; unit <= 2; unit += 2)
-                for (int norm = 0; norm < 2; norm++) {
-                    struct stray s = {stage, unit, norm};
-                    struct toy_rank r[2];
-                    toy_ranks(world, write_outside, &s, r);
-                    toy_assert_well(r, world, "a gradient outside of a bracket");
-                }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_stages_agree),        cmocka_unit_test(other_optimizers),
         cmocka_unit_test(a_save_keeps_the_counts), cmocka_unit_test(each_unit_has_a_count),
-        cmocka_unit_test(it_has_no_gradient),      cmocka_unit_test(a_gradient_outside_is_named),
+        cmocka_unit_test(it_has_no_gradient),
     };
     return cmocka_run_group_tests_name("layer drop", tests, NULL, toy_remove_folders);
 }
