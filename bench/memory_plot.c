@@ -38,8 +38,8 @@ static int64_t height_of(const struct memory_stage *m)
     return m->fullest.peak_rss_bytes;
 }
 
-/* The height of a category. If less was resident than allocated, nobody knows of which category pages were
- * missing, so all of them shrink alike. */
+/* The height of a category. If less was resident than allocated, it is not known which pages were missing.
+ * Then all categories shrink by the same factor. */
 static int64_t part_of(const struct memory_stage *m, int64_t bytes)
 {
     int64_t resident = m->fullest.peak_rss_bytes, allocated = m->fullest.allocated.total;

@@ -373,7 +373,7 @@ int64_t zr_memory_host_bytes(const struct zero_ctx *z);
 int zr_memory_ask(struct zero_ctx *z, int64_t bytes);
 int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
 
-/* Of the sources that this library was built from (source_hash.py). */
+/* A hash of the sources that this library was built from (source_hash.py). */
 uint64_t zr_source_hash(void);
 
 /* wrap_report.c. Tells the log of a context that has come about. */

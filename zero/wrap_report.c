@@ -3,7 +3,7 @@
  * to, and what is allowed but is rarely meant. */
 #include "zero/context.h"
 
-/* What cfg.grad_in_place came to. */
+/* Says how gradients are added up if cfg.grad_in_place is set. */
 static void report_how_gradients_add_up(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
@@ -103,7 +103,7 @@ static void report_wire_dtype(const struct zero_ctx *z)
     }
 }
 
-/* Which optimizer has what, where there is more than one. */
+/* Lists the optimizers and what they update, if there is more than one. */
 static void report_optimizers(const struct zero_ctx *z)
 {
     const struct zr_layout *l = z->layout;

@@ -67,7 +67,7 @@ const char *zr_hub_limit(const struct zr_rendezvous *r, int64_t ms)
     return ms < r->timeout_ms ? "" : r->limit;
 }
 
-/* What there is to say of a wait that goes on. */
+/* Logs for whom this rank still waits. */
 static void remind(struct zr_rendezvous *r, zr_hub_say_wait *say)
 {
     const struct zr_waiting *w = r->w.waiting;

@@ -16,7 +16,7 @@
 
 /* ---- weights ---- */
 
-/* Of a name, as far as it is told: whole words. */
+/* Bytes of a tensor's name that ranks tell each other: a multiple of a word. */
 enum { SHOWN_NAME = 64 };
 
 /* A pair of ranks as a word; 0: none. */
@@ -54,8 +54,8 @@ static int most_of_world(struct zr_engine *e, const struct zr_tag *tag, uint64_t
     return 0;
 }
 
-/* Of tensors [first, end) that are not cut: two ranks that keep other bytes of the same elements; 0: there
- * are none. Of this rank's parts, and of the world's the last. */
+/* Finds two ranks that keep different bytes of an element, among the tensors [first, end) that are not cut.
+ * *here: such a pair of this rank's tp group, 0 if there is none. *pair: the greatest pair of the world. */
 static int compare_whole(struct zr_engine *e, char *buffer, int32_t first, int32_t end, uint64_t *here,
                          uint64_t *pair)
 {
@@ -145,8 +145,8 @@ int zr_engine_compare_parts(struct zr_engine *e)
 /* The last step in which gradients are compared. */
 enum { LAST_STEP = 16 };
 
-/* What two ranks of tp have that differs, as a word of which the greatest of the world counts: worst first,
- * then the first tensor. */
+/* A difference between two ranks of tp is a word. The greatest word of the world counts: the worst difference,
+ * and among equals the first tensor. */
 enum { EQUAL, ROUNDED, APART };
 enum { RANK_BITS = 20, TENSOR_BITS = 22 };
 

@@ -55,7 +55,7 @@ static struct zr_exact_sum *host_sum(const struct zr_engine *e)
     return (struct zr_exact_sum *)((char *)e->agreed + ZR_STRAY_AT);
 }
 
-/* Of the piece's bytes, the floats that are aligned and whole. */
+/* Adds the squares of the aligned and whole floats among the piece's bytes. */
 static int add_squares(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *at)
 {
     const int64_t size = sizeof(float), bytes = p->n * zr_dtype_bytes(f->dtype),

@@ -46,7 +46,7 @@ struct tied_tensor {
     bool bracketed, any_bracketed;
 };
 
-/* Behind the gradient, or the sum: whether the copy's unit was bracketed. */
+/* A word behind the gradient, or the sum, says whether the copy's unit was bracketed. */
 enum { WORD_BYTES = 8 };
 
 struct zr_tied {
@@ -112,7 +112,7 @@ static char *tied_grad(const struct zr_engine *e, const struct tied_tensor *t)
     return tied_slot(e, e->tied->micro_batch, t) + e->tied->sum_bytes;
 }
 
-/* Of the message that has the micro-batch. */
+/* Where that word lies in the message of this micro-batch. */
 static char *tied_word(const struct zr_engine *e, const struct tied_tensor *t)
 {
     char *end = e->tied->sum_bytes ? tied_sum(e, t) + zr_tied_sum_bytes(tensor_of(e, t))
@@ -352,7 +352,7 @@ void zr_tied_bracketed(struct zr_engine *e, int32_t unit)
     }
 }
 
-/* What a bracket without a backward must not leave as it was: all that is overwritten. */
+/* Zeroes the gradients that backward overwrites, because this bracket has no backward that would. */
 static int zero_overwritten(struct zr_engine *e, int32_t unit)
 {
     int32_t n, slot = e->plan->place.model_holds ? -1 : e->m.grad_slot[unit];
@@ -380,7 +380,7 @@ static int bracket_for_copy(struct zr_engine *e, int32_t unit)
     return err ? err : zr_engine_call(e, &ev);
 }
 
-/* What the copy's brackets gave goes to a contribution. What it gave without one is zero. */
+/* Adds the gradient of the copy's brackets as a contribution. Without a bracket it is zero. */
 static int take_due(struct zr_engine *e)
 {
     struct zr_tied *ties = e->tied;

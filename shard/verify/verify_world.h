@@ -366,7 +366,7 @@ int zr_parts_do(struct zr_verify_rank *r, const struct zr_script_op *op);
 /* verify_compute.c: the compute of one use of a unit, on the rank's compute stream. */
 int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op);
 int zr_script_zero(struct zr_verify_rank *r);
-/* What a piece's parameters are after so many updates of each unit; NULL: at first. */
+/* The content of a piece's parameters after n_updates of each unit; NULL: before the first. */
 struct zr_content zr_script_values(const struct zr_verify_rank *r, int32_t piece, const int32_t *n_updates);
 
 /* verify_groups.c: the communicators of all roles, each of as many groups as the role has. */

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-/* Of saved_model.c's table: two that are trained and two that are frozen, one of each dtype. */
+/* Entries of saved_model.c's table. Two are trained and two are frozen, one of each dtype. */
 enum { LAYERS_W = 1, POSITION = 3, MASK = 4, HEAD = 5, RUNNING = 7, N_STATES = 2, MOST = 7 * 33 * 21 };
 
 /* What zero_read gives of all tensors; zeros where there is nothing. */

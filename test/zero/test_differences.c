@@ -13,7 +13,7 @@
 
 enum { HANG_S = 120 };
 
-/* Of this rank's library. */
+/* The hash of the sources of this rank's library. */
 static uint64_t other_sources;
 
 uint64_t __real_zr_source_hash(void);

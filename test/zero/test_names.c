@@ -90,7 +90,7 @@ static void *run_alone(void *arg)
     return NULL;
 }
 
-/* What each ends with if nothing else is there. */
+/* The hash that each job ends with if it runs alone. */
 static void find_expected(struct rank *me, uint64_t expected[2])
 {
     for (int k = 0; k < 2; k++) {

@@ -47,7 +47,7 @@ void zr_loading_widen(const struct zr_loading *l)
     }
 }
 
-/* n of them, of which this is the first; "" if there are none. */
+/* Prints how many tensors have changed, and the first one's name; "" if none has. */
 static void print_changed(const struct zr_loading *l, bool was_trained, const char *what, char out[300])
 {
     const struct zr_whole *whole = &l->z->whole;

@@ -77,7 +77,7 @@ static int open_counts(const struct zero_ctx *z, struct zr_manifest *m)
     return 0;
 }
 
-/* What other pipeline stages have, some at a time. */
+/* The ranks of all pipeline stages exchange their counts, this many at a time. */
 enum { AT_ONCE = ZR_EXCHANGE_BYTES / sizeof(struct layer_count) - 1 };
 
 struct some_counts {

@@ -238,7 +238,7 @@ static void test_known_faults(void **state)
         if (!strstr(custom.log, cases[i].log) || reported != (cases[i].log[0] != 0) || lacks)
             fail_msg("%d: \"%s\" lacks or has more than \"%s\"", cases[i].version, custom.log, cases[i].log);
     }
-    /* What the stand-in is asked to do although it may hang. */
+    /* The stand-in counts two operations that may hang. */
     expected_misuse = HEADER_HAS_WINDOWS ? 2 : 0;
     if (!HEADER_HAS_WINDOWS)
         return;
