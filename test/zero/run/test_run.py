@@ -223,8 +223,8 @@ class Output(unittest.TestCase):
 
     def test_limit_on_files(self):
         with tempfile.TemporaryFile() as f:
-            r = subprocess.run(['sh', '-c', 'ulimit -f 1; exec "$@"', 'sh', ZERO_RUN, '-n', '1', 'seq', '1', '2000'], stdout=f,
-                               stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+            r = subprocess.run(['sh', '-c', 'ulimit -f 1; exec "$@"', 'sh', ZERO_RUN, '-n', '1', 'sh', '-c', 'seq 1 2000; exec sleep 1000'],
+                               stdout=f, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
             self.assertRegex(r.stderr, r'zero-run: standard output: File too large: .* 512 bytes \(RLIMIT_FSIZE, ulimit -f\); ending 1 ')
             self.assertEqual((r.returncode, os.fstat(f.fileno()).st_size), (1, 512))
 
