@@ -102,8 +102,9 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->wire_dtype = o->wire_dtype;
     c->n_order = o->n_order;
     c->save_async = o->save_async;
-    /* Elsewhere one rank alone may check. */
-    bool of_all = z->plan->hop[ZR_OUTER].sums_whole || o->parts > 1 || zr_stages(z) > 1;
+    /* Elsewhere one rank alone may check. At stage 3 check mode has another plan. */
+    bool of_all =
+        z->plan->place.shards_params || z->plan->hop[ZR_OUTER].sums_whole || o->parts > 1 || zr_stages(z) > 1;
     c->check = z->layout->gaps || (o->check && of_all);
     c->n_tensors = z->layout->n_tensors;
     c->layout_hash = z->layout->hash;

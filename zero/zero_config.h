@@ -375,8 +375,8 @@ struct zero_config {
      * it. On the host zero_wrap overwrites with NaN what *param pointed at, where that is private and
      * writable memory and not a buffer's. With hybrid hsdp the groups' copies of the weights are compared
      * after steps 1, 2, 4, 8 and so on and every 64th, and zero_step waits for that. What is read and written
-     * of messages between pipeline stages is looked at. There, and at stages 0 and 1, all ranks must have the
-     * same. For debugging: slower, and a bracket's unit is held twice, or on a GPU memory for 15 times the
+     * of messages between pipeline stages is looked at. All ranks must have the same, except at stage 2 without tp
+     * and pp. For debugging: slower, and a bracket's unit is held twice, or on a GPU memory for 15 times the
      * largest is taken; default 0 */
     int32_t check;
 

@@ -507,7 +507,9 @@ static void overridden_on_one_rank(void **state)
         {"ZERO_SHARD_GROUP", "two", TOY_HSDP, ZERO_ERR_ARG, "ZERO_SHARD_GROUP is \"two\""},
         {"ZERO_STAGE", "2", TOY_HSDP, ZERO_ERR_ARG, "hybrid is hsdp but stage is 2"},
         {"ZERO_CHECK", "1", TOY_HSDP, ZERO_ERR_MISMATCH, "check is 1 on rank 3 and 0 on rank 0"},
-        {"ZERO_CHECK", "1", TOY_HFSDP, 0, ""},
+        {"ZERO_CHECK", "1", TOY_HFSDP, ZERO_ERR_MISMATCH, "check is 1 on rank 3 and 0 on rank 0"},
+        {"ZERO_CHECK", "1", 3, ZERO_ERR_MISMATCH, "check is 1 on rank 3 and 0 on rank 0"},
+        {"ZERO_CHECK", "1", 2, 0, ""},
         {"ZERO_TIMEOUT_MS", "60000", TOY_HFSDP, 0, ""},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
