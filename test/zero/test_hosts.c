@@ -200,7 +200,7 @@ static void local_ranks_are_compared(void **state)
             if ((id[k] = fork()) == 0)
                 _exit(wrap_as_launched(&r[k], said[i][k],
                                        i == 1 && k == 1
-                                           ? "ZERO_RANK says local rank 0, but of the 2 ranks that "
+                                           ? "zero-run says local rank 0, but of the 2 ranks that "
                                              "share memory with this one it is number 1"
                                            : ""));
         for (int k = 0; k < 2; k++) {

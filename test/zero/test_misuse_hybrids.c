@@ -379,9 +379,8 @@ static const struct misuse rows[] = {
     ON_ALL("another order in one group", order_of_one_group, NULL, MISMATCH, "n_order is 2 on rank 2"),
     ON_ALL("values that one rank awaits", awaits_on_one, NULL, MISMATCH, "init_from is later on rank 3"),
     ON_ALL("an init that fails on one rank", init_fails_on_one, NULL, FAILED, "cfg.init returned 5"),
-    WRONG("checks on one rank", HSDP, W4, checked_on_one, NULL, MISMATCH,
+    WRONG("checks on one rank", HYBRIDS, W4, checked_on_one, NULL, MISMATCH,
           "check is 1 on rank 3 and 0 on rank 0"),
-    GOOD("checks on one rank, where there is one copy of the state", HFSDP, W4, checked_on_one, NULL),
     GOOD("waits for another time in one group", HYBRIDS, W4, other_timeout, NULL),
 
     {"groups by a variable that do not divide the world",
