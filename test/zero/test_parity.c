@@ -534,13 +534,19 @@ static void assert_near_reference(const struct model *m, const struct run *a)
         double norm = sqrt(sum), scale = m->clip > 0 && norm > (double)m->clip ? (double)m->clip / norm : 1;
         assert_true(fabs(a->norm[s] - norm) <= fmax(2e-2 * norm, sqrt(sum_errors)));
         for (int t = 0; t < m->n_tensors; t++) {
+            int64_t per_slice = m->t[t].n / m->t[t].slices;
             for (int64_t i = 0; i < m->t[t].n && !m->t[t].frozen; i++) {
+                int unit = m->t[t].unit + (int)(i / per_slice), count = s + 1;
+                if (unit == left_out(m, s)) /* it is not updated */
+                    continue;
+                for (int before = 0; before < s; before++)
+                    count -= unit == left_out(m, before);
                 double x = g[t][i] * scale;
                 mo[t][i] = 0.9 * mo[t][i] + 0.1 * x;
                 ve[t][i] = 0.999 * ve[t][i] + 0.001 * x * x;
                 double decay = m->t[t].no_decay ? 0 : (double)0.1f;
-                w[t][i] -= (double)1e-2f * (mo[t][i] / (1 - pow(0.9, s + 1)) /
-                                                (sqrt(ve[t][i] / (1 - pow(0.999, s + 1))) + 1e-8) +
+                w[t][i] -= (double)1e-2f * (mo[t][i] / (1 - pow(0.9, count)) /
+                                                (sqrt(ve[t][i] / (1 - pow(0.999, count))) + 1e-8) +
                                             decay * w[t][i]);
             }
         }
