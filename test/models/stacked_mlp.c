@@ -114,8 +114,9 @@ struct mlp *mlp_new(struct mlp_config config, int batch, uint64_t seed)
     m->acts_memory = alloc_and_point_acts(&m->acts, m, &m->n_acts);
     m->grads_acts_memory = alloc_and_point_acts(&m->grads_acts, m, &m->n_acts);
     m->path = malloc((size_t)config.layers * sizeof(int));
+    m->updates = calloc((size_t)config.layers, sizeof(int));
     if (m->params_memory == NULL || m->grads_memory == NULL || m->acts_memory == NULL ||
-        m->grads_acts_memory == NULL || m->path == NULL) {
+        m->grads_acts_memory == NULL || m->path == NULL || m->updates == NULL) {
         mlp_free(m);
         return NULL;
     }
@@ -144,6 +145,7 @@ void mlp_free(struct mlp *m)
     free(m->acts_memory);
     free(m->grads_acts_memory);
     free(m->path);
+    free(m->updates);
     free(m);
 }
 
@@ -432,6 +434,20 @@ int mlp_decays(int tensor)
     return is_matrix[tensor];
 }
 
+/* ln1w to projb: one slice for each layer. */
+static int is_stacked(int tensor)
+{
+    return tensor >= 2 && tensor <= 7;
+}
+
+static int runs(const struct mlp *m, int layer)
+{
+    for (int i = 0; i < m->n_path; i++)
+        if (m->path[i] == layer)
+            return 1;
+    return 0;
+}
+
 /* A tensor without a gradient pointer stays as it is. */
 void mlp_update(struct mlp *m, struct mlp_adamw a)
 {
@@ -443,14 +459,21 @@ void mlp_update(struct mlp *m, struct mlp_adamw a)
     }
     const float *grads[MLP_N_TENSORS];
     memcpy(grads, &m->grads, sizeof grads);
+    for (int l = 0; l < m->config.layers; l++)
+        m->updates[l] += runs(m, l);
     size_t at = 0;
     for (int k = 0; k < MLP_N_TENSORS; k++) {
+        int n_slices = is_stacked(k) ? m->config.layers : 1;
+        size_t n = m->sizes[k] / (size_t)n_slices;
         struct mlp_adamw one = a;
         one.decay = mlp_decays(k) ? a.decay : 0.0f;
-        if (grads[k] != NULL)
-            mlp_adamw(m->sizes[k], m->params_memory + at, m->grads_memory + at, m->m_memory + at,
-                      m->v_memory + at, one);
-        at += m->sizes[k];
+        for (int l = 0; l < n_slices; l++, at += n) {
+            int leaves_out = m->leaves_out && is_stacked(k);
+            one.t = leaves_out ? m->updates[l] : a.t;
+            if (grads[k] != NULL && !(leaves_out && !runs(m, l)))
+                mlp_adamw(n, m->params_memory + at, m->grads_memory + at, m->m_memory + at, m->v_memory + at,
+                          one);
+        }
     }
 }
 

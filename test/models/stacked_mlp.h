@@ -85,6 +85,11 @@ struct mlp {
     int *path;
     int n_path;
 
+    /* an update leaves out the layers that are not in path */
+    int leaves_out;
+    /* updates of each layer, counted if leaves_out is set */
+    int *updates;
+
     /* backward stores headb's gradient instead of adding to it */
     int store_headb;
 

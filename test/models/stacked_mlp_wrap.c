@@ -75,6 +75,7 @@ static void train_plain(const void *options, struct run_log *log)
     if (o->frozen_wpe)
         m->grads.wpe = NULL;
     m->store_headb = o->overwrite;
+    m->leaves_out = o->leaves_out;
     for (int step = 0; step < o->steps; step++) {
         set_path(m, o, step);
         mlp_data(SEED, step, 0, MLP_ROWS, tokens, targets);

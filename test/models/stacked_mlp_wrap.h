@@ -37,6 +37,8 @@ struct mlp_options {
     bool misuse;
     /* each step leaves out one layer */
     bool drop;
+    /* the plain run does not update that layer, as a wrapped run with brackets does not */
+    bool leaves_out;
     /* from step 3 on the layers run in reverse */
     bool reorder;
     /* libzero is told that headb's gradient is stored, not added to */

@@ -28,7 +28,7 @@ struct shape {
 static const struct mlp_options mlp = {.steps = STEPS},
                                 mlp_separate = {.steps = STEPS, .tie = MLP_TIE_SEPARATE},
                                 mlp_segment = {.steps = STEPS, .recompute = MLP_RECOMPUTE_SEGMENT},
-                                mlp_drop = {.steps = STEPS, .drop = true};
+                                mlp_drop = {.steps = STEPS, .drop = true, .leaves_out = true};
 static const struct layer_net_options layers = {.steps = STEPS};
 static const struct graph_net_options graph = {.steps = STEPS, .library_rmsprop = true};
 

@@ -250,12 +250,13 @@ static void evaluation_between_steps(void **state)
     run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, true);
 }
 
-/* Its gradient is zero then, and its moments decay, as in the plain loop. */
+/* With brackets it is not updated. Without, its gradient is zero, and its moments decay. */
 static void layer_left_out(void **state)
 {
     (void)state;
-    struct mlp_options o = {.steps = 7, .drop = true};
+    struct mlp_options o = {.steps = 7, .drop = true, .leaves_out = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
+    o.leaves_out = false;
     run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, true);
 }
 
@@ -264,7 +265,7 @@ static void order_changed_midway(void **state)
     (void)state;
     struct mlp_options o = {.steps = 8, .reorder = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
-    o.evaluate = o.drop = true;
+    o.evaluate = o.drop = o.leaves_out = true;
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
 }
 
@@ -272,7 +273,7 @@ static void order_changed_midway(void **state)
 static void order_changed_without_prefetch(void **state)
 {
     (void)state;
-    struct mlp_options o = {.steps = 7, .reorder = true, .drop = true};
+    struct mlp_options o = {.steps = 7, .reorder = true, .drop = true, .leaves_out = true};
     run_compare(&mlp_run_model, &o, &(struct run_setup){.brackets = true, .prefetch = -1, .order = true},
                 WORLDS, true);
 }

@@ -645,7 +645,7 @@ static void test_lent_wrongly(void **state)
          0,
          0,
          "2",
-         {"nccl_comm is rank 0 of 1, but", "torchrun's variables say: rank 0 of 2"}},
+         {"nccl_comm is rank 0 of 1, but", "RANK is 0 and WORLD_SIZE is 2"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct toy m;
