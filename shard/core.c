@@ -57,7 +57,7 @@ static bool holds(const struct zr_core_event *ev)
     return zr_call_needs_param(&call);
 }
 
-/* The smallest unit that holds, by an open bracket, a gradient slot of at least `bytes`; -1: there is none. */
+/* The smallest unit that holds, by an open bracket, a gradient slot of at least `bytes`; -1: none. */
 static int32_t smallest_in_grad_slots(const struct zr_core *c, int64_t bytes)
 {
     int32_t best = -1;

@@ -478,8 +478,8 @@ static int nearest_variable(const char *name, char known[VARIABLE_CHARS])
     return best;
 }
 
-/* Warns of each variable that the library does not know: it is most likely misspelt, or no longer there. Those
- * of libzero's own tests are left alone. */
+/* Warns of each variable that the library does not know: it is most likely misspelt, or no longer there.
+ * Those of libzero's own tests are left alone. */
 static void warn_of_unknown(struct zr_log *log)
 {
     for (char **e = environ; e && *e; e++) {

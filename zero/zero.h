@@ -214,10 +214,10 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * A step updates the units that had a backward bracket in any of its micro-batches, an empty one too. The
  * others are left out: no decay, no momentum, no step count. cfg.log is told once.
  *
- * At stages 0 and 1 brackets are optional, and buy overlap. A step without any backward bracket updates all
- * units there; with several pipeline stages there is no such step. In a step with backward brackets, a
- * gradient that is written outside of one is an error of zero_step. cfg.log is told once of a unit that has
- * brackets in some micro-batches alone.
+ * At stages 0 and 1 brackets are optional, and buy overlap: a program has backward brackets in every step, or
+ * in none, and then all units are updated. With several pipeline stages it has them. In a step with backward
+ * brackets, what is written outside of a unit's own may be lost; zero_step refuses a unit that is left out
+ * with a gradient that is not zero. cfg.log is told once of a unit that some micro-batches alone bracket.
  * At these stages the model may zero its gradients where it likes between the end of a micro-batch's
  * backward brackets and its next backward: nothing reads them then. From a unit's backward zero_end to that
  * end they are being reduced, and *grad is NULL.

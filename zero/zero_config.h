@@ -375,9 +375,9 @@ struct zero_config {
      * it. On the host zero_wrap overwrites with NaN what *param pointed at, where that is private and
      * writable memory and not a buffer's. With hybrid hsdp the groups' copies of the weights are compared
      * after steps 1, 2, 4, 8 and so on and every 64th, and zero_step waits for that. What is read and written
-     * of messages between pipeline stages is looked at. All ranks must have the same, except at stage 2 without tp
-     * and pp. For debugging: slower, and a bracket's unit is held twice, or on a GPU memory for 15 times the
-     * largest is taken; default 0 */
+     * of messages between pipeline stages is looked at. All ranks must have the same, except at stage 2
+     * without tp and pp. For debugging: slower, and a bracket's unit is held twice, or on a GPU memory for 15
+     * times the largest is taken; default 0 */
     int32_t check;
 
     /* + 1: zero_save returns when a snapshot is ordered, and writes while training goes on. Reserves memory

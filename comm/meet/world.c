@@ -10,7 +10,7 @@
 
 /* --- a communicator that the program lends --- */
 
-static bool is_same(const struct zr_world *w, int rank, int world)
+static bool says_ranks(const struct zr_world *w, int rank, int world)
 {
     return w->rank == rank && w->world == world;
 }
@@ -21,7 +21,8 @@ static int check_lent_ranks(const struct zr_lent_ranks *c, const struct zr_launc
                             const struct zr_world *said)
 {
     char job[64] = "";
-    if (is_same(said, c->rank, c->world) || (l && c->job_world && is_same(said, c->job_rank, c->job_world)))
+    if (says_ranks(said, c->rank, c->world) ||
+        (l && c->job_world && says_ranks(said, c->job_rank, c->job_world)))
         return 0;
     if (c->job_world)
         snprintf(job, sizeof job, " (and rank %d of %d of MPI_COMM_WORLD)", c->job_rank, c->job_world);

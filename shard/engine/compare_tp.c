@@ -145,8 +145,8 @@ int zr_engine_compare_parts(struct zr_engine *e)
 /* The last step in which gradients are compared. */
 enum { LAST_STEP = 16 };
 
-/* A difference between two ranks of tp is a word. The greatest word of the world counts: the worst difference,
- * and among equals the first tensor. */
+/* A difference between two ranks of tp is a word. The greatest word of the world counts: the worst
+ * difference, and among equals the first tensor. */
 enum { EQUAL, ROUNDED, APART };
 enum { RANK_BITS = 20, TENSOR_BITS = 22 };
 

@@ -170,8 +170,8 @@ struct zr_tuned {
 /* Between steps: what the next step is taken with, to be changed at once; every rank gives the same. Waits
  * for the step before the last to have been issued. opt.hyper and opt.clip are what the engine began with. */
 struct zr_tuned *zr_engine_tune(struct zr_engine *e);
-/* The number of the last step is t, and so is the count of every unit; the optimizer's states are those that belong to it. Between steps; every
- * rank gives the same. Waits for the last step's norm. */
+/* Sets the number of the last step, and the count of every unit, to t, to which the optimizer's states
+ * belong. Between steps. Every rank gives the same. Waits for the last step's norm. */
 int zr_engine_set_step(struct zr_engine *e, int64_t t);
 /* How many steps have updated the unit; the engine is settled. */
 int64_t zr_engine_unit_step(const struct zr_engine *e, int32_t unit);

@@ -65,4 +65,27 @@ int zr_issue_norm(struct zr_engine *e, const struct zr_job *job);
 int zr_issue_update(struct zr_engine *e, const struct zr_job *job);
 double zr_unclipped_scale(const struct zr_engine *e);
 
+/* ---- engine_parts.c ---- */
+
+/* Bytes received so far: of all, from other groups, over tp. */
+struct zr_received {
+    int64_t wire, outer, model;
+};
+struct zr_received zr_received_so_far(const struct zr_engine *e);
+/* Takes what was received since then out of the program's traffic: comparing has moved it. */
+void zr_leave_out_since(struct zr_engine *e, struct zr_received before);
+
+/* ---- compare_tp.c ---- */
+
+/* This rank's shard of a tensor's reduced gradient, not scaled. */
+struct zr_tp_gradient {
+    /* 0: it has none */
+    uint64_t hash;
+    double squares;
+};
+/* Gradients are compared over tp in that step, counted from 1 since zero_wrap. */
+bool zr_tp_compares(const struct zr_engine *e, uint32_t step);
+/* In that step's NORM, when sums are complete. */
+int zr_tp_look_at_gradients(struct zr_engine *e);
+
 #endif

@@ -4,6 +4,7 @@
 #include "comm/flight.h"
 #include "comm/fork.h"
 #include "shard/engine/engine_inside.h"
+#include "shard/engine/engine_issue.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -137,8 +138,8 @@ static bool is_given(const struct zr_engine *e, int32_t tensor)
     return e->layout->tensors[tensor].overwrite || zr_tied_is_due(e, tensor);
 }
 
-/* keeps_overwritten: the next use is in a bracket, whose backward stores all of what is overwritten. Without a
- * bracket nobody knows whether it will, and what it does not store would be used a second time. */
+/* keeps_overwritten: the next use is in a bracket, whose backward stores all of what is overwritten. Without
+ * a bracket nobody knows whether it will, and what it does not store would be used a second time. */
 static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot, bool keeps_overwritten)
 {
     char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot);

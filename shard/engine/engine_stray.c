@@ -5,9 +5,9 @@
  * handed them out. Where one is not, the model has written it, and the step would lose it. What backward
  * overwrites is not looked at, because it keeps the values of an earlier step.
  *
- * On the host the model's thread looks at the elements. On a GPU the model's stream adds up their squares, and
- * the sum is read with the step's norm. The bytes are read as floats whatever the dtype is: the sum is zero if
- * they are. Of a bf16 tensor with an odd number of elements the first or the last one is not looked at. */
+ * On the host the model's thread looks at the elements. On a GPU the model's stream adds up their squares,
+ * and the sum is read with the step's norm. The bytes are read as floats whatever the dtype is: the sum is
+ * zero if they are. If a bf16 tensor has an odd number of elements, its first or last is not looked at. */
 #include "shard/engine/engine_issue.h"
 
 typedef int (*piece_fn)(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *at);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine_tables.c: an engine's events and tables, all of which grow with the model. */
 #include "shard/engine/engine_inside.h"
+#include "shard/engine/engine_issue.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -931,7 +931,7 @@ static void undeclared_orders_get_three_gradients(void **state)
         }
 }
 
-/* A unit that is to stay gathered has a gradient of its own, at stage 2 too, and no slot is as large for it. */
+/* A unit that is to stay gathered has its own gradient memory, at stage 2 too. No slot grows for it. */
 static void resident_units_have_gradients_of_their_own(void **state)
 {
     (void)state;

@@ -73,7 +73,7 @@ static int evaluates_between(struct program *p)
     return err;
 }
 
-/* Backward of one layer after another inside the first n_outer units of outer[], which stay open around it. */
+/* Backward of one layer after another, inside the first n_outer units of outer[], which stay open. */
 static int backward_inside(struct program *p, const int *outer, int n_outer, int step, int k)
 {
     int err = 0, micro = p->rank->rank + k * p->rank->world;

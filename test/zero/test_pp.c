@@ -1088,7 +1088,7 @@ static void optimizers_of_other_stages_are_tuned(void **state)
     }
 }
 
-/* No bracket at all, where pointers are valid without: in a pipeline a stage's step then has no unit, and what
+/* No bracket at all, where pointers are valid without. In a pipeline the step then has no unit, and what
  * backward has written is found. */
 static void train_without_brackets(struct toy_rank *r)
 {

@@ -954,7 +954,7 @@ static void all_stages_skip_a_step(void **state)
 
 /* ---- used wrongly ---- */
 
-/* The head writes outside of a bracket, and then leaves it; the copy's pointer is assigned, and then put back. */
+/* The head writes outside of a bracket, and then leaves it. The copy's pointer is assigned, then put back. */
 static void forget_bracket(struct toy_rank *r)
 {
     struct zero_plan_info plan;

@@ -36,7 +36,8 @@ int zr_block_file_open(const struct zr_files *fs, const char *path, int64_t byte
     bool missing;
     *f = (struct zr_block_file){.fs = fs, .path = path, .fd = -1, .direct = -1};
     int err = zr_file_find(fs, path, &missing, &f->fd);
-    if (!err && O_DIRECT != 0 && bytes >= LEAST_DIRECT && !(fs->is_cached && fs->is_cached(fs->arg, f->fd, bytes)))
+    if (!err && O_DIRECT != 0 && bytes >= LEAST_DIRECT &&
+        !(fs->is_cached && fs->is_cached(fs->arg, f->fd, bytes)))
         open_direct(f, O_RDONLY);
     return err;
 }

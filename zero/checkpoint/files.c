@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <uv.h>
+
 static int fail_io(const char *path, const char *call, int64_t code)
 {
     char why[ZR_SYSTEM_WORDS];
@@ -20,7 +22,11 @@ static int fail_io(const char *path, const char *call, int64_t code)
     if (code == -ENXIO)
         return zr_fail(ZR_ERR_IO, "%s: %s: it is a FIFO, a socket or a device; allowed: a regular file", path,
                        call);
-    return zr_fail(ZR_ERR_IO, "%s: %s: %s", path, call, zr_system_words((int)-code, why));
+    if (code == -EFBIG || code == -EMFILE) /* a limit is named with its value */
+        zr_system_words((int)-code, why);
+    else
+        uv_strerror_r((int)code, why, sizeof why);
+    return zr_fail(ZR_ERR_IO, "%s: %s: %s", path, call, why);
 }
 
 /* A signal may interrupt any of them; how often in a row has no bound, so there is none here. */

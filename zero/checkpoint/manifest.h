@@ -32,8 +32,8 @@ struct zr_manifest_tensor {
      * shape is the whole's. Else 0. */
     int32_t parts, dim, blocks;
     int64_t rows;
-    /* (n_updates) The steps that updated the tensor, if it is trainable; 1 number, or one for each layer where
-     * layers differ. Format 5. */
+    /* (n_updates) The steps that updated the tensor, if it is trainable: one number, or one for each layer
+     * if layers differ. Format 5. */
     int64_t *updates;
     int32_t n_updates;
 };
@@ -48,8 +48,8 @@ struct zr_manifest_file {
 };
 
 struct zr_manifest {
-    /* 5: a tensor was not updated in every step; else 4: a tensor is cut over tp; else 3: a rank has data of its own; else 2; 1: of before, when all tensors
-     * had one optimizer */
+    /* 5: a tensor was not updated in every step; else 4: a tensor is cut over tp; else 3: a rank has data;
+     * else 2. 1: from the time when all tensors had one optimizer */
     int32_t format;
     /* of the library that saved it */
     char version[32];

@@ -174,8 +174,8 @@ static void train_differently(struct toy_rank *r)
     toy_free(&m);
 }
 
-/* Whether both say the same failure: what follows "rank 2: " in what rank 2 says, up to the rank that found it,
- * which a rank names if it has the failure from the record of one that has ended. */
+/* Whether both say the same failure: what follows "rank 2: " in what rank 2 says, up to the rank that found
+ * it. A rank names that one if it has the failure from the record of a rank that has ended. */
 static bool say_the_same(const struct toy_rank *a, const struct toy_rank *b)
 {
     char text[2][sizeof a->text];

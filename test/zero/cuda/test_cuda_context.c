@@ -640,12 +640,7 @@ static void test_lent_wrongly(void **state)
          4,
          NULL,
          {"nccl_comm is rank 0 of 1, but", "the configuration say: rank 1 of 4"}},
-        {ZERO_DEVICE_CUDA,
-         0,
-         0,
-         0,
-         "2",
-         {"nccl_comm is rank 0 of 1, but", "RANK is 0 and WORLD_SIZE is 2"}},
+        {ZERO_DEVICE_CUDA, 0, 0, 0, "2", {"nccl_comm is rank 0 of 1, but", "RANK is 0 and WORLD_SIZE is 2"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct toy m;
