@@ -103,9 +103,10 @@ int zr_flight_parse(const void *data, size_t n, struct zr_flight_view *out)
 
 int zr_flight_read_file(const char *path, struct zr_flight_view *out)
 {
+    char why[ZR_SYSTEM_WORDS];
     FILE *f = fopen(path, "rb");
     if (!f)
-        return zr_fail(ZR_ERR_IO, "%s: %s", path, strerror(errno));
+        return zr_fail(ZR_ERR_IO, "%s: %s", path, zr_system_words(errno, why));
     size_t room = sizeof *out + 1; /* a longer one is none */
     char *data = malloc(room);
     if (!data) {

@@ -24,7 +24,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SEGMENT_BYTES = 4096 };
+enum {
+    SEGMENT_BYTES = 4096,
+    PROBE_DESCRIPTORS = 2 /* a rank's own segment, and the one that it looks at */
+};
 
 /* What is in a segment: how it is known to be the one that was meant, and not another of a number that is
  * used again. */
@@ -175,8 +178,12 @@ static int make_probe(struct probe *p, struct card *c)
 
 static void fill_card(struct probe *p, int err, struct card *c)
 {
+    char why[ZR_SYSTEM_WORDS];
+    int none = zr_no_descriptors(PROBE_DESCRIPTORS);
     memset(c, 0, sizeof *c);
     c->fd = -1;
+    if (!err && none) /* else this rank would seem to be on another host */
+        err = zr_fail(ZR_ERR_SYSTEM, "asking which ranks share memory: %s", zr_system_words(none, why));
     if (zr_verdict_put(c, err))
         return;
     c->pid = (int32_t)getpid();
@@ -214,8 +221,10 @@ static bool can_map(const struct probe *p, int32_t rank, struct finding *f)
     int fd = zr_identity_open(p->id, rank, c->pid, c->fd);
     bool same = fd >= 0 && is_segment(fd, c);
     if (!same) {
+        char why[ZR_SYSTEM_WORDS];
         f->cannot = rank;
-        snprintf(f->text, sizeof f->text, "%.120s", errno ? strerror(errno) : "another file is in its place");
+        snprintf(f->text, sizeof f->text, "%.120s",
+                 errno ? zr_system_words(errno, why) : "another file is in its place");
     }
     if (fd >= 0)
         close(fd);

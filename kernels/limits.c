@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -68,10 +69,9 @@ int zr_limited_fallocate(int fd, int mode, off_t at, off_t bytes)
     GUARDED(int, fallocate(fd, mode, at, bytes));
 }
 
-const char *zr_system_words(int error, char text[ZR_SYSTEM_WORDS])
+const char *zr_limit_words(int error, const char *words, char text[ZR_SYSTEM_WORDS])
 {
     struct rlimit most;
-    const char *words = strerror(error);
     if (error == EFBIG && !getrlimit(RLIMIT_FSIZE, &most) && most.rlim_cur != RLIM_INFINITY)
         snprintf(text, ZR_SYSTEM_WORDS,
                  "%s: this process may make files of %llu bytes (RLIMIT_FSIZE, ulimit -f)", words,
@@ -79,7 +79,32 @@ const char *zr_system_words(int error, char text[ZR_SYSTEM_WORDS])
     else if (error == EMFILE && !getrlimit(RLIMIT_NOFILE, &most))
         snprintf(text, ZR_SYSTEM_WORDS, "%s: this process may have %llu open (RLIMIT_NOFILE, ulimit -n)",
                  words, (unsigned long long)most.rlim_cur);
+    else if (error == ENFILE)
+        snprintf(text, ZR_SYSTEM_WORDS,
+                 "%s: all processes of this host together have too many open (sysctl fs.file-max)", words);
     else
         snprintf(text, ZR_SYSTEM_WORDS, "%s", words);
     return text;
+}
+
+const char *zr_system_words(int error, char text[ZR_SYSTEM_WORDS])
+{
+    return zr_limit_words(error, strerror(error), text);
+}
+
+bool zr_is_descriptor_limit(int error)
+{
+    return error == EMFILE || error == ENFILE;
+}
+
+int zr_no_descriptors(int n)
+{
+    int fd[ZR_MOST_PROBED], n_open = 0, error = 0;
+    while (n_open < n && n_open < ZR_MOST_PROBED && (fd[n_open] = eventfd(0, EFD_CLOEXEC)) >= 0)
+        n_open++;
+    if (n_open < n && zr_is_descriptor_limit(errno))
+        error = errno;
+    while (n_open)
+        close(fd[--n_open]);
+    return error;
 }

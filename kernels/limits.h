@@ -5,7 +5,7 @@
  * the program handles it. The calls below block that signal in the calling thread while they run, and take it
  * back if it came. They then fail with EFBIG alone. The limit holds for shared memory files, too.
  *
- * zr_system_words names the limit in the message. */
+ * zr_system_words and zr_limit_words name the limit in the message. */
 #ifndef ZR_KERNELS_LIMITS_H
 #define ZR_KERNELS_LIMITS_H
 
@@ -33,5 +33,14 @@ enum { ZR_SYSTEM_WORDS = 160 };
 /* The system's words for an errno. Where a limit of this process is the reason, its name and value follow.
  * Returns text. */
 const char *zr_system_words(int error, char text[ZR_SYSTEM_WORDS]);
+/* The same with the words of a library, such as uv_strerror's. */
+const char *zr_limit_words(int error, const char *words, char text[ZR_SYSTEM_WORDS]);
+
+/* EMFILE and ENFILE. */
+bool zr_is_descriptor_limit(int error);
+enum { ZR_MOST_PROBED = 8 };
+/* Returns EMFILE or ENFILE if this process cannot open n more descriptors now, else 0. n is at most
+ * ZR_MOST_PROBED. libuv aborts in places where it cannot open one, and closes connections in others. */
+int zr_no_descriptors(int n);
 
 #endif

@@ -41,18 +41,29 @@ bool zr_called_is_for_step(enum zr_called_name name)
            name == ZR_CALLED_TUNE_DECAY;
 }
 
-void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
-                      char text[ZR_CALLED_BOTH_CHARS])
+/* They come several in a row, and often with equal names, so one that is left out looks like the next one. */
+static bool is_of_parts(const struct zr_called *c)
 {
-    char of_a[ZR_CALLED_CHARS], of_b[ZR_CALLED_CHARS];
+    return c->name >= ZR_CALLED_TP_ENTER && c->name <= ZR_CALLED_TP_MAX;
+}
+
+void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
+                      enum zr_called_gap gap, char text[ZR_CALLED_BOTH_CHARS])
+{
+    char of_a[ZR_CALLED_CHARS], of_b[ZR_CALLED_CHARS], left_out[80] = "";
     zr_called_describe(a, of_a);
     zr_called_describe(b, of_b);
-    const char *other = a->name == ZR_CALLED_STEP
-                            ? " after other numbers by zero_carry, zero_tune or zero_set_step"
-                            : " with other arguments";
-    snprintf(text, ZR_CALLED_BOTH_CHARS,
-             "rank %d called %s; rank %d called %s%s; every rank must make the same calls, in the same order",
-             rank_a, of_a, rank_b, of_b, strcmp(of_a, of_b) ? "" : other);
+    const char *other =
+        a->name == ZR_CALLED_STEP ? " after other numbers by zero_carry, zero_tune or zero_set_step"
+        : is_of_parts(a) && !gap  ? " with other arguments, or one of them left out the call before"
+                                  : " with other arguments";
+    if (gap)
+        snprintf(left_out, sizeof left_out, "; rank %d seems to have left out that of rank %d",
+                 gap == ZR_CALLED_GAP_A ? rank_a : rank_b, gap == ZR_CALLED_GAP_A ? rank_b : rank_a);
+    snprintf(
+        text, ZR_CALLED_BOTH_CHARS,
+        "rank %d called %s; rank %d called %s%s; every rank must make the same calls, in the same order%s",
+        rank_a, of_a, rank_b, of_b, strcmp(of_a, of_b) ? "" : other, left_out);
 }
 
 /* One word, so that it is read whole: 6 bits name, 1 backward, 25 step, 32 subject. Comparing steps as far as
@@ -146,6 +157,46 @@ uint64_t zr_called_differ(const struct zr_called_ring *a, const struct zr_called
         if (get(a, n, of_a) && get(b, n, of_b) && !same(of_a, of_b))
             return n;
     return 0;
+}
+
+/* The same but for the step, as in another layer or step. */
+static bool alike(struct zr_called a, const struct zr_called *b)
+{
+    a.step = b->step;
+    return same(&a, b);
+}
+
+/* Does a ring have `first` and then `second` from its call number n on? */
+static bool follow_at(const struct zr_called_ring *ring, uint64_t n, const struct zr_called *first,
+                      const struct zr_called *second)
+{
+    struct zr_called c;
+    return get(ring, n, &c) && alike(c, first) && get(ring, n + 1, &c) && alike(c, second);
+}
+
+/* Have the calls before number n, which both ranks made, had the same call before `first` and `second` as
+ * number n has before it? */
+static bool followed_before(const struct zr_called_ring *ring, uint64_t n, const struct zr_called *first,
+                            const struct zr_called *second)
+{
+    struct zr_called before, c;
+    if (n < 2 || !get(ring, n - 1, &before))
+        return false;
+    for (uint64_t k = n - 2; k >= oldest(n) && k > 1; k--)
+        if (follow_at(ring, k, first, second) && get(ring, k - 1, &c) && alike(c, &before))
+            return true;
+    return false;
+}
+
+enum zr_called_gap zr_called_left_out(const struct zr_called_ring *a, const struct zr_called_ring *b,
+                                      uint64_t n)
+{
+    struct zr_called of_a, of_b;
+    if (!get(a, n, &of_a) || !get(b, n, &of_b))
+        return ZR_CALLED_GAP_NONE;
+    bool by_a = is_of_parts(&of_b) && (follow_at(b, n, &of_b, &of_a) || followed_before(b, n, &of_b, &of_a));
+    bool by_b = is_of_parts(&of_a) && (follow_at(a, n, &of_a, &of_b) || followed_before(a, n, &of_a, &of_b));
+    return by_a == by_b ? ZR_CALLED_GAP_NONE : by_a ? ZR_CALLED_GAP_A : ZR_CALLED_GAP_B;
 }
 
 bool zr_called_last(const struct zr_called_ring *ring, struct zr_called *out)

@@ -112,11 +112,14 @@ void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c);
  * or later. */
 bool zr_called_is_for_step(enum zr_called_name name);
 
+/* Which of two ranks seems to have left out the call that the other one made. */
+enum zr_called_gap { ZR_CALLED_GAP_NONE, ZR_CALLED_GAP_A, ZR_CALLED_GAP_B };
+
 /* "rank 1 called zero_begin(unit 3, backward) in step 12; rank 0 called zero_read(tensor 2) in step 12; every
- * rank must make the same calls, in the same order" */
-#define ZR_CALLED_BOTH_CHARS 384
+ * rank must make the same calls, in the same order", and which rank left a call out, if that is known */
+#define ZR_CALLED_BOTH_CHARS 432
 void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
-                      char text[ZR_CALLED_BOTH_CHARS]);
+                      enum zr_called_gap gap, char text[ZR_CALLED_BOTH_CHARS]);
 
 /* Any thread; what is put meanwhile may be left out. */
 void zr_called_copy(const struct zr_called_ring *ring, struct zr_called_copy *out);
@@ -127,6 +130,11 @@ void zr_called_restore(struct zr_called_ring *ring, const struct zr_called_copy 
  * are kept. 0: there is none. */
 uint64_t zr_called_differ(const struct zr_called_ring *a, const struct zr_called_ring *b,
                           struct zr_called *of_a, struct zr_called *of_b);
+/* For calls number n, which differ: one rank has left out the other's call if it made the call that follows
+ * there. The other rank may not have come to the next call yet, since calls of tensor parallelism wait. Then
+ * what followed earlier, as in the layer before, decides. Only calls of tensor parallelism are looked at. */
+enum zr_called_gap zr_called_left_out(const struct zr_called_ring *a, const struct zr_called_ring *b,
+                                      uint64_t n);
 /* The latest; false: none was made. */
 bool zr_called_last(const struct zr_called_ring *ring, struct zr_called *out);
 

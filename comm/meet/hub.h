@@ -269,6 +269,8 @@ int zr_hub_run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const
 void zr_hub_start_deadline(struct zr_rendezvous *r, int64_t ms);
 /* How much longer others than rank 0 wait. */
 int64_t zr_hub_grace_ms(const struct zr_rendezvous *r);
+/* Every rank that is to connect to this one has done so. */
+bool zr_hub_all_came(const struct zr_rendezvous *r);
 /* How long a rank that has failed stays to tell those who come. */
 int64_t zr_hub_stay_ms(const struct zr_rendezvous *r);
 /* "rank 2, rank 5" of those that missing() names; returns their number. */
@@ -277,6 +279,8 @@ int zr_hub_list_ranks(const struct zr_rendezvous *r, bool (*missing)(const struc
 
 /* hub_find.c. Finds the addresses of w.host, at once or later, and then listens or connects. */
 void zr_hub_find(struct zr_rendezvous *r);
+/* Fails, for this process can open no descriptor: error is EMFILE or ENFILE. */
+void zr_hub_no_descriptor(struct zr_rendezvous *r, int error, const char *what_for);
 /* Where ranks meet: "10.77.0.1:29500", "[fd77::1]:29500", "node0:29500 (10.77.0.1, fd77::1)". */
 enum { ZR_PLACE_CHARS = 768 };
 void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS]);

@@ -79,7 +79,8 @@ static bool find_difference(const struct zr_rendezvous *r, char text[ZR_CALLED_B
                          : 0;
         if (n && (!first || n < first)) {
             first = n;
-            zr_called_report(i, &there, of, &here, text);
+            zr_called_report(i, &there, of, &here,
+                             zr_called_left_out(member_calls(r, i), member_calls(r, of), n), text);
         }
     }
     return first != 0;

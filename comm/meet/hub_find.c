@@ -3,6 +3,7 @@
  * rank 0, of either family. Rank 0 listens there, the others try one after the other. */
 #include "comm/meet/address_list.h"
 #include "comm/meet/hub.h"
+#include "kernels/limits.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 enum {
     FIND_AGAIN_MS = 20,  /* a name of a host that is still starting may appear later */
     FOUND_FOR_MS = 1000, /* that what was found counts before the name is looked up again */
+    FIND_DESCRIPTORS = 2 /* of a look-up, and of the connection that follows */
 };
 
 /* Without a key ranks meet on loopback only: the other addresses go. Fails where none is left. */
@@ -119,8 +121,21 @@ static void find_by_file(struct zr_rendezvous *r)
         uv_timer_start(&r->retry, find_again, (uint64_t)zr_hub_again_ms(r), 0);
 }
 
+void zr_hub_no_descriptor(struct zr_rendezvous *r, int error, const char *what_for)
+{
+    char text[256], why[ZR_SYSTEM_WORDS];
+    snprintf(text, sizeof text, "no descriptor is left %s: %s", what_for, zr_system_words(error, why));
+    zr_hub_fail_all(r, ZR_ERR_SYSTEM, text);
+}
+
 void zr_hub_find(struct zr_rendezvous *r)
 {
+    /* Without descriptors a look-up fails as if the network were at fault. */
+    int error = zr_no_descriptors(FIND_DESCRIPTORS);
+    if (error) {
+        zr_hub_no_descriptor(r, error, "to find the other ranks with");
+        return;
+    }
     r->goal = 0;
     if (r->w.file[0]) {
         find_by_file(r);

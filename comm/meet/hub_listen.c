@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* hub_listen.c: the sockets at which rank 0 waits for the others (see hub.h). */
 #include "comm/meet/hub.h"
+#include "kernels/limits.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -133,7 +134,7 @@ static void listen_again(uv_timer_t *t)
 
 static void say_cannot_listen(struct zr_rendezvous *r, const union zr_address *at, int err)
 {
-    char place[ZR_ADDRESS_CHARS], name[ZR_INTERFACE_CHARS], there[512];
+    char place[ZR_ADDRESS_CHARS], name[ZR_INTERFACE_CHARS], there[512], why[ZR_SYSTEM_WORDS];
     struct zr_interfaces all;
     zr_address_print(at, place);
     zr_interface_of(at, name);
@@ -144,7 +145,7 @@ static void say_cannot_listen(struct zr_rendezvous *r, const union zr_address *a
                     place, there);
     } else {
         zr_hub_fail(r, ZR_ERR_SYSTEM, "rank 0 cannot listen at %s%s%s%s: %s", place, name[0] ? " (" : "",
-                    name, name[0] ? ")" : "", uv_strerror(err));
+                    name, name[0] ? ")" : "", zr_limit_words(-err, uv_strerror(err), why));
     }
 }
 

@@ -8,6 +8,7 @@
  * dropped; and there are never more than MOST_UNIDENTIFIED of them, the others wait in the kernel's queue. A
  * rank of this very job that is wrong, by its number or its world, fails all of them. */
 #include "comm/meet/hub.h"
+#include "kernels/limits.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -287,12 +288,23 @@ void zr_hub_seal(struct zr_rendezvous *r)
 
 /* --- the beginning --- */
 
+/* libuv takes connections and closes them again while the process has no descriptor for them, and tells
+ * nobody. So this rank looks, unless connections that it drops soon may give it one. */
+static void check_descriptors(struct zr_rendezvous *r)
+{
+    int error = zr_no_descriptors(1);
+    if (error)
+        zr_hub_no_descriptor(r, error, "for the connections of other ranks");
+}
+
 static void on_patience(uv_timer_t *t)
 {
     struct zr_rendezvous *r = t->data;
     zr_hub_drop_slow(r);
     if (r->w.rank != 0)
         zr_hub_give_up_slow(r);
+    if (r->n_listening && !r->n_unidentified && !r->ready && !r->code && !zr_hub_all_came(r))
+        check_descriptors(r);
 }
 
 void zr_hub_start(struct zr_rendezvous *r)

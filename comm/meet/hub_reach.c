@@ -6,6 +6,7 @@
  * time is over. Only where somebody who speaks the protocol refuses it for seconds does it give up earlier,
  * for that will be another job, or the key is not the same. */
 #include "comm/meet/hub.h"
+#include "kernels/limits.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -59,6 +60,11 @@ void zr_hub_leave_place(struct zr_rendezvous *r, struct zr_link *l)
 static void give_address_up(struct zr_rendezvous *r, struct zr_link *l, int status)
 {
     const union zr_address *to = &r->to[r->to_now];
+    if (zr_is_descriptor_limit(-status)) {
+        zr_hub_no_descriptor(r, -status, "to connect to another rank with");
+        zr_link_drop(l);
+        return;
+    }
     bool no_way = status == UV_ENETUNREACH || status == UV_EADDRNOTAVAIL || status == UV_EAFNOSUPPORT;
     int version = to->any.sa_family == AF_INET6 ? 6 : 4;
     char which[ZR_ADDRESS_CHARS] = "", gone[192] = "";

@@ -13,6 +13,7 @@
  * are there. In a star all of this comes down to nothing. */
 #include "comm/meet/address_list.h"
 #include "comm/meet/hub.h"
+#include "kernels/limits.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -130,8 +131,9 @@ static int listen_below(struct zr_rendezvous *r, const union zr_address *here)
     if (!err)
         err = zr_hub_hand_over(r, &r->listener[0], fd);
     if (err) {
-        char text[160];
-        snprintf(text, sizeof text, "cannot listen for the ranks that are to join it: %s", uv_strerror(err));
+        char text[256], why[ZR_SYSTEM_WORDS];
+        snprintf(text, sizeof text, "cannot listen for the ranks that are to join it: %s",
+                 zr_limit_words(-err, uv_strerror(err), why));
         zr_hub_fail_all(r, ZR_ERR_SYSTEM, text);
     }
     return err;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* job_key.c: see job_key.h. */
 #include "comm/meet/job_key.h"
+#include "kernels/limits.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -74,9 +75,10 @@ static int read_open_file(int fd, const char *path, struct zr_job_key *key)
 static int read_file(const char *path, struct zr_job_key *key)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    char shown[208], why[ZR_SYSTEM_WORDS];
     if (fd < 0)
-        return zr_fail(ZR_ERR_ARG, "ZERO_JOB_KEY_FILE: %.200s: %s", path, strerror(errno));
-    char shown[208];
+        return zr_fail(zr_is_descriptor_limit(errno) ? ZR_ERR_SYSTEM : ZR_ERR_ARG,
+                       "ZERO_JOB_KEY_FILE: %.200s: %s", path, zr_system_words(errno, why));
     snprintf(shown, sizeof shown, "%.200s", path);
     int err = read_open_file(fd, shown, key);
     close(fd);

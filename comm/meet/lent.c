@@ -3,6 +3,7 @@
 #include "comm/meet/lent.h"
 #include "comm/identity.h"
 #include "comm/meet/net_address.h"
+#include "kernels/limits.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -28,6 +29,7 @@ static int hold_port(int *held, union zr_address *bound)
     union zr_address a;
     socklen_t n = sizeof *bound;
     int fd = -EAFNOSUPPORT;
+    char why[ZR_SYSTEM_WORDS];
     for (int i = 0; i < 2 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL); i++) {
         zr_address_parse(i ? "0.0.0.0" : "::", 0, &a);
         fd = zr_address_bind(&a);
@@ -35,7 +37,7 @@ static int hold_port(int *held, union zr_address *bound)
     *held = fd < 0 ? -1 : fd;
     if (fd < 0 || getsockname(fd, &bound->any, &n))
         return zr_fail(ZR_ERR_SYSTEM, "rank 0 has no port for the rendezvous: %s",
-                       strerror(fd < 0 ? -fd : errno));
+                       zr_system_words(fd < 0 ? -fd : errno, why));
     return 0;
 }
 

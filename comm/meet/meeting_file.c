@@ -183,14 +183,14 @@ static ssize_t load_meeting(const char *path, struct stat *st, char text[ZR_MEET
 static int may_replace(const char *path)
 {
     struct stat st;
-    char text[ZR_MEETING_FILE_BYTES];
+    char text[ZR_MEETING_FILE_BYTES], words[ZR_SYSTEM_WORDS];
     const size_t n_first = sizeof first_line - 1;
     ssize_t n = load_meeting(path, &st, text);
     if (n == -ENOENT)
         return 0;
     if (n < 0)
         return zr_fail(ZR_ERR_IO, "cannot say where ranks meet: %.400s is there, and cannot be read: %s",
-                       path, n == -ELOOP ? "it is a symbolic link" : strerror((int)-n));
+                       path, n == -ELOOP ? "it is a symbolic link" : zr_system_words((int)-n, words));
     bool ours = n >= (ssize_t)n_first && memcmp(text, first_line, n_first) == 0;
     if (!S_ISREG(st.st_mode) || (n > 0 && !ours))
         return zr_fail(ZR_ERR_ARG,
@@ -311,7 +311,7 @@ static bool is_of_job(const struct zr_world *w, const struct zr_meeting_file *f,
 bool zr_meeting_file_read(const struct zr_world *w, struct zr_meeting_file *out,
                           char why[ZR_MEETING_WHY_CHARS])
 {
-    char path[ZR_MEETING_PATH_CHARS], text[ZR_MEETING_FILE_BYTES], shown[41];
+    char path[ZR_MEETING_PATH_CHARS], text[ZR_MEETING_FILE_BYTES], shown[41], words[ZR_SYSTEM_WORDS];
     struct stat st;
     struct zr_meeting_file f;
     zr_meeting_file_path(w, path);
@@ -320,7 +320,7 @@ bool zr_meeting_file_read(const struct zr_world *w, struct zr_meeting_file *out,
         return say_absent(path, why);
     if (n < 0)
         snprintf(why, ZR_MEETING_WHY_CHARS, "it cannot be read: %s",
-                 n == -ELOOP ? "it is a symbolic link" : strerror((int)-n));
+                 n == -ELOOP ? "it is a symbolic link" : zr_system_words((int)-n, words));
     if (n < 0 || !may_follow(&st, why))
         return false;
     if (zr_meeting_file_parse(text, (size_t)n, &f)) {

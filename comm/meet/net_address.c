@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* net_address.c: see net_address.h. */
 #include "comm/meet/net_address.h"
+#include "kernels/limits.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -172,10 +173,12 @@ static void drop_link_local(struct zr_interfaces *c)
 static int find(const char *want, struct zr_interfaces *out)
 {
     uv_interface_address_t *all;
+    char why[ZR_SYSTEM_WORDS];
     int n, err = uv_interface_addresses(&all, &n);
     *out = (struct zr_interfaces){.n = 0};
     if (err)
-        return zr_fail(ZR_ERR_SYSTEM, "this host's network interfaces: %s", uv_strerror(err));
+        return zr_fail(ZR_ERR_SYSTEM, "this host's network interfaces: %s",
+                       zr_limit_words(-err, uv_strerror(err), why));
     for (int i = 0; i < n; i++)
         if (is_wanted(&all[i], want))
             add_interface(out, &all[i]);

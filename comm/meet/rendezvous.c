@@ -48,8 +48,7 @@ static bool say_who_has_not_come(const struct zr_rendezvous *r, int64_t ms, char
     return !r->accepted;
 }
 
-/* All that come here first. */
-static bool all_came(const struct zr_rendezvous *r)
+bool zr_hub_all_came(const struct zr_rendezvous *r)
 {
     for (int i = 1; i < r->w.world; i++)
         if (r->w.rank == 0 ? has_not_come(r, i)
@@ -71,7 +70,7 @@ static void stay_to_refuse(struct zr_rendezvous *r)
     zr_sigpipe_hold(&hold);
     zr_hub_start_deadline(r, zr_hub_stay_ms(r));
     zr_hub_admit(r);
-    while (!r->late && r->n_listening && !all_came(r))
+    while (!r->late && r->n_listening && !zr_hub_all_came(r))
         uv_run(r->loop, UV_RUN_ONCE);
     uv_timer_stop(&r->deadline);
     zr_sigpipe_release(&hold);

@@ -8,7 +8,9 @@
 #include "comm/shm/shm.h"
 #include "comm/verdict.h"
 #include "kernels/host/host_memory.h"
+#include "kernels/limits.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -95,6 +97,11 @@ static int open_peer(struct zr_shm *m, int place, const struct card *card, int64
     /* Before the segments are opened: if the number is another process's by then, the nonce shows it. */
     if (peer->pid != getpid())
         peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
+    if (peer->pidfd < 0 && peer->pid != getpid() && zr_is_descriptor_limit(errno)) {
+        char why[ZR_SYSTEM_WORDS];
+        return zr_fail(ZR_ERR_SYSTEM, "watching process %d, which is rank %d: %s", card->pid, at.rank,
+                       zr_system_words(errno, why));
+    }
     int err = zr_shared_map(&at, ZR_SHM_HEAD_BYTES, PROT_READ | PROT_WRITE, &p);
     if (err)
         return err;

@@ -131,9 +131,11 @@ static bool fail_called(struct zr_shm *m, const struct zr_post *mine, int place)
     struct zr_called own, other;
     char text[ZR_SHM_TEXT], calls[ZR_CALLED_BOTH_CHARS], op[96];
     find_calls(m, place, &of_own, &of_other);
-    if (!zr_called_differ(of_own, of_other, &own, &other))
+    uint64_t n = zr_called_differ(of_own, of_other, &own, &other);
+    if (!n)
         return false;
-    zr_called_report(zr_comm_rank(&m->base, place), &other, zr_shm_self(m), &own, calls);
+    zr_called_report(zr_comm_rank(&m->base, place), &other, zr_shm_self(m), &own,
+                     zr_called_left_out(of_other, of_own, n), calls);
     zr_post_describe(mine, op, sizeof op);
     snprintf(text, sizeof text, "%s (%s)", calls, op);
     zr_shm_fail(m, ZR_ERR_MISMATCH, zr_shm_self(m), text);

@@ -3,6 +3,7 @@
  * a handler. */
 #include "kernels/check/guard_report.h"
 #include "kernels/error.h"
+#include "kernels/limits.h"
 #include "kernels/thread.h"
 
 #include <errno.h>
@@ -92,10 +93,11 @@ int zr_reporter_open(void (*report)(void *arg), void *arg, struct zr_reporter **
     r->process = getpid();
     r->report = report;
     r->arg = arg;
+    char why[ZR_SYSTEM_WORDS];
     r->wake = eventfd(0, EFD_CLOEXEC);
     r->reported = eventfd(0, EFD_CLOEXEC);
     int err = r->wake < 0 || r->reported < 0
-                  ? zr_fail(ZR_ERR_SYSTEM, "no event descriptor: %s", strerror(errno))
+                  ? zr_fail(ZR_ERR_SYSTEM, "no event descriptor: %s", zr_system_words(errno, why))
                   : zr_thread_start(&r->thread, "zero-report", reporter_main, r);
     if (err) {
         free_reporter(r);

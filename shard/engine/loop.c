@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* loop.c: see loop.h. */
 #include "shard/engine/loop.h"
+#include "kernels/limits.h"
 #include "kernels/thread.h"
 #include "shard/layout.h"
 
@@ -9,8 +10,9 @@
 #include <time.h>
 
 enum {
-    SLICE_MS = 50,  /* of a wait: how often it is asked whether the loop has moved */
-    CLOSE_MS = 5000 /* for the thread to end */
+    SLICE_MS = 50,       /* of a wait: how often it is asked whether the loop has moved */
+    CLOSE_MS = 5000,     /* for the thread to end */
+    LOOP_DESCRIPTORS = 6 /* of the first loop of a process: its poll, signals and wake-up */
 };
 
 struct zr_loop {
@@ -183,11 +185,15 @@ int zr_loop_open(int32_t n_jobs, void (*issue)(void *, const struct zr_job *), v
     if (err)
         return err;
     atomic_store(&l->asleep, true);
-    err = uv_loop_init(&l->uv);
+    /* uv_loop_init aborts the process where it cannot open the first of these descriptors. */
+    err = -zr_no_descriptors(LOOP_DESCRIPTORS);
+    if (!err)
+        err = uv_loop_init(&l->uv);
     if (err) {
+        char why[ZR_SYSTEM_WORDS];
         free(l->ring);
         free(l);
-        return zr_fail(ZR_ERR_SYSTEM, "uv_loop_init: %s", uv_strerror(err));
+        return zr_fail(ZR_ERR_SYSTEM, "uv_loop_init: %s", zr_limit_words(-err, uv_strerror(err), why));
     }
     err = uv_async_init(&l->uv, &l->wake, on_wake);
     if (err) {

@@ -166,10 +166,11 @@ static int read_all(struct zr_pipeline *p, FILE *f, const char *path)
 
 int zr_pipeline_read(struct zr_pipeline **out, const char *path)
 {
+    char why[ZR_SYSTEM_WORDS];
     *out = NULL;
     FILE *f = fopen(path, "r");
     if (!f)
-        return zr_fail(ZR_ERR_IO, "%s: %s", path, strerror(errno));
+        return zr_fail(ZR_ERR_IO, "%s: %s", path, zr_system_words(errno, why));
     struct zr_pipeline *p = zr_pipeline_new(1);
     int err = p ? read_all(p, f, path) : ZR_ERR_NOMEM;
     fclose(f);

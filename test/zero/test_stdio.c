@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_stdio.c: processes that start with a standard descriptor closed, and processes that may write only
- * small files. */
+/* test_stdio.c: processes that start with a standard descriptor closed, processes that may write only small
+ * files, and processes that may open only few descriptors. */
+#include "kernels/limits.h"
 #include "kernels/standard_fds.h"
 #include "test/comm/ranks.h"
 #include "test/zero/toy_net.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -182,9 +185,83 @@ static void test_file_limit(void **state)
     run_ranks(true, 2, wrap_with_small_files, NULL, NULL);
 }
 
+/* ---- a limit on descriptors ---- */
+
+enum { MOST_DESCRIPTORS = 256, LEAVE_MS = 300 };
+
+/* Rank `limited` may open `more` descriptors on top of those that it has. */
+struct few {
+    int limited, more;
+};
+
+static void limit_descriptors(int more)
+{
+    struct rlimit most;
+    int used = 0;
+    getrlimit(RLIMIT_NOFILE, &most);
+    for (int fd = 0; fd < MOST_DESCRIPTORS; fd++)
+        if (fcntl(fd, F_GETFD) >= 0)
+            used = fd + 1;
+    /* The limit is on the numbers of descriptors, so there must be no gap below. */
+    for (int fd = 0; fd < used; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            fcntl(0, F_DUPFD, fd);
+    most.rlim_cur = (rlim_t)(used + more);
+    setrlimit(RLIMIT_NOFILE, &most);
+}
+
+/* The limited rank may fail before the other one can hear of it. Then the other one need not wait for long. */
+static void *leave_early(void *arg)
+{
+    struct rank *me = arg;
+    struct few *few = me->arg;
+    wait_stage(&me->all[few->limited], 1);
+    sleep_ms(LEAVE_MS);
+    _exit(0);
+}
+
+static void wrap_with_few_descriptors(struct rank *me)
+{
+    struct few *few = me->arg;
+    struct job j = {0};
+    pthread_t leaver;
+    if (me->w.rank == few->limited)
+        limit_descriptors(few->more);
+    else
+        RANK_CHECK(me, !pthread_create(&leaver, NULL, leave_early, me), "no thread");
+    int err = start(me, &j);
+    note_error(me, err);
+    if (me->w.rank == few->limited && err)
+        atomic_store(&me->stage, 1);
+    RANK_CHECK(me, !err || strstr(me->note, "(RLIMIT_NOFILE, ulimit -n)"), "%d more for rank %d: %d: %s",
+               few->more, few->limited, err, me->note);
+    RANK_CHECK(me, !err || err == ZERO_ERR_SYSTEM, "%d more for rank %d: %d: %s", few->more, few->limited,
+               err, me->note);
+    if (!err)
+        RANK_CHECK(me, zero_unwrap(&j.z) == 0, "%s", zero_last_error());
+    toy_free(&j.m);
+}
+
+static void test_descriptor_limit(void **state)
+{
+    (void)state;
+    struct few few = {0};
+    char text[ZR_SYSTEM_WORDS];
+    assert_non_null(strstr(zr_limit_words(ENFILE, "full", text), "full: all processes of this host"));
+    assert_string_equal(zr_limit_words(EPERM, "forbidden", text), "forbidden");
+    for (; few.limited < 2; few.limited++) {
+        for (few.more = 0; few.more < MOST_DESCRIPTORS; few.more++)
+            if (!run_ranks(true, 2, wrap_with_few_descriptors, &few, NULL)[few.limited].code)
+                break;
+        printf("rank %d needs %d descriptors\n", few.limited, few.more);
+        assert_in_range(few.more, 6, MOST_DESCRIPTORS - 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_closed_descriptors),
-                                       cmocka_unit_test(test_moved_above), cmocka_unit_test(test_file_limit)};
+                                       cmocka_unit_test(test_moved_above), cmocka_unit_test(test_file_limit),
+                                       cmocka_unit_test(test_descriptor_limit)};
     return cmocka_run_group_tests(tests, NULL, toy_remove_folders);
 }

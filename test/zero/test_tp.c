@@ -660,6 +660,36 @@ static void swap_phases(struct toy_rank *r)
     free(m);
 }
 
+/* Layers sum twice, the second time fewer elements. Rank 1 leaves one of those out, in a layer of that
+ * number. */
+static void leave_out(struct toy_rank *r, int in_layer, const char *says)
+{
+    struct setup s = {.stage = *(int *)r->arg};
+    struct model *m;
+    zero_ctx *z = NULL;
+    float x[4] = {1, 2, 3, 4};
+    int err = 0;
+    TOY_TRY(open_parts(r, &s, &z, &m));
+    for (int l = 0; l < LAYERS && !err; l++) {
+        err = zero_tp_leave(z, x, x, 4, ZERO_F32, ZERO_FORWARD);
+        if (!err && (r->rank == 0 || l != in_layer))
+            err = zero_tp_leave(z, x, x, 3, ZERO_F32, ZERO_FORWARD);
+    }
+    toy_expect(r, err, ZERO_ERR_MISMATCH, says);
+    zero_unwrap(&z);
+    free(m);
+}
+
+static void leave_out_early(struct toy_rank *r)
+{
+    leave_out(r, 0, "with other arguments, or one of them left out the call before;");
+}
+
+static void leave_out_later(struct toy_rank *r)
+{
+    leave_out(r, 1, "; rank 1 seems to have left out that of rank 0");
+}
+
 static void calls_that_are_refused(void **state)
 {
     (void)state;
@@ -669,6 +699,10 @@ static void calls_that_are_refused(void **state)
         toy_assert_well(r, 2, "refused");
         toy_ranks(2, swap_phases, &stage, r);
         toy_assert_well(r, 2, "phases");
+        toy_ranks(2, leave_out_early, &stage, r);
+        toy_assert_well(r, 2, "left out in the first layer");
+        toy_ranks(2, leave_out_later, &stage, r);
+        toy_assert_well(r, 2, "left out in the second layer");
     }
 }
 

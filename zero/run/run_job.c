@@ -4,6 +4,7 @@
  * that is the role's to say (run_job.h). */
 #include "zero/run/run_job.h"
 #include "kernels/error.h"
+#include "kernels/limits.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -158,9 +159,10 @@ static void on_lost(void *arg, int node, const char *why)
 /* Until the nodes have met there is nothing to end, and a signal ends zero-run as any program. */
 static int meet(struct zr_run_job *j, const struct zr_run_options *o)
 {
+    char why[ZR_SYSTEM_WORDS];
     int err = zr_run_node_open(&j->node);
     if (err) {
-        fprintf(stderr, "zero-run: cannot start: %s\n", uv_strerror(err));
+        fprintf(stderr, "zero-run: cannot start: %s\n", zr_limit_words(-err, uv_strerror(err), why));
         return 1;
     }
     if (zr_run_nodes_meet(o, &j->node.loop, &j->nodes)) {
@@ -169,7 +171,7 @@ static int meet(struct zr_run_job *j, const struct zr_run_options *o)
     }
     err = watch_signals(j);
     if (err)
-        fprintf(stderr, "zero-run: cannot start: %s\n", uv_strerror(err));
+        fprintf(stderr, "zero-run: cannot start: %s\n", zr_limit_words(-err, uv_strerror(err), why));
     return err ? 1 : 0;
 }
 

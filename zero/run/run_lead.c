@@ -112,7 +112,8 @@ static void say_failure(const struct zr_run_job *j, const struct zr_run_failure 
                  zr_run_nodes_of(j->nodes, f->node)->host, s->first_rank, s->first_rank + s->n_ranks - 1,
                  j->lead->why, others);
     else if (f->kind == ZR_RUN_NOT_STARTED)
-        snprintf(text, FAILURE_CHARS, "cannot start rank %d%s: %s%s", f->rank, where, uv_strerror(f->code),
+        snprintf(text, FAILURE_CHARS, "cannot start rank %d%s: %s%s", f->rank, where,
+                 f->node ? uv_strerror(f->code) : zr_limit_words(-f->code, uv_strerror(f->code), why),
                  others);
     else if (f->kind == ZR_RUN_OUTPUT_LOST)
         snprintf(text, FAILURE_CHARS, "standard output%s: %s%s", where,

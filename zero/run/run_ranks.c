@@ -458,6 +458,8 @@ void zr_run_attempt_free(struct zr_run_attempt *a)
 int zr_run_node_open(struct zr_run_node *node)
 {
     int err = zr_run_progress_open(&node->progress, node->o->n_ranks);
+    if (!err) /* uv_loop_init aborts the process where it cannot open a descriptor */
+        err = -zr_no_descriptors(ZR_MOST_PROBED);
     if (!err)
         err = uv_loop_init(&node->loop);
     if (err)

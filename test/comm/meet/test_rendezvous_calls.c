@@ -262,7 +262,7 @@ static void test_calls_that_cannot_be(void **state)
     zr_called_restore(&other, &copy);
     assert_true(zr_called_differ(&ring, &other, &a, &b) > 0);
     char text[ZR_CALLED_BOTH_CHARS];
-    zr_called_report(1, &a, 0, &b, text);
+    zr_called_report(1, &a, 0, &b, zr_called_left_out(&ring, &other, UINT64_MAX), text);
     assert_non_null(strstr(text, "rank 1 called nothing"));
     memset(&copy, 0, sizeof copy);
     zr_called_restore(&ring, &copy);
@@ -270,11 +270,60 @@ static void test_calls_that_cannot_be(void **state)
     assert_int_equal(zr_called_differ(&ring, &other, &a, &b), 0);
 }
 
+static void put_calls(struct zr_called_ring *ring, const char *calls)
+{
+    memset(ring, 0, sizeof *ring);
+    for (const char *c = calls; *c; c++) /* a letter is a call of tensor parallelism, a digit a bracket */
+        zr_called_put(ring, &(struct zr_called){.name = *c >= 'a' ? ZR_CALLED_TP_LEAVE : ZR_CALLED_BEGIN,
+                                                .subject = *c >= 'a' ? -1 : *c - '0',
+                                                .step = 1 + (uint32_t)(c - calls) / 4,
+                                                .args = *c >= 'a' ? (uint64_t)*c : 0});
+}
+
+static void test_left_out(void **state)
+{
+    static const struct {
+        const char *a, *b;
+        enum zr_called_gap gap;
+        const char *says;
+    } gaps[] = {
+        /* The next call is known. */
+        {"1a2", "1ab2", ZR_CALLED_GAP_A, "; rank 105 seems to have left out that of rank 106"},
+        {"1ab2", "1a2", ZR_CALLED_GAP_B, "; rank 106 seems to have left out that of rank 105"},
+        /* It is known from what came before. */
+        {"1ababaa", "1ababab", ZR_CALLED_GAP_A, "; rank 105 seems to have left out that of rank 106"},
+        {"1ababab", "1ababaa", ZR_CALLED_GAP_B, "; rank 106 seems to have left out that of rank 105"},
+        /* Nobody knows. */
+        {"1aa", "1ab", ZR_CALLED_GAP_NONE, " with other arguments, or one of them left out the call before;"},
+        {"1ab", "1ba", ZR_CALLED_GAP_NONE, " with other arguments, or one of them left out the call before;"},
+        /* A bracket is no call of tensor parallelism. */
+        {"12", "132", ZR_CALLED_GAP_NONE, "in the same order"},
+        {"1a", "1a2", ZR_CALLED_GAP_NONE, NULL},
+    };
+    static struct zr_called_ring a, b;
+    (void)state;
+    for (size_t i = 0; i < sizeof gaps / sizeof *gaps; i++) {
+        struct zr_called of_a, of_b;
+        char text[ZR_CALLED_BOTH_CHARS];
+        put_calls(&a, gaps[i].a);
+        put_calls(&b, gaps[i].b);
+        uint64_t n = zr_called_differ(&a, &b, &of_a, &of_b);
+        assert_int_equal(n > 0, gaps[i].says != NULL);
+        if (!n)
+            continue;
+        assert_int_equal(zr_called_left_out(&a, &b, n), gaps[i].gap);
+        zr_called_report(105, &of_a, 106, &of_b, gaps[i].gap, text);
+        if (!strstr(text, gaps[i].says))
+            fail_msg("%s and %s: %s", gaps[i].a, gaps[i].b, text);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comparison),
         cmocka_unit_test(test_calls_that_cannot_be),
+        cmocka_unit_test(test_left_out),
     };
     return cmocka_run_group_tests_name("rendezvous, calls of programs", tests, NULL, NULL);
 }
