@@ -42,7 +42,7 @@ bool zr_called_is_for_step(enum zr_called_name name)
 }
 
 /* They come several in a row, and often with equal names, so one that is left out looks like the next one. */
-static bool is_of_parts(const struct zr_called *c)
+static bool is_tp_call(const struct zr_called *c)
 {
     return c->name >= ZR_CALLED_TP_ENTER && c->name <= ZR_CALLED_TP_MAX;
 }
@@ -55,7 +55,7 @@ void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const s
     zr_called_describe(b, of_b);
     const char *other =
         a->name == ZR_CALLED_STEP ? " after other numbers by zero_carry, zero_tune or zero_set_step"
-        : is_of_parts(a) && !gap  ? " with other arguments, or one of them left out the call before"
+        : is_tp_call(a) && !gap   ? " with other arguments, or one of them left out the call before"
                                   : " with other arguments";
     if (gap)
         snprintf(left_out, sizeof left_out, "; rank %d seems to have left out that of rank %d",
@@ -160,7 +160,7 @@ uint64_t zr_called_differ(const struct zr_called_ring *a, const struct zr_called
 }
 
 /* The same but for the step, as in another layer or step. */
-static bool alike(struct zr_called a, const struct zr_called *b)
+static bool same_calls(struct zr_called a, const struct zr_called *b)
 {
     a.step = b->step;
     return same(&a, b);
@@ -171,7 +171,7 @@ static bool follow_at(const struct zr_called_ring *ring, uint64_t n, const struc
                       const struct zr_called *second)
 {
     struct zr_called c;
-    return get(ring, n, &c) && alike(c, first) && get(ring, n + 1, &c) && alike(c, second);
+    return get(ring, n, &c) && same_calls(c, first) && get(ring, n + 1, &c) && same_calls(c, second);
 }
 
 /* Have the calls before number n, which both ranks made, had the same call before `first` and `second` as
@@ -183,7 +183,7 @@ static bool followed_before(const struct zr_called_ring *ring, uint64_t n, const
     if (n < 2 || !get(ring, n - 1, &before))
         return false;
     for (uint64_t k = n - 2; k >= oldest(n) && k > 1; k--)
-        if (follow_at(ring, k, first, second) && get(ring, k - 1, &c) && alike(c, &before))
+        if (follow_at(ring, k, first, second) && get(ring, k - 1, &c) && same_calls(c, &before))
             return true;
     return false;
 }
@@ -194,8 +194,8 @@ enum zr_called_gap zr_called_left_out(const struct zr_called_ring *a, const stru
     struct zr_called of_a, of_b;
     if (!get(a, n, &of_a) || !get(b, n, &of_b))
         return ZR_CALLED_GAP_NONE;
-    bool by_a = is_of_parts(&of_b) && (follow_at(b, n, &of_b, &of_a) || followed_before(b, n, &of_b, &of_a));
-    bool by_b = is_of_parts(&of_a) && (follow_at(a, n, &of_a, &of_b) || followed_before(a, n, &of_a, &of_b));
+    bool by_a = is_tp_call(&of_b) && (follow_at(b, n, &of_b, &of_a) || followed_before(b, n, &of_b, &of_a));
+    bool by_b = is_tp_call(&of_a) && (follow_at(a, n, &of_a, &of_b) || followed_before(a, n, &of_a, &of_b));
     return by_a == by_b ? ZR_CALLED_GAP_NONE : by_a ? ZR_CALLED_GAP_A : ZR_CALLED_GAP_B;
 }
 

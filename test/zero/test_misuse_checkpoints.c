@@ -65,6 +65,12 @@ static int saves_to_nowhere(struct program *p)
     return zero_save(p->z, "/tmp/there-is-no-such-folder/ckpt");
 }
 
+static int exports_under_a_name_of_the_files(struct program *p)
+{
+    const struct zero_weight map = {.name = "__metadata__", .tensor = 0};
+    return zero_export(p->z, "/tmp/there-is-no-such-folder/weights", &map, 1, 0);
+}
+
 /* ---- the rows ---- */
 
 static const struct misuse rows[] = {
@@ -84,6 +90,14 @@ static const struct misuse rows[] = {
      ERROR,
      ZERO_ERR_IO,
      {"zero_save", "there-is-no-such-folder"}},
+    {"exports under a name that the files use themselves",
+     ALL,
+     BOTH,
+     NULL,
+     exports_under_a_name_of_the_files,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_export: map[0]: name is __metadata__"}},
     {"saves one to keep inside a step",
      ALL,
      BOTH,

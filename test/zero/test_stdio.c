@@ -210,7 +210,7 @@ static void limit_descriptors(int more)
     setrlimit(RLIMIT_NOFILE, &most);
 }
 
-/* The limited rank may fail before the other one can hear of it. Then the other one need not wait for long. */
+/* The limited rank may fail before the other one can hear of it. Then the other one does not wait long. */
 static void *leave_early(void *arg)
 {
     struct rank *me = arg;

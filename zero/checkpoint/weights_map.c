@@ -60,6 +60,8 @@ static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, in
     int32_t slice;
     if (!m->name || !*m->name || !zr_is_utf8(m->name))
         return zr_fail(ZR_ERR_ARG, "map[%d]: name is NULL, empty or not UTF-8", i);
+    if (!strcmp(m->name, "__metadata__"))
+        return zr_fail(ZR_ERR_ARG, "map[%d]: name is __metadata__, which safetensors keeps for itself", i);
     if (m->tensor < 0 || m->tensor >= z->layout->n_tensors)
         return zr_fail(ZR_ERR_ARG, "map[%d] (%s): tensor is %d; allowed: 0..%d", i, m->name, m->tensor,
                        z->layout->n_tensors - 1);
