@@ -2,7 +2,8 @@
 /* test_checkpoint_thawed.c: tensors that were frozen when they were saved and are trained when they are
  * loaded, and the reverse, f32 and bf16, on other worlds and at other stages. The weights are the saved ones,
  * bit by bit. A tensor that is trained now has masters of the same values and fresh states. Every other
- * tensor is as it was. One line says so, and training goes on. */
+ * tensor is as it was. One line says so, one says that a unit's step count is not the thawed tensor's, and
+ * training goes on. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 
@@ -27,7 +28,7 @@ struct values {
 /* Before, between and after two loads. */
 static struct values at[3];
 static struct memory_files *files;
-static _Atomic int n_lines;
+static _Atomic int n_lines, n_mixed;
 
 static int64_t elems(const struct zero_tensor *t)
 {
@@ -71,6 +72,10 @@ static void change(struct zero_tensor *t, struct zero_config *cfg)
 static void note(void *arg, const char *line)
 {
     (void)arg;
+    if (strstr(line, "goes on with a step count of")) {
+        n_mixed++;
+        CHECK_THAT(strstr(line, "0 steps have updated tensor ") && strstr(line, "a step count of 3,"));
+    }
     if (!strstr(line, "frozen and are trained"))
         return;
     n_lines++;
@@ -146,13 +151,15 @@ static void frozen_and_trained_change_places(void **state)
     (void)state;
     for (int way = 0; way < 16; way++) {
         files = memory_files_open();
-        n_lines = 0;
+        n_lines = n_mixed = 0;
         run(way, (struct model_options){.async = way % 2}, save_first);
         assert_int_equal(n_lines, 0);
         run(way + 5, (struct model_options){.change = change, .scrambled = true}, change_and_save);
         assert_int_equal(n_lines, 1);
+        assert_int_equal(n_mixed, 1);
         run(way + 10, (struct model_options){.scrambled = true, .async = way % 3 == 0}, change_back);
         assert_int_equal(n_lines, 2);
+        assert_int_equal(n_mixed, 2);
         compare(&at[0], &at[1]);
         compare(&at[1], &at[2]);
         memory_files_close(files);

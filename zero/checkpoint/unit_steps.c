@@ -181,8 +181,46 @@ static void take_count(void *arg, int32_t unit, struct layer_count c)
     zr_engine_set_unit_step(l->z->engine, unit, zr_max(now, saved_count(l, &c)));
 }
 
+struct mixed {
+    const struct zr_loading *l;
+    /* the first tensor whose count is not its unit's */
+    struct layer_count first;
+    int32_t unit, n;
+};
+
+static void find_mixed(void *arg, int32_t unit, struct layer_count c)
+{
+    struct mixed *m = arg;
+    c.t = saved_count(m->l, &c);
+    if (c.t == zr_engine_unit_step(m->l->z->engine, unit))
+        return;
+    if (m->n++ == 0) {
+        m->first = c;
+        m->unit = unit;
+    }
+}
+
+/* A unit has one count, the largest of its tensors'. The bias correction of the others is too small for their
+ * young states. */
+static void report_mixed(const struct zr_loading *l)
+{
+    const struct zero_ctx *z = l->z;
+    struct mixed m = {.l = l};
+    for_layers(z, find_mixed, &m);
+    /* Rank 0 knows the units of its own pipeline stage alone. */
+    if (m.n && (z->world.rank == 0 || z->mesh.stages > 1))
+        zr_warn(
+            z->config.options.log,
+            "%s: %lld steps have updated tensor %s, but its unit %d goes on with a step count of %lld, so "
+            "the first updates of AdamW and Adam are larger than for fresh states (%d tensors or layers "
+            "in all): give tensors that begin to train later a unit of their own",
+            l->folder, (long long)m.first.t, z->whole.tensors[m.first.tensor].name, m.unit,
+            (long long)zr_engine_unit_step(z->engine, m.unit), m.n);
+}
+
 void zr_unit_steps_load(const struct zr_loading *l)
 {
     for_layers(l->z, forget_count, l->z);
     for_layers(l->z, take_count, (void *)(uintptr_t)l);
+    report_mixed(l);
 }
