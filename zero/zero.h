@@ -500,12 +500,12 @@ ZERO_API int zero_get_saved(zero_ctx *z, const char **path);
  * block's checksums. Links inside such a folder are not followed; path itself may be one. Tensors are
  * matched by name; names, dtypes, shapes and each one's optimizer must be the same. A tensor that was frozen
  * and is now trained, or the reverse, is loaded too: a trained one then begins with fresh optimizer state,
- * and the log names the tensors, and a unit whose step count it shares. Needs host memory for what this rank owns, for the time of the call
- * (but for buffers alone with ZERO_INIT_LATER on the host, before any zero_write). Rank 0 says which it is,
- * and all ranks must find the same files there, on one file system or as copies: their manifests are
- * compared. On failure (ZERO_ERR_IO, ZERO_ERR_ARG for another model; the file and the tensor, or the rank
- * that finds something else, are named) nothing is changed. Outside brackets, between steps; with pp above 1
- * before the first action of a step or after the last. */
+ * and the log names the tensors, and a unit whose step count it shares. Needs host memory for what this rank
+ * owns, for the time of the call (but for buffers alone with ZERO_INIT_LATER on the host, before any
+ * zero_write). Rank 0 says which it is, and all ranks must find the same files there, on one file system or
+ * as copies: their manifests are compared. On failure (ZERO_ERR_IO, ZERO_ERR_ARG for another model; the file
+ * and the tensor, or the rank that finds something else, are named) nothing is changed. Outside brackets,
+ * between steps; with pp above 1 before the first action of a step or after the last. */
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
 /* The program's own bytes (at most 64 KiB, copied): rank 0's travel with every checkpoint saved afterwards,
