@@ -8,6 +8,7 @@ the others live: each of them ends soon, with an error that names it and its las
 N_LOST=50 in the environment is the full count, with MOST_MS=2000 as the time in which every survivor has to end; without them it is a sample, and the
 slowest is only printed. SEED repeats the draws, VERBOSE=1 shows what was said.
 """
+import contextlib
 import glob
 import os
 import random
@@ -85,7 +86,8 @@ class Job:
 
     def __exit__(self, *error):
         for pid in [*filter(is_alive, self.pid), *in_session(self.launcher.pid)]:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the launcher ends what is left, too
+                os.kill(pid, signal.SIGKILL)
         self.launcher.wait()
         shutil.rmtree(self.folder)
 
