@@ -97,7 +97,7 @@ static const struct misuse rows[] = {
      exports_under_a_name_of_the_files,
      ERROR,
      ZERO_ERR_ARG,
-     {"zero_export: map[0]: name is __metadata__"}},
+     {"zero_export: ", "map[0]: name is __metadata__"}},
     {"saves one to keep inside a step",
      ALL,
      BOTH,
