@@ -29,7 +29,7 @@ OF_README = ["meson setup", "meson install", "export", "cc program.c", "zero-run
 ALONE = ["-Dbench=disabled", "-Dtests=disabled"]
 EXAMPLE = "share/doc/libzero/zero/examples/minimal.c"
 FLOORS = ("zero", "shard", "comm", "kernels", "bench")
-TARGETS = {"zero", "zero-run", "zero-internal", "shard", "comm", "kernels", "kernels_avx2", "kernels_avx512", "kernels_profiler",
+TARGETS = {"source_hash.c", "zero", "zero-run", "zero-internal", "shard", "comm", "kernels", "kernels_avx2", "kernels_avx512", "kernels_profiler",
            "profiler_own", *(name + part for name in ("cuda_copy", "cuda_kernels", "cuda_norm") for part in ("", "_nvcc"))}
 # Where help2man is.
 MAN_PAGE = "zero-run.1"
