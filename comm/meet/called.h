@@ -112,7 +112,7 @@ void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c);
  * or later. */
 bool zr_called_is_for_step(enum zr_called_name name);
 
-/* Which of two ranks seems to have left out the call that the other one made. */
+/* Tells which of two ranks seems to have left out the call that the other one made. */
 enum zr_called_gap { ZR_CALLED_GAP_NONE, ZR_CALLED_GAP_A, ZR_CALLED_GAP_B };
 
 /* "rank 1 called zero_begin(unit 3, backward) in step 12; rank 0 called zero_read(tensor 2) in step 12; every

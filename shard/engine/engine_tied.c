@@ -112,7 +112,7 @@ static char *tied_grad(const struct zr_engine *e, const struct tied_tensor *t)
     return tied_slot(e, e->tied->micro_batch, t) + e->tied->sum_bytes;
 }
 
-/* Where that word lies in the message of this micro-batch. */
+/* Returns where that word lies in the message of this micro-batch. */
 static char *tied_word(const struct zr_engine *e, const struct tied_tensor *t)
 {
     char *end = e->tied->sum_bytes ? tied_sum(e, t) + zr_tied_sum_bytes(tensor_of(e, t))

@@ -55,7 +55,7 @@ static bool hash_file(struct memory_files *m, const char *name, uint64_t *sum)
     return true;
 }
 
-/* What the folder holds for a loader in Hugging Face's order; 0: nothing. */
+/* Returns what the folder holds for a loader in Hugging Face's order; 0: nothing. */
 static uint64_t hash_export(struct memory_files *m)
 {
     uint64_t sum = 0;
@@ -256,7 +256,7 @@ static void check_found(const struct world *w, struct memory_files *disk, bool t
     uint64_t bits = bits_of(disk, next[t->n_old % 2], !found);
     if (found)
         assert_true(bits == bits_of(is_new ? w->after : w->before, -1, false));
-    /* What was left behind is gone: as many files as after an export into an empty folder. */
+    /* Leftovers are gone: there are as many files as after an export into an empty folder. */
     struct memory_files *fresh = memory_files_open();
     (void)bits_of(fresh, next[t->n_old % 2], true);
     assert_int_equal(count_files(disk), count_files(fresh));

@@ -18,7 +18,7 @@
 /* Entries of saved_model.c's table. Two are trained and two are frozen, one of each dtype. */
 enum { LAYERS_W = 1, POSITION = 3, MASK = 4, HEAD = 5, RUNNING = 7, N_STATES = 2, MOST = 7 * 33 * 21 };
 
-/* What zero_read gives of all tensors; zeros where there is nothing. */
+/* Values of all tensors, as zero_read gives them; zeros where there are none. */
 struct values {
     unsigned char param[MODEL_TENSORS][4 * MOST];
     float master[MODEL_TENSORS][MOST], state[N_STATES][MODEL_TENSORS][MOST];

@@ -629,7 +629,7 @@ static void errors_change_nothing(void **state)
     watch_close(&w);
 }
 
-/* Of the open units whose slots the unit fits, the smallest is to be flagged; prefetch and the budget have
+/* The message names the smallest open unit whose slot would do; prefetch and the budget have
  * nothing to do with gradients. */
 static void unit_to_flag(void **state)
 {
