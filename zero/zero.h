@@ -216,11 +216,11 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  *
  * At stages 0 and 1 brackets are optional, and buy overlap: a program has backward brackets in every step, or
  * in none, and then all units are updated. With several pipeline stages it has them. In a step with backward
- * brackets, what is written outside of a unit's own may be lost; zero_step refuses a unit that is left out
- * with a gradient that is not zero. cfg.log is told once of a unit that some micro-batches alone bracket.
- * At these stages the model may zero its gradients where it likes between the end of a micro-batch's
- * backward brackets and its next backward: nothing reads them then. From a unit's backward zero_end to that
- * end they are being reduced, and *grad is NULL.
+ * brackets, what is written outside of a unit's own may be lost (cfg.check finds it on the host); zero_step
+ * refuses a unit that is left out with a gradient that is not zero. cfg.log is told once of a unit that only
+ * some micro-batches bracket. At these stages the model may zero its gradients where it likes between the end
+ * of a micro-batch's backward brackets and its next backward: nothing reads them then. From a unit's backward
+ * zero_end to that end they are being reduced, and *grad is NULL.
  *
  * Where one rank keeps all of a gradient (stage 0, and world 1), it is f32 and a step reduces it once
  * (grad_accum_steps 1, or grad_in_place), the sum lies in the gradient itself: then *grad is NULL until

@@ -3,7 +3,9 @@
  * where the model brackets backward; at stages 2 and 3 they are closed then. With cfg.grad_in_place, what a
  * gradient held at the unit's last zero_end it must hold at the next zero_begin of the same step. Where a
  * gradient is summed in place, at world 1, what it held at the last zero_end it must hold at zero_step. (At
- * stage 0 among several ranks it is being reduced meanwhile.) */
+ * stage 0 among several ranks it is being reduced meanwhile.) Every other gradient is kept when its
+ * micro-batch has been reduced. Until the unit's next backward bracket, which zeroes it, the model may do no
+ * more than zero it, because anything else would be lost. */
 #include "shard/engine/engine_inside.h"
 
 #define XXH_INLINE_ALL
@@ -98,6 +100,35 @@ void zr_in_place_summed(struct zr_engine *e, int32_t unit)
 {
     if (e->m.kept_grad)
         for_kept_pieces(e, unit, keep_again);
+}
+
+void zr_in_place_returned(struct zr_engine *e, int32_t unit)
+{
+    if (e->m.kept_grad && !e->plan->sum_in_place[unit] && !e->opt.grad_in_place)
+        for_kept_pieces(e, unit, keep);
+}
+
+static int compare_lost(struct zr_engine *e, int32_t piece, uint64_t hash)
+{
+    const struct zr_piece *p = &e->layout->pieces[piece];
+    const struct zr_tensor *t = &e->layout->tensors[p->tensor];
+    const struct zr_flat *f = zr_piece_flat(e->layout, piece);
+    if (!is_changed(e, piece, hash) || t->overwrite)
+        return 0;
+    const char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, -1) + p->first * zr_dtype_bytes(f->dtype);
+    if (zr_all_zero(at, p->n, f->dtype))
+        return 0;
+    int64_t unit = (int64_t)t->unit + p->slice;
+    return zr_fail(ZR_ERR_ORDER,
+                   "check: the model's fault: before the backward zero_begin of unit %lld, step %u, it wrote "
+                   "into the gradient of tensor %s, outside of the unit's brackets. zero_begin zeroes it, so "
+                   "that contribution is lost: write it between zero_begin and zero_end of unit %lld",
+                   (long long)unit, zr_step_number(e), t->name, (long long)unit);
+}
+
+int zr_in_place_refill(struct zr_engine *e, int32_t unit)
+{
+    return e->m.kept_grad ? for_kept_pieces(e, unit, compare_lost) : 0;
 }
 
 int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill)

@@ -119,6 +119,8 @@ static int return_grads(struct zr_engine *e, int32_t last)
             continue;
         e->m.flying[i] = e->m.flying[--e->m.n_flying];
         zr_lend_again(e, unit);
+        if (!err)
+            zr_in_place_returned(e, unit);
         if (!err && e->watch)
             err = zr_model_check_hand_out(e, unit, -1, true);
     }
@@ -211,7 +213,9 @@ static int end_param(struct zr_engine *e, const struct zr_action *a)
 
 static int begin_grad(struct zr_engine *e, const struct zr_action *a)
 {
-    int err = wait_grad(e, a);
+    int err = e->plan->place.model_holds && a->bracket && a->fill ? zr_in_place_refill(e, a->unit) : 0;
+    if (!err)
+        err = wait_grad(e, a);
     if (!err && a->bracket)
         err = zr_tied_fill(e, a->unit, a->slot);
     if (!err)

@@ -138,7 +138,7 @@ int zr_tables_open(struct zr_engine *e)
     if (!e->plan->place.model_holds || !d->compute_on_caller)
         return 0;
     int err = d->host_memory ? open_hashes(e, &e->m.late_grad) : 0;
-    if (!err && e->opt.check && (e->opt.grad_in_place || e->world == 1))
+    if (!err && e->opt.check)
         err = open_hashes(e, &e->m.kept_grad);
     return err;
 }

@@ -127,6 +127,30 @@ static void open_several_layers(struct program *p)
     p->table[TOY_STACKED].flags |= ZERO_POINTER_PER_BEGIN;
 }
 
+/* In the second micro-batch, backward of unit 1 adds to the gradient of unit 0, which is not open yet. */
+static int adds_before_begin(struct program *p)
+{
+    int err = 0;
+    for (int k = 0; !err && k < 2; k++) {
+        err = toy_forward(&p->model, p->z, true);
+        for (int u = TOY_UNITS; !err && u-- > 0;) {
+            err = zero_begin(p->z, u, ZERO_BACKWARD);
+            if (!err)
+                toy_add_gradient(&p->model, u, 0, p->rank->rank + k * p->rank->world);
+            if (!err && k == 1 && u == 1)
+                ((float *)p->model.grad[0])[3] += 1;
+            if (!err)
+                err = zero_end(p->z, u, ZERO_BACKWARD);
+        }
+    }
+    return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static void accumulate_two(struct program *p)
+{
+    p->cfg.grad_accum_steps = 2;
+}
+
 static const struct misuse rows[] = {
     {"holds four units open", S2 | S3, W2, open_several_layers, four_units_open, RIGHT},
     {"holds four units open, checked",
@@ -147,6 +171,16 @@ static const struct misuse rows[] = {
      ERROR,
      ZERO_ERR_ORDER,
      {"the model's fault", "writes the gradient of tensor embedding", "element 3"},
+     "ZERO_CHECK",
+     "1"},
+    {"writes a gradient before its bracket",
+     IN_PLACE,
+     BOTH,
+     accumulate_two,
+     adds_before_begin,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"the model's fault", "backward zero_begin of unit 0, step 1", "gradient of tensor embedding"},
      "ZERO_CHECK",
      "1"},
     {"reads a parameter before its bracket",
