@@ -2,13 +2,17 @@
 /* seg_ring.c: see seg_ring.h. */
 #include "comm/seg_ring.h"
 
-#include <stdlib.h>
+#include <sys/mman.h>
 
+enum { RING_BYTES = ZR_RING_ENTRIES * sizeof(union zr_any_seg) };
+
+/* Most programs use a small part of the ring. Pages of their own take no memory until they are written. */
 bool zr_seg_ring_open(struct zr_seg_ring *r)
 {
-    *r = (struct zr_seg_ring){.entry = calloc(ZR_RING_ENTRIES, sizeof *r->entry)};
-    if (!r->entry)
+    void *at = mmap(NULL, RING_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
         return false;
+    *r = (struct zr_seg_ring){.entry = at};
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->moved, NULL);
     return true;
@@ -18,7 +22,7 @@ void zr_seg_ring_close(struct zr_seg_ring *r)
 {
     pthread_cond_destroy(&r->moved);
     pthread_mutex_destroy(&r->lock);
-    free(r->entry);
+    munmap(r->entry, RING_BYTES);
 }
 
 /* From which on n entries have room. Who has not asked zr_seg_ring_has_room waits while they have none. */

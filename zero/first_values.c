@@ -6,16 +6,16 @@
 
 #include <stdlib.h>
 
-#define PIECE_BYTES (1 << 20)
+#define MOST_PIECE_BYTES (1 << 20)
 
 /* *found: the first in the extent, counted over the tensor; -1: none. */
 static int look_through(struct zr_source *s, const struct zr_extent *x, int64_t at, enum zr_dtype dtype,
-                        char *piece, int64_t *found, float *value)
+                        char *piece, int64_t piece_bytes, int64_t *found, float *value)
 {
     int err = 0;
     *found = -1;
     for (int64_t done = 0, n; !err && *found < 0 && done < x->n; done += n) {
-        n = zr_min(x->n - done, PIECE_BYTES / x->size);
+        n = zr_min(x->n - done, piece_bytes / x->size);
         err = zr_source_read(s, piece, at + done * x->size, n * x->size);
         int64_t i = err ? -1 : zr_find_non_finite(piece, dtype, n, value);
         *found = i < 0 ? -1 : x->first + done + i;
@@ -23,7 +23,7 @@ static int look_through(struct zr_source *s, const struct zr_extent *x, int64_t 
     return err;
 }
 
-static int report(struct zero_ctx *z, struct zr_source *s, char *piece)
+static int report(struct zero_ctx *z, struct zr_source *s, char *piece, int64_t piece_bytes)
 {
     int64_t found = -1;
     float value;
@@ -34,7 +34,7 @@ static int report(struct zero_ctx *z, struct zr_source *s, char *piece)
         enum zr_dtype dtype = x->kind == ZR_VALUE_PARAM ? t->dtype : ZR_F32;
         if (x->kind >= 0 || !zr_floats_convert("F32", dtype))
             continue;
-        err = look_through(s, x, s->at[i], dtype, piece, &found, &value);
+        err = look_through(s, x, s->at[i], dtype, piece, piece_bytes, &found, &value);
         if (!err && found >= 0)
             zr_warn(z->config.options.log,
                     "zero_wrap: element %lld of tensor %s is %g; training will not recover from it, and more "
@@ -44,20 +44,35 @@ static int report(struct zero_ctx *z, struct zr_source *s, char *piece)
     return err;
 }
 
+/* Of the largest value that this rank owns, as far as one piece may hold it. */
+static int64_t bytes_of_a_piece(const struct zr_extents *own)
+{
+    int64_t bytes = (int64_t)sizeof(float);
+    for (int64_t i = 0; i < own->n; i++)
+        bytes = zr_max(bytes, own->list[i].n * own->list[i].size);
+    return zr_min(bytes, MOST_PIECE_BYTES);
+}
+
 void zr_first_values_report(struct zero_ctx *z)
 {
     struct zr_device *dev = zr_engine_device(z->engine);
     struct zr_extents own = {0};
     struct zr_source s = {0};
-    char *piece = malloc(PIECE_BYTES);
-    int err =
-        piece ? zr_engine_drain(z->engine) : zr_fail(ZR_ERR_NOMEM, "no memory for %d bytes", PIECE_BYTES);
+    char *piece = NULL;
+    int64_t bytes = 0;
+    int err = zr_engine_drain(z->engine);
     if (!err)
         err = zr_extents_of(z, NULL, -1, &own);
+    if (!err) {
+        bytes = bytes_of_a_piece(&own);
+        piece = malloc((size_t)bytes);
+        if (!piece)
+            err = zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes", (long long)bytes);
+    }
     if (!err)
-        err = zr_source_open("", 0, &own, dev->ops->host_memory ? NULL : dev, PIECE_BYTES, &s);
+        err = zr_source_open("", 0, &own, dev->ops->host_memory ? NULL : dev, bytes, &s);
     if (!err)
-        err = report(z, &s, piece);
+        err = report(z, &s, piece, bytes);
     if (err)
         zr_warn(z->config.options.log, "zero_wrap did not look for NaN among the first values: %s",
                 zr_error_text());
