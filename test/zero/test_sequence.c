@@ -3,6 +3,7 @@
  * computed for a rank's own rows alone. With as many parts it has the same bits at every stage and with
  * data cut in every way, and with any number of parts, with whole rows or its own, the losses, norms and
  * weights of a reference in double precision that knows of none. */
+#include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
@@ -338,6 +339,8 @@ static void run_setup(struct setup *s, int world, uint64_t *hash)
 {
     struct toy_rank r[MOST_WORLD];
     char what[160];
+    if (!sample_has())
+        return;
     snprintf(what, sizeof what,
              "tp %d, world %d, stage %d, %d micro-batches, sequence %d, bf16 %d, check %d, in place %d, "
              "unbracketed %d, budget %d",

@@ -3,6 +3,7 @@
  * stages and parts they are spread over. Micro-batches have different numbers of tokens, some none.
  * Gradients, norm and loss are compared with those of one rank that takes the mean over all tokens in double
  * precision, of the weights that the library shows. */
+#include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
@@ -445,6 +446,8 @@ static void run(struct setup *s, int n)
 {
     struct toy_rank r[MOST_WORLD];
     char what[160];
+    if (!sample_has())
+        return;
     bool rounds = s->per_rank > 1 && (MICRO / s->dp < s->pp || MICRO / s->dp % s->pp == 0);
     s->stage = n % 4;
     s->hybrid = s->stage == 3 && s->dp == 4 && n % 8 == 3;

