@@ -186,6 +186,8 @@ void zr_mpi_unmap(struct zr_mpi *m);
 extern const struct zr_comm_ops zr_mpi_ops;
 /* mpi_open.c */
 void zr_mpi_close(struct zr_comm *c);
+/* Makes a communicator of MPI's for the group, whose ranks are all here and call too. */
+int zr_mpi_make(struct zr_mpi *m);
 
 /* ZR_ERR_FAILED with MPI's words for a class of error. */
 int zr_mpi_say(const struct zr_mpi_process *p, int class, const char *call);

@@ -38,12 +38,12 @@ struct message {
     struct message *next;
     struct zr_mpi_batch batch;
     int from;
-    /* rank 0, in another context, has answered */
-    bool is_told;
+    /* rank 0, which waits in another context, has answered it */
+    bool is_answered;
     struct note note;
 };
 
-/* What a rank waits with, in one zero_wrap. */
+/* One zero_wrap of this process. */
 struct meeting {
     struct meeting *next;
     struct zr_mpi_process *process;
@@ -137,7 +137,7 @@ static void drop_channel(struct channel *c)
     free(c);
 }
 
-/* Where MPI cannot be entered any more the channel stays. */
+/* The channel stays if MPI cannot be entered any more. */
 static void leave_channel(struct meeting *k)
 {
     struct meeting **at = &k->channel->meetings;
@@ -155,7 +155,7 @@ static void leave_channel(struct meeting *k)
 
 /* --- messages --- */
 
-static int tell(struct meeting *k, int to, const struct note *note)
+static int send_note(struct meeting *k, int to, const struct note *note)
 {
     struct zr_mpi_process *p = k->process;
     struct message *m = calloc(1, sizeof *m);
@@ -188,7 +188,7 @@ static int tell(struct meeting *k, int to, const struct note *note)
 }
 
 /* Takes up a message that has arrived, whichever context of the process it is for. */
-static int hear(struct meeting *k)
+static int receive_note(struct meeting *k)
 {
     struct zr_mpi_process *p = k->process;
     const struct zr_mpi_shim *shim = zr_mpi_shim_of(p);
@@ -282,7 +282,7 @@ static struct message *take_next(struct meeting *k)
 static int rest(struct meeting *k)
 {
     int err = zr_mpi_ended(k->process);
-    err = err ? err : hear(k);
+    err = err ? err : receive_note(k);
     if (!err && !zr_mpi_poll(k->process))
         nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
     return err ? err : zr_now_ns() > k->until_ns;
@@ -300,18 +300,18 @@ static int answer_other_names(struct meeting *k)
         pthread_mutex_lock(&lock);
         struct message *m = k->channel->first;
         while (m && !atomic_load(&m->batch.n_left) &&
-               (m->is_told || m->note.kind != CARD || is_named(&m->note, k)))
+               (m->is_answered || m->note.kind != CARD || is_named(&m->note, k)))
             m = m->next;
         all = !m || atomic_load(&m->batch.n_left);
         if (!all) {
-            m->is_told = true;
+            m->is_answered = true;
             answer.attempt = m->note.attempt;
             to = m->from;
         }
         pthread_mutex_unlock(&lock);
         memcpy(answer.card.name, k->w->name, sizeof answer.card.name);
         if (!all)
-            err = tell(k, to, &answer);
+            err = send_note(k, to, &answer);
     }
     return err;
 }
@@ -330,7 +330,7 @@ static int take_cards(struct meeting *k, int *n_come)
         k->all[m->from] = m->note.card;
         seen.attempt = m->note.attempt;
         if (m->note.kind == CARD)
-            err = tell(k, m->from, &seen);
+            err = send_note(k, m->from, &seen);
     }
     return err ? err : answer_other_names(k);
 }
@@ -376,7 +376,7 @@ static int say_missing(struct meeting *k)
                    n, k->w->world, k->w->name, k->over, (long long)k->ms, who, names);
 }
 
-/* Where the ranks meet, as those that have come are told, or why not. */
+/* Sends the ranks that have come where all meet, or why they do not. */
 static int answer_all(struct meeting *k, int err, bool same_loopback)
 {
     struct note answer = {.kind = POINT, .same_loopback = same_loopback, .card = k->all[0]};
@@ -385,7 +385,7 @@ static int answer_all(struct meeting *k, int err, bool same_loopback)
     zr_keep(&kept, err);
     for (int i = 1, failed = 0; i < k->w->world && !failed; i++) {
         answer.attempt = k->come[i];
-        failed = k->come[i] ? tell(k, i, &answer) : 0;
+        failed = k->come[i] ? send_note(k, i, &answer) : 0;
         if (failed && !err)
             zr_keep(&kept, failed);
     }
@@ -444,10 +444,10 @@ static int take_answer(struct meeting *k, struct note *answer)
     return has_answer;
 }
 
-static int ask(struct meeting *k, const struct zr_lent_card *mine, struct zr_world *w)
+static int ask_rank_0(struct meeting *k, const struct zr_lent_card *mine, struct zr_world *w)
 {
     struct note note = {.kind = CARD, .attempt = k->attempt, .card = *mine}, answer;
-    int err = tell(k, 0, &note), over = 0;
+    int err = send_note(k, 0, &note), over = 0;
     while (!err && !take_answer(k, &answer)) {
         if (over)
             err = say_unanswered(k);
@@ -462,7 +462,7 @@ static int ask(struct meeting *k, const struct zr_lent_card *mine, struct zr_wor
     struct zr_kept kept;
     zr_keep(&kept, err);
     note.kind = GONE;
-    (void)tell(k, 0, &note);
+    (void)send_note(k, 0, &note);
     return zr_say_again(&kept);
 }
 
@@ -473,7 +473,7 @@ static int meet(struct meeting *k, struct zr_world *w, int *held)
     struct zr_lent_card mine;
     zr_verdict_put(&mine, zr_lent_fill(w, held, &mine));
     if (w->rank != 0)
-        return ask(k, &mine, w);
+        return ask_rank_0(k, &mine, w);
     k->all = calloc((size_t)w->world, sizeof *k->all);
     k->come = calloc((size_t)w->world, sizeof *k->come);
     int err = k->all && k->come ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory to meet over it", k->over);

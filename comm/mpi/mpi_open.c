@@ -196,8 +196,7 @@ static int make_in_time(void *arg)
     return 0;
 }
 
-/* A communicator of MPI's for the group, whose ranks are all here. */
-static int make_mpi_comm(struct zr_mpi *m)
+int zr_mpi_make(struct zr_mpi *m)
 {
     struct zr_mpi_set *p = m->set;
     int n = m->base.group.size, res = 0;
@@ -336,7 +335,7 @@ static int open_all(struct zr_mpi_set *p, const struct zr_role_ask ask[ZR_ROLES]
     for (int r = 0; r < ZR_ROLES && !err; r++)
         if (comm[r]) {
             struct zr_mpi *m = zr_mpi_of(comm[r]);
-            err = zr_rendezvous_agree(p->rdv, m->base.group.size > 1 ? make_mpi_comm(m) : 0);
+            err = zr_rendezvous_agree(p->rdv, m->base.group.size > 1 ? zr_mpi_make(m) : 0);
         }
     return err;
 }

@@ -24,9 +24,10 @@ struct zr_mpi_batch {
     _Atomic int32_t error;
 };
 
-/* Begins MPI, if nobody has, and refuses a forked child (ZR_ERR_NOTSUP); blocks until all processes of the job do, at most ms, or until a rank of look
+/* Begins MPI, if nobody has; blocks until all processes of the job do, at most ms, or until a rank of look
  * (before the detach; may be NULL) is lost or fails: then it is never used any more. To be dropped.
- * ZR_ERR_ORDER: it has been finalized; ZR_ERR_NOTSUP: threads are not allowed what is needed. */
+ * ZR_ERR_ORDER: it has been finalized. ZR_ERR_NOTSUP: threads are not allowed what is needed, or this process
+ * was forked from one that had opened MPI here. */
 int zr_mpi_process_open(const struct zr_mpi_library *lib, int64_t ms, struct zr_rendezvous *look,
                         struct zr_log *log, struct zr_mpi_process **out);
 /* log: that with which it was opened, which is told until then if the program calls MPI_Finalize. in_order:

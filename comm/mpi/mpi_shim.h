@@ -83,8 +83,8 @@ struct zr_mpi_shim {
     /* As many bytes as are sent. */
     int (*receive)(struct zr_mpi_world *w, int32_t comm, void *at, int64_t bytes, int from, int tag,
                    int32_t *slot);
-    /* *from: the rank of which a message with that tag has arrived, so that receive does not wait; -1: none
-     * has. */
+    /* *from: a rank whose message with that tag has arrived, so that receive ends at once; -1: there is
+     * none. */
     int (*probe)(struct zr_mpi_world *w, int32_t comm, int tag, int *from);
     /* bytes of each rank (own; NULL: they are in place already), of rank p to to + p * stride. bytes and
      * stride: multiples of 64, or below 1 GiB. */

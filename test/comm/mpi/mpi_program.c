@@ -25,7 +25,7 @@
 
 enum { N = 1000, STEPS = 3 };
 
-/* Of one context. A thread has the first unless it takes the other. */
+/* The model of one context. A thread trains the first unless it takes the other. */
 static struct model {
     float *w[2], *dw[2], first[2][N];
     zero_ctx *z;
@@ -274,7 +274,7 @@ static int begin_here(void)
 
 /* --- several contexts --- */
 
-/* What a thread has to do with one context. */
+/* One context, as a thread wraps and trains it. */
 struct task {
     struct model *model;
     struct zero_config cfg;
@@ -358,7 +358,7 @@ static int wrap_from_threads(void)
     return say_both(&t[0], &t[1]);
 }
 
-/* The zero_wrap that fails, over MPI_COMM_WORLD and over a communicator that is lent, is told too. */
+/* Over MPI_COMM_WORLD, and over a communicator that is lent. Prints the error of the first zero_wrap, too. */
 static int wrap_again(void)
 {
     int err = 0;
