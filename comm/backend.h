@@ -97,6 +97,8 @@ struct zr_backend {
     int (*lent_world)(void *lent, int64_t timeout_ms, int *rank, int *world);
     int (*lent_meet)(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
                      bool *left);
+    /* Contexts of a process call lent_meet one after the other, in one order on all ranks. */
+    bool lent_in_turn;
 
     /* Finds this rank in MPI_COMM_WORLD, where a lent communicator is a part of it, or has another order.
      * NULL: the backend has no such communicator. */

@@ -175,14 +175,14 @@ static int begin_to_open(struct zero_ctx *z)
                    (long long)z->start_ms);
 }
 
-/* Ranks that meet over a communicator use it one context after the other. A context that begins goes on until
- * its own communicators are open, so the order in which ranks met is that of all that follows. */
+/* Where a communicator is used by one context after the other, a context that begins goes on until its own
+ * communicators are open. So the order in which ranks met is that of all that follows. */
 static int meet_over_communicator(struct zero_ctx *z, int *held)
 {
     bool by_lent = z->lent && z->world.world > 1;
     if (!by_lent && !z->world.by_mpi)
         return 0;
-    int err = begin_to_open(z);
+    int err = by_lent && z->lent_of->lent_in_turn ? begin_to_open(z) : 0;
     return err ? err : by_lent ? meet_over_lent(z, held) : meet_over_mpi(z, held);
 }
 

@@ -449,7 +449,8 @@ struct zero_config {
      * be given. If rank and world are given, they must be its own. It may have some ranks of the job only, or
      * all in another order: a launcher's variables must say what it says, or what MPI_COMM_WORLD says. The
      * program has begun MPI with MPI_THREAD_MULTIPLE. Every rank of the communicator calls zero_wrap with
-     * it; afterwards it may be used at any time, and freed */
+     * it. Until that has returned on all of them the program receives and probes nothing there with
+     * MPI_ANY_TAG; afterwards it may be used at any time, and freed */
     void *mpi_comm;
 
     /* what zero_mesh_open gave, of this rank: the model is cut over tp, the data over dp; with hybrid,

@@ -79,15 +79,16 @@ int zr_lent_fill(const struct zr_world *w, int *held, struct zr_lent_card *c)
     return err || c->is_given ? err : take_port(w, held, c);
 }
 
-int zr_lent_choose(const struct zr_lent_card *all, const char *name, struct zr_world *w)
+int zr_lent_check(const struct zr_lent_card *all, const char *name, const struct zr_world *w,
+                  bool *same_loopback)
 {
     const struct zr_lent_card *zero = &all[0];
-    bool same_loopback = true;
+    *same_loopback = true;
     int err = zr_verdict_first(all, w->world, w->rank);
     if (err)
         return err;
     for (int r = 0; r < w->world; r++) {
-        same_loopback &= all[r].loopback == zero->loopback;
+        *same_loopback &= all[r].loopback == zero->loopback;
         if (strncmp(all[r].name, zero->name, sizeof zero->name))
             return zr_fail(
                 ZR_ERR_MISMATCH,
@@ -101,6 +102,11 @@ int zr_lent_choose(const struct zr_lent_card *all, const char *name, struct zr_w
                            r, all[r].by_file ? "meets" : "does not meet",
                            zero->by_file ? "does" : "does not");
     }
+    return 0;
+}
+
+int zr_lent_take(const struct zr_lent_card *zero, bool same_loopback, const char *name, struct zr_world *w)
+{
     bool by_list = !zero->is_given && !same_loopback && !zero->address[0];
     int n_at = by_list ? zr_address_list_read(zero->at, strnlen(zero->at, sizeof zero->at), w->at) : 0;
     if (by_list && n_at < 1)
@@ -114,4 +120,11 @@ int zr_lent_choose(const struct zr_lent_card *all, const char *name, struct zr_w
     w->n_at = n_at;
     w->key = zero->key;
     return 0;
+}
+
+int zr_lent_choose(const struct zr_lent_card *all, const char *name, struct zr_world *w)
+{
+    bool same_loopback;
+    int err = zr_lent_check(all, name, w, &same_loopback);
+    return err ? err : zr_lent_take(&all[0], same_loopback, name, w);
 }

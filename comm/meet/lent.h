@@ -39,5 +39,10 @@ int zr_lent_fill(const struct zr_world *w, int *held, struct zr_lent_card *c);
  * meet there. All ranks have the same cards and come to the same end. name: of the communicator,
  * "nccl_comm". */
 int zr_lent_choose(const struct zr_lent_card *all, const char *name, struct zr_world *w);
+/* The two halves of it, for one rank that has all cards, and for each, which has rank 0's. *same_loopback:
+ * all ranks have one. */
+int zr_lent_check(const struct zr_lent_card *all, const char *name, const struct zr_world *w,
+                  bool *same_loopback);
+int zr_lent_take(const struct zr_lent_card *zero, bool same_loopback, const char *name, struct zr_world *w);
 
 #endif

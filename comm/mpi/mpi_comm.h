@@ -186,24 +186,9 @@ void zr_mpi_unmap(struct zr_mpi *m);
 extern const struct zr_comm_ops zr_mpi_ops;
 /* mpi_open.c */
 void zr_mpi_close(struct zr_comm *c);
+/* Makes a communicator of MPI's for the group, whose ranks are all here and call too. */
+int zr_mpi_make(struct zr_mpi *m);
 
-/* What a communicator of MPI's is made of. */
-struct zr_mpi_make {
-    /* for messages where it does not come back */
-    const char *what;
-    /* of whose n ranks, or MPI_COMM_WORLD's */
-    void *lent;
-    int n, tag;
-    int64_t ms;
-    /* the failure of another rank there ends the wait; NULL: none is looked for */
-    struct zr_rendezvous *look;
-};
-/* One of member[n], which is this call's to free; they all call. *left: it has not come back in time, and MPI
- * can only be left to it. */
-int zr_mpi_make(struct zr_mpi_process *p, const struct zr_mpi_make *ask, int32_t *member, int32_t *comm,
-                bool *left);
-/* comm < 0 is allowed. false: it does not come back. */
-bool zr_mpi_unmake(struct zr_mpi_process *p, int32_t comm);
 /* ZR_ERR_FAILED with MPI's words for a class of error. */
 int zr_mpi_say(const struct zr_mpi_process *p, int class, const char *call);
 
@@ -215,10 +200,11 @@ int zr_mpi_check_launched(const struct zr_mpi_library *lib);
 int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, int mpi_world);
 
 /* mpi_meeting_point.c */
-/* Collective over lent, or MPI_COMM_WORLD (NULL), whose ranks are w's: completes w as zr_lent_choose does.
- * Drops p. name: of the communicator, for messages; *held: -1, and then as of zr_lent_fill. */
+/* Collective over lent, or MPI_COMM_WORLD (NULL), whose ranks are w's, among contexts of one w->name:
+ * completes w as zr_lent_choose does. Drops p, which was opened with log. name: of the communicator, for
+ * messages; *held: -1, and then as of zr_lent_fill. */
 int zr_mpi_find_meeting_point(struct zr_mpi_process *p, void *lent, const char *name, int64_t timeout_ms,
-                              struct zr_world *w, int *held);
+                              struct zr_log *log, struct zr_world *w, int *held);
 /* Of the backend's row. */
 int zr_mpi_world_meet(const struct zr_backend_config *config, struct zr_world *w, int *held);
 

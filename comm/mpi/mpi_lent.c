@@ -52,5 +52,5 @@ int zr_mpi_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, stru
     *held = -1;
     *left = false; /* the device has nothing of it */
     int err = open_lent(timeout_ms, &p);
-    return err ? err : zr_mpi_find_meeting_point(p, lent, "mpi_comm", timeout_ms, w, held);
+    return err ? err : zr_mpi_find_meeting_point(p, lent, "mpi_comm", timeout_ms, NULL, w, held);
 }

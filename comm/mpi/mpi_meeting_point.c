@@ -1,145 +1,516 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_meeting_point.c: where ranks meet, as they tell each other over MPI: over a communicator that the
  * program lends (mpi_lent.c), or over MPI_COMM_WORLD, where the launcher of an MPI has started them and
- * nothing else says it. One all-gather has all of it (comm/meet/lent.h). */
+ * nothing else says it.
+ *
+ * Every rank sends its card (comm/meet/lent.h) to rank 0, which answers all of them once the last has come.
+ * Cards carry cfg.name, so contexts of one process may meet in any order. No call here waits inside MPI. So a
+ * rank that comes late holds up no other context of the process, and a zero_wrap that fails leaves nothing
+ * behind that MPI could not take back.
+ *
+ * The messages go over the communicator itself, with a tag of their own: one of ours would have to be made
+ * first, and that call of MPI's waits for every rank. */
 #include "comm/meet/lent.h"
 #include "comm/mpi/mpi_comm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-/* Behind those of the roles. */
-enum { MEETING_TAG = ZR_ROLES };
+/* REST_MS: how long sent messages may take to leave. GRACE_MS: how much longer than rank 0 a rank waits at
+ * most, to hear from it who is missing. LISTED: ranks that a message names. */
+enum { MEETING_TAG = ZR_MPI_TAG_MAX, REST_MS = 1000, GRACE_MS = 2000, LISTED = 8 };
 
-/* Left behind where MPI does not give it back. */
-struct gathering {
+/* To rank 0: CARD, GONE (the rank waits no longer). From rank 0: SEEN (it is there, in the context that the
+ * card names), POINT (where ranks meet, or why they do not). */
+enum note_kind { CARD = 1, GONE, SEEN, POINT };
+
+struct note {
+    int32_t kind, same_loopback;
+    /* of the zero_wrap of the rank that is not rank 0 */
+    uint64_t attempt;
+    struct zr_lent_card card;
+};
+
+struct message {
+    struct message *next;
     struct zr_mpi_batch batch;
-    struct zr_lent_card mine, all[];
+    int from;
+    /* rank 0, which waits in another context, has answered it */
+    bool is_answered;
+    struct note note;
 };
 
-/* Over what. */
-struct over {
+/* One zero_wrap of this process. */
+struct meeting {
+    struct meeting *next;
     struct zr_mpi_process *process;
-    /* NULL: MPI_COMM_WORLD */
-    void *lent;
-    const char *name;
-    int64_t ms;
-    /* with which the process was opened */
-    struct zr_log *log;
+    const struct zr_world *w;
+    /* "mpi_comm" */
+    const char *over;
+    int64_t ms, until_ns;
+    struct channel *channel;
+    uint64_t attempt;
+    struct message *sent;
+    /* of rank 0: (w->world) who has come, with which attempt; 0: not yet */
+    struct zr_lent_card *all;
+    uint64_t *come;
+    /* of another rank: rank 0 is there; or only in a context of that name */
+    bool is_seen, has_other_name;
+    char other_name[sizeof((struct zr_world *)0)->name];
 };
 
-static int say_gather(const struct over *o, int class)
+/* A communicator that contexts of this process meet over, or from which messages have come that nobody has
+ * asked for yet. */
+struct channel {
+    struct channel *next;
+    struct zr_mpi_process *process;
+    int32_t comm;
+    int n_borrowed;
+    struct meeting *meetings;
+    /* in the order in which MPI has them */
+    struct message *first;
+};
+
+/* The lock is taken inside MPI, and never the other way round. */
+static struct channel *channels;
+static uint64_t last_attempt;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* --- channels --- */
+
+/* With the lock; NULL: no memory. */
+static struct channel *channel_of(struct zr_mpi_process *p, int32_t comm)
 {
-    char call[64];
-    snprintf(call, sizeof call, "MPI_Iallgather over %s", o->name);
-    return zr_mpi_say(o->process, class, call);
+    struct channel *c = channels;
+    while (c && (c->process != p || c->comm != comm))
+        c = c->next;
+    if (c || !(c = calloc(1, sizeof *c)))
+        return c;
+    c->process = p;
+    c->comm = comm;
+    c->next = channels;
+    channels = c;
+    return c;
 }
 
-static int await_points(const struct over *o, struct gathering *g, int64_t until_ns)
+static int join_channel(struct meeting *k, void *lent)
 {
-    while (atomic_load(&g->batch.n_left)) {
-        int err = zr_mpi_ended(o->process);
-        if (err)
-            return err;
-        if (zr_now_ns() > until_ns)
-            return zr_fail(ZR_ERR_TIMEOUT,
-                           "not all ranks of %s came to zero_wrap in %lld ms (start_timeout_ms)", o->name,
-                           (long long)o->ms);
-        if (!zr_mpi_poll(o->process))
-            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    struct zr_mpi_process *p = k->process;
+    const struct zr_mpi_shim *shim = zr_mpi_shim_of(p);
+    int32_t comm;
+    int err = zr_mpi_enter(p, k->ms);
+    if (err)
+        return err;
+    int class = shim->borrow(zr_mpi_world_of(p), lent, &comm);
+    pthread_mutex_lock(&lock);
+    struct channel *c = class ? NULL : channel_of(p, comm);
+    if (c) {
+        c->n_borrowed++;
+        k->attempt = ++last_attempt;
+        k->next = c->meetings;
+        c->meetings = k;
+        k->channel = c;
     }
-    int class = atomic_load(&g->batch.error);
-    return class ? say_gather(o, class) : 0;
+    pthread_mutex_unlock(&lock);
+    if (!class && !c)
+        shim->free(zr_mpi_world_of(p), comm);
+    zr_mpi_leave(p);
+    return class ? zr_mpi_say(p, class, k->over)
+           : c   ? 0
+                 : zr_fail(ZR_ERR_NOMEM, "%s: no memory to meet over it", k->over);
 }
 
-static int gather_points(const struct over *o, int32_t comm, struct gathering *g)
+/* With the lock: gives the communicator back if nobody meets over it and nothing has come. */
+static void drop_channel(struct channel *c)
 {
-    struct zr_mpi_process *p = o->process;
-    int64_t until_ns = zr_now_ns() + o->ms * 1000000;
+    struct channel **at = &channels;
+    if (c->meetings || c->first)
+        return;
+    while (c->n_borrowed-- > 0)
+        zr_mpi_shim_of(c->process)->free(zr_mpi_world_of(c->process), c->comm);
+    while (*at != c)
+        at = &(*at)->next;
+    *at = c->next;
+    free(c);
+}
+
+/* The channel stays if MPI cannot be entered any more. */
+static void leave_channel(struct meeting *k)
+{
+    struct meeting **at = &k->channel->meetings;
+    bool inside = !zr_mpi_enter(k->process, REST_MS);
+    pthread_mutex_lock(&lock);
+    while (*at != k)
+        at = &(*at)->next;
+    *at = k->next;
+    if (inside)
+        drop_channel(k->channel);
+    pthread_mutex_unlock(&lock);
+    if (inside)
+        zr_mpi_leave(k->process);
+}
+
+/* --- messages --- */
+
+static int send_note(struct meeting *k, int to, const struct note *note)
+{
+    struct zr_mpi_process *p = k->process;
+    struct message *m = calloc(1, sizeof *m);
     int32_t slot = -1;
-    int class = 0, err = 0;
+    int class = 0, err = m ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory to meet over it", k->over);
+    if (!err)
+        m->note = *note;
+    int64_t until_ns = zr_now_ns() + k->ms * 1000000;
     while (!err && !class && slot < 0) { /* other contexts of the process may take all the room */
-        err = zr_mpi_enter(p, o->ms);
+        err = zr_mpi_enter(p, k->ms);
         if (err)
             break;
-        class = zr_mpi_shim_of(p)->all_gather(zr_mpi_world_of(p), comm, &g->mine, g->all, sizeof g->mine,
-                                              sizeof g->mine, &slot);
-        if (!class && slot >= 0)
-            zr_mpi_begun(p, slot, &g->batch);
+        class = zr_mpi_shim_of(p)->send(zr_mpi_world_of(p), k->channel->comm, &m->note, sizeof m->note, to,
+                                        MEETING_TAG, &slot);
+        if (slot >= 0)
+            zr_mpi_begun(p, slot, &m->batch);
         zr_mpi_leave(p);
         if (slot < 0 && !class && !zr_mpi_poll(p) && zr_now_ns() > until_ns)
             err = zr_fail(ZR_ERR_TIMEOUT,
-                          "%s: MPI has had no room for a request for %lld ms (start_timeout_ms)", o->name,
-                          (long long)o->ms);
+                          "%s: MPI has had no room for a request for %lld ms (start_timeout_ms)", k->over,
+                          (long long)k->ms);
     }
-    if (class)
-        return say_gather(o, class);
-    return err ? err : await_points(o, g, until_ns);
+    if (slot < 0) {
+        free(m);
+        return err ? err : zr_mpi_say(p, class, "MPI_Isend");
+    }
+    m->next = k->sent;
+    k->sent = m;
+    return 0;
 }
 
-static int32_t *all_of(int n)
+/* Takes up a message that has arrived, whichever context of the process it is for. */
+static int receive_note(struct meeting *k)
 {
-    int32_t *member = malloc((size_t)n * sizeof *member);
-    for (int i = 0; member && i < n; i++)
-        member[i] = i;
-    return member;
+    struct zr_mpi_process *p = k->process;
+    const struct zr_mpi_shim *shim = zr_mpi_shim_of(p);
+    struct message *m = NULL, **at = &k->channel->first;
+    int32_t slot = -1;
+    int from, err = zr_mpi_enter(p, k->ms);
+    if (err)
+        return err;
+    int class = shim->probe(zr_mpi_world_of(p), k->channel->comm, MEETING_TAG, &from);
+    if (!class && from >= 0 && (m = calloc(1, sizeof *m)))
+        class = shim->receive(zr_mpi_world_of(p), k->channel->comm, &m->note, sizeof m->note, from,
+                              MEETING_TAG, &slot);
+    if (slot >= 0) {
+        zr_mpi_begun(p, slot, &m->batch);
+        m->from = from;
+        pthread_mutex_lock(&lock);
+        while (*at)
+            at = &(*at)->next;
+        *at = m;
+        pthread_mutex_unlock(&lock);
+    } else {
+        free(m);
+    }
+    zr_mpi_leave(p);
+    return class ? zr_mpi_say(p, class, "MPI_Iprobe") : 0;
 }
 
-/* The cards of all ranks, over a communicator of ours. */
-static int exchange_points(const struct over *o, int n, struct gathering *g, bool *stuck)
+/* False: one stays with MPI, and its memory. */
+static bool have_left(struct meeting *k)
 {
-    char what[128];
-    snprintf(what, sizeof what, "MPI_Comm_create_group over %s: not all of its ranks came to zero_wrap: it",
-             o->name);
-    const struct zr_mpi_make ask = {.what = what, .lent = o->lent, .n = n, .tag = MEETING_TAG, .ms = o->ms};
-    int32_t comm = -1, *member = all_of(n);
-    if (!member)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory to meet over it", o->name);
-    int err = zr_mpi_make(o->process, &ask, member, &comm, stuck);
-    if (!err)
-        err = gather_points(o, comm, g);
+    int64_t until_ns = zr_now_ns() + REST_MS * INT64_C(1000000);
+    bool left = true;
+    for (struct message *m = k->sent, *next; m; m = next) {
+        next = m->next;
+        while (atomic_load(&m->batch.n_left) && !zr_mpi_ended(k->process) && zr_now_ns() < until_ns)
+            if (!zr_mpi_poll(k->process))
+                nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+        if (atomic_load(&m->batch.n_left))
+            left = false;
+        else
+            free(m);
+    }
+    k->sent = NULL;
+    return left;
+}
+
+static bool is_named(const struct note *n, const struct meeting *k)
+{
+    return !strncmp(n->card.name, k->w->name, sizeof n->card.name);
+}
+
+/* An answer that nobody waits for. With the lock. */
+static bool is_stale(const struct channel *c, const struct note *n)
+{
+    const struct meeting *k = c->meetings;
+    while (k && (k->w->rank == 0 || k->attempt != n->attempt))
+        k = k->next;
+    return (n->kind == SEEN || n->kind == POINT) && !k;
+}
+
+static bool is_for(const struct meeting *k, const struct note *n)
+{
+    if (k->w->rank == 0)
+        return (n->kind == CARD || n->kind == GONE) && is_named(n, k);
+    return (n->kind == SEEN || n->kind == POINT) && n->attempt == k->attempt;
+}
+
+/* The next message for k, to be freed. NULL: there is none. */
+static struct message *take_next(struct meeting *k)
+{
+    struct message **at = &k->channel->first, *found = NULL;
+    pthread_mutex_lock(&lock);
+    while (*at && !found && !atomic_load(&(*at)->batch.n_left)) {
+        struct message *m = *at;
+        bool stale = is_stale(k->channel, &m->note);
+        if (!stale && !is_for(k, &m->note)) {
+            at = &m->next;
+            continue;
+        }
+        *at = m->next;
+        if (stale)
+            free(m);
+        else
+            found = m;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+/* 1: the time is over. */
+static int rest(struct meeting *k)
+{
+    int err = zr_mpi_ended(k->process);
+    err = err ? err : receive_note(k);
+    if (!err && !zr_mpi_poll(k->process))
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    return err ? err : zr_now_ns() > k->until_ns;
+}
+
+/* --- rank 0 --- */
+
+/* Ranks that wait under another name hear under which this one waits. */
+static int answer_other_names(struct meeting *k)
+{
+    int err = 0;
+    for (bool all = false; !all && !err;) {
+        struct note answer = {.kind = SEEN};
+        int to = -1;
+        pthread_mutex_lock(&lock);
+        struct message *m = k->channel->first;
+        while (m && !atomic_load(&m->batch.n_left) &&
+               (m->is_answered || m->note.kind != CARD || is_named(&m->note, k)))
+            m = m->next;
+        all = !m || atomic_load(&m->batch.n_left);
+        if (!all) {
+            m->is_answered = true;
+            answer.attempt = m->note.attempt;
+            to = m->from;
+        }
+        pthread_mutex_unlock(&lock);
+        memcpy(answer.card.name, k->w->name, sizeof answer.card.name);
+        if (!all)
+            err = send_note(k, to, &answer);
+    }
+    return err;
+}
+
+static int take_cards(struct meeting *k, int *n_come)
+{
+    struct note seen = {.kind = SEEN};
+    int err = 0;
+    memcpy(seen.card.name, k->w->name, sizeof seen.card.name);
+    for (struct message *m; !err && (m = take_next(k)); free(m)) {
+        uint64_t *come = &k->come[m->from];
+        if (m->note.kind == GONE && *come != m->note.attempt)
+            continue;
+        *n_come += (m->note.kind == CARD) - (*come != 0);
+        *come = m->note.kind == CARD ? m->note.attempt : 0;
+        k->all[m->from] = m->note.card;
+        seen.attempt = m->note.attempt;
+        if (m->note.kind == CARD)
+            err = send_note(k, m->from, &seen);
+    }
+    return err ? err : answer_other_names(k);
+}
+
+/* A rank that has come under another name, and which; -1: none. With the lock. */
+static int find_other_name(const struct meeting *k, char name[sizeof k->other_name])
+{
+    int rank = -1;
+    for (const struct message *m = k->channel->first; m && !atomic_load(&m->batch.n_left); m = m->next) {
+        if (m->note.kind == CARD && !is_named(&m->note, k) && !k->come[m->from]) {
+            rank = m->from;
+            memcpy(name, m->note.card.name, sizeof k->other_name);
+        } else if (m->note.kind == GONE && m->from == rank) {
+            rank = -1;
+        }
+    }
+    return rank;
+}
+
+static int say_missing(struct meeting *k)
+{
+    char who[LISTED * 20 + 8] = "", name[sizeof k->other_name], names[2 * sizeof name + 64] = "";
+    size_t used = 0;
+    int n = 0;
+    for (int i = 1; i < k->w->world; i++) {
+        if (k->come[i])
+            continue;
+        if (n < LISTED)
+            used += (size_t)snprintf(who + used, sizeof who - used, "%srank %d", n ? ", " : "", i);
+        else if (n == LISTED)
+            snprintf(who + used, sizeof who - used, ", ...");
+        n++;
+    }
+    pthread_mutex_lock(&lock);
+    int other = find_other_name(k, name);
+    pthread_mutex_unlock(&lock);
+    if (other >= 0)
+        snprintf(names, sizeof names, "; cfg.name is \"%s\" on rank 0 and \"%.*s\" on rank %d", k->w->name,
+                 (int)sizeof name - 1, name, other);
+    return zr_fail(ZR_ERR_TIMEOUT,
+                   "%d of %d ranks did not come to zero_wrap of the context \"%s\" over %s in %lld ms "
+                   "(start_timeout_ms): %s%s",
+                   n, k->w->world, k->w->name, k->over, (long long)k->ms, who, names);
+}
+
+/* Sends the ranks that have come where all meet, or why they do not. */
+static int answer_all(struct meeting *k, int err, bool same_loopback)
+{
+    struct note answer = {.kind = POINT, .same_loopback = same_loopback, .card = k->all[0]};
+    zr_verdict_put(&answer.card, err);
     struct zr_kept kept;
     zr_keep(&kept, err);
-    if (!*stuck && !atomic_load(&g->batch.n_left))
-        *stuck = !zr_mpi_unmake(o->process, comm);
+    for (int i = 1, failed = 0; i < k->w->world && !failed; i++) {
+        answer.attempt = k->come[i];
+        failed = k->come[i] ? send_note(k, i, &answer) : 0;
+        if (failed && !err)
+            zr_keep(&kept, failed);
+    }
     return zr_say_again(&kept);
 }
 
-/* Drops the process. */
-static int find_point(const struct over *o, struct zr_world *w, int *held)
+static int collect(struct meeting *k, struct zr_world *w)
 {
-    struct gathering *g = calloc(1, sizeof *g + (size_t)w->world * sizeof *g->all);
-    bool stuck = false;
-    int err = g ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory to meet over it", o->name);
-    if (!err) {
-        zr_verdict_put(&g->mine, zr_lent_fill(w, held, &g->mine));
-        err = exchange_points(o, w->world, g, &stuck);
+    bool same_loopback = false;
+    int n_come = 1, err = take_cards(k, &n_come);
+    while (!err && n_come < w->world) {
+        err = rest(k);
+        err = err == 1 ? say_missing(k) : err ? err : take_cards(k, &n_come);
+    }
+    err = err ? err : zr_lent_check(k->all, k->over, w, &same_loopback);
+    err = answer_all(k, err, same_loopback);
+    return err ? err : zr_lent_take(&k->all[0], same_loopback, k->over, w);
+}
+
+/* --- the other ranks --- */
+
+static int say_unanswered(const struct meeting *k)
+{
+    char where[2 * sizeof k->other_name + 64];
+    if (k->is_seen)
+        snprintf(where, sizeof where, ", which is there and waits for other ranks");
+    else if (k->has_other_name)
+        snprintf(where, sizeof where, ": cfg.name is \"%.*s\" on rank 0 and \"%s\" on rank %d",
+                 (int)sizeof k->other_name - 1, k->other_name, k->w->name, k->w->rank);
+    else
+        snprintf(where, sizeof where, ", which has not come to it");
+    return zr_fail(ZR_ERR_TIMEOUT,
+                   "rank %d waited %lld ms (start_timeout_ms) in zero_wrap of the context \"%s\" for rank 0 "
+                   "of %s%s",
+                   k->w->rank, (long long)k->ms, k->w->name, k->over, where);
+}
+
+/* 0: no answer yet; 1: it is in *answer. */
+static int take_answer(struct meeting *k, struct note *answer)
+{
+    int64_t grace_ms = k->ms / 8 < GRACE_MS ? k->ms / 8 : GRACE_MS;
+    bool has_answer = false;
+    for (struct message *m; !has_answer && (m = take_next(k)); free(m)) {
+        *answer = m->note;
+        has_answer = answer->kind == POINT;
+        if (has_answer)
+            continue;
+        if (!is_named(answer, k)) {
+            k->has_other_name = true;
+            memcpy(k->other_name, answer->card.name, sizeof k->other_name);
+        } else if (!k->is_seen) {
+            k->is_seen = true;
+            k->until_ns += grace_ms * 1000000;
+        }
+    }
+    return has_answer;
+}
+
+static int ask_rank_0(struct meeting *k, const struct zr_lent_card *mine, struct zr_world *w)
+{
+    struct note note = {.kind = CARD, .attempt = k->attempt, .card = *mine}, answer;
+    int err = send_note(k, 0, &note), over = 0;
+    while (!err && !take_answer(k, &answer)) {
+        if (over)
+            err = say_unanswered(k);
+        else
+            over = rest(k);
+        err = over < 0 ? over : err;
     }
     if (!err)
-        err = zr_lent_choose(g->all, o->name, w);
+        return answer.card.err ? zr_fail(zr_verdict_code(answer.card.err), "%.*s",
+                                         (int)sizeof answer.card.text - 1, answer.card.text)
+                               : zr_lent_take(&answer.card, answer.same_loopback, k->over, w);
+    struct zr_kept kept;
+    zr_keep(&kept, err);
+    note.kind = GONE;
+    (void)send_note(k, 0, &note);
+    return zr_say_again(&kept);
+}
+
+/* --- all --- */
+
+static int meet(struct meeting *k, struct zr_world *w, int *held)
+{
+    struct zr_lent_card mine;
+    zr_verdict_put(&mine, zr_lent_fill(w, held, &mine));
+    if (w->rank != 0)
+        return ask_rank_0(k, &mine, w);
+    k->all = calloc((size_t)w->world, sizeof *k->all);
+    k->come = calloc((size_t)w->world, sizeof *k->come);
+    int err = k->all && k->come ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory to meet over it", k->over);
+    if (!err) {
+        k->all[0] = mine;
+        err = collect(k, w);
+    }
+    free(k->all);
+    free(k->come);
+    return err;
+}
+
+int zr_mpi_find_meeting_point(struct zr_mpi_process *p, void *lent, const char *name, int64_t timeout_ms,
+                              struct zr_log *log, struct zr_world *w, int *held)
+{
+    struct meeting k = {
+        .process = p, .w = w, .over = name, .ms = timeout_ms, .until_ns = zr_now_ns() + timeout_ms * 1000000};
+    struct zr_kept kept;
+    bool rests = true;
+    int err = join_channel(&k, lent);
+    if (!err) {
+        zr_keep(&kept, meet(&k, w, held));
+        rests = have_left(&k);
+        leave_channel(&k);
+        err = kept.code;
+    } else {
+        zr_keep(&kept, err);
+    }
     if (err && *held >= 0) {
         close(*held);
         *held = -1;
     }
-    struct zr_kept kept;
-    zr_keep(&kept, err);
-    bool rests = !stuck && (!g || !atomic_load(&g->batch.n_left));
     if (err || !rests)
-        zr_mpi_process_drop(o->process, o->log, rests);
+        zr_mpi_process_drop(p, log, rests);
     else
-        zr_mpi_process_leave_looking(o->process, o->log);
-    if (rests)
-        free(g);
+        zr_mpi_process_leave_looking(p, log);
     return zr_say_again(&kept);
-}
-
-int zr_mpi_find_meeting_point(struct zr_mpi_process *p, void *lent, const char *name, int64_t timeout_ms,
-                              struct zr_world *w, int *held)
-{
-    const struct over o = {.process = p, .lent = lent, .name = name, .ms = timeout_ms};
-    return find_point(&o, w, held);
 }
 
 /* --- MPI_COMM_WORLD --- */
@@ -165,9 +536,8 @@ int zr_mpi_world_meet(const struct zr_backend_config *config, struct zr_world *w
     if (err)
         return err;
     err = check_number(p, ms, w);
-    const struct over o = {.process = p, .name = "MPI_COMM_WORLD", .ms = ms, .log = config->log};
     if (!err)
-        return find_point(&o, w, held);
+        return zr_mpi_find_meeting_point(p, NULL, "MPI_COMM_WORLD", ms, config->log, w, held);
     zr_mpi_process_drop(p, config->log, true);
     return err;
 }

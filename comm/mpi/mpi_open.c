@@ -196,50 +196,37 @@ static int make_in_time(void *arg)
     return 0;
 }
 
-int zr_mpi_make(struct zr_mpi_process *p, const struct zr_mpi_make *ask, int32_t *member, int32_t *comm,
-                bool *left)
-{
-    struct making k = {.process = p,
-                       .lent = ask->lent,
-                       .member = member,
-                       .n = ask->n,
-                       .tag = ask->tag,
-                       .ms = ask->ms,
-                       .comm = -1};
-    const struct zr_task_call call = {.what = ask->what,
-                                      .thread = "zero-mpi-make",
-                                      .fn = make_in_time,
-                                      .look = ask->look,
-                                      .limit = " (start_timeout_ms)"};
-    int res = 0, err = zr_within(&call, ask->ms, &k, sizeof k, &res, left);
-    if (*left) /* the thread reads them still */
-        return err;
-    free(member);
-    *comm = err ? -1 : k.comm;
-    err = err ? err : res ? zr_say_again(&k.kept) : 0;
-    return err ? err : k.class ? zr_mpi_say(p, k.class, "MPI_Comm_create_group") : 0;
-}
-
-/* A communicator of MPI's for the group. */
-static int make_mpi_comm(struct zr_mpi *m)
+int zr_mpi_make(struct zr_mpi *m)
 {
     struct zr_mpi_set *p = m->set;
-    int n = m->base.group.size;
-    const struct zr_mpi_make ask = {.what = "MPI_Comm_create_group",
-                                    .lent = p->opt.lent,
-                                    .n = n,
-                                    .tag = (int)m->base.role,
-                                    .ms = p->opt.start_timeout_ms,
-                                    .look = p->rdv};
-    int32_t *member = malloc((size_t)n * sizeof *member);
+    int n = m->base.group.size, res = 0;
+    struct making k = {.process = p->process,
+                       .lent = p->opt.lent,
+                       .member = malloc((size_t)n * sizeof *k.member),
+                       .n = n,
+                       .tag = (int)m->base.role,
+                       .ms = p->opt.start_timeout_ms,
+                       .comm = -1};
+    const struct zr_task_call call = {.what = "MPI_Comm_create_group",
+                                      .thread = "zero-mpi-make",
+                                      .fn = make_in_time,
+                                      .look = p->rdv,
+                                      .limit = " (start_timeout_ms)"};
     bool left;
-    if (!member)
+    if (!k.member)
         return zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for %d ranks", m->name, n);
     for (int i = 0; i < n; i++)
-        member[i] = p->mpi_rank[zr_comm_rank(&m->base, i)];
-    int err = zr_mpi_make(p->process, &ask, member, &m->comm, &left);
-    p->is_left |= left;
-    return err;
+        k.member[i] = p->mpi_rank[zr_comm_rank(&m->base, i)];
+    int err = zr_within(&call, k.ms, &k, sizeof k, &res, &left);
+    if (left) { /* the thread reads them still */
+        p->is_left = true;
+        zr_mpi_process_half_made(p->process);
+        return err;
+    }
+    free(k.member);
+    m->comm = err ? -1 : k.comm;
+    err = err ? err : res ? zr_say_again(&k.kept) : 0;
+    return err ? err : k.class ? zr_mpi_say(p->process, k.class, "MPI_Comm_create_group") : 0;
 }
 
 static int64_t mpi_chunk_of(const struct zr_role_ask *ask)
@@ -348,7 +335,7 @@ static int open_all(struct zr_mpi_set *p, const struct zr_role_ask ask[ZR_ROLES]
     for (int r = 0; r < ZR_ROLES && !err; r++)
         if (comm[r]) {
             struct zr_mpi *m = zr_mpi_of(comm[r]);
-            err = zr_rendezvous_agree(p->rdv, m->base.group.size > 1 ? make_mpi_comm(m) : 0);
+            err = zr_rendezvous_agree(p->rdv, m->base.group.size > 1 ? zr_mpi_make(m) : 0);
         }
     return err;
 }
@@ -403,21 +390,16 @@ static int free_in_time(void *arg)
     return class;
 }
 
-bool zr_mpi_unmake(struct zr_mpi_process *p, int32_t comm)
-{
-    struct freeing k = {p, comm};
-    const struct zr_task_call call = {.what = "MPI_Comm_free", .thread = "zero-mpi-free", .fn = free_in_time};
-    struct zr_task *task;
-    int res;
-    if (comm < 0 || zr_mpi_ended(p))
-        return true;
-    return !zr_task_start(&call, &k, sizeof k, &task) && zr_task_await(task, CLOSE_MS, &k, &res);
-}
-
 /* A rank that was lost would be waited for. */
 static void free_mpi_comm(struct zr_mpi *m)
 {
-    if (m->comm >= 0 && !zr_first_code(&m->set->failure) && !zr_mpi_unmake(m->set->process, m->comm))
+    struct freeing k = {m->set->process, m->comm};
+    const struct zr_task_call call = {.what = "MPI_Comm_free", .thread = "zero-mpi-free", .fn = free_in_time};
+    struct zr_task *task;
+    int res;
+    if (m->comm < 0 || zr_first_code(&m->set->failure) || zr_mpi_ended(k.process))
+        return;
+    if (zr_task_start(&call, &k, sizeof k, &task) || !zr_task_await(task, CLOSE_MS, &k, &res))
         m->set->is_left = true;
 }
 

@@ -40,6 +40,7 @@ struct zr_mpi_process {
     int64_t used_ns;
     _Atomic int state;
     int broken_class;
+    _Atomic bool half_made;
 
     bool has_thread;
     struct zr_thread thread;
@@ -102,6 +103,11 @@ int zr_mpi_enter(struct zr_mpi_process *p, int64_t ms)
     pthread_mutex_lock(&p->lock);
     bool entered = go_inside(p, ms);
     pthread_mutex_unlock(&p->lock);
+    if (!entered && atomic_load(&p->half_made))
+        return zr_fail(
+            ZR_ERR_TIMEOUT,
+            "MPI_Comm_create_group of another zero_wrap has not come back, and MPI cannot take back "
+            "a communicator that is half made: end the process, and start the job again");
     if (!entered)
         return zr_fail(ZR_ERR_TIMEOUT, "a call of %s's has not come back after %lld ms", p->shim->name,
                        (long long)ms);
@@ -109,6 +115,11 @@ int zr_mpi_enter(struct zr_mpi_process *p, int64_t ms)
     if (err)
         zr_mpi_leave(p);
     return err;
+}
+
+void zr_mpi_process_half_made(struct zr_mpi_process *p)
+{
+    atomic_store(&p->half_made, true);
 }
 
 void zr_mpi_leave(struct zr_mpi_process *p)
@@ -420,6 +431,20 @@ static struct zr_mpi_process *find_process(const struct zr_mpi_world *world)
     return p;
 }
 
+/* What a forked child has of MPI is its parent's: connections, and what is under way on them. */
+static int check_not_forked(const struct zr_mpi_world *world)
+{
+    const struct zr_mpi_process *p = processes;
+    while (p && (p->world != world || p->pid == getpid() || !is_there(p)))
+        p = p->next;
+    return p ? zr_fail(
+                   ZR_ERR_NOTSUP,
+                   "MPI does not work in a forked child: it began in process %ld, from which this one was "
+                   "forked: call zero_wrap there, or have mpirun or mpiexec start a process for each rank",
+                   (long)p->pid)
+             : 0;
+}
+
 /* MPI_Finalize may look at it at any time. */
 static void set_log(struct zr_mpi_process *p, const struct zr_log *from, struct zr_log *to)
 {
@@ -435,7 +460,9 @@ int zr_mpi_process_open(const struct zr_mpi_library *lib, int64_t ms, struct zr_
     pthread_mutex_lock(&processes_lock);
     struct zr_mpi_process *p = find_process(lib->world);
     bool is_new = !p;
-    int err = p ? zr_mpi_ended(p) : make_process(lib, ms, look, &p);
+    int err = p ? zr_mpi_ended(p) : check_not_forked(lib->world);
+    if (is_new && !err)
+        err = make_process(lib, ms, look, &p);
     if (!err && !p->has_thread) {
         err = zr_thread_start(&p->thread, "zero-mpi", look_now_and_then, p);
         p->has_thread = !err;

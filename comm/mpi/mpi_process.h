@@ -26,7 +26,8 @@ struct zr_mpi_batch {
 
 /* Begins MPI, if nobody has; blocks until all processes of the job do, at most ms, or until a rank of look
  * (before the detach; may be NULL) is lost or fails: then it is never used any more. To be dropped.
- * ZR_ERR_ORDER: it has been finalized; ZR_ERR_NOTSUP: threads are not allowed what is needed. */
+ * ZR_ERR_ORDER: it has been finalized. ZR_ERR_NOTSUP: threads are not allowed what is needed, or this process
+ * was forked from one that had opened MPI here. */
 int zr_mpi_process_open(const struct zr_mpi_library *lib, int64_t ms, struct zr_rendezvous *look,
                         struct zr_log *log, struct zr_mpi_process **out);
 /* log: that with which it was opened, which is told until then if the program calls MPI_Finalize. in_order:
@@ -43,6 +44,9 @@ int zr_mpi_enter(struct zr_mpi_process *p, int64_t ms);
 void zr_mpi_leave(struct zr_mpi_process *p);
 const struct zr_mpi_shim *zr_mpi_shim_of(const struct zr_mpi_process *p);
 struct zr_mpi_world *zr_mpi_world_of(const struct zr_mpi_process *p);
+
+/* A thread was left behind that makes a communicator, inside: zr_mpi_enter says so from now on. */
+void zr_mpi_process_half_made(struct zr_mpi_process *p);
 
 /* Inside: a request that was begun in slot belongs to the batch. */
 void zr_mpi_begun(struct zr_mpi_process *p, int32_t slot, struct zr_mpi_batch *b);

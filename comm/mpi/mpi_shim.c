@@ -34,6 +34,8 @@ enum { UNIT = 64 };
 struct zr_mpi_world {
     MPI_Comm comm[ZR_MPI_COMMS];
     bool has_comm[ZR_MPI_COMMS];
+    /* how often it was borrowed; 0: it is ours */
+    int n_borrowed[ZR_MPI_COMMS];
     /* MPI_REQUEST_NULL: free; none is used from high on */
     MPI_Request request[ZR_MPI_SLOTS];
     int high;
@@ -276,8 +278,29 @@ static int shim_copy(struct zr_mpi_world *w, int32_t comm, int32_t *out)
     return err ? mpi_class_of(err) : keep_comm(w, other, at, out);
 }
 
+static int shim_borrow(struct zr_mpi_world *w, void *lent, int32_t *out)
+{
+    MPI_Comm comm = of_lent(lent);
+    int at = 0;
+    while (at < ZR_MPI_COMMS && !(w->n_borrowed[at] && w->comm[at] == comm))
+        at++;
+    if (at == ZR_MPI_COMMS)
+        at = free_index(w);
+    *out = at;
+    if (at < 0)
+        return MPI_ERR_OTHER;
+    w->comm[at] = comm;
+    w->has_comm[at] = true;
+    w->n_borrowed[at]++;
+    return 0;
+}
+
 static int shim_free(struct zr_mpi_world *w, int32_t comm)
 {
+    if (w->n_borrowed[comm]) {
+        w->has_comm[comm] = --w->n_borrowed[comm] > 0;
+        return 0;
+    }
     w->has_comm[comm] = false;
     return mpi_class_of(MPI_Comm_free(&w->comm[comm]));
 }
@@ -328,6 +351,14 @@ static int shim_receive(struct zr_mpi_world *w, int32_t comm, void *at, int64_t 
 {
     MPI_Request *r = take_slot(w, slot);
     return r ? begun_in(w, MPI_Irecv(at, (int)bytes, MPI_BYTE, from, tag, w->comm[comm], r), slot) : 0;
+}
+
+static int shim_probe(struct zr_mpi_world *w, int32_t comm, int tag, int *from)
+{
+    MPI_Status status;
+    int flag = 0, err = MPI_Iprobe(MPI_ANY_SOURCE, tag, w->comm[comm], &flag, &status);
+    *from = !err && flag ? status.MPI_SOURCE : -1;
+    return mpi_class_of(err);
 }
 
 /* bytes in one element that is as far from the next as stride. */
@@ -467,9 +498,11 @@ SHOWN const struct zr_mpi_shim zero_mpi_shim_1 = {
     .make = shim_make,
     .make_from = shim_make_from,
     .copy = shim_copy,
+    .borrow = shim_borrow,
     .free = shim_free,
     .send = shim_send,
     .receive = shim_receive,
+    .probe = shim_probe,
     .all_gather = shim_all_gather,
     .broadcast = shim_broadcast,
     .all_max = shim_all_max,

@@ -68,7 +68,11 @@ struct zr_mpi_shim {
                      int32_t *comm);
     /* One of the same ranks, all of which call. Blocks. */
     int (*copy)(struct zr_mpi_world *w, int32_t comm, int32_t *out);
-    /* No request of it is pending; all its ranks call. May block. */
+    /* lent, or MPI_COMM_WORLD (NULL), itself: for send, receive and probe only. The program may receive what
+     * is sent there. One communicator has one handle, which is given back with free as often as it was
+     * taken; the communicator stays. */
+    int (*borrow)(struct zr_mpi_world *w, void *lent, int32_t *comm);
+    /* No request of it is pending; all its ranks call. May block, unless it is borrowed. */
     int (*free)(struct zr_mpi_world *w, int32_t comm);
 
     /* Each begins a request, and its memory is MPI's until poll has told that it ended. *slot -1, with 0: too
@@ -79,6 +83,9 @@ struct zr_mpi_shim {
     /* As many bytes as are sent. */
     int (*receive)(struct zr_mpi_world *w, int32_t comm, void *at, int64_t bytes, int from, int tag,
                    int32_t *slot);
+    /* *from: a rank whose message with that tag has arrived, so that receive ends at once; -1: there is
+     * none. */
+    int (*probe)(struct zr_mpi_world *w, int32_t comm, int tag, int *from);
     /* bytes of each rank (own; NULL: they are in place already), of rank p to to + p * stride. bytes and
      * stride: multiples of 64, or below 1 GiB. */
     int (*all_gather)(struct zr_mpi_world *w, int32_t comm, const void *own, void *to, int64_t bytes,

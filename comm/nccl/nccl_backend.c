@@ -36,4 +36,5 @@ const struct zr_backend zr_backend_nccl = {
     .lent_name = "nccl_comm",
     .lent_world = zr_nccl_lent_world,
     .lent_meet = zr_nccl_lent_meet,
+    .lent_in_turn = true,
 };

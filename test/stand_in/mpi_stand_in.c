@@ -427,11 +427,11 @@ static void drop_making(struct msi_making *m)
     free(m);
 }
 
-static struct msi_team *found_team(const struct msi_making *m)
+static struct msi_team *found_team(int n, const int32_t *member)
 {
     struct msi_team *k = calloc(1, sizeof *k);
-    k->n = m->n;
-    memcpy(k->member, m->member, sizeof k->member);
+    k->n = n;
+    memcpy(k->member, member, (size_t)n * sizeof *member);
     k->next = msi.teams;
     msi.teams = k;
     return k;
@@ -443,7 +443,7 @@ static struct msi_team *meet(const struct msi_making *as, int place)
     struct msi_making *m = making_of(as, place);
     m->here[place] = true;
     if (++m->n_here == m->n)
-        m->made = found_team(m);
+        m->made = found_team(m->n, m->member);
     pthread_cond_broadcast(&msi.moved);
     while (!m->made && !msi.ending)
         pthread_cond_wait(&msi.moved, &msi.lock);
@@ -532,6 +532,40 @@ static int copy(struct zr_mpi_world *w, int32_t comm, int32_t *out)
     return msi_leave(w, join(w, &as, out));
 }
 
+static struct msi_team *programs_team(const struct mpi_stand_in_comm *all)
+{
+    struct msi_team *k = msi.teams;
+    while (k && !(k->is_programs && k->n == all->n &&
+                  !memcmp(k->member, all->member, (size_t)all->n * sizeof *all->member)))
+        k = k->next;
+    if (!k)
+        k = found_team(all->n, all->member);
+    k->is_programs = true;
+    return k;
+}
+
+static int borrow(struct zr_mpi_world *w, void *lent, int32_t *out)
+{
+    int at = 0, err = msi_enter(w, "borrow", false);
+    *out = -1;
+    if (err)
+        return err;
+    struct mpi_stand_in_comm all = of_lent(lent);
+    struct msi_team *k = programs_team(&all);
+    while (at < ZR_MPI_COMMS && w->comm[at].team != k)
+        at++;
+    for (int i = 0; at == ZR_MPI_COMMS && i < ZR_MPI_COMMS; i++)
+        if (!w->comm[i].team)
+            at = i;
+    if (at == ZR_MPI_COMMS)
+        return msi_leave(w, MPI_STAND_IN_OTHER);
+    w->comm[at].team = k;
+    w->comm[at].place = place_of(all.member, all.n, w->rank);
+    w->comm[at].n_borrowed++;
+    *out = at;
+    return msi_leave(w, 0);
+}
+
 static void leave_team(struct msi_team *k)
 {
     struct msi_team **at = &msi.teams;
@@ -553,6 +587,11 @@ static int free_comm(struct zr_mpi_world *w, int32_t comm)
         return msi_leave(w, MPI_STAND_IN_COMM);
     for (int i = 0; i < w->high; i++)
         n += w->request[i].pending && w->request[i].comm == comm;
+    if (w->comm[comm].n_borrowed) {
+        if (--w->comm[comm].n_borrowed == 0)
+            w->comm[comm].team = NULL;
+        return msi_leave(w, 0);
+    }
     if (n) {
         msi_misuse("rank %d: free of a communicator with %d requests pending", w->rank, n);
         return msi_leave(w, MPI_STAND_IN_OTHER);
@@ -584,9 +623,11 @@ const struct zr_mpi_shim *mpi_stand_in_shim(void)
         .make = make,
         .make_from = make_from,
         .copy = copy,
+        .borrow = borrow,
         .free = free_comm,
         .send = msi_send,
         .receive = msi_receive,
+        .probe = msi_probe,
         .all_gather = msi_all_gather,
         .broadcast = msi_broadcast,
         .all_max = msi_all_max,

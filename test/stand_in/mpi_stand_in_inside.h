@@ -65,6 +65,8 @@ struct msi_meeting {
 /* Ranks that have a communicator. */
 struct msi_team {
     int n, n_left;
+    /* of the program's own communicator, or MPI_COMM_WORLD: it stays until the end */
+    bool is_programs;
     /* by place, of MPI_COMM_WORLD */
     int32_t member[MSI_RANKS];
     /* oldest first */
@@ -76,6 +78,8 @@ struct msi_team {
 struct msi_comm {
     struct msi_team *team;
     int place;
+    /* how often it was borrowed; 0: it was made */
+    int n_borrowed;
     uint64_t n_collectives;
 };
 
@@ -141,6 +145,7 @@ int msi_send(struct zr_mpi_world *w, int32_t comm, const void *at, int64_t bytes
              int32_t *slot);
 int msi_receive(struct zr_mpi_world *w, int32_t comm, void *at, int64_t bytes, int from, int tag,
                 int32_t *slot);
+int msi_probe(struct zr_mpi_world *w, int32_t comm, int tag, int *from);
 int msi_all_gather(struct zr_mpi_world *w, int32_t comm, const void *own, void *to, int64_t bytes,
                    int64_t stride, int32_t *slot);
 int msi_broadcast(struct zr_mpi_world *w, int32_t comm, void *at, int64_t bytes, int root, int32_t *slot);

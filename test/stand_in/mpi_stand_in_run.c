@@ -174,6 +174,20 @@ int msi_receive(struct zr_mpi_world *w, int32_t comm, void *at, int64_t bytes, i
     return msi_leave(w, 0);
 }
 
+int msi_probe(struct zr_mpi_world *w, int32_t comm, int tag, int *from)
+{
+    const struct msi_comm *c = &w->comm[comm];
+    int err = msi_enter(w, "probe", false);
+    *from = -1;
+    if (err)
+        return err;
+    for (const struct msi_message *m = c->team->messages; m && *from < 0; m = m->next)
+        if (m->to == c->place && m->tag == tag && m->is_sent && !m->is_received &&
+            !has_died(c->team, m->from))
+            *from = m->from;
+    return msi_leave(w, 0);
+}
+
 static bool is_message_ready(const struct msi_team *k, const struct msi_request *q)
 {
     const struct msi_message *m = q->message;

@@ -7,20 +7,30 @@
  * with too weak a level), early (MPI_Finalize before zero_unwrap), begun_here (MPI is left to the library),
  * null (it lends MPI_COMM_NULL), other_rank (it lends one and says that it is another rank), refused (what
  * rank 1 configures is refused), part (it lends a communicator of all ranks but the last), told NAME=VALUE...
- * (it sets variables once MPI has begun, or removes those without a value).
+ * (it sets variables once MPI has begun, or removes those without a value), late (one context trains while
+ * ranks wait for the last one to wrap another), threads (two contexts are wrapped from two threads, on rank 1
+ * the other one first), again (after a zero_wrap to which the last rank did not come), crossed, crossed_lent
+ * (rank 1 wraps another context first, of the same communicator or another), forked (a child wraps).
  * Prints, on each rank, what was to be seen: "rank 1: trained", or an error. */
 #include "zero/zero.h"
 
 #include <mpi.h>
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { N = 1000, STEPS = 3 };
 
-static float *w[2], *dw[2], first[2][N];
+/* The model of one context. A thread trains the first unless it takes the other. */
+static struct model {
+    float *w[2], *dw[2], first[2][N];
+    zero_ctx *z;
+} models[2];
+static _Thread_local struct model *model = &models[0];
 
 static void say(const char *what)
 {
@@ -39,11 +49,11 @@ static int wrap(zero_ctx **z, const struct zero_config *cfg)
     struct zero_tensor tensors[2];
     for (int l = 0; l < 2; l++) {
         for (int i = 0; i < N; i++)
-            first[l][i] = 1;
-        w[l] = first[l];
+            model->first[l][i] = 1;
+        model->w[l] = model->first[l];
         tensors[l] = (struct zero_tensor){.name = names[l],
-                                          .param = (void **)&w[l],
-                                          .grad = (void **)&dw[l],
+                                          .param = (void **)&model->w[l],
+                                          .grad = (void **)&model->dw[l],
                                           .shape = {N},
                                           .dtype = ZERO_F32,
                                           .unit = l};
@@ -62,7 +72,7 @@ static int step(zero_ctx *z, int rank)
     for (int l = 1; l >= 0 && !err; l--) {
         err = zero_begin(z, l, ZERO_BACKWARD);
         for (int i = 0; i < N && !err; i++)
-            dw[l][i] += (float)(rank + 1);
+            model->dw[l][i] += (float)(rank + 1);
         err = err ? err : zero_end(z, l, ZERO_BACKWARD);
     }
     return err ? err : zero_step(z, 0.5f, NULL);
@@ -262,6 +272,163 @@ static int begin_here(void)
     return err != 0;
 }
 
+/* --- several contexts --- */
+
+/* One context, as a thread wraps and trains it. */
+struct task {
+    struct model *model;
+    struct zero_config cfg;
+    int rank, world, err;
+    char text[1024];
+};
+
+static int note(struct task *t, int err)
+{
+    t->err = err;
+    if (err)
+        snprintf(t->text, sizeof t->text, "context \"%s\": %s", t->cfg.name, zero_last_error());
+    return err;
+}
+
+static struct task task_of(int number, int start_timeout_ms)
+{
+    static const char *const names[] = {"a", "b"};
+    struct task t = {.model = &models[number], .cfg = ZERO_CONFIG_INIT};
+    t.cfg.stage = 3;
+    t.cfg.optimizer = ZERO_SGD;
+    t.cfg.backend = ZERO_BACKEND_MPI;
+    t.cfg.name = names[number];
+    t.cfg.timeout_ms = 20000;
+    t.cfg.start_timeout_ms = start_timeout_ms;
+    MPI_Comm_rank(MPI_COMM_WORLD, &t.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &t.world);
+    return t;
+}
+
+static void *train_and_close(void *arg)
+{
+    struct task *t = arg;
+    model = t->model;
+    usleep(200000); /* the other ranks may be waiting for the other context by now */
+    int err = train(model->z, MPI_COMM_NULL, t->rank, t->world);
+    note(t, err ? err : zero_unwrap(&model->z));
+    return NULL;
+}
+
+static void *wrap_and_train(void *arg)
+{
+    struct task *t = arg;
+    model = t->model;
+    if (!note(t, wrap(&model->z, &t->cfg)))
+        train_and_close(t);
+    return NULL;
+}
+
+static int say_both(const struct task *t, const struct task *other)
+{
+    say(t->err ? t->text : other->err ? other->text : "trained");
+    return t->err || other->err;
+}
+
+/* The last rank comes to the second context once it has trained the first. */
+static int come_late(void)
+{
+    struct task a = task_of(0, 60000), b = task_of(1, 60000);
+    pthread_t thread;
+    if (note(&a, wrap(&a.model->z, &a.cfg)) || pthread_create(&thread, NULL, train_and_close, &a))
+        return say_both(&a, &b);
+    if (b.rank == b.world - 1)
+        pthread_join(thread, NULL);
+    wrap_and_train(&b);
+    if (b.rank != b.world - 1)
+        pthread_join(thread, NULL);
+    return say_both(&a, &b);
+}
+
+static int wrap_from_threads(void)
+{
+    struct task t[2] = {task_of(0, 60000), task_of(1, 60000)};
+    pthread_t thread;
+    int first = t[0].rank == 1;
+    if (pthread_create(&thread, NULL, wrap_and_train, &t[first]))
+        return 1;
+    usleep(100000);
+    wrap_and_train(&t[!first]);
+    pthread_join(thread, NULL);
+    return say_both(&t[0], &t[1]);
+}
+
+/* Over MPI_COMM_WORLD, and over a communicator that is lent. Prints the error of the first zero_wrap, too. */
+static int wrap_again(void)
+{
+    int err = 0;
+    for (int i = 0; i < 2 && !err; i++) {
+        struct task t = task_of(0, 1000);
+        MPI_Comm comm = MPI_COMM_WORLD;
+        if (i)
+            t.cfg.mpi_comm = &comm;
+        if (t.rank < t.world - 1)
+            wrap_and_train(&t);
+        if (t.rank < t.world - 1)
+            say(t.err ? t.text : "trained");
+        MPI_Barrier(MPI_COMM_WORLD);
+        t.cfg.start_timeout_ms = 60000;
+        wrap_and_train(&t);
+        say(t.err ? t.text : "trained");
+        err = t.err;
+    }
+    return err != 0;
+}
+
+static int cross(bool lends)
+{
+    MPI_Comm comm[2];
+    int number, rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    for (int i = 0; i < 2; i++)
+        MPI_Comm_dup(MPI_COMM_WORLD, &comm[i]);
+    number = rank == 1;
+    struct task t = task_of(number, 1500);
+    if (lends)
+        t.cfg.mpi_comm = &comm[number];
+    wrap_and_train(&t);
+    say(t.err ? t.text : "trained");
+    return 0;
+}
+
+/* The child's error, as its parent reads it. */
+static int wrap_in_child(void)
+{
+    struct task t = task_of(0, 60000);
+    char text[sizeof t.text] = "";
+    int ends[2];
+    wrap_and_train(&t);
+    if (t.err || pipe(ends))
+        return say(t.text), 1;
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        note(&t, wrap(&t.model->z, &t.cfg));
+        _exit(write(ends[1], t.text, strlen(t.text) + 1) < 0);
+    }
+    if (read(ends[0], text, sizeof text - 1) > 0)
+        say(text);
+    return pid < 0;
+}
+
+static int use_several(const char *what)
+{
+    int level;
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
+    int err = !strcmp(what, "late")      ? come_late()
+              : !strcmp(what, "threads") ? wrap_from_threads()
+              : !strcmp(what, "again")   ? wrap_again()
+              : !strcmp(what, "forked")  ? wrap_in_child()
+                                         : cross(!strcmp(what, "crossed_lent"));
+    MPI_Finalize();
+    return err;
+}
+
 int main(int n_args, char **args)
 {
     const char *what = n_args > 1 ? args[1] : "";
@@ -279,6 +446,10 @@ int main(int n_args, char **args)
         return change_variables(n_args - 2, args + 2);
     if (!strcmp(what, "begun_here"))
         return begin_here();
+    const char *const several[] = {"late", "threads", "again", "crossed", "crossed_lent", "forked"};
+    for (size_t i = 0; i < sizeof several / sizeof *several; i++)
+        if (!strcmp(what, several[i]))
+            return use_several(what);
     fprintf(stderr, "what?\n");
     return 2;
 }

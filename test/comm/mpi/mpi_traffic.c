@@ -319,6 +319,36 @@ static bool on(struct traffic *t, int32_t comm, int place, int size, const char 
     return well;
 }
 
+/* Each rank sends to the next one, which is told of the message before it receives it. */
+static bool borrowed(struct traffic *t, void *lent, int rank)
+{
+    int next = (rank + 1) % t->size, before = (rank + t->size - 1) % t->size, from = -1;
+    int64_t until = zr_now_ns() + DEADLINE_S * INT64_C(1000000000);
+    int32_t comm, again, slot;
+    char out[64], in[64];
+    t->place = rank;
+    if (!ok(t, "borrow", t->shim->borrow(t->w, lent, &comm)) ||
+        !ok(t, "borrow", t->shim->borrow(t->w, lent, &again)))
+        return false;
+    if (comm != again)
+        return say(t, "a communicator is borrowed as %d and as %d", comm, again);
+    fill(out, sizeof out, rank, next, 0);
+    int err = t->shim->send(t->w, comm, out, sizeof out, next, ZR_MPI_TAG_MAX, &slot);
+    if (!begun(t, "send", err, slot) || !ok(t, "probe", t->shim->probe(t->w, comm, TAG, &from)))
+        return false;
+    if (from != -1)
+        return say(t, "probe has a message of %d with a tag that nobody sends", from);
+    while (from < 0 && zr_now_ns() < until)
+        if (!ok(t, "probe", t->shim->probe(t->w, comm, ZR_MPI_TAG_MAX, &from)))
+            return false;
+    if (from != before)
+        return say(t, "probe has a message of %d, not of %d", from, before);
+    err = t->shim->receive(t->w, comm, in, sizeof in, from, ZR_MPI_TAG_MAX, &slot);
+    return begun(t, "receive", err, slot) && finish(t, "borrowed") &&
+           is_filled(t, "borrowed", in, sizeof in, before, rank, 0) &&
+           ok(t, "free", t->shim->free(t->w, comm)) && ok(t, "free", t->shim->free(t->w, comm));
+}
+
 bool mpi_traffic(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, void *lent, char *wrong, size_t n)
 {
     struct traffic t = {.shim = shim, .w = w, .wrong = wrong, .n_wrong = n};
@@ -329,9 +359,12 @@ bool mpi_traffic(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, void *l
         return false;
     if (rank < 0 || rank >= t.size || t.size > MOST)
         return say(&t, "rank %d", rank);
+    if (!borrowed(&t, lent, rank))
+        return false;
     int size = t.size, place = size - 1 - rank;
     for (int i = 0; i < size; i++)
         member[i] = size - 1 - i;
+    t.place = place;
     if (!ok(&t, "make", shim->make(w, lent, member, size, 7, &all)) ||
         !ok(&t, "copy", shim->copy(w, all, &twin)))
         return false;

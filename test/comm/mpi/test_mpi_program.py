@@ -82,6 +82,34 @@ class Program(unittest.TestCase):
             self.every(told, f"rank 0 of 1 {says} is rank ")
             self.every(told, f"of {RANKS} in MPI_COMM_WORLD: start all ranks by one mpirun")
 
+    def test_late(self):
+        """A rank that comes late to one context holds up no other context of the processes that wait for it."""
+        self.every(self.told("late"), "trained")
+
+    def test_other_order(self):
+        """From two threads contexts meet in any order. From one, each rank says which context waits for whom."""
+        self.every(self.told("threads"), "trained")
+        late = r'1 of 3 ranks did not come to zero_wrap of the context "a" over {} in 1500 ms \(start_timeout_ms\): rank 1'
+        waits = r'rank 1 waited 1500 ms \(start_timeout_ms\) in zero_wrap of the context "b" for rank 0 of {}'
+        names = '{} cfg.name is "a" on rank 0 and "b" on rank 1'
+        for what, over, on_others, on_1 in (("crossed", "MPI_COMM_WORLD", names.format(";"), names.format(":")),
+                                            ("crossed_lent", "mpi_comm", "", ", which has not come to it")):
+            told = sorted(self.told(what))
+            self.assertEqual(len(told), RANKS, told)
+            for line in told[:2]:
+                self.assertRegex(line, late.format(over) + on_others + "$")
+            self.assertRegex(told[2], waits.format(over) + on_1 + "$")
+
+    def test_again(self):
+        """A zero_wrap to which a rank has not come names it, and the next one works, over MPI_COMM_WORLD and a communicator that is lent."""
+        told = sorted(self.told("again"))
+        self.assertEqual(told[4:], ["trained"] * 2 * RANKS, told)
+        for line, over in zip(told, ("MPI_COMM_WORLD",) * 2 + ("mpi_comm",) * 2):
+            self.assertIn(f'1 of 3 ranks did not come to zero_wrap of the context "a" over {over} in 1000 ms (start_timeout_ms): rank 2', line)
+
+    def test_forked(self):
+        self.every(self.told("forked"), "MPI does not work in a forked child: it began in process ")
+
     def test_refused_on_one_rank(self):
         """Every rank is told, though they meet over MPI, and it is only the environment that says so."""
         self.every(self.told("refused", ZERO_BACKEND="mpi"), "stage is 7; allowed: 0, 1, 2, 3")
