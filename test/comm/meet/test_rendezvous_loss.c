@@ -586,8 +586,8 @@ static void test_failure_after_detach(void **state)
     }
 }
 
-/* Each rank is on a host of its own, so nobody can read what rank *arg recorded. It has failed, and its program
- * exits with the context open before its loop has said so. */
+/* Each rank is on another host, so nobody can read what rank *arg recorded. That rank has failed, and its
+ * program exits with the context open before the loop has said so. */
 static void exit_after_a_failure(struct rank *me)
 {
     static struct hearing h; /* static: open as the process ends, and no leak */
