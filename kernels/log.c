@@ -26,6 +26,7 @@ struct zr_log {
     int fd;      /* of ZERO_LOG, or -1 */
     bool is_off; /* ZERO_LOG=off */
     int rank;    /* -1: not known yet */
+    char name[64];
     pthread_mutex_t lock;
     uint64_t given[REMEMBERED];
     unsigned n_given;
@@ -71,10 +72,12 @@ void zr_log_close(struct zr_log *log)
     free(log);
 }
 
-void zr_log_set_rank(struct zr_log *log, int rank)
+void zr_log_set_rank(struct zr_log *log, int rank, const char *name)
 {
-    if (log)
-        log->rank = rank;
+    if (!log)
+        return;
+    log->rank = rank;
+    snprintf(log->name, sizeof log->name, "%s", name);
 }
 
 void zr_log_let_go(struct zr_log *log)
@@ -85,9 +88,12 @@ void zr_log_let_go(struct zr_log *log)
 /* One write for one line: lines of several ranks in one file stay whole. */
 static void write_line(const struct zr_log *log, int fd, const char *line)
 {
-    char text[ZR_LOG_BYTES + 32];
-    int n = log->rank < 0 ? snprintf(text, sizeof text, "libzero: %s\n", line)
-                          : snprintf(text, sizeof text, "libzero: rank %d: %s\n", log->rank, line);
+    char text[ZR_LOG_BYTES + 128], rank[96] = "";
+    const char *name = log->name;
+    if (log->rank >= 0)
+        snprintf(rank, sizeof rank, "rank %d%s%s%s: ", log->rank, *name ? " of \"" : "", name,
+                 *name ? "\"" : "");
+    int n = snprintf(text, sizeof text, "libzero: %s%s\n", rank, line);
     for (ssize_t at = 0, done; at < n; at += done) {
         done = zr_limited_write(fd, text + at, (size_t)(n - at));
         if (done < 0 && errno == EINTR)

@@ -19,9 +19,9 @@ int zr_log_open(void (*fn)(void *arg, const char *line), void *fn_arg, const cha
 /* NULL is allowed. */
 void zr_log_close(struct zr_log *log);
 
-/* Which rank's lines these are, in the standard error and files; not known at first. Before other threads
- * write. */
-void zr_log_set_rank(struct zr_log *log, int rank);
+/* Says whose lines these are, in the standard error and files. name is that of the context, up to 63
+ * characters, or "". Before other threads write. */
+void zr_log_set_rank(struct zr_log *log, int rank, const char *name);
 
 /* The program's function is called no more, but for a call that is under way. Any thread. */
 void zr_log_let_go(struct zr_log *log);

@@ -30,13 +30,29 @@ static bool is_name(const char *name)
     return n <= ZR_NAME_CHARS;
 }
 
+void zr_config_print_name(const char *name, char *out, size_t n_out)
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (; name && *name; name++) {
+        unsigned char c = (unsigned char)*name;
+        bool is_control = c < ' ' || c == 0x7f;
+        size_t n = is_control ? 4 : 1;
+        if (used + n >= n_out)
+            return;
+        used += (size_t)snprintf(out + used, n_out - used, is_control ? "\\x%02x" : "%c", c);
+    }
+}
+
 static int check_name(const struct zero_config *c)
 {
+    char shown[128];
     if (!c->name || is_name(c->name))
         return 0;
+    zr_config_print_name(c->name, shown, sizeof shown);
     return zr_fail(ZR_ERR_ARG,
-                   "name is \"%.80s\"; allowed: up to %d characters, none of them a control character",
-                   c->name, ZR_NAME_CHARS);
+                   "name is \"%s\"; allowed: up to %d characters, none of them a control character", shown,
+                   ZR_NAME_CHARS);
 }
 
 static int check_together(const struct zero_config *c)
@@ -199,8 +215,6 @@ void zr_config_legible(const struct zero_config *cfg, struct zero_config *out)
         out->timeout_ms = plain.timeout_ms;
     if (out->start_timeout_ms < 1)
         out->start_timeout_ms = plain.start_timeout_ms;
-    if (out->name && !is_name(out->name))
-        out->name = NULL;
     if (out->mpi < ZERO_MPI_AUTO || out->mpi > ZERO_MPI_MPICH)
         out->mpi = plain.mpi;
 }

@@ -46,7 +46,7 @@ static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
     z->mpi = cfg->mpi;
     z->start_ms = zr_config_start_ms(cfg);
     int err = zr_find_rank(cfg, &z->world);
-    snprintf(z->world.name, sizeof z->world.name, "%s", cfg->name ? cfg->name : "");
+    zr_config_print_name(cfg->name, z->world.name, sizeof z->world.name);
     return err;
 }
 
@@ -280,6 +280,7 @@ static int open_engine(struct zero_ctx *z)
                                     .on_fail = report_ranks,
                                     .on_fail_arg = z,
                                     .flight = z->flight,
+                                    .name = z->world.name,
                                     .native_stream = z->config.user.stream,
                                     .pipe_room = *zr_schedule_room(z->schedule)};
     memcpy(parts.comm, z->comm, sizeof parts.comm);
@@ -355,7 +356,7 @@ static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
 static void report_world(const struct zero_ctx *z)
 {
     struct zr_log *log = z->config.options.log;
-    zr_log_set_rank(log, z->world.rank);
+    zr_log_set_rank(log, z->world.rank, z->world.name);
     zr_info(log, "rank %d of %d, found in: %s (%s)%s%s", z->world.rank, z->world.world, z->world.source,
             z->world.size_from, z->world.way[0] ? "; where ranks meet, in: " : "", z->world.way);
     if (z->world.note[0])
@@ -547,7 +548,10 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     if (!err)
         err = open_context(z, tensors, n_tensors, cfg);
     if (err) {
-        zr_fail_more(err, "zero_wrap");
+        if (z->world.name[0])
+            zr_fail_more(err, "zero_wrap of \"%s\"", z->world.name);
+        else
+            zr_fail_more(err, "zero_wrap");
         save_flight(z, err);
         zr_backend_abort_comms(z, err);
         zr_tear_down(z);

@@ -308,6 +308,11 @@ void zr_hub_say_self(const struct zr_rendezvous *r, char text[ZR_SELF_CHARS]);
 /* hub_file.c, where w.file is set. Rank 0 listens, and then writes the file. */
 void zr_hub_listen_for_file(struct zr_rendezvous *r);
 void zr_hub_write_file(struct zr_rendezvous *r);
+#define ZR_HUB_TWO_JOBS "jobs that meet in one folder at a time need a ZERO_JOB or a key of their own"
+/* The same in a while: another rank 0 was faster, or waits there with another name. */
+void zr_hub_write_file_later(struct zr_rendezvous *r);
+/* The file that was there leads to no rank 0 of this job: it is replaced. */
+void zr_hub_no_first(struct zr_rendezvous *r);
 /* Rank 0: nobody is to come any more. */
 void zr_hub_remove_file(struct zr_rendezvous *r);
 /* The others: the addresses to try; false: it says none, which is noted. */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* hub_file.c: ranks that meet by a file (meeting_file.h): rank 0 listens at a free port and writes the file,
- * the others read it again and again until it leads them to rank 0. What is at an address that an old
+ * the others read it again and again until it leads them to rank 0. If a file of its job is there already,
+ * rank 0 first goes where that leads. It replaces the file only if no other rank 0 of this job answers: else
+ * two jobs would take each other's ranks. What is at an address that an old
  * file names may be anything: that it refuses a rank is no reason to give up, for rank 0 may be about to
  * write another. */
 #include "comm/meet/hub.h"
@@ -25,9 +27,46 @@ void zr_hub_listen_for_file(struct zr_rendezvous *r)
     zr_hub_listen(r);
 }
 
+/* A file of this job is there. Returns whether this rank 0 tries to reach the one that wrote it. */
+static bool goes_to_first(struct zr_rendezvous *r)
+{
+    char why[ZR_MEETING_WHY_CHARS];
+    if (!zr_meeting_file_read(&r->w, &r->file, why))
+        return false;
+    r->n_to = r->file.n;
+    r->to_now = 0;
+    memcpy(r->to, r->file.at, sizeof r->to);
+    if (!r->w.key.n_bytes && !zr_address_is_loopback(&r->to[0]))
+        return false; /* without a key this rank would not have met anybody there either */
+    zr_hub_connect(r);
+    return true;
+}
+
+void zr_hub_no_first(struct zr_rendezvous *r)
+{
+    (void)zr_meeting_file_remove(&r->w, &r->file);
+    r->worst = ZR_TROUBLE_NONE; /* what went wrong there is no reason why others do not come */
+    r->trouble[0] = r->trouble_before[0] = 0;
+    zr_hub_write_file(r);
+}
+
+static void write_later(uv_timer_t *t)
+{
+    zr_hub_write_file(t->data);
+}
+
+void zr_hub_write_file_later(struct zr_rendezvous *r)
+{
+    if (!r->code && !r->closing)
+        uv_timer_start(&r->retry, write_later, (uint64_t)zr_hub_again_ms(r), 0);
+}
+
 void zr_hub_write_file(struct zr_rendezvous *r)
 {
     union zr_address bound;
+    /* It may be ready without: another context of this process has handed all others over. */
+    if (r->ready || r->code || goes_to_first(r))
+        return;
     int n = sizeof bound, err = uv_tcp_getsockname(&r->listener[0].tcp, &bound.any, &n);
     if (err) {
         zr_hub_fail(r, ZR_ERR_SYSTEM, "rank 0: its port is not known: %s", uv_strerror(err));
@@ -38,7 +77,9 @@ void zr_hub_write_file(struct zr_rendezvous *r)
     r->file.n = zr_hub_reachable_at(&bound, r->file.at);
     err = zr_meeting_file_write(&r->w, &r->file);
     r->has_written = !err;
-    if (err) {
+    if (err == ZR_MEETING_FILE_TAKEN) {
+        zr_hub_write_file_later(r);
+    } else if (err) {
         zr_hub_fail(r, err, "rank 0: %s", zr_error_text());
         zr_hub_stop_listening(r);
     }

@@ -160,6 +160,10 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
                  s->world, r->w.world, r->w.size_from[0] ? " (" : "", r->w.size_from,
                  r->w.size_from[0] ? ")" : "");
         refuse_all(r, l, text);
+    } else if (s->rank == 0 && r->w.rank == 0) {
+        refuse(r, l, ZR_ERR_MISMATCH, "rank 0 is there twice");
+        zr_hub_fail(r, ZR_ERR_MISMATCH, "rank 0 is there twice: here and at %s: %s", l->peer,
+                    ZR_HUB_TWO_JOBS);
     } else if (s->rank <= 0 || s->rank >= r->w.world) {
         snprintf(text, sizeof text, "rank %d at %s: ranks 1 to %d may join rank 0", s->rank, l->peer,
                  r->w.world - 1);
@@ -277,12 +281,13 @@ void zr_hub_seal(struct zr_rendezvous *r)
 {
     r->ready = true;
     uv_timer_stop(&r->retry); /* a rank 0 to which all were handed over may not have listened yet */
-    if (r->w.rank == 0 && r->w.tells_late && !r->w.file[0])
+    if (r->w.rank == 0 && r->w.tells_late)
         return;
     uv_timer_stop(&r->patience);
     zr_hub_stop_listening(r);
     for (struct zr_link *l = r->links; l; l = l->next)
-        if (l->rank < 0 && !l->is_outgoing && !l->finishing) /* the refused may still read why */
+        if (l->rank < 0 && (!l->is_outgoing || r->w.rank == 0) &&
+            !l->finishing) /* the refused may still read why */
             zr_link_drop(l);
 }
 
@@ -301,8 +306,7 @@ static void on_patience(uv_timer_t *t)
 {
     struct zr_rendezvous *r = t->data;
     zr_hub_drop_slow(r);
-    if (r->w.rank != 0)
-        zr_hub_give_up_slow(r);
+    zr_hub_give_up_slow(r);
     if (r->n_listening && !r->n_unidentified && !r->ready && !r->code && !zr_hub_all_came(r))
         check_descriptors(r);
 }

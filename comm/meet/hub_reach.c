@@ -27,6 +27,8 @@ static void connect_again(uv_timer_t *t)
     struct zr_rendezvous *r = t->data;
     if (++r->to_now < r->n_to)
         zr_hub_connect(r);
+    else if (r->w.rank == 0) /* by a file that it has found (hub_file.c) */
+        zr_hub_no_first(r);
     else
         zr_hub_find(r);
 }
@@ -120,9 +122,11 @@ void zr_hub_on_connect(struct zr_link *l, int status)
         give_address_up(r, l, status);
         return;
     }
+    l->since_ms = zr_hub_now_ms(r);
+    if (r->w.rank == 0) /* which has no link to itself */
+        return;
     zr_hub_note(r, ZR_TROUBLE_SILENT, "it took the connection but does not answer");
     l->rank = r->goal;
-    l->since_ms = zr_hub_now_ms(r);
     r->members[r->goal].link = l;
 }
 
@@ -133,7 +137,8 @@ static void give_up_connecting(struct zr_rendezvous *r)
     struct zr_link *l = r->links;
     while (l && (!l->is_outgoing || uv_is_closing((uv_handle_t *)&l->tcp)))
         l = l->next;
-    if (l && zr_hub_now_ms(r) - l->since_ms >= (r->n_to > 1 ? NEXT_MS : CONNECT_MS))
+    bool is_next = r->n_to > 1 && l && !l->peer[0];
+    if (l && zr_hub_now_ms(r) - l->since_ms >= (is_next ? NEXT_MS : CONNECT_MS))
         give_address_up(r, l, UV_ETIMEDOUT);
 }
 
@@ -205,6 +210,10 @@ static void come_again(struct zr_rendezvous *r, struct zr_link *l, const char *t
     zr_hub_note(r, ZR_TROUBLE_NAME, "%s", text);
     zr_hub_leave_place(r, l);
     r->refused_ms = 0;
+    if (r->w.rank == 0) {
+        zr_hub_write_file_later(r);
+        return;
+    }
     zr_hub_retry_in(r, zr_hub_again_ms(r));
 }
 
@@ -256,6 +265,10 @@ void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
         }
         if (f->type == ZR_FRAME_REFUSE) {
             zr_link_finish(l);
+            if (r->w.rank == 0)
+                zr_hub_fail(r, ZR_ERR_MISMATCH,
+                            "another rank 0 of this job is there already, on \"%s\" (%s): %s", r->file.host,
+                            text, ZR_HUB_TWO_JOBS);
             zr_hub_fail(r, f->about < 0 ? f->about : ZR_ERR_MISMATCH, "rank %d refused: %s", r->goal, text);
             return;
         }

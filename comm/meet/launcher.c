@@ -88,6 +88,8 @@ bool zr_launcher_is_slurm_task(int rank, int world)
 
 /* --- which are set --- */
 
+static const char slurm_step_tasks[] = "SLURM_STEP_NUM_TASKS";
+
 static bool is_torchruns(void)
 {
     return getenv("TORCHELASTIC_RUN_ID") || getenv("LOCAL_WORLD_SIZE");
@@ -99,12 +101,20 @@ static bool is_in_step(void)
     return getenv("SLURM_STEP_ID") != NULL;
 }
 
-/* The shell of an allocation lacks SLURM_PROCID, and a world of 1 says nothing. A batch script starts its
- * ranks by RANK and WORLD_SIZE if they are set. */
+static bool says_more_than(const char *text, const char *least)
+{
+    return text && strcmp(text, least) != 0;
+}
+
+/* The shell of an allocation lacks SLURM_PROCID, a batch script may lack SLURM_NTASKS, and task 0 of a world
+ * of 1 says nothing. A batch script starts its ranks by RANK and WORLD_SIZE if they are set. Whatever else is
+ * half of what srun sets is read, and refused. */
 static bool is_slurm_set(const char *rank, const char *world)
 {
     bool is_plain = getenv("RANK") || getenv("WORLD_SIZE");
-    return rank && world && strcmp(world, "1") != 0 && (is_in_step() || !is_plain);
+    bool has_others = says_more_than(world, "1") || says_more_than(getenv(slurm_step_tasks), "1");
+    bool is_more = says_more_than(rank, "0") || (has_others && (rank || (world && is_in_step())));
+    return is_more && (is_in_step() || !is_plain);
 }
 
 static bool is_set(const struct zr_launcher *l)
@@ -131,15 +141,52 @@ static bool is_set(const struct zr_launcher *l)
 
 /* --- what they say --- */
 
+/* A variable that may be missing, which leaves *out as it is. */
+static int read_optional(const char *name, int lo, int hi, int *out)
+{
+    const char *text = getenv(name);
+    return text ? zr_meeting_number(name, text, lo, hi, out) : 0;
+}
+
+/* How many tasks srun started is said twice. In the shell of salloc, and with srun --preserve-env, the two
+ * may differ. */
+static int check_step(const struct zr_launcher *l, int world)
+{
+    int n = world, err = read_optional(slurm_step_tasks, 1, ZR_MOST_RANKS, &n);
+    if (err || n == world)
+        return err;
+    return zr_fail(ZR_ERR_ARG,
+                   "%s is %d, but %s is %d: start the ranks with srun, or choose by ZERO_RANK and "
+                   "ZERO_WORLD_SIZE, which win",
+                   l->world, world, slurm_step_tasks, n);
+}
+
+/* How many ranks torchrun's agent started, and how many agents there are; 0: not known. */
+struct agents {
+    int n_local, n;
+};
+
+static int read_agents(int world, struct agents *a)
+{
+    *a = (struct agents){0};
+    int err = read_optional("LOCAL_WORLD_SIZE", 1, world, &a->n_local);
+    return err ? err : read_optional("GROUP_WORLD_SIZE", 1, ZR_MOST_RANKS, &a->n);
+}
+
 static int read_ranks(const struct zr_launcher *l, struct zr_world *w)
 {
     const char *rank = getenv(l->rank), *world = getenv(l->world), *local = getenv(l->local_rank);
+    struct agents unused;
     if (!rank || !world)
         return zr_fail(ZR_ERR_ARG, "%s is not set though %s is \"%.64s\": both or neither are allowed",
                        rank ? l->world : l->rank, rank ? l->rank : l->world, rank ? rank : world);
     int err = zr_meeting_number(l->world, world, 1, ZR_MOST_RANKS, &w->world);
-    if (!err)
-        err = zr_meeting_number(l->rank, rank, 0, w->world - 1, &w->rank);
+    if (!err && l->kind == ZR_LAUNCHER_SLURM)
+        err = check_step(l, w->world);
+    if (!err && (err = zr_meeting_number(l->rank, rank, 0, w->world - 1, &w->rank)))
+        return zr_fail_more(err, "%s is %d", l->world, w->world);
+    if (!err && l->kind == ZR_LAUNCHER_TORCHRUN)
+        err = read_agents(w->world, &unused);
     w->local_rank = w->rank;
     if (!err && local)
         err = zr_meeting_number(l->local_rank, local, 0, w->world - 1, &w->local_rank);
@@ -157,9 +204,10 @@ static int read_ranks(const struct zr_launcher *l, struct zr_world *w)
 /* How many agents torchrun has; a launcher that starts them, as mpirun does, counts as many. 0: not known. */
 static int count_agents(int world)
 {
-    const char *agents = getenv("GROUP_WORLD_SIZE"), *local = getenv("LOCAL_WORLD_SIZE");
-    int n = agents ? atoi(agents) : 0, n_local = local ? atoi(local) : 0;
-    return agents ? n : n_local > 0 && world % n_local == 0 ? world / n_local : 0;
+    struct agents a;
+    if (read_agents(world, &a)) /* read_ranks has refused it */
+        return 0;
+    return a.n ? a.n : a.n_local && world % a.n_local == 0 ? world / a.n_local : 0;
 }
 
 /* l counts, and m is another launcher that says something else. */
@@ -280,6 +328,26 @@ static int compare_others(const struct zr_launcher *l, bool by_mpi, struct zr_wo
         if (is_set(m) && !is_ignored(l, m, by_mpi))
             err = compare_one(l, m, by_mpi, w);
     return err;
+}
+
+/* Variables that a process may merely have inherited: those of a batch script's shell, or of a container. */
+static bool may_be_inherited(const struct zr_launcher *l)
+{
+    return l->kind == ZR_LAUNCHER_PLAIN || (l->kind == ZR_LAUNCHER_SLURM && !is_task_itself());
+}
+
+const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said)
+{
+    const struct zr_launcher *l = launchers;
+    struct zr_kept kept;
+    while (l < launchers + ZR_LAUNCHERS && (!is_set(l) || may_be_inherited(l)))
+        l++;
+    if (l == launchers + ZR_LAUNCHERS)
+        return NULL;
+    zr_keep(&kept, 0);
+    bool is_legible = read_ranks(l, said) == 0;
+    zr_say_again(&kept);
+    return is_legible && said->world > world ? l : NULL;
 }
 
 int zr_launcher_find(bool by_mpi, const struct zr_launcher **out, struct zr_world *w)

@@ -51,6 +51,10 @@ struct zr_launcher {
  * Errors: ARG  half of a pair is set, a number is wrong, or two launchers contradict each other */
 int zr_launcher_find(bool by_mpi, const struct zr_launcher **out, struct zr_world *w);
 
+/* The launcher that started this process, with what it said, if its job has more ranks than world. NULL: none
+ * did, or its variables may only be left over, or cannot be read. */
+const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said);
+
 /* srun started the task with this rank of so many. */
 bool zr_launcher_is_slurm_task(int rank, int world);
 

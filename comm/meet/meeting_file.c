@@ -180,13 +180,14 @@ static ssize_t load_meeting(const char *path, struct stat *st, char text[ZR_MEET
 /* --- rank 0 --- */
 
 /* Nothing of somebody else's is replaced. */
-static int may_replace(const char *path)
+static int may_replace(const char *path, bool *is_there)
 {
     struct stat st;
     char text[ZR_MEETING_FILE_BYTES], words[ZR_SYSTEM_WORDS];
     const size_t n_first = sizeof first_line - 1;
     ssize_t n = load_meeting(path, &st, text);
-    if (n == -ENOENT)
+    *is_there = n != -ENOENT;
+    if (!*is_there)
         return 0;
     if (n < 0)
         return zr_fail(ZR_ERR_IO, "cannot say where ranks meet: %.400s is there, and cannot be read: %s",
@@ -211,6 +212,17 @@ static int put_text(int fd, const char *text)
     return fsync(fd) ? -errno : 0;
 }
 
+/* Puts the whole file where it is to be. If nothing was there, another rank 0 may have been faster: -EEXIST.
+ * Where there are no links, as on some network file systems, the later one wins. */
+static int put_in_place(const char *whole, const char *path, bool was_there)
+{
+    int err = was_there ? ENOTSUP : link(whole, path) ? errno : 0;
+    if (err && err != EEXIST)
+        return rename(whole, path) ? -errno : 0;
+    unlink(whole);
+    return -err;
+}
+
 int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file *f)
 {
     char path[ZR_MEETING_PATH_CHARS], whole[ZR_MEETING_PATH_CHARS + 64], text[ZR_MEETING_FILE_BYTES],
@@ -218,7 +230,8 @@ int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file
     uint64_t nonce;
     zr_meeting_file_path(w, path);
     zr_meeting_file_print(f, text);
-    int err = may_replace(path);
+    bool is_there;
+    int err = may_replace(path, &is_there);
     if (!err)
         err = zr_shake_random((uint8_t *)&nonce, sizeof nonce);
     if (err)
@@ -231,10 +244,10 @@ int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file
     err = put_text(fd, text);
     if (close(fd) && !err)
         err = -errno;
-    if (!err && rename(whole, path))
-        err = -errno;
     if (!err)
-        return 0;
+        err = put_in_place(whole, path, is_there);
+    if (!err || err == -EEXIST)
+        return err ? ZR_MEETING_FILE_TAKEN : 0;
     unlink(whole);
     return zr_fail(ZR_ERR_IO, "cannot say where ranks meet: %.400s: %s", path, zr_system_words(-err, why));
 }

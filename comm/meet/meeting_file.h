@@ -3,7 +3,7 @@
  * beforehand where rank 0 will be.
  *
  * It is a text: what it is, by which mark ranks of its job know it, the attempt, and rank 0's addresses.
- * Rank 0 writes it whole under another name and renames it, so nobody reads half of one. A file that an
+ * Rank 0 writes it whole under another name first, so nobody reads half of one. A file that an
  * earlier job or attempt left there is told by its mark and attempt and is not followed. What it says proves
  * nothing: whoever is found there still shows that he has the job's key (handshake.h).
  *
@@ -20,7 +20,9 @@ enum {
     ZR_MEETING_PATH_CHARS = sizeof((struct zr_world *)0)->file + 64,
     ZR_MEETING_WHY_CHARS = 384,
     /* hex digits */
-    ZR_MEETING_MARK_CHARS = 32
+    ZR_MEETING_MARK_CHARS = 32,
+    /* another rank 0 has written its file meanwhile */
+    ZR_MEETING_FILE_TAKEN = 1
 };
 
 /* What such a file says. */
@@ -46,7 +48,7 @@ bool zr_meeting_file_parse(const char *text, size_t n, struct zr_meeting_file *o
 void zr_meeting_file_path(const struct zr_world *w, char path[ZR_MEETING_PATH_CHARS]);
 
 /* Rank 0. Only this user may write it. A file of ours that is there is replaced, an empty one too; anything
- * else is an error that names it, and stays. ZR_ERR_ARG, ZR_ERR_IO. */
+ * else is an error that names it, and stays. ZR_ERR_ARG, ZR_ERR_IO; ZR_MEETING_FILE_TAKEN. */
 int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file *f);
 /* The file that is there now is of this job and attempt, and only its owner, who is this user, may write it
  * (root follows any owner's); else why says what is there instead. */

@@ -193,6 +193,15 @@ static void add_to_job(const char *const names[3], struct zr_world *w)
     }
 }
 
+/* Without --rdzv-id torchrun names each of its jobs "none". Two of them that live at the same time have other
+ * addresses of their agents' store. */
+static void name_torchruns_job(struct zr_world *w)
+{
+    const char *addr = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+    if ((!w->job[0] || !strcmp(w->job, "none")) && addr && port)
+        snprintf(w->job, sizeof w->job, "torchrun at %.90s:%.16s", addr, port);
+}
+
 static void find_job(const struct zr_launcher *l, struct zr_world *w)
 {
     static const char *const of_slurm[3] = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"};
@@ -203,6 +212,8 @@ static void find_job(const struct zr_launcher *l, struct zr_world *w)
         add_to_job(l->job, w);
     if (!w->job[0] && l && is_slurm_task(l, w))
         add_to_job(of_slurm, w);
+    if (!own && l && l->kind == ZR_LAUNCHER_TORCHRUN)
+        name_torchruns_job(w);
 }
 
 /* How often the job was started again, as zero-run says, or l. */

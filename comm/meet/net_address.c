@@ -14,15 +14,6 @@
 
 /* --- one address --- */
 
-bool zr_address_parse(const char *number, int port, union zr_address *out)
-{
-    memset(out, 0, sizeof *out);
-    if (uv_ip4_addr(number, port, &out->v4) == 0)
-        return true;
-    /* libuv takes a zone that there is not for none. */
-    return uv_ip6_addr(number, port, &out->v6) == 0 && (!strchr(number, '%') || out->v6.sin6_scope_id);
-}
-
 /* An IPv6 address that stands for an IPv4 one is that. */
 static union zr_address plain(const union zr_address *a)
 {
@@ -34,6 +25,18 @@ static union zr_address plain(const union zr_address *a)
         memcpy(&out.v4.sin_addr, &a->v6.sin6_addr.s6_addr[12], sizeof out.v4.sin_addr);
     }
     return out;
+}
+
+bool zr_address_parse(const char *number, int port, union zr_address *out)
+{
+    memset(out, 0, sizeof *out);
+    if (uv_ip4_addr(number, port, &out->v4) == 0)
+        return true;
+    /* libuv takes a zone that there is not for none. */
+    bool is_v6 = uv_ip6_addr(number, port, &out->v6) == 0 && (!strchr(number, '%') || out->v6.sin6_scope_id);
+    if (is_v6)
+        *out = plain(out);
+    return is_v6;
 }
 
 void zr_address_print_host(const union zr_address *a, char text[ZR_ADDRESS_CHARS])

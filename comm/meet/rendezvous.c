@@ -87,7 +87,8 @@ static int meet_ranks(struct zr_rendezvous *r)
         if (err)
             zr_hub_fail_all(r, err, zr_error_text());
     }
-    if (err)
+    bool is_known = !r->w.file[0] || r->w.rank || r->has_written; /* so that others may come */
+    if (err && is_known)
         stay_to_refuse(r);
     return err ? zr_fail(r->code, "%s", r->text) : 0;
 }

@@ -91,8 +91,8 @@ struct zr_world {
     /* How many ranks may be linked with one below it, the same on all ranks; 0: ZR_TREE_FAN_OUT (tree.h).
      * Where these are all, a rank that leaves or is lost takes no other out of what ranks say. */
     int fan_out;
-    /* Rank 0 goes on listening once all have met, and tells a rank of the job that comes later why it is
-     * refused. A job that meets by a file does not. */
+    /* Rank 0 goes on listening once all have met, and keeps its file: it tells a rank of the job that comes
+     * later, or another rank 0, why it is refused. */
     bool tells_late;
 };
 

@@ -93,6 +93,22 @@ static int take_configured(int want_rank, int want_world, struct zr_world *w)
     return 0;
 }
 
+/* The configuration names a part of the launcher's job. All parts have the job's name, key and meeting point,
+ * so that ranks of two parts would take each other for their own. */
+static int refuse_part(const char *want_url, const struct zr_world *w)
+{
+    struct zr_world said = {0};
+    const struct zr_launcher *l = w->world > 1 && !want_url ? zr_launcher_of_larger(w->world, &said) : NULL;
+    if (!l)
+        return 0;
+    return zr_fail(
+        ZR_ERR_ARG,
+        "rank %d of %d (from the configuration) is a part of %s's job, in which it is rank %d of %d: "
+        "the ranks of a part need a meeting point of their own: set cfg.rendezvous to "
+        "tcp://host:port or file:///path, another for each part",
+        w->rank, w->world, l->source, said.rank, said.world);
+}
+
 static int find_launched(bool by_mpi, const struct zr_launcher **l, struct zr_world *w)
 {
     strcpy(w->source, "alone");
@@ -112,6 +128,8 @@ static int find_world(int want_rank, int want_world, const char *want_url, bool 
     struct zr_world found = {.world = 1};
     const struct zr_launcher *l = NULL;
     int err = want_world ? take_configured(want_rank, want_world, &found) : find_launched(by_mpi, &l, &found);
+    if (!err && want_world)
+        err = refuse_part(want_url, &found);
     if (!err)
         err = zr_meeting_point_find(l, want_url, by_mpi, &found);
     if (!err)

@@ -224,6 +224,7 @@ static void take_parts(struct zr_engine *e, const struct zr_engine_parts *parts)
     e->pid = (int)getpid();
     e->forks = zr_fork_depth();
     e->flight = parts->flight;
+    e->name = parts->name ? parts->name : "";
     zr_roles_take(e, parts->comm);
     e->plan = parts->plan;
     e->layout = parts->plan->layout;

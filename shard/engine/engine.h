@@ -68,6 +68,8 @@ struct zr_engine_parts {
     void *on_fail_arg;
     /* what records calls, jobs and operations; NULL: nothing does */
     struct zr_flight *flight;
+    /* of the context, for messages; NULL or "": it has none */
+    const char *name;
 };
 
 /* Memory alone: a loop is opened with its address. Free takes one that is not open; NULL is allowed. */

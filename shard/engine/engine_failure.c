@@ -115,7 +115,9 @@ int zr_engine_status(struct zr_engine *e)
         keep_first_finder(why, e->rank);
         zr_engine_fail(e, code, why);
     }
-    return zr_fail(zr_first_code(&e->s.failure), "rank %d: %s", e->rank, e->s.failure.text);
+    bool has_name = e->name[0];
+    return zr_fail(zr_first_code(&e->s.failure), "rank %d%s%s%s: %s", e->rank, has_name ? " of \"" : "",
+                   has_name ? e->name : "", has_name ? "\"" : "", e->s.failure.text);
 }
 
 /* Operations that are told of a failure end soon; what has not by then may never. Or it does after all, and

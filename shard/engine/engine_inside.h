@@ -202,6 +202,8 @@ struct zr_engine {
     void *on_fail_arg;
     /* NULL: nothing is recorded */
     struct zr_flight *flight;
+    /* of the context, for messages; "": it has none */
+    const char *name;
     /* Of the world, for messages; and among the ranks of control, which counts world of them. */
     int rank, place, world;
     /* into how many a pipeline stage is cut, and which this rank has; how many stages there are, and which is

@@ -33,6 +33,8 @@ static void read_file(const char *path, struct received *r)
     fclose(f);
 }
 
+static const char *context = "";
+
 /* What comes out of the standard error while a log is used, with ZERO_LOG `where`, with or without a function
  * of the program's. */
 static void use(const char *where, struct received *program, struct received *on_stderr)
@@ -46,7 +48,7 @@ static void use(const char *where, struct received *program, struct received *on
     if (!err) {
         zr_info(log, "line %d", 1);
         zr_warn(log, "first %d", 2);
-        zr_log_set_rank(log, 3);
+        zr_log_set_rank(log, 3, context);
         zr_warn(log, "first %d", 2);
         zr_warn(log, "second");
         zr_info(log, "line %d", 1);
@@ -65,6 +67,17 @@ static void use(const char *where, struct received *program, struct received *on
     "libzero: line 1\nlibzero: warning: first 2\nlibzero: rank 3: warning: second\n"                         \
     "libzero: rank 3: line 1\n"
 #define WARNINGS "libzero: warning: first 2\nlibzero: rank 3: warning: second\n"
+
+/* Lines of a context that has a name say it. */
+static void test_name(void **state)
+{
+    struct received r;
+    (void)state;
+    context = "gen";
+    use("", NULL, &r);
+    context = "";
+    assert_string_equal(r.text, "libzero: warning: first 2\nlibzero: rank 3 of \"gen\": warning: second\n");
+}
 
 static void test_nobody_listens(void **state)
 {
@@ -121,7 +134,7 @@ static void test_no_file(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_nobody_listens),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_nobody_listens), cmocka_unit_test(test_name),
                                        cmocka_unit_test(test_program_listens), cmocka_unit_test(test_file),
                                        cmocka_unit_test(test_no_file)};
     return cmocka_run_group_tests(tests, NULL, NULL);

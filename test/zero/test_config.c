@@ -448,7 +448,8 @@ static void test_bad_fields(void **state)
     BAD(name, "0123456789012345678901234567890123456789012345678901234567890123",
         "name is \"0123456789012345678901234567890123456789012345678901234567890123\"; allowed: up to 63 "
         "characters, none of them a control character");
-    BAD(name, "a\nb", "; allowed: up to 63 characters, none of them a control character");
+    BAD(name, "a\nb\x7f",
+        "name is \"a\\x0ab\\x7f\"; allowed: up to 63 characters, none of them a control character");
     BAD(optimizer, 0, "optimizer is 0; allowed: adamw, adam, sgd, rmsprop");
     BAD(optimizer, 99, "optimizer is 99; allowed: adamw, adam, sgd, rmsprop");
     BAD(beta1, 1.0f, "beta1 is 1; allowed: 0 and more, less than 1");

@@ -197,6 +197,8 @@ static void wrap_in_another_order(struct rank *me)
     toy_free(&j.m);
     RANK_CHECK(me, j.err == ZERO_ERR_TIMEOUT, "code %d: %s", j.err, j.text);
     RANK_CHECK(me, strstr(j.text, "cfg.name is \"gen\" on rank 0 and \"disc\" on rank 1"), "%s", j.text);
+    const char *begins = me->w.rank ? "zero_wrap of \"disc\": " : "zero_wrap of \"gen\": ";
+    RANK_CHECK(me, !strncmp(j.text, begins, strlen(begins)), "%s", j.text);
 }
 
 static void test_other_order(void **state)
@@ -277,6 +279,44 @@ static void test_same_name(void **state)
     }
 }
 
+/* A failure among ranks names the context. */
+static void fail_by_name(struct rank *me)
+{
+    struct job j;
+    alarm(HANG_S);
+    prepare(me, 0, true, &j);
+    RANK_CHECK(me, wrap(&j) == 0, "%s", j.text);
+    for (int i = 0; i < STEPS && me->w.rank == 0 && !j.err; i++)
+        step(&j, i);
+    RANK_CHECK(me, me->w.rank || strstr(j.text, "rank 0 of \"gen\": "), "code %d: %s", j.err, j.text);
+    zero_unwrap(&j.z);
+    toy_free(&j.m);
+}
+
+/* A name that is refused is shown without its control characters. Ranks meet under what is shown, so that the
+ * context without a name does not get the failure. */
+static void refuse_a_name(struct rank *me)
+{
+    struct job j;
+    alarm(HANG_S);
+    prepare(me, 0, false, &j);
+    j.cfg.name = "a\nb";
+    j.cfg.start_timeout_ms = SOON_MS;
+    wrap(&j);
+    toy_free(&j.m);
+    RANK_CHECK(me, j.err == ZERO_ERR_ARG, "code %d: %s", j.err, j.text);
+    RANK_CHECK(me,
+               strstr(j.text, "zero_wrap of \"a\\x0ab\": ") && strstr(j.text, "name is \"a\\x0ab\"; allowed"),
+               "%s", j.text);
+}
+
+static void test_named_failures(void **state)
+{
+    (void)state;
+    run_ranks(true, 2, fail_by_name, NULL, NULL);
+    run_ranks(true, 2, refuse_a_name, NULL, NULL);
+}
+
 /* Meets nobody, and so needs no names. */
 static void wrap_two_alone(struct rank *me)
 {
@@ -299,10 +339,9 @@ static void test_alone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_at_a_time),
-        cmocka_unit_test(test_other_order),
-        cmocka_unit_test(test_same_name),
-        cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_two_at_a_time),  cmocka_unit_test(test_other_order),
+        cmocka_unit_test(test_same_name),      cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_named_failures),
     };
     return cmocka_run_group_tests(tests, NULL, toy_remove_folders);
 }

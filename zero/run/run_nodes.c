@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run_nodes.c: see run_nodes.h. */
 #include "zero/run/run_nodes.h"
-#include "comm/meet/handshake.h"
 #include "comm/meet/meeting_point.h"
 #include "zero/zero.h"
 
@@ -149,15 +148,12 @@ static int check_sum(const struct card *c, int n, int min_ranks)
 
 /* --- meeting --- */
 
-/* In a folder of several jobs' each has a file of its own, whose name follows from the job's. */
+/* Nodes of jobs with another ZERO_JOB refuse each other. In a folder of several jobs' each has a file of its
+ * own, whose name follows from the job's and its key. */
 static void name_meeting(struct zr_world *w)
 {
-    char mark[33];
-    snprintf(w->job, sizeof w->job, "nodes of zero-run");
-    if (!w->file[0])
-        return;
-    zr_shake_mark(w, mark);
-    snprintf(w->job, sizeof w->job, "nodes of zero-run %s", mark);
+    const char *given = getenv("ZERO_JOB");
+    snprintf(w->job, sizeof w->job, "nodes of zero-run%s%s", given ? " " : "", given ? given : "");
 }
 
 struct looked_up {

@@ -353,6 +353,58 @@ static void test_many_jobs(void **state)
     }
 }
 
+/* --- two jobs in one folder that cannot be told from each other --- */
+
+/* Rank 0 of a second job with the same name and key comes when the file of the first is there; without a key,
+ * at the same time. */
+static void come_as_rank_0(struct rank *me)
+{
+    struct meeting m;
+    struct zr_meeting_file f;
+    char why[ZR_MEETING_WHY_CHARS];
+    bool is_late = me->w.rank == 1 && !way.keyless;
+    me->w.rank = 0;
+    for (int i = 0; is_late && !zr_meeting_file_read(&me->w, &f, why) && i < 10000; i++)
+        sleep_ms(1);
+    note_error(me, meet(&m, &me->w, LONG_MS));
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+static void test_two_rank_0s(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        reset_way(folder);
+        way.keyless = k;
+        struct rank *r = run_ranks(true, 2, come_as_rank_0, NULL, set_way);
+        int second = k && strncmp(r[0].note, "another rank 0", 14) == 0 ? 0 : 1;
+        expect_rank(&r[!second], ZR_ERR_MISMATCH, "rank 0 is there twice: here and at ");
+        expect_rank(&r[!second], ZR_ERR_MISMATCH, "need a ZERO_JOB or a key of their own");
+        expect_rank(&r[second], ZR_ERR_MISMATCH, "another rank 0 of this job is there already, on \"");
+        expect_rank(&r[second], ZR_ERR_MISMATCH, "need a ZERO_JOB or a key of their own");
+        expect_nothing_left();
+    }
+}
+
+/* Contexts with other names, whose rank 0s are in several processes, take turns. */
+static void of_two_names(struct rank *r)
+{
+    set_way(r);
+    snprintf(r->w.name, sizeof r->w.name, "part %d", r->w.rank / 2);
+    r->w.world = 2;
+    r->w.rank %= 2;
+}
+
+static void test_turns(void **state)
+{
+    (void)state;
+    reset_way(folder);
+    struct rank *r = run_ranks(true, 4, meet_by_file, NULL, of_two_names);
+    for (int i = 0; i < 4; i++)
+        expect_rank(&r[i], 0, "");
+    expect_nothing_left();
+}
+
 /* --- what cannot be --- */
 
 static void expect_text(int code, int want, const char *text)
@@ -542,7 +594,7 @@ int main(void)
         cmocka_unit_test(test_text), cmocka_unit_test(test_mark),   IN_FOLDER(test_meet),
         IN_FOLDER(test_left_over),   IN_FOLDER(test_refused_there), IN_FOLDER(test_many_jobs),
         IN_FOLDER(test_not_led),     IN_FOLDER(test_not_written),   IN_FOLDER(test_who_is_missing),
-        IN_FOLDER(test_whole),
+        IN_FOLDER(test_whole),       IN_FOLDER(test_two_rank_0s),   IN_FOLDER(test_turns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -586,6 +586,45 @@ static void test_failure_after_detach(void **state)
     }
 }
 
+/* Each rank is on another host, so nobody can read what rank *arg recorded. That rank has failed, and its
+ * program exits with the context open before the loop has said so. */
+static void exit_after_a_failure(struct rank *me)
+{
+    static struct hearing h; /* static: open as the process ends, and no leak */
+    const int who = *(int *)me->arg;
+    struct zr_topology hosts;
+    h.w.me = me;
+    RANK_CHECK(me, meet(&h.w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, exchange_ranks(&h.w.m) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_topology_assume(me->w.world, 1, &hosts) == 0, "%s", zr_error_text());
+    zr_rendezvous_hosts(h.w.m.r, &hosts);
+    zr_rendezvous_detach(h.w.m.r, no_loss, note_failure, &h);
+    atomic_store(&me->stage, 1);
+    if (me->w.rank == who) {
+        for (int i = 0; i < me->w.world; i++)
+            RANK_CHECK(me, wait_stage(&me->all[i], 1), "rank %d did not detach", i);
+        zr_rendezvous_report(h.w.m.r, ZR_ERR_NOMEM, "no memory for 7 apples");
+        zr_topology_free(&hosts);
+        return;
+    }
+    uv_timer_init(&h.w.m.loop, &h.w.stop);
+    h.w.stop.data = &h.w;
+    uv_timer_start(&h.w.stop, time_over, LONG_MS, 0);
+    uv_run(&h.w.m.loop, UV_RUN_DEFAULT);
+    zr_rendezvous_free(h.w.m.r);
+    RANK_CHECK(me, uv_loop_close(&h.w.m.loop) == 0, "handles are left");
+    zr_topology_free(&hosts);
+    RANK_CHECK(me, h.n_heard == 1 && h.code == ZR_ERR_NOMEM && !strcmp(h.text, "no memory for 7 apples"),
+               "%d failures were heard, code %d: \"%s\"", h.n_heard, h.code, h.text);
+}
+
+static void test_exit_after_a_failure(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 3; who++)
+        run_ranks(true, 3, exit_after_a_failure, &who, NULL);
+}
+
 /* Everyone closes at once, with messages still under way: nothing is lost and nothing leaks. */
 static void close_at_once(struct rank *me)
 {
@@ -620,6 +659,7 @@ int main(void)
         cmocka_unit_test(test_death_of_a_parent),
         cmocka_unit_test(test_close_at_once),
         cmocka_unit_test(test_failure_after_detach),
+        cmocka_unit_test(test_exit_after_a_failure),
         cmocka_unit_test(test_look),
         cmocka_unit_test(test_last_call_of_other_hosts),
     };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_world.c: rank and world as each launcher leaves them, and what is refused. */
+#include "comm/meet/net_address.h"
 #include "comm/meet/rendezvous.h"
 #include "test/comm/meet/environment.h"
 
@@ -163,6 +164,121 @@ static void test_bad_text(void **state)
     refuse("PMI_SIZE is not set");
     environment("ZERO_RANK", "0", "ZERO_WORLD_SIZE", "2", "ZERO_RENDEZVOUS", "here", NULL);
     refuse("ZERO_RENDEZVOUS is \"here\"");
+}
+
+/* Half of what srun sets is no world of 1: all of these tasks would train alone. */
+static void test_half_of_slurm(void **state)
+{
+    (void)state;
+    environment("SLURM_PROCID", "1", "SLURM_NTASKS", "1", NULL);
+    refuse("SLURM_NTASKS is 1: SLURM_PROCID is \"1\"", "0 to 0");
+    environment("SLURM_PROCID", "1", NULL);
+    refuse("SLURM_NTASKS is not set though SLURM_PROCID is \"1\"");
+    environment("SLURM_PROCID", "0", "SLURM_STEP_NUM_TASKS", "4", NULL);
+    refuse("SLURM_NTASKS is not set though SLURM_PROCID is \"0\"");
+    environment("SLURM_NTASKS", "4", "SLURM_STEP_ID", "0", NULL);
+    refuse("SLURM_PROCID is not set though SLURM_NTASKS is \"4\"");
+    environment("SLURM_PROCID", "0", "SLURM_NTASKS", "1", "SLURM_STEP_NUM_TASKS", "4", "SLURM_STEP_ID", "0",
+                NULL);
+    refuse("SLURM_NTASKS is 1, but SLURM_STEP_NUM_TASKS is 4", "start the ranks with srun");
+    setenv("SLURM_NTASKS", "4", 1);
+    setenv("SLURM_STEP_NUM_TASKS", "1", 1);
+    refuse("SLURM_NTASKS is 4, but SLURM_STEP_NUM_TASKS is 1");
+    setenv("SLURM_STEP_NUM_TASKS", "4x", 1);
+    refuse("SLURM_STEP_NUM_TASKS is \"4x\"");
+    setenv("SLURM_STEP_NUM_TASKS", "4", 1);
+    setenv("SLURM_JOB_ID", "7", 1);
+    expect(0, 4, 0, "127.0.0.1", -1, "Slurm");
+    /* A batch script without -n, and one that starts ranks by RANK and WORLD_SIZE. */
+    environment("SLURM_PROCID", "0", NULL);
+    expect(0, 1, 0, "", 0, "alone");
+    environment("SLURM_PROCID", "0", "SLURM_NTASKS", "1", "SLURM_STEP_NUM_TASKS", "1", "SLURM_STEP_ID", "0",
+                NULL);
+    expect(0, 1, 0, "", 0, "alone");
+}
+
+/* The numbers of torchrun's agents are read as strictly as its ranks. */
+static void test_agents(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"};
+    static const char *const bad[] = {"2x", "", "0", "65537", "-1"};
+    for (size_t i = 0; i < 10; i++) {
+        char text[64];
+        environment("RANK", "5", "WORLD_SIZE", "8", "MASTER_ADDR", "h", "MASTER_PORT", "1",
+                    "TORCHELASTIC_RUN_ID", "r1", names[i % 2], bad[i / 2], NULL);
+        snprintf(text, sizeof text, "%s is \"%s\"", names[i % 2], bad[i / 2]);
+        refuse(text, i % 2 ? "1 to 8" : "1 to 65536");
+    }
+    setenv("LOCAL_WORLD_SIZE", "4", 1);
+    setenv("GROUP_WORLD_SIZE", "2", 1);
+    expect(5, 8, 5, "h", 1, "torchrun");
+}
+
+/* Two jobs of torchrun share a folder, and are both named "none" by default. */
+static void test_jobs_of_torchrun(void **state)
+{
+    (void)state;
+    struct zr_world a, b;
+    environment("RANK", "1", "WORLD_SIZE", "2", "LOCAL_WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT",
+                "29500", "TORCHELASTIC_RUN_ID", "none", "ZERO_RENDEZVOUS", "file:///shared", NULL);
+    assert_int_equal(zr_world_find(0, 0, NULL, &a), 0);
+    setenv("RANK", "0", 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &b), 0);
+    assert_string_equal(a.job, b.job);
+    setenv("MASTER_PORT", "29501", 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &b), 0);
+    assert_string_not_equal(a.job, b.job);
+    unsetenv("TORCHELASTIC_RUN_ID");
+    assert_int_equal(zr_world_find(0, 0, NULL, &a), 0);
+    assert_string_equal(a.job, b.job);
+    setenv("TORCHELASTIC_RUN_ID", "mine", 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &b), 0);
+    assert_string_equal(b.job, "mine");
+    setenv("TORCHELASTIC_RUN_ID", "none", 1);
+    setenv("ZERO_JOB", "none", 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &b), 0);
+    assert_string_equal(b.job, "none");
+}
+
+/* The configuration's ranks are some of a launcher's job. */
+static void test_part_of_a_job(void **state)
+{
+    (void)state;
+    struct zr_world w;
+    environment("ZERO_RANK", "3", "ZERO_WORLD_SIZE", "4", "ZERO_JOB", "j", "MASTER_ADDR", "127.0.0.1",
+                "MASTER_PORT", "29500", NULL);
+    refuse_with(1, 2, NULL, "rank 1 of 2", "a part of zero-run's job, in which it is rank 3 of 4",
+                "set cfg.rendezvous", NULL);
+    assert_int_equal(zr_world_find(1, 2, "tcp://127.0.0.1:29501", &w), 0);
+    assert_int_equal(zr_world_find(0, 1, NULL, &w), 0); /* it meets nobody */
+    assert_int_equal(zr_world_find(0, 4, NULL, &w), 0); /* in another order */
+    setenv("ZERO_RENDEZVOUS", "file:///shared", 1);     /* which all of the job have */
+    refuse_with(1, 2, NULL, "a part of zero-run's job", NULL);
+    environment("RANK", "3", "WORLD_SIZE", "4", "TORCHELASTIC_RUN_ID", "r", "MASTER_ADDR", "127.0.0.1",
+                "MASTER_PORT", "29500", NULL);
+    refuse_with(1, 2, NULL, "a part of torchrun's job", NULL);
+    unsetenv("TORCHELASTIC_RUN_ID"); /* what may be left over says nothing */
+    assert_int_equal(zr_world_find(1, 2, NULL, &w), 0);
+    char own[16];
+    snprintf(own, sizeof own, "%ld", (long)getpid());
+    environment("SLURM_PROCID", "3", "SLURM_NTASKS", "4", "SLURM_STEP_ID", "0", "SLURM_TASK_PID", own,
+                "MASTER_ADDR", "h", "MASTER_PORT", "1", NULL);
+    refuse_with(1, 2, NULL, "a part of Slurm's job", NULL);
+    setenv("SLURM_TASK_PID", "1", 1); /* a process that the task has started */
+    assert_int_equal(zr_world_find(1, 2, NULL, &w), 0);
+}
+
+/* An IPv4 address that is written as an IPv6 one. */
+static void test_mapped(void **state)
+{
+    (void)state;
+    struct zr_world w;
+    union zr_address a;
+    environment("RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "::ffff:127.0.0.1", "MASTER_PORT", "1", NULL);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    assert_true(zr_address_parse(w.host, w.port, &a) && a.any.sa_family == AF_INET);
+    assert_true(zr_world_is_on_loopback(&w));
 }
 
 /* Launchers that give no address: loopback, and a port that all ranks of the job derive alike and other jobs
@@ -441,7 +557,9 @@ int main(void)
         cmocka_unit_test(test_lent),      cmocka_unit_test(test_long_job),
         cmocka_unit_test(test_key),       cmocka_unit_test(test_attempt),
         cmocka_unit_test(test_interface), cmocka_unit_test(test_loopback),
-        cmocka_unit_test(test_lent_part),
+        cmocka_unit_test(test_lent_part), cmocka_unit_test(test_half_of_slurm),
+        cmocka_unit_test(test_agents),    cmocka_unit_test(test_jobs_of_torchrun),
+        cmocka_unit_test(test_mapped),    cmocka_unit_test(test_part_of_a_job),
     };
     return cmocka_run_group_tests_name("world", tests, NULL, NULL);
 }

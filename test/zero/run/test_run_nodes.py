@@ -314,6 +314,30 @@ class Late(unittest.TestCase):
                 self.assertEqual(job.ends(), [0, 0])
                 self.assertNotIn('twice', ''.join(n.text() for n in job.nodes))
 
+    def test_second_nodes_by_a_file(self):
+        """Node 0 keeps its file while the job runs, so that another job in that folder does not take its nodes, nor the other way round."""
+        with tempfile.TemporaryDirectory() as folder:
+            go, at = os.path.join(folder, 'go'), f'file://{folder}'
+            with Job([1, 1], f'echo pid $$; until test -e {go}; do sleep 0.1; done', at=at) as job:
+                job.pids(1, 1)
+                with Job([1, 1], 'echo started', '--rdzv-timeout', LIMIT, at=at) as second:
+                    self.assertNotIn(0, second.ends())
+                    self.assertRegex(second.nodes[0].text(), rf'^zero-run: another node 0 of this job is there already, on "{HOST}" \(.*\): jobs that meet in one '
+                                     'folder at a time need a ZERO_JOB or a key of their own\n$')
+                    self.assertRegex(second.nodes[1].text(), r'the job runs already, and node 1 is in it, at .*: node 1 was started twice')
+                with Job([1, 1], 'echo started', at=at, each={i: {'variables': {'ZERO_JOB': 'other'}} for i in (0, 1)}) as other:
+                    self.assertEqual(other.ends(), [0, 0])
+                os.mkdir(go)
+                self.assertEqual(job.ends(), [0, 0])
+            os.rmdir(go)
+            self.assertEqual(os.listdir(folder), [])
+
+    def test_other_jobs(self):
+        """Nodes whose ZERO_JOB differs are of two jobs, whatever their key."""
+        with Job([1, 1], 'echo started', '--rdzv-timeout', 5, each={1: {'variables': {'ZERO_JOB': 'other'}}}) as job:
+            self.assertNotIn(0, job.ends())
+            self.assertIn('ZERO_JOB', job.nodes[1].text())
+
     def test_nobody_on_loopback(self):
         """The address leads to this host only, whatever node 0's host is."""
         with Job([1, 1], 'echo started', '--rdzv-timeout', 1, each={0: {'program': '/bin/false'}}) as job:
