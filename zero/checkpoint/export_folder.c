@@ -171,12 +171,14 @@ static int draw_id(char id[ZR_EXPORT_ID_BYTES])
 int zr_export_begin(const struct zr_files *fs, const struct zr_folder_locks *held, struct zr_log *log,
                     const char *path, int32_t n_files, struct zr_export_folder *f)
 {
-    bool exists;
+    bool exists, is_locked = false;
     *f = (struct zr_export_folder){.fs = fs, .n_files = n_files};
     int err = zr_path_absolute(fs, path, f->path);
     if (!err && zr_folder_make(fs, f->path, &exists) && !exists)
         err = ZR_ERR_IO;
-    if (!err && !zr_folder_is_locked(held, fs, f->path))
+    if (!err)
+        err = zr_folder_is_locked(held, fs, f->path, &is_locked);
+    if (!err && !is_locked)
         err = zr_folder_lock(&f->locks, fs, f->path, log);
     if (!err)
         err = examine(f);
