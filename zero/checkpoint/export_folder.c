@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,11 +60,22 @@ static bool ends_with(const char *name, const char *end)
     return n >= k && !strcmp(name + n - k, end);
 }
 
-/* Some loader would take it for the model's weights, or for a list of them. */
+/* Whether some loader would take it for the model's weights, or for a list of them. The table in
+ * zero/checkpoints.md names the loaders. */
 static bool is_weight_file(const char *name)
 {
-    return ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json") ||
-           !strncmp(name, "pytorch_model", strlen("pytorch_model"));
+    static const char *const patterns[] = {
+        "*.safetensors",   "*.safetensors.index.json",
+        "*pytorch_model*", "adapter_model.*",
+        "tf_model*",       "flax_model*",
+        "model.ckpt*",     "*.gguf",
+        "ggml-model*",     "consolidated.*",
+        "rust_model.ot",
+    };
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
+        if (!fnmatch(patterns[i], name, 0))
+            return true;
+    return false;
 }
 
 /* ---- recognizing files ---- */
