@@ -29,9 +29,9 @@ static void report_default_stream(struct zero_ctx *z)
             "one that the model computes on (cudaStreamLegacy if the default stream is meant)");
 }
 
-/* A stage that shards nothing: likely a launcher that was forgotten, or a budget that is larger than the model.
- * That is a warning at stage 3, which costs brackets and saves no memory then. Stages 1 and 2 cost no more than
- * stage 0 on one rank, where programs are tried out, so there it is information. */
+/* Reports a stage that shards nothing: likely a launcher was forgotten, or a budget is larger than the model.
+ * At stage 3 that is a warning, since brackets then save no memory. Stages 1 and 2 cost no more than stage 0
+ * on one rank, where programs are tried out, so there it is information. */
 static void report_nothing_sharded(const struct zero_ctx *z)
 {
     int32_t n = z->layout->n_units, n_resident = 0, n_declared = 0;
