@@ -283,7 +283,7 @@ static bool is_left_out(const struct model *m, int u, int step)
 {
     int before = m->stage == 0 ? 2 : 0;
     return pp_leaves_out && step == 1 &&
-           ((m->stage == 0 && u == 1) || (u >= before && m->first + u - before == 1));
+           ((m->stage == 0 && u == 1) || (u >= before && m->first + u - before == LAYERS - 1));
 }
 
 int pp_step(struct model *first, zero_ctx *z, int step, const struct place *at)
