@@ -26,26 +26,34 @@ static bool split(const char *text, char path[64], int64_t *number)
     return !*end && *number < 65536;
 }
 
-/* NULL, or why not. */
-static const char *map(struct zr_progress_map *m, const char *path, int64_t number)
+/* True, or why says why not. */
+static bool map(struct zr_progress_map *m, const char *path, int64_t number, char *why, size_t n_why)
 {
     const int64_t one = (int64_t)sizeof(struct zr_progress);
     struct stat st;
+    const char *failed = NULL;
+    void *all = MAP_FAILED;
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
-        return strerror(errno);
-    const char *why = fstat(fd, &st) ? strerror(errno) : NULL;
-    if (!why && (!S_ISREG(st.st_mode) || st.st_size < (number + 1) * one))
-        why = "it has no room for this rank";
-    void *all = why ? MAP_FAILED : mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (!why && all == MAP_FAILED)
-        why = strerror(errno);
-    close(fd);
-    if (why)
-        return why;
+        failed = "be opened";
+    else if (fstat(fd, &st))
+        failed = "be looked at";
+    else if (!S_ISREG(st.st_mode) || st.st_size < (number + 1) * one)
+        snprintf(why, n_why, "the file has no room for this rank");
+    else if ((all = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
+        failed = "be mapped into memory";
+    if (failed)
+        snprintf(why, n_why, "the file cannot %s (%s)", failed, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    if (all == MAP_FAILED)
+        return false;
     *m = (struct zr_progress_map){
         .own = (struct zr_progress *)all + number, .all = all, .n_bytes = st.st_size};
-    return m->own->magic == ZR_PROGRESS_MAGIC ? NULL : "it is something else";
+    if (m->own->magic == ZR_PROGRESS_MAGIC)
+        return true;
+    snprintf(why, n_why, "the file is not zero-run's");
+    return false;
 }
 
 /* A process has one context that counts: the first, and the next when that is closed. */
@@ -65,12 +73,9 @@ static void unmap(struct zr_progress_map *m)
 void zr_progress_open(struct zr_progress_map *m, struct zr_log *log)
 {
     const char *text = getenv("ZERO_PROGRESS");
-    char path[64];
+    char path[64], why[160] = "it is not PATH:NUMBER";
     int64_t number;
-    if (!text)
-        return;
-    const char *why = split(text, path, &number) ? map(m, path, number) : "it is not PATH:NUMBER";
-    if (!why)
+    if (!text || (split(text, path, &number) && map(m, path, number, why, sizeof why)))
         return;
     zr_warn(log, "ZERO_PROGRESS is \"%.80s\": %s: zero-run will not know how far this rank has come", text,
             why);

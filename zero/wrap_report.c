@@ -29,26 +29,30 @@ static void report_default_stream(struct zero_ctx *z)
             "one that the model computes on (cudaStreamLegacy if the default stream is meant)");
 }
 
-/* Stage 3 with nothing sharded costs brackets and saves no memory: likely a launcher that was forgotten, or a
- * budget that is larger than the model. */
-static void report_residents(const struct zero_ctx *z)
+/* Reports a stage that shards nothing: likely a launcher was forgotten, or a budget is larger than the model.
+ * At stage 3 that is a warning, since brackets then save no memory. Stages 1 and 2 cost no more than stage 0
+ * on one rank, where programs are tried out, so there it is information. */
+static void report_nothing_sharded(const struct zero_ctx *z)
 {
     int32_t n = z->layout->n_units, n_resident = 0, n_declared = 0;
+    int stage = z->config.options.stage;
     struct zr_log *log = z->config.options.log;
-    if (!z->plan->place.shards_params || z->world.rank != 0) /* all ranks have the same plan */
+    void (*say)(struct zr_log *, const char *, ...) = z->plan->place.shards_params ? zr_warn : zr_info;
+    if (stage == 0 || z->world.rank != 0) /* all ranks have the same plan */
         return;
     for (int32_t u = 0; u < n; u++) {
         n_resident += z->plan->resident[u];
         n_declared += z->layout->units[u].resident;
     }
     if (z->plan->world == 1 && z->world.world > 1)
-        zr_warn(
-            log,
-            "stage 3 shards nothing: each part of the model is on one rank (pp is %d, tp %d, the world %d)",
-            z->mesh.stages, z->mesh.parts, z->world.world);
+        say(log,
+            "stage %d shards nothing: each part of the model is on one rank (pp is %d, tp %d, the world %d)",
+            stage, z->mesh.stages, z->mesh.parts, z->world.world);
     else if (z->plan->world == 1)
-        zr_warn(log, "stage 3 shards nothing: this is rank 0 of world 1, found in: %s (%s)", z->world.source,
-                z->world.size_from);
+        say(log, "stage %d shards nothing: this is rank 0 of world 1, found in: %s (%s)", stage,
+            z->world.source, z->world.size_from);
+    else if (!z->plan->place.shards_params)
+        return;
     else if (n_resident == n)
         zr_warn(
             log,
@@ -134,7 +138,7 @@ void zr_wrap_report(struct zero_ctx *z)
 {
     zr_info(z->config.options.log, "%s, %s, %lld bytes per rank for %lld parameters", z->plan->place.name,
             zr_backend_path(z), (long long)z->plan->total_bytes, (long long)z->layout->n_params);
-    report_residents(z);
+    report_nothing_sharded(z);
     report_parts(z);
     report_bubble(z);
     report_optimizers(z);

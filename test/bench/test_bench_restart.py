@@ -83,8 +83,11 @@ class Restarts(unittest.TestCase):
         with tempfile.NamedTemporaryFile() as f:
             f.write(b'x' * 4096)
             f.flush()
-            for value, why in (('nothing', 'it is not PATH:NUMBER'), ('/no/such:0', 'No such file or directory'), ('/dev/null:0', 'it has no room for this rank'),
-                               (f'{f.name}:64', 'it has no room for this rank'), (f'{f.name}:1', 'it is something else')):
+            for value, why in (('nothing', 'it is not PATH:NUMBER'),
+                               ('/no/such:0', 'the file cannot be opened (No such file or directory)'),
+                               ('/dev/null:0', 'the file has no room for this rank'),
+                               (f'{f.name}:64', 'the file has no room for this rank'),
+                               (f'{f.name}:1', "the file is not zero-run's")):
                 done = bench(*args, env={'ZERO_PROGRESS': value}, timeout=LIMIT)
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertIn(f'ZERO_PROGRESS is "{value}": {why}: zero-run will not know how far this rank has come', done.stderr)

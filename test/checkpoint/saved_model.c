@@ -114,7 +114,8 @@ int model_steps(struct model_rank *m, int n)
             err = forward_unit(m, u, &seen);
         micro ^= seen;
         for (int u = units; !err && u-- > 0;)
-            err = backward_unit(m, u, micro);
+            if (!(m->leaves_out >> u & 1))
+                err = backward_unit(m, u, micro);
         if (!err)
             err = zero_step(m->z, 1e-2f, NULL);
         change_buffers(m, seen);

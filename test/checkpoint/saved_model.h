@@ -22,6 +22,8 @@ struct model_rank {
     } place[MODEL_TENSORS];
     /* number of the next step, of which gradients are made */
     int64_t step;
+    /* bit u: unit u has no backward bracket */
+    unsigned leaves_out;
 };
 
 struct model_options {

@@ -228,13 +228,51 @@ static void weights_may_be_links_to_files(void **state)
     expect(import, "cache", "cache/model.safetensors.index.json", "it is a FIFO, a socket or a device");
 }
 
+/* A link that nobody can follow is not one that libzero could follow and does not. */
+static void links_that_lead_nowhere_are_named(void **state)
+{
+    static const char nothing[] = "it is a symbolic link to something that does not exist",
+                      itself[] = "it is a symbolic link that leads back to itself";
+    static int (*const calls[])(struct model_rank *, const char *) = {save_thrice, load, export, import};
+    static const char *const names[] = {LATEST, LATEST "/manifest.json",
+                                        LATEST "/shard-00001-of-00002.safetensors"};
+    char command[400];
+    (void)state;
+    run("ln -s gone nothing && ln -s itself itself && ln -s turn back && ln -s back turn");
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        expect(calls[i], "nothing", "nothing", nothing);
+        expect(calls[i], "nothing/run", "nothing", nothing);
+        expect(calls[i], "itself", "itself", itself);
+        expect(calls[i], "back/run", "back", itself);
+    }
+    expect(save_thrice, "run", NULL, NULL);
+    expect(export, "weights", NULL, NULL);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        for (int loops = 0; loops < 2; loops++) {
+            snprintf(command, sizeof command, "mv %s kept && ln -s $(basename %s) %s", names[i],
+                     loops ? names[i] : "gone", names[i]);
+            run(command);
+            expect(load, "run", names[i], loops ? itself : nothing);
+            snprintf(command, sizeof command, "rm %s && mv kept %s", names[i], names[i]);
+            run(command);
+        }
+    run("ln -s gone run/.lock");
+    expect(save_thrice, "run", "run/.lock", nothing);
+    run("rm run/.lock weights/model.safetensors && ln -s gone weights/model.safetensors");
+    expect(import, "weights", "weights/model.safetensors", nothing);
+    expect(export, "weights", "(model.safetensors)", "did not write");
+    run("rm weights/* && ln -s model.safetensors weights/model.safetensors");
+    expect(import, "weights", "weights/model.safetensors", itself);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
     const struct CMUnitTest tests[] = {
-        TEST(what_links_lead_to_stays),  TEST(a_link_to_the_folder_is_followed),
-        TEST(linked_files_are_refused),  TEST(fifos_are_refused),
-        TEST(so_they_are_for_rank_data), TEST(weights_may_be_links_to_files),
+        TEST(what_links_lead_to_stays),          TEST(a_link_to_the_folder_is_followed),
+        TEST(linked_files_are_refused),          TEST(fifos_are_refused),
+        TEST(so_they_are_for_rank_data),         TEST(weights_may_be_links_to_files),
+        TEST(links_that_lead_nowhere_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, toy_remove_folders);
 }

@@ -113,6 +113,121 @@ static void test_many_folders(void **state)
     }
 }
 
+/* ---- a folder that is renamed or removed, and files of the user's ---- */
+
+/* Another context may save into the folder or not. */
+static void try_beside(const char *folder, bool is_free)
+{
+    char copy[ZR_PATH_BYTES];
+    snprintf(copy, sizeof copy, "%s", folder);
+    if (is_free)
+        model_run(&alone, save, copy);
+    else
+        model_run(&alone, refuse, "another context of it");
+}
+
+static int export_to(struct model_rank *m, const char *folder)
+{
+    return zero_export(m->z, folder, NULL, 0, 0);
+}
+
+static void save_beside_another(struct model_rank *m, void *arg)
+{
+    struct model_rank *first = arg;
+    save(m, run);
+    /* The first one's lock went with the folder that it renamed. What it gives back is not this one's. */
+    CHECK_THAT(zero_save(first->z, run) == ZERO_ERR_IO);
+    CHECK_THAT(strstr(zero_last_error(), "another context of it") != NULL);
+    zr_folder_unlock_all(&first->z->locks);
+    CHECK_THAT(!access(lock_file, F_OK));
+}
+
+static void rename_and_save(struct model_rank *m, void *arg)
+{
+    char moved[sizeof base + 8], command[200];
+    (void)arg;
+    snprintf(moved, sizeof moved, "%s/moved", base);
+    save(m, run);
+    CHECK_THAT(!rename(run, moved));
+    save(m, run);
+    CHECK_THAT(!access(lock_file, F_OK));
+    try_beside(run, false);
+    try_beside(moved, true);
+    CHECK_THAT(!unlink(lock_file));
+    save(m, run);
+    try_beside(run, false);
+    clear(moved);
+    CHECK_THAT(!rename(run, moved) && !mkdir(run, 0777));
+    CHECK_OK(export_to(m, run)); /* takes another lock, and gives it back */
+    CHECK_THAT(access(lock_file, F_OK) == -1);
+    snprintf(command, sizeof command, "rm -r '%s' '%s'", run, moved);
+    CHECK_THAT(!system(command));
+    save(m, run);
+    try_beside(run, false);
+    CHECK_THAT(!rename(run, moved));
+    model_run(&alone, save_beside_another, m);
+    snprintf(command, sizeof command, "rm -r '%s' '%s'", run, moved);
+    CHECK_THAT(!system(command));
+}
+
+static void test_renamed_folder(void **state)
+{
+    (void)state;
+    model_run(&alone, rename_and_save, NULL);
+}
+
+static void write_lock_file(const char *text, size_t n)
+{
+    FILE *f = fopen(lock_file, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void refuse_users_file(struct model_rank *m, void *arg)
+{
+    (void)arg;
+    CHECK_OK(model_steps(m, 1));
+    for (int i = 0; i < 2; i++) {
+        CHECK_THAT((i ? export_to(m, run) : zero_save(m->z, run)) == ZERO_ERR_ARG);
+        CHECK_THAT(strstr(zero_last_error(), "/run/.lock: libzero did not make this file") != NULL);
+    }
+}
+
+static void test_files_of_the_user(void **state)
+{
+    (void)state;
+    char text[300], found[sizeof text];
+    static const struct {
+        const char *text;
+        size_t n;
+    } theirs[] = {{"mine\n", 5},
+                  {"process of my own", 17},
+                  {"process 12\n", 11},
+                  {"\0\0x", 3},
+                  {"process 1 on host a ", 300}},
+      ours[] = {{"", 0}, {"\0\0\0", 3}, {"process 12", 10}, {"process 12 on host a", 20}};
+    assert_int_equal(mkdir(run, 0777), 0);
+    for (size_t i = 0; i < sizeof theirs / sizeof *theirs; i++) {
+        memset(text, ' ', sizeof text);
+        memcpy(text, theirs[i].text, theirs[i].n < 20 ? theirs[i].n : 20);
+        write_lock_file(text, theirs[i].n);
+        model_run(&alone, refuse_users_file, NULL);
+        FILE *f = fopen(lock_file, "r");
+        assert_non_null(f);
+        assert_int_equal(fread(found, 1, sizeof found, f), theirs[i].n);
+        assert_memory_equal(found, text, theirs[i].n);
+        assert_int_equal(fclose(f), 0);
+    }
+    /* The next save takes over what killed runs and power failures leave of a lock. */
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
+        write_lock_file(ours[i].text, ours[i].n);
+        model_run(&alone, save, run);
+        assert_int_equal(access(lock_file, F_OK), -1);
+    }
+    clear(run);
+}
+
 /* ---- two processes ---- */
 
 struct child {
@@ -295,9 +410,10 @@ int main(void)
     if (symlink(run, same))
         return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_contexts),  cmocka_unit_test(test_many_folders),
-        cmocka_unit_test(test_two_processes), cmocka_unit_test(test_no_locks),
-        cmocka_unit_test(test_paths),         cmocka_unit_test(test_change_of_directory),
+        cmocka_unit_test(test_two_contexts),   cmocka_unit_test(test_many_folders),
+        cmocka_unit_test(test_two_processes),  cmocka_unit_test(test_no_locks),
+        cmocka_unit_test(test_paths),          cmocka_unit_test(test_change_of_directory),
+        cmocka_unit_test(test_renamed_folder), cmocka_unit_test(test_files_of_the_user),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     return unlink(same) | rmdir(base) | failed;

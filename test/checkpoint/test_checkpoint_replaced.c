@@ -422,13 +422,29 @@ static void run_in(const char *folder, const char *what)
 
 static void weights_of_others_are_refused(void **state)
 {
-    static const char *const names[] = {"model-00001-of-00002.safetensors", "model.safetensors.index.json",
-                                        "adapter_model.safetensors",        "pytorch_model.bin",
-                                        "pytorch_model.bin.index.json",     "model.safetensors"};
+    static const char *const names[] = {"model-00001-of-00002.safetensors",
+                                        "model.safetensors.index.json",
+                                        "adapter_model.safetensors",
+                                        "adapter_model.bin",
+                                        "pytorch_model.bin",
+                                        "pytorch_model-00001-of-00002.bin",
+                                        "pytorch_model.bin.index.json",
+                                        "diffusion_pytorch_model.fp16.bin",
+                                        "tf_model.h5",
+                                        "tf_model.h5.index.json",
+                                        "flax_model.msgpack",
+                                        "flax_model-00001-of-00002.msgpack",
+                                        "model.ckpt.index",
+                                        "model-q4_0.gguf",
+                                        "ggml-model-f16.bin",
+                                        "consolidated.00.pth",
+                                        "rust_model.ot",
+                                        "model.safetensors"};
     char folder[] = "/tmp/zero-foreign-XXXXXX", command[200];
     (void)state;
     toy_make_folder(folder);
-    run_in(folder, "echo '{}' > config.json && mkdir save-1 && echo x > notes.bin");
+    run_in(folder, "echo '{}' > config.json && mkdir save-1 && echo x > notes.bin && "
+                   "touch tokenizer.model tokenizer_config.json training_args.bin optimizer.pt");
     try_beside(folder, NULL);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         snprintf(command, sizeof command, "cp model.safetensors kept && echo '{\"weight_map\": {}}' > %s",
@@ -448,9 +464,9 @@ static void weights_of_others_are_refused(void **state)
     /* What killed exports left unfinished goes, and nothing else does. */
     run_in(folder, "echo x > .libzero_export-0123456789abcdef-00003 && echo x > .libzero_export-mine");
     try_beside(folder, NULL);
-    run_in(
-        folder,
-        "test \"$(echo $(ls -A))\" = '.libzero_export-mine config.json model.safetensors notes.bin save-1'");
+    run_in(folder, "test \"$(echo $(ls -A))\" = '.libzero_export-mine config.json model.safetensors "
+                   "notes.bin optimizer.pt save-1 "
+                   "tokenizer.model tokenizer_config.json training_args.bin'");
     toy_remove_folder(folder);
 }
 

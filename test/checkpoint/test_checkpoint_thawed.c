@@ -3,7 +3,8 @@
  * loaded, and the reverse, f32 and bf16, on other worlds and at other stages. The weights are the saved ones,
  * bit by bit. A tensor that is trained now has masters of the same values and fresh states. Every other
  * tensor is as it was. One line says so, one says that a unit's step count is not the thawed tensor's, and
- * training goes on. */
+ * training goes on. So it is with units that are split, which go on with their counts and the same bits, and
+ * with units of other counts that are merged, which the line names. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 
@@ -166,10 +167,113 @@ static void frozen_and_trained_change_places(void **state)
     }
 }
 
+/* ---- units that are split or merged ---- */
+
+/* Moves the head from the first unit into a new one behind it. */
+static void split_the_first_unit(struct zero_tensor *t, struct zero_config *cfg)
+{
+    (void)cfg;
+    for (int i = 0; i < RUNNING; i++)
+        t[i].unit += t[i].unit > 0 || i == HEAD;
+}
+
+/* leaves_out: for each of three steps, the units that have no backward. */
+struct split {
+    bool at_save, at_load;
+    unsigned leaves_out[3];
+    uint64_t saved_hash, hash;
+};
+
+static void save_counts(struct model_rank *m, void *arg)
+{
+    struct split *s = arg;
+    for (int i = 0; i < 3; i++) {
+        m->leaves_out = s->leaves_out[i];
+        CHECK_OK(model_steps(m, 1));
+    }
+    m->leaves_out = 0;
+    CHECK_OK(zero_save(m->z, "counts"));
+    CHECK_OK(model_steps(m, 2));
+    uint64_t hash = model_hash(m);
+    if (m->rank == 0)
+        s->saved_hash = hash;
+}
+
+static void load_counts(struct model_rank *m, void *arg)
+{
+    struct split *s = arg;
+    CHECK_OK(zero_load(m->z, "counts"));
+    m->step = 3;
+    CHECK_OK(model_steps(m, 2));
+    uint64_t hash = model_hash(m);
+    if (m->rank == 0)
+        s->hash = hash;
+}
+
+static char merged[600];
+
+static void note_merged(void *arg, const char *line)
+{
+    (void)arg;
+    if (!strstr(line, "goes on with a step count of"))
+        return;
+    n_mixed++;
+    snprintf(merged, sizeof merged, "%s", line);
+}
+
+static void run_counts(struct split *s, int way)
+{
+    struct model_options o = {.world = 1 + way % 2, .stage = way % 4, .log = note_merged};
+    files = memory_files_open();
+    o.files = memory_files_table(files);
+    o.change = s->at_save ? split_the_first_unit : NULL;
+    n_mixed = 0;
+    model_run(&o, save_counts, s);
+    o.scrambled = true;
+    o.stage = 3 - o.stage;
+    o.change = s->at_load ? split_the_first_unit : NULL;
+    model_run(&o, load_counts, s);
+    memory_files_close(files);
+}
+
+static void a_unit_that_is_split_goes_on(void **state)
+{
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        struct split s = {.at_load = true, .leaves_out = {0, 1, 1}};
+        run_counts(&s, way);
+        assert_int_equal(n_mixed, 0);
+        assert_true(s.hash == s.saved_hash);
+    }
+}
+
+static void units_that_are_merged_are_named(void **state)
+{
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        struct split s = {.at_save = true, .leaves_out = {0, 1, 3}};
+        run_counts(&s, way);
+        assert_int_equal(n_mixed, 1);
+        assert_non_null(
+            strstr(merged, "1 steps have updated tensor embedding, but its unit 0 goes on with a step count "
+                           "of 2,"));
+        assert_non_null(
+            strstr(merged, "(1 tensors or layers in all, and the steps that updated each: embedding 1)"));
+        assert_true(s.hash != s.saved_hash);
+        /* The same number of steps each: nothing to say, and the same bits. */
+        s = (struct split){.at_save = true, .leaves_out = {0, 3, 3}};
+        run_counts(&s, way);
+        assert_int_equal(n_mixed, 0);
+        assert_true(s.hash == s.saved_hash);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(frozen_and_trained_change_places),
+        cmocka_unit_test(a_unit_that_is_split_goes_on),
+        cmocka_unit_test(units_that_are_merged_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

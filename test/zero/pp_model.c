@@ -29,6 +29,7 @@ const struct mesh pp_meshes[PP_MESHES] = {{1, 1, 1, 0},    {2, 2, 1, 3},    {3, 
                                           {4, 1, 2, 3},    {1, 4, 1, 5},    {2, 1, 1, 1},   {2, 4, 1, 5},
                                           {2, 2, 1, 2, 2}, {3, 1, 2, 3, 2}, {2, 1, 1, 0, 3}};
 struct bits pp_found[MOST_WORLD][2];
+bool pp_leaves_out;
 
 static int n_layers = LAYERS;
 
@@ -277,6 +278,14 @@ static void change_buffers(struct model *m, int step)
         }
 }
 
+/* u: of the stage's units. */
+static bool is_left_out(const struct model *m, int u, int step)
+{
+    int before = m->stage == 0 ? 2 : 0;
+    return pp_leaves_out && step == 1 &&
+           ((m->stage == 0 && u == 1) || (u >= before && m->first + u - before == LAYERS - 1));
+}
+
 int pp_step(struct model *first, zero_ctx *z, int step, const struct place *at)
 {
     for (struct model *m = first; m; m = m->next)
@@ -290,8 +299,10 @@ int pp_step(struct model *first, zero_ctx *z, int step, const struct place *at)
         for (int k = 0; k < a.pp_stage; k++)
             m = m->next;
         int n = n_units(m);
-        for (int u = 0; u < n; u++) {
-            int unit = m->first_unit + (a.phase == ZERO_FORWARD ? u : n - 1 - u);
+        for (int i = 0; i < n; i++) {
+            int u = a.phase == ZERO_FORWARD ? i : n - 1 - i, unit = m->first_unit + u;
+            if (a.phase == ZERO_BACKWARD && is_left_out(m, u, step))
+                continue;
             OR_RETURN(zero_begin(z, unit, a.phase));
             if (a.phase == ZERO_BACKWARD)
                 add_gradients(m, unit, step, a.micro_batch * at->n_dp + at->dp);

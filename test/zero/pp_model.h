@@ -37,6 +37,8 @@ struct shape {
 };
 extern struct shape pp_shapes[TENSORS];
 void pp_set_layers(int n);
+/* Step 1 leaves out wpe, which is in the first stage, and the last layer. */
+extern bool pp_leaves_out;
 
 /* v: stages of a rank, 0: one. Behind stage 3: hybrids. With several stages on the one rank of pp the
  * embedding is the first stage's alone, as the library has no tied tensors there. */

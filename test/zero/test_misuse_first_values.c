@@ -251,6 +251,8 @@ static const struct misuse rows[] = {
      0,
      {"zero_unwrap: zero_step was never called"}},
     {"shards alone", S3, W1, NULL, NULL, LINE, 0, {"stage 3 shards nothing", "world 1, found in: config"}},
+    {"shards alone", S2, W1, NULL, NULL, LINE, 0, {"stage 2 shards nothing", "world 1, found in: config"}},
+    {"shards alone", S1, W1, NULL, NULL, LINE, 0, {"stage 1 shards nothing", "world 1, found in: config"}},
     {"writes its gradients elsewhere",
      ALL,
      BOTH,

@@ -326,6 +326,34 @@ static void so_it_is_with_a_frozen_one(void **state)
     pp_shapes[EMBEDDING] = before;
 }
 
+/* Units have other step counts on one stage than on another, and find them on any number of stages. */
+static void so_it_is_with_units_left_out(void **state)
+{
+    static const struct mesh mesh[] = {{1, 1, 1, 2}, {2, 1, 1, 1}};
+    uint64_t want[2] = {0};
+    (void)state;
+    pp_leaves_out = true;
+    for (int from = 0; from < 2; from++) {
+        char folder[] = "/tmp/zero-pp-ckpt-XXXXXX", what[128];
+        struct toy_rank r[MOST_WORLD];
+        const struct mesh *both[] = {&mesh[from], &mesh[1 - from]};
+        toy_make_folder(folder);
+        struct setup s = {.folder = folder, .n_saved = pp_world(&mesh[from])};
+        for (int i = 0; i < 2; i++) {
+            s.mesh = both[i];
+            toy_ranks(pp_world(s.mesh), i ? load_one : save_one, &s, r);
+            toy_assert_well(r, pp_world(s.mesh), pp_text(s.mesh, i ? "loaded" : "saved", what));
+            pp_check_bits(s.mesh, 0, &want[0], what);
+            pp_check_bits(s.mesh, 1, &want[1], what);
+        }
+        char *tensors = tensors_of(folder);
+        assert_non_null(strstr(tensors, "\"updates\""));
+        free(tensors);
+        toy_remove_folder(folder);
+    }
+    pp_leaves_out = false;
+}
+
 static void first_values_may_come_later(void **state)
 {
     uint64_t want[2] = {0};
@@ -534,6 +562,7 @@ int main(void)
         cmocka_unit_test(any_mesh_loads_any_others),
         cmocka_unit_test(so_it_is_with_a_tied_tensor_of_f32),
         cmocka_unit_test(so_it_is_with_a_frozen_one),
+        cmocka_unit_test(so_it_is_with_units_left_out),
         cmocka_unit_test(first_values_may_come_later),
         cmocka_unit_test(buffers_of_stages_are_made_equal),
         cmocka_unit_test(stages_that_do_not_fit_are_named),

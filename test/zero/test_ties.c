@@ -348,6 +348,8 @@ struct setup {
     /* sums need not be those of one stage; the last stage's backward stores its gradient of e; or zeroes it
      * before it adds, without a word to the library */
     bool free_order, unclipped, overwrites, zeroes;
+    /* in step 0 in any order: 1, the embedding has no backward; 2, the head; 3, neither */
+    int lacks;
     const char *file;
     double norm[STEPS];
     bool known;
@@ -769,7 +771,7 @@ struct reference {
     double e[V * C], g[C];
 };
 
-static void add_reference(struct reference *ref, const struct model *m, int batch)
+static void add_reference(struct reference *ref, const struct model *m, int batch, int lacks)
 {
     double x[LAYERS + 1][ROWS * C], dx[ROWS * C];
     memset(dx, 0, sizeof dx);
@@ -786,7 +788,7 @@ static void add_reference(struct reference *ref, const struct model *m, int batc
             d /= ROWS;
             for (int i = 0; i < C; i++) {
                 double of_e = (double)get(m, m->e.at, v * C + i), in = x[LAYERS][r * C + i];
-                ref->e[v * C + i] += d * (double)gain(m, i) * in / MICRO;
+                ref->e[v * C + i] += lacks & 2 ? 0 : d * (double)gain(m, i) * in / MICRO;
                 ref->g[i] += d * of_e * in / MICRO;
                 dx[r * C + i] += d * of_e * (double)gain(m, i);
             }
@@ -796,7 +798,7 @@ static void add_reference(struct reference *ref, const struct model *m, int batc
             dx[k] *= 1 + 2 * (double)get(m, m->w[l].at, k % C) * x[l][k];
     for (int k = 0; k < ROWS * C; k++) {
         int at = id_of(batch, k / C) * C + k % C;
-        ref->e[at] += dx[k] * (double)gain(m, k % C) / MICRO;
+        ref->e[at] += lacks & 1 ? 0 : dx[k] * (double)gain(m, k % C) / MICRO;
         ref->g[k % C] += dx[k] * (double)get(m, m->e.at, at) / MICRO;
     }
 }
@@ -808,7 +810,7 @@ static void make_reference(const struct setup *s, struct reference *ref)
         add_gain(m, 0, 0);
     memset(ref, 0, sizeof *ref);
     for (int batch = 0; batch < MICRO; batch++)
-        add_reference(ref, m, batch);
+        add_reference(ref, m, batch, s->lacks);
     free(m);
 }
 
@@ -824,6 +826,27 @@ static void expect_near(struct toy_rank *r, const char *name, const float *got, 
                       want[i]);
             return;
         }
+}
+
+/* Takes a step without a backward of e on either stage. It must not update e. */
+static int step_without_e(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
+{
+    float before[V * C] = {0}, after[V * C] = {0};
+    int64_t n = (int64_t)m->n_rows * C;
+    int t = 0;
+    while (m->name[t][0] != 'e' && m->has_embedding)
+        t++;
+    m->no_embedding = m->no_head = true;
+    if (m->has_embedding)
+        OR_RETURN(zero_read(z, t, ZERO_VALUE_MASTER, 0, n, before));
+    OR_RETURN(run_actions(m, z, 1, at));
+    OR_RETURN(zero_step(z, 0.01f, NULL));
+    if (m->has_embedding)
+        OR_RETURN(zero_read(z, t, ZERO_VALUE_MASTER, 0, n, after));
+    if (memcmp(before, after, sizeof before) != 0)
+        toy_wrong(r, "a step that leaves out e has changed it; ");
+    m->no_embedding = m->no_head = false;
+    return 0;
 }
 
 /* The first stage reads what both gave. To r->ms: bytes that came from other stages in STEPS steps. */
@@ -842,6 +865,10 @@ static void train_in_any_order(struct toy_rank *r)
     make_reference(s, ref);
     TOY_TRY(open_model(r, &m, &at, &z, &plan));
     TOY_TRY(zero_get_stats(z, &first));
+    if (!err) {
+        m->no_embedding = s->lacks & 1;
+        m->no_head = s->lacks & 2;
+    }
     TOY_TRY(run_actions(m, z, 0, &at));
     TOY_TRY(zero_norm(z, &norm));
     for (int t = 0; !err && m->has_embedding && t < m->n_tensors; t++) {
@@ -854,6 +881,8 @@ static void train_in_any_order(struct toy_rank *r)
             expect_near(r, m->name[t], got, is_gain ? ref->g : ref->e + (ptrdiff_t)m->row * C, n, tolerance);
     }
     TOY_TRY(zero_step(z, 0.01f, NULL));
+    if (s->lacks)
+        TOY_TRY(step_without_e(r, m, z, &at));
     for (int step = 1; step < STEPS; step++) {
         if (step == 1 && s->drops) {
             TOY_TRY(run_actions(m, z, 11, &at));
@@ -864,7 +893,7 @@ static void train_in_any_order(struct toy_rank *r)
     }
     r->hash = 0;
     TOY_TRY(hash_state(r, m, z));
-    if (!err)
+    if (!err && !s->lacks) /* or the order is learned anew */
         check_stats(r, z, &plan);
     int64_t weights = r->ms;
     TOY_TRY(zero_get_stats(z, &stats));
@@ -912,6 +941,32 @@ static void sums_go_once_a_step(void **state)
         assert_int_equal(bytes[0] - bytes[1], (STEPS + s.drops) * (n_micro - 1) * 4096);
         s.known = true; /* the weights of both */
         toy_ranks(world, train_in_any_order, &s, r);
+        check_copies(&s, r, what);
+    }
+}
+
+/* Each stage adds up its own gradients then, and either stage may have none. */
+static void it_may_be_left_out_in_any_order(void **state)
+{
+    (void)state;
+    for (int n = 0; n < 12; n++) {
+        struct setup s = {.pp = 2 + n % 2,
+                          .dp = 1 + n / 2 % 2,
+                          .tp = 1,
+                          .stage = n % 4,
+                          .bf16 = n / 6,
+                          .lacks = 1 + n % 3,
+                          .free_order = true,
+                          .unclipped = true,
+                          .schedule = n % 2 ? ZERO_SCHEDULE_GPIPE : ZERO_SCHEDULE_1F1B};
+        struct toy_rank r[MOST_WORLD];
+        char what[96];
+        snprintf(what, sizeof what, "left out, pp %d, dp %d, stage %d, lacks %d", s.pp, s.dp, s.stage,
+                 s.lacks);
+        toy_ranks(s.pp * s.dp, train_in_any_order, &s, r);
+        toy_assert_well(r, s.pp * s.dp, what);
+        s.known = true; /* the weights of both */
+        toy_ranks(s.pp * s.dp, train_in_any_order, &s, r);
         check_copies(&s, r, what);
     }
 }
@@ -1127,6 +1182,7 @@ int main(void)
                                        cmocka_unit_test(a_round_of_many_micro_batches),
                                        cmocka_unit_test(the_same_bits_frozen),
                                        cmocka_unit_test(sums_go_once_a_step),
+                                       cmocka_unit_test(it_may_be_left_out_in_any_order),
                                        cmocka_unit_test(the_last_stage_may_be_far_ahead),
                                        cmocka_unit_test(all_stages_skip_a_step),
                                        cmocka_unit_test(what_is_written_outside_is_named),

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,11 +60,22 @@ static bool ends_with(const char *name, const char *end)
     return n >= k && !strcmp(name + n - k, end);
 }
 
-/* Some loader would take it for the model's weights, or for a list of them. */
+/* Whether some loader would take it for the model's weights, or for a list of them. The table in
+ * zero/checkpoints.md names the loaders. */
 static bool is_weight_file(const char *name)
 {
-    return ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json") ||
-           !strncmp(name, "pytorch_model", strlen("pytorch_model"));
+    static const char *const patterns[] = {
+        "*.safetensors",   "*.safetensors.index.json",
+        "*pytorch_model*", "adapter_model.*",
+        "tf_model*",       "flax_model*",
+        "model.ckpt*",     "*.gguf",
+        "ggml-model*",     "consolidated.*",
+        "rust_model.ot",
+    };
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
+        if (!fnmatch(patterns[i], name, 0))
+            return true;
+    return false;
 }
 
 /* ---- recognizing files ---- */
@@ -171,12 +183,14 @@ static int draw_id(char id[ZR_EXPORT_ID_BYTES])
 int zr_export_begin(const struct zr_files *fs, const struct zr_folder_locks *held, struct zr_log *log,
                     const char *path, int32_t n_files, struct zr_export_folder *f)
 {
-    bool exists;
+    bool exists, is_locked = false;
     *f = (struct zr_export_folder){.fs = fs, .n_files = n_files};
     int err = zr_path_absolute(fs, path, f->path);
     if (!err && zr_folder_make(fs, f->path, &exists) && !exists)
         err = ZR_ERR_IO;
-    if (!err && !zr_folder_is_locked(held, fs, f->path))
+    if (!err)
+        err = zr_folder_is_locked(held, fs, f->path, &is_locked);
+    if (!err && !is_locked)
         err = zr_folder_lock(&f->locks, fs, f->path, log);
     if (!err)
         err = examine(f);

@@ -11,6 +11,11 @@
 
 #include <uv.h>
 
+bool zr_is_link(int64_t code)
+{
+    return code == -ELOOP || code == -ZR_LINK_TO_ITSELF || code == -ZR_LINK_TO_NOTHING;
+}
+
 static int fail_io(const char *path, const char *call, int64_t code)
 {
     char why[ZR_SYSTEM_WORDS];
@@ -18,6 +23,16 @@ static int fail_io(const char *path, const char *call, int64_t code)
         return zr_fail(ZR_ERR_IO,
                        "%s: %s: it is a symbolic link, or lies behind one, and links inside a folder of "
                        "checkpoints or exports are not followed; allowed: the file or folder itself",
+                       path, call);
+    if (code == -ZR_LINK_TO_ITSELF)
+        return zr_fail(ZR_ERR_IO,
+                       "%s: %s: it is a symbolic link that leads back to itself, or lies behind one; "
+                       "allowed: the file or folder itself",
+                       path, call);
+    if (code == -ZR_LINK_TO_NOTHING)
+        return zr_fail(ZR_ERR_IO,
+                       "%s: %s: it is a symbolic link to something that does not exist, or lies behind one; "
+                       "allowed: the file or folder itself",
                        path, call);
     if (code == -ENXIO)
         return zr_fail(ZR_ERR_IO, "%s: %s: it is a FIFO, a socket or a device; allowed: a regular file", path,
@@ -58,7 +73,8 @@ static int find(const struct zr_files *fs, const char *path, int flags, bool *mi
 {
     int got;
     RETRY(got, fs->open(fs->arg, path, O_RDONLY | flags, 0));
-    *missing = got == -ENOENT || got == -ENOTDIR;
+    /* Other programs take a file that they follow links to, and do not find, for missing. */
+    *missing = got == -ENOENT || got == -ENOTDIR || (got == -ZR_LINK_TO_NOTHING && !(flags & O_NOFOLLOW));
     if (got < 0)
         return fail_io(path, "open", got);
     *fd = got;
@@ -211,7 +227,7 @@ int zr_folder_walk(const struct zr_files *fs, const char *path, bool *missing,
     int got, err = 0;
     RETRY(got, fs->opendir(fs->arg, path, &dir));
     if (missing)
-        *missing = got == -ENOENT || got == -ENOTDIR || got == -ELOOP;
+        *missing = got == -ENOENT || got == -ENOTDIR || zr_is_link(got);
     if (got < 0)
         return fail_io(path, "open folder", got);
     for (;;) {

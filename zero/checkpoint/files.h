@@ -4,11 +4,12 @@
  *
  * Paths come from zr_path_absolute, which resolves the links that lead to the user's folder. Below that no
  * link is followed, or a link in a folder of checkpoints could lead a clean-up to other people's files. Where
- * a component of a path is a link, every call fails with -ELOOP. The calls that end in "linked" are the
- * exception: they read files of other programs, where links are normal.
+ * a component of a path is a link, every call fails. The calls that end in "linked" are the exception: they
+ * read files of other programs, where links are normal.
  *
- * Functions of the table return 0 or more, or a negative errno. Thread-safety: the table's functions may be
- * called by several threads at once, on different descriptors. */
+ * Functions of the table return 0 or more, or a negative errno. For a link that is not followed that is
+ * -ELOOP, or -ZR_LINK_TO_ITSELF or -ZR_LINK_TO_NOTHING if it cannot be followed. Thread-safety: the table's
+ * functions may be called by several threads at once, on different descriptors. */
 #ifndef ZR_ZERO_FILES_H
 #define ZR_ZERO_FILES_H
 
@@ -20,6 +21,9 @@
 
 #define ZR_PATH_BYTES   1024 /* of a path, its terminating zero included */
 #define ZR_DIRECT_ALIGN 4096 /* of memory, place and length of what goes past the page cache */
+
+/* No errno of the operating system. */
+enum { ZR_LINK_TO_ITSELF = 5000, ZR_LINK_TO_NOTHING };
 
 struct zr_files {
     /* a descriptor; folders too, to sync them; O_DIRECT: -EINVAL where the file system has no such thing,
@@ -62,6 +66,9 @@ struct zr_files {
 
     void *arg;
 };
+
+/* The code of a call that met a link. */
+bool zr_is_link(int64_t code);
 
 /* The operating system's own. */
 extern const struct zr_files zr_files_posix;

@@ -26,8 +26,34 @@ static int or_errno(int result)
     return result < 0 ? -errno : result;
 }
 
+/* The code for a link that is not followed. Following it tells whether it leads anywhere. */
+static int kind_of_link(int folder, const char *name)
+{
+    struct stat st;
+    if (!fstatat(folder, name, &st, 0))
+        return -ELOOP;
+    return errno == ELOOP ? -ZR_LINK_TO_ITSELF : errno == ENOENT ? -ZR_LINK_TO_NOTHING : -ELOOP;
+}
+
+/* The code for a path that was followed through links and led to no file. */
+static int kind_of_missing(const char *path, int err)
+{
+    char start[PATH_MAX];
+    struct stat st;
+    if (err == -ELOOP)
+        return -ZR_LINK_TO_ITSELF;
+    for (size_t n = 1; err == -ENOENT && n <= strlen(path) && n < sizeof start; n++) {
+        if (path[n] && path[n] != '/')
+            continue;
+        snprintf(start, sizeof start, "%.*s", (int)n, path);
+        if (!lstat(start, &st) && S_ISLNK(st.st_mode) && stat(start, &st) && errno == ENOENT)
+            return -ZR_LINK_TO_NOTHING;
+    }
+    return err;
+}
+
 /* Opens the folder that holds path, component by component, without following a link. name: the last
- * component. Returns a descriptor for the calls that end in "at", or a negative errno: -ELOOP for a link. */
+ * component. Returns a descriptor for the calls that end in "at", or what zr_files.open returns. */
 static int open_parent(const char *path, char name[NAME_MAX + 1])
 {
     int folder = or_errno(open(*path == '/' ? "/" : ".", O_PATH | O_DIRECTORY | O_CLOEXEC));
@@ -47,11 +73,11 @@ static int open_parent(const char *path, char name[NAME_MAX + 1])
         if (!*path)
             break;
         int next = or_errno(openat(folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC));
-        close(folder);
         if (next >= 0 && (fstat(next, &st) || !S_ISDIR(st.st_mode))) {
             close(next);
-            return S_ISLNK(st.st_mode) ? -ELOOP : -ENOTDIR;
+            next = S_ISLNK(st.st_mode) ? kind_of_link(folder, name) : -ENOTDIR;
         }
+        close(folder);
         folder = next;
     }
     return folder;
@@ -75,7 +101,7 @@ static int open_kind(int folder, const char *name, int flags, unsigned mode)
     if (!fstatat(folder, name, &st, flags & O_NOFOLLOW ? AT_SYMLINK_NOFOLLOW : 0))
         err = check_kind(st.st_mode, flags);
     if (err)
-        return err;
+        return err == -ELOOP ? kind_of_link(folder, name) : err;
     int fd = or_errno(zr_above_standard(openat(folder, name, flags | O_NONBLOCK | O_CLOEXEC, (mode_t)mode)));
     if (fd < 0)
         return fd;
@@ -89,8 +115,10 @@ static int posix_open(void *arg, const char *path, int flags, unsigned mode)
 {
     char name[NAME_MAX + 1];
     (void)arg;
-    if (!(flags & O_NOFOLLOW))
-        return open_kind(AT_FDCWD, path, flags, mode);
+    if (!(flags & O_NOFOLLOW)) {
+        int fd = open_kind(AT_FDCWD, path, flags, mode);
+        return fd < 0 ? kind_of_missing(path, fd) : fd;
+    }
     int folder = open_parent(path, name);
     if (folder < 0)
         return folder;
@@ -283,12 +311,11 @@ static int posix_is_at(void *arg, int fd, const char *path)
     if (fstat(fd, &open_file))
         return -errno;
     int folder = open_parent(path, name);
-    if (folder < 0)
-        return folder;
-    int err = or_errno(fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW));
-    close(folder);
+    int err = folder < 0 ? folder : or_errno(fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW));
+    if (folder >= 0)
+        close(folder);
     if (err)
-        return err == -ENOENT ? 0 : err;
+        return err == -ENOENT || err == -ENOTDIR || zr_is_link(err) ? 0 : err;
     return open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
 }
 

@@ -40,19 +40,52 @@ static void write_holder(const struct zr_files *fs, int fd, const char *path)
         zr_fail(0, "%s", "");
 }
 
-static int fail_held(const struct zr_files *fs, int fd, const char *folder)
+/* Whether write_holder wrote these n bytes. If the power failed, the file may have its beginning alone, or
+ * zeros. */
+static bool is_holder(const char *text, int64_t n_bytes)
 {
-    char text[HOLDER_BYTES + 1] = {0}, host[HOST_BYTES], other[HOST_BYTES];
+    static const char pattern[] = "process # on host "; /* # stands for digits */
+    for (int64_t i = (int64_t)strlen(text); i < n_bytes; i++)
+        if (text[i])
+            return false;
+    for (const char *p = pattern; *p && *text; p++) {
+        size_t n = *p == '#' ? strspn(text, "0123456789") : *p == *text;
+        if (!n)
+            return false;
+        text += n;
+    }
+    return true;
+}
+
+/* Reads who holds the lock; "" if nobody has written that yet. A file of the user's is an error. */
+static int read_holder(const struct zr_files *fs, int fd, const char *path, char text[HOLDER_BYTES + 1])
+{
+    int64_t n;
+    memset(text, 0, HOLDER_BYTES + 1);
+    int err = zr_file_size(fs, fd, path, &n);
+    if (!err && n <= HOLDER_BYTES)
+        err = zr_file_read(fs, fd, path, text, n, 0);
+    if (!err && (n > HOLDER_BYTES || !is_holder(text, n)))
+        err = zr_fail(ZR_ERR_ARG,
+                      "%s: libzero did not make this file, so it is left alone, but the lock of the folder "
+                      "has the same name; allowed: a folder without such a file",
+                      path);
+    return err;
+}
+
+static int fail_held(const char *folder, char text[HOLDER_BYTES + 1])
+{
+    char host[HOST_BYTES], other[HOST_BYTES];
     const char *more = "";
     long pid;
-    int64_t n = fs->pread(fs->arg, fd, text, HOLDER_BYTES, 0);
-    for (int64_t i = 0; i < n; i++)
+    size_t n = strlen(text);
+    for (size_t i = 0; i < n; i++)
         if (text[i] < ' ' || text[i] > '~')
             text[i] = ' ';
     while (n > 0 && text[n - 1] == ' ')
         text[--n] = 0;
     print_host(host);
-    if (n > 0 && sscanf(text, "process %ld on host %64[^, ]", &pid, other) == 2 && !strcmp(host, other)) {
+    if (sscanf(text, "process %ld on host %64[^, ]", &pid, other) == 2 && !strcmp(host, other)) {
         if (pid == (long)getpid())
             more = ", which is this one: another context of it saves there";
         else if (kill((pid_t)pid, 0) && errno == ESRCH)
@@ -71,7 +104,7 @@ static int fail_held(const struct zr_files *fs, int fd, const char *folder)
  * nothing, and there may be another of that name. */
 static int take(const struct zr_files *fs, const char *folder, struct zr_log *log, int *out)
 {
-    char path[ZR_PATH_BYTES];
+    char path[ZR_PATH_BYTES], holder[HOLDER_BYTES + 1];
     int err = zr_path_join(path, folder, LOCK_NAME);
     for (int i = 0; !err && i < MOST_TRIES; i++) {
         enum zr_lock_outcome outcome = ZR_LOCKED;
@@ -80,9 +113,11 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
         err = zr_file_open(fs, path, O_RDWR | O_CREAT, &fd);
         if (err)
             break;
-        err = zr_file_lock(fs, fd, path, &outcome);
+        err = read_holder(fs, fd, path, holder);
+        if (!err)
+            err = zr_file_lock(fs, fd, path, &outcome);
         if (!err && outcome == ZR_LOCK_HELD)
-            err = fail_held(fs, fd, folder);
+            err = fail_held(folder, holder);
         if (!err && outcome == ZR_LOCKED)
             err = zr_file_is_at(fs, fd, path, &is_there);
         if (!err && outcome == ZR_LOCKED && is_there) {
@@ -107,41 +142,65 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
     return err ? err : zr_fail(ZR_ERR_IO, "%s: others take and release its lock all the time", path);
 }
 
+/* *is: the folder at the lock's path still has the file that is locked. It has another one, or none, if
+ * somebody renamed or removed the folder or the file. */
+static int is_in_place(const struct zr_folder_lock *l, bool *is)
+{
+    char path[ZR_PATH_BYTES];
+    *is = l->fd < 0;
+    int err = *is ? 0 : zr_path_join(path, l->folder, LOCK_NAME);
+    return err || *is ? err : zr_file_is_at(l->fs, l->fd, path, is);
+}
+
 /* The file is removed while the lock is held: afterwards it may be another's. */
 static void give_back(const struct zr_folder_lock *l)
 {
     char path[ZR_PATH_BYTES];
+    bool is_there;
     if (l->fd < 0 || zr_path_join(path, l->folder, LOCK_NAME))
         return;
-    if (l->pid == (int64_t)getpid())
+    if (l->pid == (int64_t)getpid() && !is_in_place(l, &is_there) && is_there)
         zr_file_remove(l->fs, path);
     zr_file_close(l->fs, l->fd, path);
 }
 
-/* The folder's place in the list, or locks->n. */
-static int find(const struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder)
+/* *at: the folder's place in the list, or locks->n. *in_place: its lock is still the folder's. */
+static int find(const struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder, int *at,
+                bool *in_place)
 {
-    int at = 0;
-    while (at < locks->n && (locks->list[at].fs != fs || strcmp(locks->list[at].folder, folder) != 0))
-        at++;
-    return at;
+    *at = 0;
+    while (*at < locks->n && (locks->list[*at].fs != fs || strcmp(locks->list[*at].folder, folder) != 0))
+        ++*at;
+    *in_place = false;
+    return *at < locks->n ? is_in_place(&locks->list[*at], in_place) : 0;
 }
 
-bool zr_folder_is_locked(const struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder)
+int zr_folder_is_locked(const struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
+                        bool *is)
 {
-    return find(locks, fs, folder) < locks->n;
+    int at;
+    return find(locks, fs, folder, &at, is);
 }
 
 int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
                    struct zr_log *log)
 {
     struct zr_folder_lock *list = locks->list, found = {.fs = fs, .pid = (int64_t)getpid()};
-    int at = find(locks, fs, folder);
+    int at;
+    bool in_place;
+    int err = find(locks, fs, folder, &at, &in_place);
+    if (err)
+        return err;
+    if (at < locks->n && !in_place) {
+        give_back(&list[at]);
+        memmove(list + at, list + at + 1, (size_t)(--locks->n - at) * sizeof *list);
+        at = locks->n;
+    }
     if (at < locks->n) {
         found = list[at];
     } else {
         snprintf(found.folder, sizeof found.folder, "%s", folder);
-        int err = take(fs, folder, log, &found.fd);
+        err = take(fs, folder, log, &found.fd);
         if (err)
             return err;
         if (locks->n == ZR_MOST_FOLDER_LOCKS)

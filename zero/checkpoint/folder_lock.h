@@ -3,7 +3,8 @@
  * system's locks reach: each takes the others' unfinished saves for left behind, and removes their old ones.
  *
  * The lock is one of the operating system's on the file .lock in the folder, which says who holds it. It goes
- * with its holder, however that ends; a file without a lock is of no account. */
+ * with its holder, however that ends; a file without a lock is of no account. A file of this name that
+ * libzero did not write is the user's, and stays. */
 #ifndef ZR_ZERO_FOLDER_LOCK_H
 #define ZR_ZERO_FOLDER_LOCK_H
 
@@ -27,12 +28,14 @@ struct zr_folder_locks {
 };
 
 /* Takes the folder's lock, or finds that it is held already by this one; beyond ZR_MOST_FOLDER_LOCKS the one
- * that was not asked for longest is given up. folder: as zr_path_absolute makes it. Where the file system has
- * no locks the log is warned. ZR_ERR_IO names the holder. */
+ * that was not asked for longest is given up. If the folder or its lock file was renamed or removed, the lock
+ * of what is at the path now is taken. folder: as zr_path_absolute makes it. Where the file system has no
+ * locks the log is warned. ZR_ERR_IO names the holder, ZR_ERR_ARG a file of the user's. */
 int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
                    struct zr_log *log);
-/* Whether these locks include the folder's. folder: as zr_path_absolute makes it. */
-bool zr_folder_is_locked(const struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder);
+/* *is: these locks include that of the folder at this path. folder: as zr_path_absolute makes it. */
+int zr_folder_is_locked(const struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
+                        bool *is);
 /* Gives all back, and removes their files. */
 void zr_folder_unlock_all(struct zr_folder_locks *locks);
 

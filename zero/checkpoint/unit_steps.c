@@ -8,6 +8,7 @@
 #include "zero/checkpoint/load_inside.h"
 #include "zero/checkpoint/save_inside.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -186,7 +187,23 @@ struct mixed {
     /* the first tensor whose count is not its unit's */
     struct layer_count first;
     int32_t unit, n;
+    /* names and counts of all of them, or of as many as there is room for */
+    char list[300];
 };
+
+static void list_mixed(struct mixed *m, const struct layer_count *c)
+{
+    const struct zr_tensor *t = &m->l->z->whole.tensors[c->tensor];
+    char layer[16] = "", text[120];
+    size_t at = strlen(m->list), room = sizeof m->list - at;
+    if (t->stacked)
+        snprintf(layer, sizeof layer, "[%d]", c->layer);
+    size_t n = (size_t)snprintf(text, sizeof text, "%s%.60s%s %lld", at ? ", " : "", t->name, layer,
+                                (long long)c->t);
+    bool fits = n + sizeof ", ..." <= room;
+    if (fits || at < 5 || strcmp(m->list + at - 5, ", ...") != 0)
+        snprintf(m->list + at, room, "%s", fits ? text : ", ...");
+}
 
 static void find_mixed(void *arg, int32_t unit, struct layer_count c)
 {
@@ -198,6 +215,7 @@ static void find_mixed(void *arg, int32_t unit, struct layer_count c)
         m->first = c;
         m->unit = unit;
     }
+    list_mixed(m, &c);
 }
 
 /* A unit has one count, the largest of its tensors'. The bias correction of the others is too small for their
@@ -213,9 +231,10 @@ static void report_mixed(const struct zr_loading *l)
             z->config.options.log,
             "%s: %lld steps have updated tensor %s, but its unit %d goes on with a step count of %lld, so "
             "the first updates of AdamW and Adam are larger than for fresh states (%d tensors or layers "
-            "in all): give tensors that begin to train later a unit of their own",
+            "in all, and the steps that updated each: %s): give tensors that begin to train later a unit of "
+            "their own",
             l->folder, (long long)m.first.t, z->whole.tensors[m.first.tensor].name, m.unit,
-            (long long)zr_engine_unit_step(z->engine, m.unit), m.n);
+            (long long)zr_engine_unit_step(z->engine, m.unit), m.n, m.list);
 }
 
 void zr_unit_steps_load(const struct zr_loading *l)
