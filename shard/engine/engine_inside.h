@@ -471,8 +471,7 @@ void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced);
 /* The library has changed what lies there (zr_partial_sum). */
 void zr_in_place_summed(struct zr_engine *e, int32_t unit);
 int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill);
-/* The unit's gradient has been reduced with its micro-batch; it is about to be zeroed for the next one:
- * ZR_ERR_ORDER if the model wrote into it in between. */
+/* The gradient has been reduced; it is about to be zeroed: ZR_ERR_ORDER if the model wrote it in between. */
 void zr_in_place_returned(struct zr_engine *e, int32_t unit);
 int zr_in_place_refill(struct zr_engine *e, int32_t unit);
 /* zero_step is called, and nothing has been done for it; the step was dropped. */
