@@ -35,7 +35,7 @@ done
 # Samples of what takes long (test/README.md has the full counts); what is set already stays. Instrumented programs are slow: fewer still. ThreadSanitizer looks at
 # who runs beside whom, which is the same at most failing calls.
 case $sanitize in
-none) export EVERY="${EVERY:-5}" N_CHANGES="${N_CHANGES:-40}" LAYOUTS="${LAYOUTS:-2}" ;;
+none) export EVERY="${EVERY:-5}" N_CHANGES="${N_CHANGES:-25}" LAYOUTS="${LAYOUTS:-2}" ;;
 address) export N_SEEDS=50 N_FLIPS=1000 N_SUBSETS=3 N_KILLS=30 N_MODELS=4 N_CASES=4 N_CUTS=1 N_LOST=6 EVERY=20 LAYOUTS=6 ;;
 thread) export N_FLIPS=500 N_SUBSETS=2 N_MODELS=4 N_CASES=3 N_LOST=6 EVERY=30 LAYOUTS=8 ;;
 esac

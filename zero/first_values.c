@@ -44,7 +44,7 @@ static int report(struct zero_ctx *z, struct zr_source *s, char *piece, int64_t 
     return err;
 }
 
-/* Of the largest value that this rank owns, as far as one piece may hold it. */
+/* How much is read at a time: the largest value that this rank owns, or MOST_PIECE_BYTES of it. */
 static int64_t bytes_of_a_piece(const struct zr_extents *own)
 {
     int64_t bytes = (int64_t)sizeof(float);

@@ -32,10 +32,10 @@ static bool is_unsafe(const char *call)
 cudaError_t si_unsafe_in_capture(const char *call)
 {
     bool met = false;
-    if (thread_mode == cudaStreamCaptureModeRelaxed || !is_unsafe(call))
+    if (thread_mode == cudaStreamCaptureModeRelaxed)
         return cudaSuccess;
     for (struct CUstream_st *s = si.streams; s; s = s->next) {
-        if (s->capture == cudaStreamCaptureStatusNone)
+        if (s->capture == cudaStreamCaptureStatusNone || !is_unsafe(call))
             continue;
         bool own = pthread_equal(s->capture_thread, pthread_self());
         if (own ? s->capture_mode != cudaStreamCaptureModeRelaxed
