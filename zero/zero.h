@@ -218,9 +218,9 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * in none, and then all units are updated. With several pipeline stages it has them. In a step with backward
  * brackets, what is written outside of a unit's own may be lost (cfg.check finds it on the host); zero_step
  * refuses a unit that is left out with a gradient that is not zero. cfg.log is told once of a unit that only
- * some micro-batches bracket. At these stages the model may zero its gradients where it likes between the end
- * of a micro-batch's backward brackets and its next backward: nothing reads them then. From a unit's backward
- * zero_end to that end they are being reduced, and *grad is NULL.
+ * some micro-batches bracket. From a unit's backward zero_end to the end of the micro-batch its gradient is
+ * being reduced, and *grad is NULL (in a step that leaves out units perhaps until the next zero_begin). From
+ * then to its next backward nothing reads it, and the model may zero it.
  *
  * Where one rank keeps all of a gradient (stage 0, and world 1), it is f32 and a step reduces it once
  * (grad_accum_steps 1, or grad_in_place), the sum lies in the gradient itself: then *grad is NULL until

@@ -21,11 +21,10 @@
 #include <stdatomic.h>
 
 /* Slices of a tensor whose gradient lies in place, at stages 0 and 1. The model has one pointer for all of
- * them. It is taken away while one is being reduced, unless another is in a bracket or the model does not
- * bracket it: a model that zeroes its gradients meanwhile fails at once, instead of changing what is being
- * added up. */
+ * them. It is taken away while one is being reduced, unless another is in a bracket: a model that zeroes its
+ * gradients meanwhile fails at once, instead of changing what is being added up. */
 struct zr_lending {
-    int32_t n_in_flight, n_open, n_unbracketed;
+    int32_t n_in_flight, n_open;
 };
 
 /* All parameters, gathered (engine_all.c). */

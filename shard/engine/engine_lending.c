@@ -148,8 +148,6 @@ void zr_engine_point(struct zr_engine *e, bool values)
     }
     for (int32_t u = 0; values && e->plan->place.model_holds && u < e->layout->n_units; u++)
         for_lent_pieces(e, u, -1, point_for_good);
-    for (int32_t t = 0; t < e->layout->n_tensors; t++)
-        e->m.lending[t].n_unbracketed = (int32_t)e->layout->tensors[t].n_slices;
 }
 
 /* ---- gradients in place, at stages 0 and 1 ---- */
@@ -158,7 +156,7 @@ void zr_engine_point(struct zr_engine *e, bool values)
 static void lend(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p)
 {
     const struct zr_lending *l = &e->m.lending[p->tensor];
-    bool away = l->n_in_flight && !l->n_open && !l->n_unbracketed;
+    bool away = l->n_in_flight && !l->n_open;
     zr_point_grad(e, p->tensor,
                   away ? zr_model_check_closed(e->watch, p->tensor, true) : grad_pointer(e, f, p, -1));
 }
@@ -171,7 +169,6 @@ static void lend_open(struct zr_engine *e, const struct zr_flat *f, const struct
     struct zr_lending *l = &e->m.lending[p->tensor];
     l->n_open++;
     l->n_in_flight -= e->m.in_flight[f->unit];
-    l->n_unbracketed -= !e->m.bracketed[f->unit];
     lend(e, f, p);
 }
 

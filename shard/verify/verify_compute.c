@@ -93,14 +93,6 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op)
     return zr_sim_compute(r->engine.compute, zr_phase_name(op->backward, op->apart), touch, n, ns);
 }
 
-/* A tensor of which a layer had no bracket yet: its pointer stays, as the layer may be one that never has,
- * but what is summed in place of other layers is not the model's. */
-static bool is_partly_lent(const struct zr_verify_rank *r, int32_t tensor)
-{
-    const struct zr_lending *l = &r->engine.m.lending[tensor];
-    return l->n_in_flight && l->n_unbracketed;
-}
-
 int zr_script_zero(struct zr_verify_rank *r)
 {
     const struct zr_layout *l = &r->layout;
@@ -112,7 +104,7 @@ int zr_script_zero(struct zr_verify_rank *r)
         const struct zr_tensor *t = &l->tensors[l->pieces[i].tensor];
         int64_t bytes = l->pieces[i].n * zr_dtype_bytes(t->dtype);
         void **grad = t->tie == ZR_TIE_COPY ? t->tied_grad : t->grad;
-        if (grad && *grad && !is_partly_lent(r, l->pieces[i].tensor))
+        if (grad && *grad)
             touch[n++] = (struct zr_sim_touch){
                 (char *)*grad + l->pieces[i].slice * bytes, bytes, ZR_SIM_SET, {.kind = ZR_CONTENT_ZERO}};
     }
