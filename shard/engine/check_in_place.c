@@ -4,8 +4,8 @@
  * gradient held at the unit's last zero_end it must hold at the next zero_begin of the same step. Where a
  * gradient is summed in place, at world 1, what it held at the last zero_end it must hold at zero_step. (At
  * stage 0 among several ranks it is being reduced meanwhile.) Every other gradient is kept when its
- * micro-batch has been reduced. Until the unit's next backward bracket, which zeroes it, the model may do no
- * more than zero it, because anything else would be lost. */
+ * micro-batch has been reduced. Until zero_step, or the unit's next backward bracket, which zeroes it, the
+ * model may do no more than zero it, because anything else would be lost. */
 #include "shard/engine/engine_inside.h"
 
 #define XXH_INLINE_ALL
@@ -58,6 +58,33 @@ static int compare_kept(struct zr_engine *e, int32_t piece, uint64_t hash)
                    t->name, (long long)(t->unit + e->layout->pieces[piece].slice), zr_step_number(e));
 }
 
+static int compare_lost(struct zr_engine *e, int32_t piece, uint64_t hash)
+{
+    const struct zr_piece *p = &e->layout->pieces[piece];
+    const struct zr_tensor *t = &e->layout->tensors[p->tensor];
+    const struct zr_flat *f = zr_piece_flat(e->layout, piece);
+    if (!is_changed(e, piece, hash) || t->overwrite)
+        return 0;
+    const char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, -1) + p->first * zr_dtype_bytes(f->dtype);
+    if (zr_all_zero(at, p->n, f->dtype))
+        return 0;
+    int64_t unit = (int64_t)t->unit + p->slice;
+    return zr_fail(ZR_ERR_ORDER,
+                   "check: the model's fault: in step %u it wrote into the gradient of tensor %s outside of "
+                   "the backward brackets of unit %lld. The next zero_begin zeroes it, so that contribution "
+                   "is lost: write it between zero_begin and zero_end of unit %lld",
+                   zr_step_number(e), t->name, (long long)unit, (long long)unit);
+}
+
+/* As it is, for what follows. */
+static int compare_lost_and_keep(struct zr_engine *e, int32_t piece, uint64_t hash)
+{
+    bool kept = e->m.kept_grad[piece];
+    int err = compare_lost(e, piece, hash);
+    e->m.kept_grad[piece] = kept ? hash : 0;
+    return err;
+}
+
 static int forget(struct zr_engine *e, int32_t piece, uint64_t hash)
 {
     (void)hash;
@@ -108,27 +135,9 @@ void zr_in_place_returned(struct zr_engine *e, int32_t unit)
         for_kept_pieces(e, unit, keep);
 }
 
-static int compare_lost(struct zr_engine *e, int32_t piece, uint64_t hash)
-{
-    const struct zr_piece *p = &e->layout->pieces[piece];
-    const struct zr_tensor *t = &e->layout->tensors[p->tensor];
-    const struct zr_flat *f = zr_piece_flat(e->layout, piece);
-    if (!is_changed(e, piece, hash) || t->overwrite)
-        return 0;
-    const char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, -1) + p->first * zr_dtype_bytes(f->dtype);
-    if (zr_all_zero(at, p->n, f->dtype))
-        return 0;
-    int64_t unit = (int64_t)t->unit + p->slice;
-    return zr_fail(ZR_ERR_ORDER,
-                   "check: the model's fault: before the backward zero_begin of unit %lld, step %u, it wrote "
-                   "into the gradient of tensor %s, outside of the unit's brackets. zero_begin zeroes it, so "
-                   "that contribution is lost: write it between zero_begin and zero_end of unit %lld",
-                   (long long)unit, zr_step_number(e), t->name, (long long)unit);
-}
-
 int zr_in_place_refill(struct zr_engine *e, int32_t unit)
 {
-    return e->m.kept_grad ? for_kept_pieces(e, unit, compare_lost) : 0;
+    return e->m.kept_grad && !e->opt.grad_in_place ? for_kept_pieces(e, unit, compare_lost) : 0;
 }
 
 int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill)
@@ -146,6 +155,7 @@ int zr_in_place_step(struct zr_engine *e)
 {
     int err = 0;
     for (int32_t u = 0; e->m.kept_grad && !err && u < e->layout->n_units; u++)
-        err = is_the_sum(e, u) ? for_kept_pieces(e, u, compare_sum) : 0;
+        if (is_the_sum(e, u) || !e->opt.grad_in_place)
+            err = for_kept_pieces(e, u, is_the_sum(e, u) ? compare_sum : compare_lost_and_keep);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }

@@ -127,8 +127,9 @@ static void open_several_layers(struct program *p)
     p->table[TOY_STACKED].flags |= ZERO_POINTER_PER_BEGIN;
 }
 
-/* In the second micro-batch, backward of unit 1 adds to the gradient of unit 0, which is not open yet. */
-static int adds_before_begin(struct program *p)
+/* In the second micro-batch, backward of unit 1 adds to the gradient of unit 0, which is not open yet; or
+ * somebody adds to it when backward is over. */
+static int adds_outside(struct program *p, bool before)
 {
     int err = 0;
     for (int k = 0; !err && k < 2; k++) {
@@ -137,13 +138,25 @@ static int adds_before_begin(struct program *p)
             err = zero_begin(p->z, u, ZERO_BACKWARD);
             if (!err)
                 toy_add_gradient(&p->model, u, 0, p->rank->rank + k * p->rank->world);
-            if (!err && k == 1 && u == 1)
+            if (!err && before && k == 1 && u == 1)
                 ((float *)p->model.grad[0])[3] += 1;
             if (!err)
                 err = zero_end(p->z, u, ZERO_BACKWARD);
         }
     }
+    if (!err && !before)
+        ((float *)p->model.grad[0])[3] += 1;
     return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static int adds_before_begin(struct program *p)
+{
+    return adds_outside(p, true);
+}
+
+static int adds_before_step(struct program *p)
+{
+    return adds_outside(p, false);
 }
 
 static void accumulate_two(struct program *p)
@@ -180,7 +193,17 @@ static const struct misuse rows[] = {
      adds_before_begin,
      ERROR,
      ZERO_ERR_ORDER,
-     {"the model's fault", "backward zero_begin of unit 0, step 1", "gradient of tensor embedding"},
+     {"the model's fault", "in step 1 it wrote into the gradient of tensor embedding", "brackets of unit 0"},
+     "ZERO_CHECK",
+     "1"},
+    {"writes a gradient before the step",
+     IN_PLACE,
+     BOTH,
+     accumulate_two,
+     adds_before_step,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"the model's fault", "in step 1 it wrote into the gradient of tensor embedding", "brackets of unit 0"},
      "ZERO_CHECK",
      "1"},
     {"reads a parameter before its bracket",
