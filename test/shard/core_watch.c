@@ -211,6 +211,12 @@ static bool has_backward(const struct watch *w)
     return false;
 }
 
+/* The model holds its gradients, and none has had a bracket. */
+static bool is_unbracketed(const struct watch *w)
+{
+    return w->spec.model_holds && !has_backward(w) && !w->spec.in_stages;
+}
+
 /* A step of backward brackets has none of the unit. */
 static bool leaves_out(const struct watch *w, int32_t unit)
 {
@@ -382,7 +388,8 @@ static void use_grad(struct watch *w, const struct zr_action *a)
     EXPECT(a->bracket == !w->collective);
     if (has_home(w, a->unit)) {
         EXPECT(a->slot == -1);
-        u->in_flight = false;
+        u->in_flight &= !a->bracket; /* the model's pointer comes back with a bracket, or by RETURN_GRADS */
+        EXPECT(a->keeps_overwritten == (a->bracket || !is_unbracketed(w)));
         EXPECT(!u->held);
         /* What was reduced must go, what was not must stay. */
         EXPECT(a->fill ? u->grad_reduced || !strcmp(u->grad, "z") : !u->grad_reduced);
@@ -699,12 +706,6 @@ static int32_t count(const struct watch *w, enum zr_action_kind kind, int32_t un
 }
 
 /* ---- calls ---- */
-
-/* The model holds its gradients, and none has had a bracket. */
-static bool is_unbracketed(const struct watch *w)
-{
-    return w->spec.model_holds && !has_backward(w) && !w->spec.in_stages;
-}
 
 /* What the model does before and by the call itself. */
 static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase)
