@@ -99,6 +99,8 @@ struct zr_backend {
                      bool *left);
     /* Contexts of a process call lent_meet one after the other, in one order on all ranks. */
     bool lent_in_turn;
+    /* Contexts of a process may call open at the same time, in any order: it sees to that itself. */
+    bool opens_in_turn;
 
     /* Finds this rank in MPI_COMM_WORLD, where a lent communicator is a part of it, or has another order.
      * NULL: the backend has no such communicator. */

@@ -75,9 +75,7 @@ static void describe_difference(const struct zr_post *theirs, int own, const str
     else if (mine->seg_hash != theirs->seg_hash)
         snprintf(text, n_text, " with other segments (place, size, dtype or accumulation) than rank %d", own);
     else
-        snprintf(text, n_text,
-                 " after other calls of the program than rank %d, more than the latest %d calls ago", own,
-                 ZR_CALLED_KEPT);
+        snprintf(text, n_text, " after other calls of the program than rank %d", own);
 }
 
 void zr_post_differ(int rank, const struct zr_post *theirs, int own, const struct zr_post *mine, char *text,

@@ -477,10 +477,12 @@ static int open_flight(struct zero_ctx *z)
 
 /* Opening communicators waits for other ranks inside a library that may let one thread in at a time. So the
  * contexts of a process open theirs one after the other, in the order that rank 0 has: the others begin once
- * rank 0 has begun. */
+ * rank 0 has begun. MPI's see to that themselves, as ranks may have other numbers in another context. */
 static int open_comms_in_turn(struct zero_ctx *z)
 {
     bool is_first = z->world.rank == 0;
+    if (z->backend->opens_in_turn)
+        return zr_agree_on_success(z, zr_backend_open_comms(z));
     int err = zr_agree_on_success(z, is_first ? begin_to_open(z) : 0);
     if (err)
         return err;

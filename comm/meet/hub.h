@@ -257,7 +257,6 @@ struct zr_link *zr_hub_add_link(struct zr_rendezvous *r);
 /* hub_wait.c. Runs the loop until done or failed, or until timeout_ms are over, from now on or since from_ms.
  * Returns the failure. say writes for whom this rank waits, and has waited ms. That text is the failure when
  * the time is over, and is logged before, unless say returns false: then another rank knows better. */
-enum { ZR_WAIT_CHARS = 2560 };
 typedef bool zr_hub_say_wait(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS]);
 int zr_hub_run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rendezvous *r),
                      zr_hub_say_wait *say);

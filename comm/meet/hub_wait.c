@@ -67,6 +67,11 @@ const char *zr_hub_limit(const struct zr_rendezvous *r, int64_t ms)
     return ms < r->timeout_ms ? "" : r->limit;
 }
 
+void zr_waiting_warn(const struct zr_waiting *w, const char *text, int64_t ms, const char *limit)
+{
+    zr_warn(w->log, "zero_wrap still waits: %s; it gives up after %lld ms%s", text, (long long)ms, limit);
+}
+
 /* Logs for whom this rank still waits. */
 static void remind(struct zr_rendezvous *r, zr_hub_say_wait *say)
 {
@@ -80,8 +85,7 @@ static void remind(struct zr_rendezvous *r, zr_hub_say_wait *say)
         return;
     r->reminded_ms = now;
     if (say(r, now - r->wait_ms, text))
-        zr_warn(w->log, "zero_wrap still waits: %s; it gives up after %lld ms%s", text,
-                (long long)r->timeout_ms, r->limit);
+        zr_waiting_warn(w, text, r->timeout_ms, r->limit);
 }
 
 static void start_looking(struct zr_rendezvous *r)

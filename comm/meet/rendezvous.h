@@ -38,6 +38,11 @@ struct zr_waiting {
     void *arg;
 };
 
+/* Warns the log of a wait that goes on. text: for whom, and since when; limit: what bounds the wait, as
+ * " (start_timeout_ms)". */
+enum { ZR_WAIT_CHARS = 2560 };
+void zr_waiting_warn(const struct zr_waiting *w, const char *text, int64_t ms, const char *limit);
+
 /* Who we are. */
 struct zr_world {
     int rank, world;

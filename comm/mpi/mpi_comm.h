@@ -18,7 +18,7 @@
  *   mpi_arena.c   arenas, and what communicators have of them for themselves
  *   mpi_open.c    ranks meet, and communicators are made and closed
  *   mpi_own.c     MPI's own collectives, to compare with
- *   mpi_lent.c    what a communicator that the program lends is asked for
+ *   mpi_lent.c    what a communicator that the program lends, or MPI_COMM_WORLD, is asked for
  *   mpi_meeting_point.c  where ranks meet, told over MPI */
 #ifndef ZR_COMM_MPI_COMM_H
 #define ZR_COMM_MPI_COMM_H
@@ -58,6 +58,8 @@ struct zr_mpi_set {
     const struct zr_host_kernels *kernels;
     int64_t timeout_ns;
     int32_t rank, world;
+    /* when rank 0 began to open them, by the clock of the day */
+    int64_t begun_ns;
     /* (world) of each rank, in the MPI communicator that all are made from */
     int32_t *mpi_rank;
     /* there is a core for every thread that waits */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_lent.c: what a communicator that the program lends is asked for: who the ranks are, and where they can
- * meet. After that ours are made from it (mpi_open.c). */
+/* mpi_lent.c: what a communicator that the program lends, or MPI_COMM_WORLD, is asked for: who the ranks are,
+ * and where they can meet. After that ours are made from it (mpi_open.c). */
+#include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
 
 /* MPI has begun, or there could be no communicator. To be dropped. */
@@ -53,4 +54,33 @@ int zr_mpi_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, stru
     *left = false; /* the device has nothing of it */
     int err = open_lent(timeout_ms, &p);
     return err ? err : zr_mpi_find_meeting_point(p, lent, "mpi_comm", timeout_ms, NULL, w, held);
+}
+
+/* --- MPI_COMM_WORLD --- */
+
+/* It knows this rank by the number that the launcher's variables say. */
+static int check_number(struct zr_mpi_process *p, int64_t ms, const struct zr_world *w)
+{
+    int rank, size, err = zr_mpi_rank_of(p, NULL, ms, &rank, &size);
+    return err ? err : zr_mpi_check_rank(w->rank, w->world, w->size_from, rank, size);
+}
+
+/* The log is told which MPI it is when communicators are opened. */
+int zr_mpi_world_meet(const struct zr_backend_config *config, struct zr_world *w, int *held)
+{
+    int64_t ms = config->start_timeout_ms ? config->start_timeout_ms : config->timeout_ms;
+    struct zr_mpi_library lib;
+    struct zr_mpi_process *p;
+    *held = -1;
+    int err = zr_mpi_check_launcher();
+    err = err ? err : zr_mpi_load((enum zr_mpi_kind)config->mpi, NULL, &lib);
+    err = err ? err : zr_mpi_check_launched(&lib);
+    err = err ? err : zr_mpi_process_open(&lib, ms, NULL, config->log, &p);
+    if (err)
+        return err;
+    err = check_number(p, ms, w);
+    if (!err)
+        return zr_mpi_find_meeting_point(p, NULL, "MPI_COMM_WORLD", ms, config->log, w, held);
+    zr_mpi_process_drop(p, config->log, true);
+    return err;
 }

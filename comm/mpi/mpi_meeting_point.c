@@ -4,6 +4,8 @@
  * nothing else says it.
  *
  * Every rank sends its card (comm/meet/lent.h) to rank 0, which answers all of them once the last has come.
+ * A card may be of a zero_wrap that its rank has given up since. So rank 0 counts a rank only once that rank
+ * has confirmed that it still waits, and a rank that gives up afterwards asks rank 0 whether it was in time.
  * Cards carry cfg.name, so contexts of one process may meet in any order. No call here waits inside MPI. So a
  * rank that comes late holds up no other context of the process, and a zero_wrap that fails leaves nothing
  * behind that MPI could not take back.
@@ -22,10 +24,12 @@
 /* REST_MS: how long sent messages may take to leave. GRACE_MS: how much longer than rank 0 a rank waits at
  * most, to hear from it who is missing. LISTED: ranks that a message names. */
 enum { MEETING_TAG = ZR_MPI_TAG_MAX, REST_MS = 1000, GRACE_MS = 2000, LISTED = 8 };
+static const char LIMIT[] = " (start_timeout_ms)";
 
-/* To rank 0: CARD, GONE (the rank waits no longer). From rank 0: SEEN (it is there, in the context that the
- * card names), POINT (where ranks meet, or why they do not). */
-enum note_kind { CARD = 1, GONE, SEEN, POINT };
+/* To rank 0: CARD, HERE (the rank has got SEEN, and waits), GONE (the rank waits no longer). From rank 0:
+ * SEEN (it is there, in the context that the card names), POINT (where ranks meet, or why they do not), LEFT
+ * (it has got GONE in time, and sends no POINT). */
+enum note_kind { CARD = 1, HERE, GONE, SEEN, POINT, LEFT };
 
 struct note {
     int32_t kind, same_loopback;
@@ -43,6 +47,14 @@ struct message {
     struct note note;
 };
 
+/* What rank 0 knows of another rank. */
+struct arrival {
+    /* that its card belongs to; 0: no card has come */
+    uint64_t attempt;
+    /* it has confirmed that attempt */
+    bool is_here;
+};
+
 /* One zero_wrap of this process. */
 struct meeting {
     struct meeting *next;
@@ -50,15 +62,16 @@ struct meeting {
     const struct zr_world *w;
     /* "mpi_comm" */
     const char *over;
-    int64_t ms, until_ns;
+    int64_t ms, begun_ns, reminded_ns, until_ns;
     struct channel *channel;
     uint64_t attempt;
     struct message *sent;
-    /* of rank 0: (w->world) who has come, with which attempt; 0: not yet */
+    /* of rank 0: (w->world) cards and what it knows of their ranks; how many are here, with rank 0 */
     struct zr_lent_card *all;
-    uint64_t *come;
-    /* of another rank: rank 0 is there; or only in a context of that name */
-    bool is_seen, has_other_name;
+    struct arrival *come;
+    int n_here;
+    /* of another rank: rank 0 is there; or only in a context of that name; or has answered LEFT */
+    bool is_seen, has_other_name, has_left;
     char other_name[sizeof((struct zr_world *)0)->name];
 };
 
@@ -187,21 +200,23 @@ static int send_note(struct meeting *k, int to, const struct note *note)
     return 0;
 }
 
-/* Takes up a message that has arrived, whichever context of the process it is for. */
-static int receive_note(struct meeting *k)
+/* Takes up a message that has arrived, whichever context of the process it is for. *more: there was one. */
+static int receive_note(struct meeting *k, bool *more)
 {
     struct zr_mpi_process *p = k->process;
     const struct zr_mpi_shim *shim = zr_mpi_shim_of(p);
     struct message *m = NULL, **at = &k->channel->first;
     int32_t slot = -1;
     int from, err = zr_mpi_enter(p, k->ms);
+    *more = false;
     if (err)
         return err;
     int class = shim->probe(zr_mpi_world_of(p), k->channel->comm, MEETING_TAG, &from);
     if (!class && from >= 0 && (m = calloc(1, sizeof *m)))
         class = shim->receive(zr_mpi_world_of(p), k->channel->comm, &m->note, sizeof m->note, from,
                               MEETING_TAG, &slot);
-    if (slot >= 0) {
+    *more = slot >= 0;
+    if (*more) {
         zr_mpi_begun(p, slot, &m->batch);
         m->from = from;
         pthread_mutex_lock(&lock);
@@ -240,20 +255,25 @@ static bool is_named(const struct note *n, const struct meeting *k)
     return !strncmp(n->card.name, k->w->name, sizeof n->card.name);
 }
 
+static bool is_answer(const struct note *n)
+{
+    return n->kind == SEEN || n->kind == POINT || n->kind == LEFT;
+}
+
 /* An answer that nobody waits for. With the lock. */
 static bool is_stale(const struct channel *c, const struct note *n)
 {
     const struct meeting *k = c->meetings;
     while (k && (k->w->rank == 0 || k->attempt != n->attempt))
         k = k->next;
-    return (n->kind == SEEN || n->kind == POINT) && !k;
+    return is_answer(n) && !k;
 }
 
 static bool is_for(const struct meeting *k, const struct note *n)
 {
     if (k->w->rank == 0)
-        return (n->kind == CARD || n->kind == GONE) && is_named(n, k);
-    return (n->kind == SEEN || n->kind == POINT) && n->attempt == k->attempt;
+        return !is_answer(n) && is_named(n, k);
+    return is_answer(n) && n->attempt == k->attempt;
 }
 
 /* The next message for k, to be freed. NULL: there is none. */
@@ -281,11 +301,37 @@ static struct message *take_next(struct meeting *k)
 /* 1: the time is over. */
 static int rest(struct meeting *k)
 {
+    bool more = true;
     int err = zr_mpi_ended(k->process);
-    err = err ? err : receive_note(k);
+    while (!err && more)
+        err = receive_note(k, &more);
     if (!err && !zr_mpi_poll(k->process))
         nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
     return err ? err : zr_now_ns() > k->until_ns;
+}
+
+/* --- what is said of the wait --- */
+
+/* Writes for whom k has waited for so many ms. limit: what bounds that time, or "". */
+typedef void describe_fn(struct meeting *k, int64_t ms, const char *limit, char text[ZR_WAIT_CHARS]);
+
+static void remind_of(struct meeting *k, describe_fn *describe)
+{
+    const struct zr_waiting *w = k->w->waiting;
+    char text[ZR_WAIT_CHARS];
+    int64_t now = zr_now_ns();
+    if (!w || now - k->reminded_ns < w->remind_ms * 1000000)
+        return;
+    k->reminded_ns = now;
+    describe(k, (now - k->begun_ns) / 1000000, "", text);
+    zr_waiting_warn(w, text, k->ms, LIMIT);
+}
+
+static int say_over(struct meeting *k, describe_fn *describe)
+{
+    char text[ZR_WAIT_CHARS];
+    describe(k, k->ms, LIMIT, text);
+    return zr_fail(ZR_ERR_TIMEOUT, "%s", text);
 }
 
 /* --- rank 0 --- */
@@ -316,22 +362,27 @@ static int answer_other_names(struct meeting *k)
     return err;
 }
 
-static int take_cards(struct meeting *k, int *n_come)
+/* A card is newer than what has come from its rank before. */
+static int take_note(struct meeting *k, int from, const struct note *n)
 {
-    struct note seen = {.kind = SEEN};
+    struct arrival *a = &k->come[from];
+    struct note answer = {.kind = n->kind == CARD ? SEEN : LEFT, .attempt = n->attempt};
+    if (n->kind != CARD && a->attempt != n->attempt)
+        return 0;
+    k->n_here += (n->kind == HERE) - a->is_here;
+    *a = (struct arrival){n->kind == GONE ? 0 : n->attempt, n->kind == HERE};
+    if (n->kind == HERE)
+        return 0;
+    k->all[from] = n->card;
+    memcpy(answer.card.name, k->w->name, sizeof answer.card.name);
+    return send_note(k, from, &answer);
+}
+
+static int take_notes(struct meeting *k)
+{
     int err = 0;
-    memcpy(seen.card.name, k->w->name, sizeof seen.card.name);
-    for (struct message *m; !err && (m = take_next(k)); free(m)) {
-        uint64_t *come = &k->come[m->from];
-        if (m->note.kind == GONE && *come != m->note.attempt)
-            continue;
-        *n_come += (m->note.kind == CARD) - (*come != 0);
-        *come = m->note.kind == CARD ? m->note.attempt : 0;
-        k->all[m->from] = m->note.card;
-        seen.attempt = m->note.attempt;
-        if (m->note.kind == CARD)
-            err = send_note(k, m->from, &seen);
-    }
+    for (struct message *m; !err && (m = take_next(k)); free(m))
+        err = take_note(k, m->from, &m->note);
     return err ? err : answer_other_names(k);
 }
 
@@ -340,7 +391,7 @@ static int find_other_name(const struct meeting *k, char name[sizeof k->other_na
 {
     int rank = -1;
     for (const struct message *m = k->channel->first; m && !atomic_load(&m->batch.n_left); m = m->next) {
-        if (m->note.kind == CARD && !is_named(&m->note, k) && !k->come[m->from]) {
+        if (m->note.kind == CARD && !is_named(&m->note, k) && !k->come[m->from].attempt) {
             rank = m->from;
             memcpy(name, m->note.card.name, sizeof k->other_name);
         } else if (m->note.kind == GONE && m->from == rank) {
@@ -350,13 +401,13 @@ static int find_other_name(const struct meeting *k, char name[sizeof k->other_na
     return rank;
 }
 
-static int say_missing(struct meeting *k)
+static void describe_missing(struct meeting *k, int64_t ms, const char *limit, char text[ZR_WAIT_CHARS])
 {
     char who[LISTED * 20 + 8] = "", name[sizeof k->other_name], names[2 * sizeof name + 64] = "";
     size_t used = 0;
     int n = 0;
     for (int i = 1; i < k->w->world; i++) {
-        if (k->come[i])
+        if (k->come[i].is_here)
             continue;
         if (n < LISTED)
             used += (size_t)snprintf(who + used, sizeof who - used, "%srank %d", n ? ", " : "", i);
@@ -370,10 +421,9 @@ static int say_missing(struct meeting *k)
     if (other >= 0)
         snprintf(names, sizeof names, "; cfg.name is \"%s\" on rank 0 and \"%.*s\" on rank %d", k->w->name,
                  (int)sizeof name - 1, name, other);
-    return zr_fail(ZR_ERR_TIMEOUT,
-                   "%d of %d ranks did not come to zero_wrap of the context \"%s\" over %s in %lld ms "
-                   "(start_timeout_ms): %s%s",
-                   n, k->w->world, k->w->name, k->over, (long long)k->ms, who, names);
+    snprintf(text, ZR_WAIT_CHARS,
+             "%d of %d ranks did not come to zero_wrap of the context \"%s\" over %s in %lld ms%s: %s%s", n,
+             k->w->world, k->w->name, k->over, (long long)ms, limit, who, names);
 }
 
 /* Sends the ranks that have come where all meet, or why they do not. */
@@ -384,8 +434,8 @@ static int answer_all(struct meeting *k, int err, bool same_loopback)
     struct zr_kept kept;
     zr_keep(&kept, err);
     for (int i = 1, failed = 0; i < k->w->world && !failed; i++) {
-        answer.attempt = k->come[i];
-        failed = k->come[i] ? send_note(k, i, &answer) : 0;
+        answer.attempt = k->come[i].attempt;
+        failed = answer.attempt ? send_note(k, i, &answer) : 0;
         if (failed && !err)
             zr_keep(&kept, failed);
     }
@@ -395,10 +445,12 @@ static int answer_all(struct meeting *k, int err, bool same_loopback)
 static int collect(struct meeting *k, struct zr_world *w)
 {
     bool same_loopback = false;
-    int n_come = 1, err = take_cards(k, &n_come);
-    while (!err && n_come < w->world) {
+    k->n_here = 1;
+    int err = take_notes(k);
+    while (!err && k->n_here < w->world) {
+        remind_of(k, describe_missing);
         err = rest(k);
-        err = err == 1 ? say_missing(k) : err ? err : take_cards(k, &n_come);
+        err = err == 1 ? say_over(k, describe_missing) : err ? err : take_notes(k);
     }
     err = err ? err : zr_lent_check(k->all, k->over, w, &same_loopback);
     err = answer_all(k, err, same_loopback);
@@ -407,7 +459,7 @@ static int collect(struct meeting *k, struct zr_world *w)
 
 /* --- the other ranks --- */
 
-static int say_unanswered(const struct meeting *k)
+static void describe_unanswered(struct meeting *k, int64_t ms, const char *limit, char text[ZR_WAIT_CHARS])
 {
     char where[2 * sizeof k->other_name + 64];
     if (k->is_seen)
@@ -417,53 +469,78 @@ static int say_unanswered(const struct meeting *k)
                  (int)sizeof k->other_name - 1, k->other_name, k->w->name, k->w->rank);
     else
         snprintf(where, sizeof where, ", which has not come to it");
-    return zr_fail(ZR_ERR_TIMEOUT,
-                   "rank %d waited %lld ms (start_timeout_ms) in zero_wrap of the context \"%s\" for rank 0 "
-                   "of %s%s",
-                   k->w->rank, (long long)k->ms, k->w->name, k->over, where);
+    snprintf(text, ZR_WAIT_CHARS,
+             "rank %d waited %lld ms%s in zero_wrap of the context \"%s\" for rank 0 of %s%s", k->w->rank,
+             (long long)ms, limit, k->w->name, k->over, where);
 }
 
-/* 0: no answer yet; 1: it is in *answer. */
-static int take_answer(struct meeting *k, struct note *answer)
+/* Rank 0 is there, and hears that this rank still waits. */
+static int confirm(struct meeting *k)
 {
     int64_t grace_ms = k->ms / 8 < GRACE_MS ? k->ms / 8 : GRACE_MS;
-    bool has_answer = false;
-    for (struct message *m; !has_answer && (m = take_next(k)); free(m)) {
+    struct note here = {.kind = HERE, .attempt = k->attempt};
+    memcpy(here.card.name, k->w->name, sizeof here.card.name);
+    if (!k->is_seen)
+        k->until_ns += grace_ms * 1000000;
+    k->is_seen = true;
+    return send_note(k, 0, &here);
+}
+
+/* 0: no answer yet; 1: it is in *answer; or the failure. */
+static int take_answer(struct meeting *k, struct note *answer)
+{
+    int res = 0;
+    for (struct message *m; !res && (m = take_next(k)); free(m)) {
         *answer = m->note;
-        has_answer = answer->kind == POINT;
-        if (has_answer)
-            continue;
-        if (!is_named(answer, k)) {
+        k->has_left |= answer->kind == LEFT;
+        if (answer->kind == POINT) {
+            res = 1;
+        } else if (answer->kind == SEEN && is_named(answer, k)) {
+            res = confirm(k);
+        } else if (answer->kind == SEEN) {
             k->has_other_name = true;
             memcpy(k->other_name, answer->card.name, sizeof k->other_name);
-        } else if (!k->is_seen) {
-            k->is_seen = true;
-            k->until_ns += grace_ms * 1000000;
         }
     }
-    return has_answer;
+    return res;
+}
+
+/* 0: the time is over, or rank 0 has answered LEFT; 1: it is in *answer; or the failure. */
+static int await_answer(struct meeting *k, struct note *answer)
+{
+    int res = 0;
+    while (!res && !k->has_left && zr_now_ns() <= k->until_ns) {
+        remind_of(k, describe_unanswered);
+        res = rest(k);
+        res = res < 0 ? res : take_answer(k, answer);
+    }
+    return res;
+}
+
+/* This rank waits no longer. If rank 0 counts on it, POINT may be under way, and is then the answer: 1. */
+static int leave_rank_0(struct meeting *k, struct note *note, struct note *answer)
+{
+    note->kind = GONE;
+    k->until_ns = zr_now_ns() + REST_MS * INT64_C(1000000);
+    int err = send_note(k, 0, note);
+    return err || !k->is_seen ? err : await_answer(k, answer);
 }
 
 static int ask_rank_0(struct meeting *k, const struct zr_lent_card *mine, struct zr_world *w)
 {
     struct note note = {.kind = CARD, .attempt = k->attempt, .card = *mine}, answer;
-    int err = send_note(k, 0, &note), over = 0;
-    while (!err && !take_answer(k, &answer)) {
-        if (over)
-            err = say_unanswered(k);
-        else
-            over = rest(k);
-        err = over < 0 ? over : err;
-    }
-    if (!err)
-        return answer.card.err ? zr_fail(zr_verdict_code(answer.card.err), "%.*s",
-                                         (int)sizeof answer.card.text - 1, answer.card.text)
-                               : zr_lent_take(&answer.card, answer.same_loopback, k->over, w);
     struct zr_kept kept;
-    zr_keep(&kept, err);
-    note.kind = GONE;
-    (void)send_note(k, 0, &note);
-    return zr_say_again(&kept);
+    int res = send_note(k, 0, &note);
+    res = res ? res : await_answer(k, &answer);
+    if (res != 1) {
+        zr_keep(&kept, res ? res : say_over(k, describe_unanswered));
+        res = leave_rank_0(k, &note, &answer);
+    }
+    if (res != 1)
+        return zr_say_again(&kept);
+    return answer.card.err ? zr_fail(zr_verdict_code(answer.card.err), "%.*s",
+                                     (int)sizeof answer.card.text - 1, answer.card.text)
+                           : zr_lent_take(&answer.card, answer.same_loopback, k->over, w);
 }
 
 /* --- all --- */
@@ -489,8 +566,14 @@ static int meet(struct meeting *k, struct zr_world *w, int *held)
 int zr_mpi_find_meeting_point(struct zr_mpi_process *p, void *lent, const char *name, int64_t timeout_ms,
                               struct zr_log *log, struct zr_world *w, int *held)
 {
-    struct meeting k = {
-        .process = p, .w = w, .over = name, .ms = timeout_ms, .until_ns = zr_now_ns() + timeout_ms * 1000000};
+    int64_t now = zr_now_ns();
+    struct meeting k = {.process = p,
+                        .w = w,
+                        .over = name,
+                        .ms = timeout_ms,
+                        .begun_ns = now,
+                        .reminded_ns = now,
+                        .until_ns = now + timeout_ms * 1000000};
     struct zr_kept kept;
     bool rests = true;
     int err = join_channel(&k, lent);
@@ -511,33 +594,4 @@ int zr_mpi_find_meeting_point(struct zr_mpi_process *p, void *lent, const char *
     else
         zr_mpi_process_leave_looking(p, log);
     return zr_say_again(&kept);
-}
-
-/* --- MPI_COMM_WORLD --- */
-
-/* It knows this rank by the number that the launcher's variables say. */
-static int check_number(struct zr_mpi_process *p, int64_t ms, const struct zr_world *w)
-{
-    int rank, size, err = zr_mpi_rank_of(p, NULL, ms, &rank, &size);
-    return err ? err : zr_mpi_check_rank(w->rank, w->world, w->size_from, rank, size);
-}
-
-/* The log is told which MPI it is when communicators are opened. */
-int zr_mpi_world_meet(const struct zr_backend_config *config, struct zr_world *w, int *held)
-{
-    int64_t ms = config->start_timeout_ms ? config->start_timeout_ms : config->timeout_ms;
-    struct zr_mpi_library lib;
-    struct zr_mpi_process *p;
-    *held = -1;
-    int err = zr_mpi_check_launcher();
-    err = err ? err : zr_mpi_load((enum zr_mpi_kind)config->mpi, NULL, &lib);
-    err = err ? err : zr_mpi_check_launched(&lib);
-    err = err ? err : zr_mpi_process_open(&lib, ms, NULL, config->log, &p);
-    if (err)
-        return err;
-    err = check_number(p, ms, w);
-    if (!err)
-        return zr_mpi_find_meeting_point(p, NULL, "MPI_COMM_WORLD", ms, config->log, w, held);
-    zr_mpi_process_drop(p, config->log, true);
-    return err;
 }

@@ -16,8 +16,9 @@
 #include <time.h>
 
 /* CLOSE_MS: of MPI_Comm_free, which waits for nobody in the libraries that there are. REST_NS: how long
- * requests that are still under way are looked after when a communicator is closed. */
-enum { CLOSE_MS = 5000, REST_NS = 100 * 1000 * 1000 };
+ * requests that are still under way are looked after when a communicator is closed. RETRY_NS: how long ranks
+ * that do not all have a turn rest before they try again. */
+enum { CLOSE_MS = 5000, REST_NS = 100 * 1000 * 1000, RETRY_NS = 2 * 1000 * 1000 };
 
 /* ---- what ranks tell each other ---- */
 
@@ -25,6 +26,9 @@ struct card {
     int32_t kind, is_lent;
     /* in what communicators are made from */
     int32_t mpi_rank, mpi_size;
+    /* when the rank began; and whether it has its process's turn to make them */
+    int64_t begun_ns;
+    int32_t has_turn;
     char version[ZR_MPI_VERSION_BYTES];
     ZR_VERDICT(256);
 };
@@ -132,6 +136,13 @@ static int ask_rank(const struct zr_mpi_set *p, struct card *mine)
     return err;
 }
 
+static int64_t day_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
 /* MPI is begun on all ranks, or on none that did not have it already. */
 static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
 {
@@ -150,11 +161,44 @@ static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
     snprintf(p->path, sizeof p->path, "%s%s", lib.version, p->tiers ? ", shared inside hosts" : "");
     err = zr_mpi_process_open(&lib, p->opt.start_timeout_ms, p->rdv, p->opt.log, &p->process);
     err = err ? err : ask_rank(p, &mine);
+    mine.begun_ns = day_ns();
     err = exchange_cards(p, err, &mine, all);
     err = err ? err : check_ranks(p, all);
     for (int i = 0; i < p->world && !err; i++)
         p->mpi_rank[i] = all[i].mpi_rank;
+    p->begun_ns = all[0].begun_ns;
     return err;
+}
+
+static bool all_have_turns(const struct zr_mpi_set *p, const struct card *all)
+{
+    int n = 0;
+    while (n < p->world && all[n].has_turn)
+        n++;
+    return n == p->world;
+}
+
+/* Takes the turn on all ranks, or on none. */
+static int take_turns(struct zr_mpi_set *p, struct card *all)
+{
+    int64_t until = zr_now_ns() + p->opt.start_timeout_ms * 1000000;
+    for (struct card mine = {0};;) {
+        mine.has_turn = zr_mpi_turn_take(p->process, p->begun_ns);
+        int err = mine.has_turn || zr_now_ns() <= until
+                      ? 0
+                      : zr_fail(ZR_ERR_TIMEOUT,
+                                "another context of this process has been opening its communicators for %lld "
+                                "ms (start_timeout_ms)",
+                                (long long)p->opt.start_timeout_ms);
+        err = exchange_cards(p, err, &mine, all);
+        if (!err && all_have_turns(p, all))
+            return 0;
+        if (mine.has_turn)
+            zr_mpi_turn_end(p->process);
+        if (err)
+            return err;
+        nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
+    }
 }
 
 /* MPI may know more ranks, where the program has begun it and nothing else says who they are. */
@@ -331,12 +375,18 @@ static int open_all(struct zr_mpi_set *p, const struct zr_role_ask ask[ZR_ROLES]
         snprintf(p->path, sizeof p->path, "one rank, which needs no MPI");
         err = check_alone(p);
     }
+    bool in_turn = !err && p->world > 1;
+    if (in_turn)
+        err = take_turns(p, all);
+    in_turn &= !err;
     free(all);
     for (int r = 0; r < ZR_ROLES && !err; r++)
         if (comm[r]) {
             struct zr_mpi *m = zr_mpi_of(comm[r]);
             err = zr_rendezvous_agree(p->rdv, m->base.group.size > 1 ? zr_mpi_make(m) : 0);
         }
+    if (in_turn)
+        zr_mpi_turn_end(p->process);
     return err;
 }
 
@@ -473,6 +523,7 @@ const struct zr_backend zr_backend_mpi = {
     .reserve = zr_mpi_role_bytes,
     .open = mpi_open_roles,
     .path = mpi_path,
+    .opens_in_turn = true,
     .lent_name = "mpi_comm",
     .lent_world = zr_mpi_lent_world,
     .lent_meet = zr_mpi_lent_meet,

@@ -11,9 +11,16 @@
 #include <unistd.h>
 
 /* BUSY_NS: so long after somebody waited the thread looks often. STOP_NS: how long it is waited for. END_MS:
- * of MPI_Finalize, when the process ends. LAST_LOOKS: when nobody uses MPI any more, for what it has taken
+ * of MPI_Finalize, when the process ends. TURN_NS: how long a context waits for a turn before its ranks ask
+ * each other. LAST_LOOKS: when nobody uses MPI any more, for what it has taken
  * over; and before MPI_Finalize, OFTEN_NS apart. */
-enum { OFTEN_NS = 1000 * 1000, SELDOM_NS = 20 * 1000 * 1000, END_MS = 10000, LAST_LOOKS = 100 };
+enum {
+    OFTEN_NS = 1000 * 1000,
+    TURN_NS = 100 * 1000 * 1000,
+    SELDOM_NS = 20 * 1000 * 1000,
+    END_MS = 10000,
+    LAST_LOOKS = 100
+};
 static const int64_t BUSY_NS = 1000 * 1000 * 1000, STOP_NS = 1000 * 1000 * 1000;
 
 /* STUCK: a thread was left behind in MPI_Init_thread. */
@@ -33,6 +40,8 @@ struct zr_mpi_process {
 
     pthread_mutex_t lock;
     pthread_cond_t moved;
+    /* when the context began that has the turn to make communicators; 0: none has */
+    int64_t turn_ns;
     /* a thread is inside; how many want to be; the watching thread is to end */
     bool inside, stop, has_stopped;
     int n_waiting;
@@ -128,6 +137,27 @@ void zr_mpi_leave(struct zr_mpi_process *p)
     p->inside = false;
     if (p->n_waiting)
         pthread_cond_broadcast(&p->moved);
+    pthread_mutex_unlock(&p->lock);
+}
+
+bool zr_mpi_turn_take(struct zr_mpi_process *p, int64_t begun_ns)
+{
+    struct timespec until = zr_in_ns(TURN_NS);
+    pthread_mutex_lock(&p->lock);
+    while (p->turn_ns > begun_ns && pthread_cond_timedwait(&p->moved, &p->lock, &until) != ETIMEDOUT)
+        ;
+    bool taken = !p->turn_ns;
+    if (taken)
+        p->turn_ns = begun_ns;
+    pthread_mutex_unlock(&p->lock);
+    return taken;
+}
+
+void zr_mpi_turn_end(struct zr_mpi_process *p)
+{
+    pthread_mutex_lock(&p->lock);
+    p->turn_ns = 0;
+    pthread_cond_broadcast(&p->moved);
     pthread_mutex_unlock(&p->lock);
 }
 

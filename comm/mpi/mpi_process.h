@@ -45,6 +45,14 @@ void zr_mpi_leave(struct zr_mpi_process *p);
 const struct zr_mpi_shim *zr_mpi_shim_of(const struct zr_mpi_process *p);
 struct zr_mpi_world *zr_mpi_world_of(const struct zr_mpi_process *p);
 
+/* The contexts of a process make communicators one after the other, since that waits for other ranks inside
+ * MPI. Two processes may give their turns to two contexts, each of which needs both. So a context begins only
+ * when all its ranks have a turn; else they give theirs back and try again. begun_ns: when the context began,
+ * equal on all its ranks. A context waits a moment for one that began later, and not at all for one that
+ * began earlier, so the earliest gets all turns. false: another context has the turn. */
+bool zr_mpi_turn_take(struct zr_mpi_process *p, int64_t begun_ns);
+void zr_mpi_turn_end(struct zr_mpi_process *p);
+
 /* A thread was left behind that makes a communicator, inside: zr_mpi_enter says so from now on. */
 void zr_mpi_process_half_made(struct zr_mpi_process *p);
 

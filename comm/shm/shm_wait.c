@@ -149,6 +149,9 @@ static int fail_mismatch(struct zr_shm *m, const struct zr_post *mine, int place
     if (fail_called(m, mine, place))
         return zr_first_code(&m->failure);
     zr_post_differ(zr_comm_rank(&m->base, place), theirs, zr_shm_self(m), mine, what, sizeof what);
+    size_t n = strlen(what);
+    snprintf(what + n, sizeof what - n, "; the latest %d calls of the programs do not differ",
+             ZR_CALLED_KEPT);
     return fail_op(m, ZR_ERR_MISMATCH, mine, what);
 }
 

@@ -9,8 +9,9 @@
  * rank 1 configures is refused), part (it lends a communicator of all ranks but the last), told NAME=VALUE...
  * (it sets variables once MPI has begun, or removes those without a value), late (one context trains while
  * ranks wait for the last one to wrap another), threads (two contexts are wrapped from two threads, on rank 1
- * the other one first), again (after a zero_wrap to which the last rank did not come), crossed, crossed_lent
- * (rank 1 wraps another context first, of the same communicator or another), forked (a child wraps).
+ * the other one first), numbered (two contexts at once, in which each process has another number), again
+ * (after a zero_wrap to which the last rank, or rank 0, did not come), crossed, crossed_lent (rank 1 wraps
+ * another context first, of the same communicator or another), forked (a child wraps).
  * Prints, on each rank, what was to be seen: "rank 1: trained", or an error. */
 #include "zero/zero.h"
 
@@ -358,21 +359,53 @@ static int wrap_from_threads(void)
     return say_both(&t[0], &t[1]);
 }
 
-/* Over MPI_COMM_WORLD, and over a communicator that is lent. Prints the error of the first zero_wrap, too. */
+static void *wrap_and_close(void *arg)
+{
+    struct task *t = arg;
+    model = t->model;
+    if (!note(t, wrap(&model->z, &t->cfg)))
+        note(t, zero_unwrap(&model->z));
+    return NULL;
+}
+
+/* Two contexts at once, over communicators in which each process has another number. */
+static int number_otherwise(void)
+{
+    struct task t[2] = {task_of(0, 30000), task_of(1, 30000)};
+    MPI_Comm comm[2] = {MPI_COMM_WORLD};
+    MPI_Comm_split(MPI_COMM_WORLD, 0, (t[1].rank + 1) % t[1].world, &comm[1]);
+    for (int round = 0; round < 12 && !t[0].err && !t[1].err; round++) {
+        pthread_t thread;
+        for (int i = 0; i < 2; i++)
+            t[i].cfg.mpi_comm = &comm[i];
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (pthread_create(&thread, NULL, wrap_and_close, &t[0]))
+            return 1;
+        wrap_and_close(&t[1]);
+        pthread_join(thread, NULL);
+    }
+    return say_both(&t[0], &t[1]);
+}
+
+/* Over MPI_COMM_WORLD, and over a communicator that is lent. The last rank misses the first zero_wrap, or
+ * rank 0 does; it comes to the second one while the others wait. Prints the error of the first one, too. */
 static int wrap_again(void)
 {
     int err = 0;
-    for (int i = 0; i < 2 && !err; i++) {
+    for (int i = 0; i < 4 && !err; i++) {
         struct task t = task_of(0, 1000);
         MPI_Comm comm = MPI_COMM_WORLD;
-        if (i)
+        int late = i < 2 ? t.world - 1 : 0;
+        if (i % 2)
             t.cfg.mpi_comm = &comm;
-        if (t.rank < t.world - 1)
+        if (t.rank != late)
             wrap_and_train(&t);
-        if (t.rank < t.world - 1)
+        if (t.rank != late)
             say(t.err ? t.text : "trained");
         MPI_Barrier(MPI_COMM_WORLD);
         t.cfg.start_timeout_ms = 60000;
+        if (t.rank == late)
+            usleep(200000);
         wrap_and_train(&t);
         say(t.err ? t.text : "trained");
         err = t.err;
@@ -420,11 +453,12 @@ static int use_several(const char *what)
 {
     int level;
     MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
-    int err = !strcmp(what, "late")      ? come_late()
-              : !strcmp(what, "threads") ? wrap_from_threads()
-              : !strcmp(what, "again")   ? wrap_again()
-              : !strcmp(what, "forked")  ? wrap_in_child()
-                                         : cross(!strcmp(what, "crossed_lent"));
+    int err = !strcmp(what, "late")       ? come_late()
+              : !strcmp(what, "threads")  ? wrap_from_threads()
+              : !strcmp(what, "numbered") ? number_otherwise()
+              : !strcmp(what, "again")    ? wrap_again()
+              : !strcmp(what, "forked")   ? wrap_in_child()
+                                          : cross(!strcmp(what, "crossed_lent"));
     MPI_Finalize();
     return err;
 }
@@ -446,7 +480,8 @@ int main(int n_args, char **args)
         return change_variables(n_args - 2, args + 2);
     if (!strcmp(what, "begun_here"))
         return begin_here();
-    const char *const several[] = {"late", "threads", "again", "crossed", "crossed_lent", "forked"};
+    const char *const several[] = {"late",    "threads",      "numbered", "again",
+                                   "crossed", "crossed_lent", "forked"};
     for (size_t i = 0; i < sizeof several / sizeof *several; i++)
         if (!strcmp(what, several[i]))
             return use_several(what);

@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_mpi_fault.c: what goes wrong between ranks over MPI is an error with the cause and the place, and
  * never a hang, whatever MPI does. */
+#include "comm/meet/rendezvous.h"
+#include "comm/mpi/mpi_comm.h"
 #include "kernels/error.h"
+#include "kernels/log.h"
 #include "test/comm/mpi/mpi_fixture.h"
 #include "test/stand_in/mpi_stand_in.h"
 
 #include <pthread.h>
 #include <setjmp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -99,6 +104,8 @@ static void test_operations_differ(void **state)
             if (!strstr(r[i].note, said[what][0]) && !strstr(r[i].note, said[what][1]))
                 fail_msg("difference %d, rank %d: \"%s\" has neither \"%s\" nor \"%s\"", what, i, r[i].note,
                          said[what][0], said[what][1]);
+            if (strstr(r[i].note, "calls ago")) /* nobody has compared them when that is written */
+                fail_msg("difference %d, rank %d: \"%s\"", what, i, r[i].note);
         }
     }
 }
@@ -235,6 +242,68 @@ static void test_loses_host_mate(void **state)
     expect_rank(&r[3], 0, "");
 }
 
+/* --- where ranks meet --- */
+
+static void keep_reminder(void *arg, const char *line)
+{
+    if (strstr(line, "zero_wrap still waits: "))
+        snprintf(arg, sizeof((struct rank *)0)->note, "%s", line);
+}
+
+static int meet(struct rank *me, int64_t ms, const struct zr_waiting *waiting)
+{
+    struct zr_mpi_library lib = mpi_fixture_library();
+    struct zr_world w = me->w;
+    struct zr_mpi_process *p;
+    int held = -1;
+    w.waiting = waiting;
+    int err = zr_mpi_process_open(&lib, LONG_MS, NULL, NULL, &p);
+    err = err ? err : zr_mpi_find_meeting_point(p, NULL, "MPI_COMM_WORLD", ms, NULL, &w, &held);
+    if (held >= 0)
+        close(held);
+    return err;
+}
+
+/* Rank 1 gives up while rank 0 waits for rank 2. Then rank 2 comes, and rank 1 tries again. */
+static void give_up_once(struct rank *me)
+{
+    struct zr_mpi_library lib;
+    struct zr_mpi_process *p;
+    char last[sizeof me->note] = "";
+    struct zr_log *log;
+    mpi_stand_in_be(me->w.rank);
+    lib = mpi_fixture_library();
+    RANK_CHECK(me, zr_log_open(keep_reminder, last, NULL, &log) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_mpi_process_open(&lib, LONG_MS, NULL, NULL, &p) == 0, "%s", zr_error_text());
+    const struct zr_waiting waiting = {.log = log, .remind_ms = 50};
+    if (me->w.rank == 1) {
+        note_error(me, meet(me, SHORT_MS, &waiting));
+        RANK_CHECK(me,
+                   strstr(last, ": rank 1 waited ") && strstr(last, " for rank 0 of MPI_COMM_WORLD, which "),
+                   "\"%s\"", last);
+        atomic_store(&me->stage, 1);
+    }
+    if (me->w.rank == 2)
+        RANK_CHECK(me, wait_stage(&me->all[1], 1), "rank 1 does not give up");
+    int err = meet(me, LONG_MS, &waiting);
+    RANK_CHECK(me, err == 0, "%s", zr_error_text());
+    if (me->w.rank == 0) {
+        RANK_CHECK(me,
+                   strstr(last, " of 3 ranks did not come to zero_wrap of the context ") &&
+                       strstr(last, "; it gives up after 60000 ms (start_timeout_ms)"),
+                   "\"%s\"", last);
+    }
+    zr_mpi_process_drop(p, NULL, true);
+    zr_log_close(log);
+}
+
+static void test_gives_up(void **state)
+{
+    (void)state;
+    struct rank *r = mpi_run_ranks(3, give_up_once, NULL);
+    expect_rank(&r[1], ZR_ERR_TIMEOUT, " for rank 0 of MPI_COMM_WORLD, which ");
+}
+
 /* --- abort --- */
 
 static void abort_while_waiting(struct rank *me)
@@ -270,6 +339,7 @@ int main(void)
         cmocka_unit_test(test_stays_away),
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_loses_host_mate),
+        cmocka_unit_test(test_gives_up),
         cmocka_unit_test(test_abort),
     };
     return cmocka_run_group_tests_name("mpi fault", tests, NULL, NULL);

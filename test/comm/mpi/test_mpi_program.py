@@ -89,6 +89,7 @@ class Program(unittest.TestCase):
     def test_other_order(self):
         """From two threads contexts meet in any order. From one, each rank says which context waits for whom."""
         self.every(self.told("threads"), "trained")
+        self.every(self.told("numbered"), "trained")
         late = r'1 of 3 ranks did not come to zero_wrap of the context "a" over {} in 1500 ms \(start_timeout_ms\): rank 1'
         waits = r'rank 1 waited 1500 ms \(start_timeout_ms\) in zero_wrap of the context "b" for rank 0 of {}'
         names = '{} cfg.name is "a" on rank 0 and "b" on rank 1'
@@ -103,9 +104,11 @@ class Program(unittest.TestCase):
     def test_again(self):
         """A zero_wrap to which a rank has not come names it, and the next one works, over MPI_COMM_WORLD and a communicator that is lent."""
         told = sorted(self.told("again"))
-        self.assertEqual(told[4:], ["trained"] * 2 * RANKS, told)
+        self.assertEqual(told[8:], ["trained"] * 4 * RANKS, told)
         for line, over in zip(told, ("MPI_COMM_WORLD",) * 2 + ("mpi_comm",) * 2):
             self.assertIn(f'1 of 3 ranks did not come to zero_wrap of the context "a" over {over} in 1000 ms (start_timeout_ms): rank 2', line)
+        for line, (rank, over) in zip(told[4:], ((1, "MPI_COMM_WORLD"), (1, "mpi_comm"), (2, "MPI_COMM_WORLD"), (2, "mpi_comm"))):
+            self.assertIn(f'rank {rank} waited 1000 ms (start_timeout_ms) in zero_wrap of the context "a" for rank 0 of {over}, which has not', line)
 
     def test_forked(self):
         self.every(self.told("forked"), "MPI does not work in a forked child: it began in process ")
