@@ -263,8 +263,14 @@ static const char *label_of(const struct zr_launcher *l)
 static int refuse_pair(const struct pair *p)
 {
     const struct zr_launcher *l = p->l, *m = p->m;
-    char cure[192];
-    if (p->by_mpi && m->is_of_mpi)
+    char cure[256];
+    if (p->by_mpi && m->is_of_mpi && l->is_of_mpi)
+        snprintf(cure, sizeof cure,
+                 "backend mpi works with the ranks of MPI_COMM_WORLD: unset those of the launcher that did "
+                 "not start "
+                 "this process, %s and %s or %s and %s",
+                 l->rank, l->world, m->rank, m->world);
+    else if (p->by_mpi && m->is_of_mpi)
         snprintf(cure, sizeof cure, "backend mpi works with the ranks of MPI_COMM_WORLD: unset %s and %s",
                  l->rank, l->world);
     else if (l->kind == ZR_LAUNCHER_ZERO_RUN)

@@ -139,6 +139,79 @@ static void test_large_step(void **state)
     memory_files_close(disk);
 }
 
+/* ---- folders that are something else ---- */
+
+/* A save into a checkpoint would not be what zero_load takes there. */
+static void save_into_checkpoint(struct model_rank *m, void *arg)
+{
+    const char *path;
+    int64_t *n;
+    (void)arg;
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_get_saved(m->z, &path));
+    CHECK_OK(zero_load(m->z, path));
+    CHECK_OK(model_steps(m, 1));
+    for (int i = 0; i < 2; i++) {
+        CHECK_THAT((i ? zero_save_kept : zero_save)(m->z, path) == ZERO_ERR_ARG);
+        CHECK_THAT(
+            strstr(zero_last_error(), "/save-00000001-step-00000001: this folder is a checkpoint itself"));
+        CHECK_THAT(strstr(zero_last_error(), "above it: run"));
+    }
+    CHECK_THAT(!memory_files_content(disk, "run/save-00000001-step-00000001/.lock", &n));
+    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_load(m->z, "run"));
+    CHECK_THAT(model_t(m) == 2);
+}
+
+static void test_save_into_checkpoint(void **state)
+{
+    (void)state;
+    disk = memory_files_open();
+    model_run(&(struct model_options){.stage = 2, .world = 2, .files = memory_files_table(disk)},
+              save_into_checkpoint, NULL);
+    memory_files_close(disk);
+}
+
+/* A file manifest.json of the user's own in the folder is none of a checkpoint's. */
+static void save_beside_manifest(struct model_rank *m, void *arg)
+{
+    const char *own = arg;
+    int64_t *n = NULL;
+    CHECK_OK(zr_folder_make(m->z->files, "run", NULL));
+    memory_files_put(disk, "run/manifest.json", own, (int64_t)strlen(own));
+    CHECK_THAT(zero_load(m->z, "run") == ZERO_ERR_IO);
+    CHECK_THAT(strstr(zero_last_error(), "run/manifest.json is not libzero's, or is damaged"));
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_load(m->z, "run"));
+    CHECK_THAT(model_t(m) == 1);
+    unsigned char *p = memory_files_content(disk, "run/manifest.json", &n);
+    CHECK_THAT(*n == (int64_t)strlen(own) && (!*n || !memcmp(p, own, (size_t)*n)));
+    /* A damaged one of libzero's own is called damaged, whichever end of it is left. */
+    for (int i = 0; i < 2; i++) {
+        p = memory_files_content(disk, "run/save-00000001-step-00000001/manifest.json", &n);
+        CHECK_THAT(p != NULL);
+        p[i ? *n - 60 : 0] ^= 1;
+        CHECK_THAT(zero_load(m->z, "run/save-00000001-step-00000001") == ZERO_ERR_IO);
+        CHECK_THAT(strstr(zero_last_error(), "it was cut or changed"));
+        p[i ? *n - 60 : 0] ^= 1;
+    }
+}
+
+static void test_manifest_of_the_user(void **state)
+{
+    (void)state;
+    static char *const own[] = {"{\"name\":\"my app\"}\n", "", "{\"format\":\"libzero\"}"};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        disk = memory_files_open();
+        model_run(&(struct model_options){.stage = 1, .world = 1, .files = memory_files_table(disk)},
+                  save_beside_manifest, own[i]);
+        memory_files_close(disk);
+    }
+}
+
 /* ---- which stay ---- */
 
 struct names {
@@ -267,10 +340,9 @@ static void test_which_stay(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_where_it_is),
-        cmocka_unit_test(test_from_the_root),
-        cmocka_unit_test(test_large_step),
-        cmocka_unit_test(test_which_stay),
+        cmocka_unit_test(test_where_it_is),          cmocka_unit_test(test_from_the_root),
+        cmocka_unit_test(test_large_step),           cmocka_unit_test(test_save_into_checkpoint),
+        cmocka_unit_test(test_manifest_of_the_user), cmocka_unit_test(test_which_stay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -302,6 +302,15 @@ static void test_backend_mpi(void **state)
         setenv("ZERO_BACKEND", "mpi", 1);
         refuse(names[l], "unset RANK and WORLD_SIZE", NULL);
     }
+    /* Those of either MPI may be left over. */
+    begin();
+    launch(OPEN_MPI, 1, 2, true, 1);
+    launch(MPICH, 0, 1, true, 1);
+    setenv("ZERO_BACKEND", "mpi", 1);
+    refuse("two MPIs",
+           "unset those of the launcher that did not start this process, OMPI_COMM_WORLD_RANK and "
+           "OMPI_COMM_WORLD_SIZE or PMI_RANK and PMI_SIZE",
+           NULL);
     begin();
     launch(ZERO_RUN, 1, 2, true, 1);
     setenv("ZERO_BACKEND", "mpi", 1);

@@ -84,6 +84,41 @@ static int list_saves(const struct zr_files *fs, const char *root, bool *missing
 
 /* ---- saving ---- */
 
+/* What a file manifest.json in the folder itself says of it. */
+enum root_manifest { NO_MANIFEST, OF_ANOTHER_PROGRAM, OF_CHECKPOINT };
+
+/* A damaged manifest of libzero's counts as one, so that the folder is called damaged and not empty. */
+static int find_manifest(const struct zr_files *fs, const char *root, enum root_manifest *found)
+{
+    char path[ZR_PATH_BYTES], *text;
+    bool missing = false;
+    int64_t n;
+    *found = NO_MANIFEST;
+    int err = zr_path_join(path, root, ZR_MANIFEST_NAME);
+    if (!err)
+        err = zr_file_load(fs, path, ZR_MANIFEST_MAX, &missing, &text, &n);
+    if (err)
+        return missing ? 0 : err;
+    *found = zr_manifest_is_ours(text, n) ? OF_CHECKPOINT : OF_ANOTHER_PROGRAM;
+    free(text);
+    return 0;
+}
+
+/* A save into a checkpoint would not be found: zero_load takes the folder itself. */
+static int refuse_checkpoint(const struct zr_files *fs, const char *root)
+{
+    enum root_manifest found;
+    int err = find_manifest(fs, root, &found);
+    if (err || found != OF_CHECKPOINT)
+        return err;
+    const char *end = strrchr(root, '/');
+    return zr_fail(
+        ZR_ERR_ARG,
+        "%s: this folder is a checkpoint itself, and zero_load would not find a save in it; allowed: a "
+        "folder of checkpoints, as the one above it: %.*s",
+        root, end > root ? (int)(end - root) : 1, end ? root : ".");
+}
+
 static int make_root(const struct zr_files *fs, const char *root)
 {
     bool exists;
@@ -101,6 +136,8 @@ int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks
         return zr_fail(ZR_ERR_ARG, "%.200s...: the path has %zu characters; allowed: %d", root, strlen(root),
                        ZR_PATH_BYTES - 2 * ZR_CHECKPOINT_NAME_BYTES - 1);
     int err = make_root(fs, root);
+    if (!err)
+        err = refuse_checkpoint(fs, root);
     if (!err)
         err = zr_folder_lock(locks, fs, root, log);
     if (err)
@@ -263,30 +300,15 @@ static int try_save(const struct zr_files *fs, const char *root, const struct na
     return 0;
 }
 
-/* Whether root has a manifest, and so is a checkpoint itself, or claims to be. */
-static int is_checkpoint(const struct zr_files *fs, const char *root, bool *is)
-{
-    char path[ZR_PATH_BYTES], *text;
-    bool missing = false;
-    int64_t n;
-    int err = zr_path_join(path, root, ZR_MANIFEST_NAME);
-    if (err)
-        return err;
-    err = zr_file_load(fs, path, ZR_MANIFEST_MAX, &missing, &text, &n);
-    if (!err)
-        free(text);
-    *is = !missing;
-    return missing ? 0 : err;
-}
-
 int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[ZR_CHECKPOINT_NAME_BYTES],
                          struct zr_log *log)
 {
     struct list l;
     bool missing = false, found = false;
+    enum root_manifest manifest;
     name[0] = 0;
-    int err = is_checkpoint(fs, root, &found);
-    if (err || found)
+    int err = find_manifest(fs, root, &manifest);
+    if (err || manifest == OF_CHECKPOINT)
         return err;
     err = list_saves(fs, root, &missing, &l);
     if (err && missing)
@@ -297,8 +319,13 @@ int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[
             memcpy(name, l.names[i].text, sizeof l.names[i].text);
     }
     if (!err && !found)
-        err = zr_fail(ZR_ERR_IO, "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME " and no finished save",
-                      root);
+        err = manifest == NO_MANIFEST
+                  ? zr_fail(ZR_ERR_IO,
+                            "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME " and no finished save", root)
+                  : zr_fail(ZR_ERR_IO,
+                            "%s: not a checkpoint: it has no finished save, and %s/" ZR_MANIFEST_NAME
+                            " is not libzero's, or is damaged",
+                            root, root);
     free(l.names);
     return err;
 }

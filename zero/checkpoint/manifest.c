@@ -479,6 +479,14 @@ bool zr_manifest_is_sound(const char *text, int64_t n)
     return !memcmp(text + body, trailer, (size_t)TRAILER_BYTES);
 }
 
+bool zr_manifest_is_ours(const char *text, int64_t n)
+{
+    static const char head[] = "{\"format\":\"" FORMAT;
+    int64_t n_head = (int64_t)sizeof head - 1, n_trailer = (int64_t)sizeof TRAILER - 1;
+    return (n >= n_head && !memcmp(text, head, (size_t)n_head)) ||
+           (n >= TRAILER_BYTES && !memcmp(text + n - TRAILER_BYTES, TRAILER, (size_t)n_trailer));
+}
+
 /* When memory is out, jansson 2.14 may leave characters out of a string or a number and report success. So
  * what was read is printed again and must be what was there. */
 static int check_again(const char *file, const char *text, int64_t n, const struct zr_manifest *m)

@@ -87,6 +87,8 @@ int64_t zr_manifest_bytes(const struct zr_manifest *m);
 int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n);
 /* Does the checksum at its end fit what comes before it? Else it is no manifest, or was cut or changed. */
 bool zr_manifest_is_sound(const char *text, int64_t n);
+/* Did this library make it, as its beginning or its end shows? It may be damaged. */
+bool zr_manifest_is_ours(const char *text, int64_t n);
 /* file: for messages. Strict: byte for byte what zr_manifest_print would make of *out. */
 int zr_manifest_parse(const char *file, const char *text, int64_t n, struct zr_manifest *out);
 
