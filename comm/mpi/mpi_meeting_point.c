@@ -386,18 +386,16 @@ static int take_notes(struct meeting *k)
     return err ? err : answer_other_names(k);
 }
 
-/* A rank that has come under another name, and which; -1: none. With the lock. */
+/* A rank that has come under another name, and which; -1: none. It may have given up in the meantime, as all
+ * ranks do at about the same time. With the lock. */
 static int find_other_name(const struct meeting *k, char name[sizeof k->other_name])
 {
     int rank = -1;
-    for (const struct message *m = k->channel->first; m && !atomic_load(&m->batch.n_left); m = m->next) {
+    for (const struct message *m = k->channel->first; m && !atomic_load(&m->batch.n_left); m = m->next)
         if (m->note.kind == CARD && !is_named(&m->note, k) && !k->come[m->from].attempt) {
             rank = m->from;
             memcpy(name, m->note.card.name, sizeof k->other_name);
-        } else if (m->note.kind == GONE && m->from == rank) {
-            rank = -1;
         }
-    }
     return rank;
 }
 

@@ -33,7 +33,7 @@ void mpi_fixture_hosts(int world, const int32_t *host_of)
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
-    return "leak:make_process\nleak:make_mpi_set\nleak:make_mpi_comm\nleak:make_mpi_arena\nleak:make_role\n";
+    return "leak:make_process\nleak:make_mpi_set\nleak:zr_mpi_make\nleak:make_mpi_arena\nleak:make_role\n";
 }
 
 struct zr_mpi_library mpi_fixture_library(void)

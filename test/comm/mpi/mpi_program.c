@@ -393,7 +393,7 @@ static int wrap_again(void)
 {
     int err = 0;
     for (int i = 0; i < 4 && !err; i++) {
-        struct task t = task_of(0, 1000);
+        struct task t = task_of(0, 2500);
         MPI_Comm comm = MPI_COMM_WORLD;
         int late = i < 2 ? t.world - 1 : 0;
         if (i % 2)
@@ -421,7 +421,7 @@ static int cross(bool lends)
     for (int i = 0; i < 2; i++)
         MPI_Comm_dup(MPI_COMM_WORLD, &comm[i]);
     number = rank == 1;
-    struct task t = task_of(number, 1500);
+    struct task t = task_of(number, 3500);
     if (lends)
         t.cfg.mpi_comm = &comm[number];
     wrap_and_train(&t);

@@ -90,8 +90,8 @@ class Program(unittest.TestCase):
         """From two threads contexts meet in any order. From one, each rank says which context waits for whom."""
         self.every(self.told("threads"), "trained")
         self.every(self.told("numbered"), "trained")
-        late = r'1 of 3 ranks did not come to zero_wrap of the context "a" over {} in 1500 ms \(start_timeout_ms\): rank 1'
-        waits = r'rank 1 waited 1500 ms \(start_timeout_ms\) in zero_wrap of the context "b" for rank 0 of {}'
+        late = r'1 of 3 ranks did not come to zero_wrap of the context "a" over {} in 3500 ms \(start_timeout_ms\): rank 1'
+        waits = r'rank 1 waited 3500 ms \(start_timeout_ms\) in zero_wrap of the context "b" for rank 0 of {}'
         names = '{} cfg.name is "a" on rank 0 and "b" on rank 1'
         for what, over, on_others, on_1 in (("crossed", "MPI_COMM_WORLD", names.format(";"), names.format(":")),
                                             ("crossed_lent", "mpi_comm", "", ", which has not come to it")):
@@ -106,9 +106,9 @@ class Program(unittest.TestCase):
         told = sorted(self.told("again"))
         self.assertEqual(told[8:], ["trained"] * 4 * RANKS, told)
         for line, over in zip(told, ("MPI_COMM_WORLD",) * 2 + ("mpi_comm",) * 2):
-            self.assertIn(f'1 of 3 ranks did not come to zero_wrap of the context "a" over {over} in 1000 ms (start_timeout_ms): rank 2', line)
+            self.assertIn(f'1 of 3 ranks did not come to zero_wrap of the context "a" over {over} in 2500 ms (start_timeout_ms): rank 2', line)
         for line, (rank, over) in zip(told[4:], ((1, "MPI_COMM_WORLD"), (1, "mpi_comm"), (2, "MPI_COMM_WORLD"), (2, "mpi_comm"))):
-            self.assertIn(f'rank {rank} waited 1000 ms (start_timeout_ms) in zero_wrap of the context "a" for rank 0 of {over}, which has not', line)
+            self.assertIn(f'rank {rank} waited 2500 ms (start_timeout_ms) in zero_wrap of the context "a" for rank 0 of {over}, which has not', line)
 
     def test_forked(self):
         self.every(self.told("forked"), "MPI does not work in a forked child: it began in process ")
