@@ -84,7 +84,7 @@ static int list_saves(const struct zr_files *fs, const char *root, bool *missing
 
 /* ---- saving ---- */
 
-/* What a file manifest.json in the folder itself says of it. */
+/* Says whether a manifest.json in the folder itself makes it a checkpoint. */
 enum root_manifest { NO_MANIFEST, OF_ANOTHER_PROGRAM, OF_CHECKPOINT };
 
 /* A damaged manifest of libzero's counts as one, so that the folder is called damaged and not empty. */
