@@ -496,8 +496,8 @@ ZERO_API int zero_get_saved(zero_ctx *z, const char **path);
 
 /* Collective, blocking. Loads a checkpoint: path is one, or a folder of them, of which the one saved last is
  * taken; unfinished ones, and those with a damaged manifest or a file of another size, are skipped and told
- * to cfg.log. Any stage, world, mesh, prefetch and budget loads what any other saved, bit by bit. A block that
- * a rank reads with another checksum is an error. Links inside the folder are not followed. Tensors are
+ * to cfg.log. Any stage, world, mesh, prefetch and budget loads what any other saved, bit by bit. A damaged
+ * block is an error of the rank that reads it. Links inside the folder are not followed. Tensors are
  * matched by name; names, dtypes, shapes and each one's optimizer must be the same. A tensor that was frozen
  * and is now trained, or the reverse, is loaded too: a trained one then begins with fresh optimizer state,
  * and the log names the tensors, and a unit whose step count it shares. Needs host memory for what this rank
