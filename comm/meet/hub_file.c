@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* hub_file.c: ranks that meet by a file (meeting_file.h): rank 0 listens at a free port and writes the file,
  * the others read it again and again until it leads them to rank 0. If a file of its job is there already,
- * rank 0 first goes where that leads. It replaces the file only if no other rank 0 of this job answers: else
- * two jobs would take each other's ranks. What is at an address that an old
- * file names may be anything: that it refuses a rank is no reason to give up, for rank 0 may be about to
- * write another. */
+ * rank 0 first goes where that leads. It replaces the file only if no other rank 0 of this job answers,
+ * because two jobs would take each other's ranks. What is at an address that an old file names may be
+ * anything. If it refuses a rank, that is no reason to give up, because rank 0 may be about to write another
+ * file. */
 #include "comm/meet/hub.h"
 
 #include <stdio.h>

@@ -47,7 +47,7 @@ struct message {
     struct note note;
 };
 
-/* What rank 0 knows of another rank. */
+/* One of another rank, as rank 0 knows it. */
 struct arrival {
     /* that its card belongs to; 0: no card has come */
     uint64_t attempt;

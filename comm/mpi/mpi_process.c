@@ -12,8 +12,8 @@
 
 /* BUSY_NS: so long after somebody waited the thread looks often. STOP_NS: how long it is waited for. END_MS:
  * of MPI_Finalize, when the process ends. TURN_NS: how long a context waits for a turn before its ranks ask
- * each other. LAST_LOOKS: when nobody uses MPI any more, for what it has taken
- * over; and before MPI_Finalize, OFTEN_NS apart. */
+ * each other. LAST_LOOKS: how often one looks, OFTEN_NS apart, for what MPI has taken over: when nobody uses
+ * MPI any more, and before MPI_Finalize. */
 enum {
     OFTEN_NS = 1000 * 1000,
     TURN_NS = 100 * 1000 * 1000,
