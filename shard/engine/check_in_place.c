@@ -11,97 +11,111 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-typedef int (*piece_fn)(struct zr_engine *e, int32_t piece, uint64_t hash);
+typedef int (*piece_fn)(struct zr_engine *e, int32_t piece);
 
-static int for_kept_pieces(struct zr_engine *e, int32_t unit, piece_fn fn)
+static int for_pieces(struct zr_engine *e, int32_t unit, piece_fn fn)
 {
     const struct zr_layout *l = e->layout;
     const struct zr_unit *u = &l->units[unit];
     int err = 0;
     for (int32_t i = 0; i < u->n_flats; i++) {
         const struct zr_flat *f = &l->flats[u->first_flat + i];
-        int64_t size = zr_dtype_bytes(f->dtype);
-        const char *full = e->reduce_base + zr_plan_grad_full(e->plan, f, -1);
-        for (int32_t k = 0; !err && f->trainable && k < f->n_pieces; k++) {
-            const struct zr_piece *p = &l->pieces[f->first_piece + k];
-            err = fn(e, f->first_piece + k, XXH3_64bits(full + p->first * size, (size_t)(p->n * size)) | 1);
-        }
+        for (int32_t k = 0; !err && f->trainable && k < f->n_pieces; k++)
+            err = fn(e, f->first_piece + k);
     }
     return err;
 }
 
-static int keep(struct zr_engine *e, int32_t piece, uint64_t hash)
+/* Where the model writes this piece's gradient. */
+static const char *grad_of(const struct zr_engine *e, int32_t piece)
 {
-    e->m.kept_grad[piece] = hash;
+    const struct zr_flat *f = zr_piece_flat(e->layout, piece);
+    return e->reduce_base + zr_plan_grad_full(e->plan, f, -1) +
+           e->layout->pieces[piece].first * zr_dtype_bytes(f->dtype);
+}
+
+/* Never 0, which stands for a gradient that is not watched. Only what is watched may be read: another one may
+ * be being reduced. */
+static uint64_t hash_of(const struct zr_engine *e, int32_t piece)
+{
+    int64_t size = zr_dtype_bytes(zr_piece_flat(e->layout, piece)->dtype);
+    return XXH3_64bits(grad_of(e, piece), (size_t)(e->layout->pieces[piece].n * size)) | 1;
+}
+
+static int64_t unit_of(const struct zr_engine *e, int32_t piece)
+{
+    const struct zr_piece *p = &e->layout->pieces[piece];
+    return (int64_t)e->layout->tensors[p->tensor].unit + p->slice;
+}
+
+static int keep(struct zr_engine *e, int32_t piece)
+{
+    e->m.kept_grad[piece] = hash_of(e, piece);
+    return 0;
+}
+
+static int forget(struct zr_engine *e, int32_t piece)
+{
+    e->m.kept_grad[piece] = 0;
     return 0;
 }
 
 /* Not as it was kept; what was kept is forgotten. */
-static bool is_changed(struct zr_engine *e, int32_t piece, uint64_t hash)
+static bool is_changed(struct zr_engine *e, int32_t piece)
 {
     uint64_t kept = e->m.kept_grad[piece];
-    e->m.kept_grad[piece] = 0;
-    return kept && kept != hash;
+    forget(e, piece);
+    return kept && kept != hash_of(e, piece);
 }
 
-static int compare_kept(struct zr_engine *e, int32_t piece, uint64_t hash)
+static int compare_kept(struct zr_engine *e, int32_t piece)
 {
-    if (!is_changed(e, piece, hash))
+    if (!is_changed(e, piece))
         return 0;
-    const struct zr_tensor *t = &e->layout->tensors[e->layout->pieces[piece].tensor];
     return zr_fail(ZR_ERR_ORDER,
                    "check: the model's fault: it changed the gradient of tensor %s (unit %lld) between the "
                    "micro-batches "
                    "of step %u; grad_in_place is 1, which says that their sum stays there: zero gradients "
                    "once per step, "
                    "or leave grad_in_place at 0",
-                   t->name, (long long)(t->unit + e->layout->pieces[piece].slice), zr_step_number(e));
+                   e->layout->tensors[e->layout->pieces[piece].tensor].name, (long long)unit_of(e, piece),
+                   zr_step_number(e));
 }
 
-static int compare_lost(struct zr_engine *e, int32_t piece, uint64_t hash)
+static int compare_lost(struct zr_engine *e, int32_t piece)
 {
     const struct zr_piece *p = &e->layout->pieces[piece];
     const struct zr_tensor *t = &e->layout->tensors[p->tensor];
-    const struct zr_flat *f = zr_piece_flat(e->layout, piece);
-    if (!is_changed(e, piece, hash) || t->overwrite)
+    if (!is_changed(e, piece) || t->overwrite ||
+        zr_all_zero(grad_of(e, piece), p->n, zr_piece_flat(e->layout, piece)->dtype))
         return 0;
-    const char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, -1) + p->first * zr_dtype_bytes(f->dtype);
-    if (zr_all_zero(at, p->n, f->dtype))
-        return 0;
-    int64_t unit = (int64_t)t->unit + p->slice;
+    long long unit = unit_of(e, piece);
     return zr_fail(ZR_ERR_ORDER,
                    "check: the model's fault: in step %u it wrote into the gradient of tensor %s outside of "
                    "the backward brackets of unit %lld. The next zero_begin zeroes it, so that contribution "
                    "is lost: write it between zero_begin and zero_end of unit %lld",
-                   zr_step_number(e), t->name, (long long)unit, (long long)unit);
+                   zr_step_number(e), t->name, unit, unit);
 }
 
 /* As it is, for what follows. */
-static int compare_lost_and_keep(struct zr_engine *e, int32_t piece, uint64_t hash)
+static int compare_lost_and_keep(struct zr_engine *e, int32_t piece)
 {
-    bool kept = e->m.kept_grad[piece];
-    int err = compare_lost(e, piece, hash);
-    e->m.kept_grad[piece] = kept ? hash : 0;
-    return err;
-}
-
-static int forget(struct zr_engine *e, int32_t piece, uint64_t hash)
-{
-    (void)hash;
-    e->m.kept_grad[piece] = 0;
-    return 0;
-}
-
-static int compare_sum(struct zr_engine *e, int32_t piece, uint64_t hash)
-{
-    if (!is_changed(e, piece, hash))
+    if (!e->m.kept_grad[piece])
         return 0;
-    const struct zr_tensor *t = &e->layout->tensors[e->layout->pieces[piece].tensor];
+    int err = compare_lost(e, piece);
+    return err ? err : keep(e, piece);
+}
+
+static int compare_sum(struct zr_engine *e, int32_t piece)
+{
+    if (!is_changed(e, piece))
+        return 0;
     return zr_fail(ZR_ERR_ORDER,
                    "check: the model's fault: it changed the gradient of tensor %s (unit %lld) between its "
                    "zero_end in backward and zero_step, step %u: until then that is the only copy of what is "
                    "to be used",
-                   t->name, (long long)(t->unit + e->layout->pieces[piece].slice), zr_step_number(e));
+                   e->layout->tensors[e->layout->pieces[piece].tensor].name, (long long)unit_of(e, piece),
+                   zr_step_number(e));
 }
 
 /* Nothing of the library's changes it until its UPDATE. */
@@ -113,36 +127,34 @@ static bool is_the_sum(const struct zr_engine *e, int32_t unit)
 void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced)
 {
     if (e->m.kept_grad && (reduced ? is_the_sum(e, unit) : e->opt.grad_in_place))
-        for_kept_pieces(e, unit, keep);
+        for_pieces(e, unit, keep);
 }
 
-static int keep_again(struct zr_engine *e, int32_t piece, uint64_t hash)
+static int keep_again(struct zr_engine *e, int32_t piece)
 {
-    if (e->m.kept_grad[piece])
-        e->m.kept_grad[piece] = hash;
-    return 0;
+    return e->m.kept_grad[piece] ? keep(e, piece) : 0;
 }
 
 void zr_in_place_summed(struct zr_engine *e, int32_t unit)
 {
     if (e->m.kept_grad)
-        for_kept_pieces(e, unit, keep_again);
+        for_pieces(e, unit, keep_again);
 }
 
 void zr_in_place_returned(struct zr_engine *e, int32_t unit)
 {
     if (e->m.kept_grad && !e->plan->sum_in_place[unit] && !e->opt.grad_in_place)
-        for_kept_pieces(e, unit, keep);
+        for_pieces(e, unit, keep);
 }
 
 int zr_in_place_refill(struct zr_engine *e, int32_t unit)
 {
-    return e->m.kept_grad && !e->opt.grad_in_place ? for_kept_pieces(e, unit, compare_lost) : 0;
+    return e->m.kept_grad && !e->opt.grad_in_place ? for_pieces(e, unit, compare_lost) : 0;
 }
 
 int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill)
 {
-    return e->m.kept_grad ? for_kept_pieces(e, unit, fill ? forget : compare_kept) : 0;
+    return e->m.kept_grad ? for_pieces(e, unit, fill ? forget : compare_kept) : 0;
 }
 
 void zr_in_place_drop(struct zr_engine *e)
@@ -156,6 +168,6 @@ int zr_in_place_step(struct zr_engine *e)
     int err = 0;
     for (int32_t u = 0; e->m.kept_grad && !err && u < e->layout->n_units; u++)
         if (is_the_sum(e, u) || !e->opt.grad_in_place)
-            err = for_kept_pieces(e, u, is_the_sum(e, u) ? compare_sum : compare_lost_and_keep);
+            err = for_pieces(e, u, is_the_sum(e, u) ? compare_sum : compare_lost_and_keep);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
