@@ -411,8 +411,8 @@ void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev);
 /* The model goes on when the event has come: at once where its stream waits by itself. */
 int zr_model_wait_for(struct zr_engine *e, struct zr_event *ev);
 /* Waits until the loop has carried out a job (0: none), without which waiting for its events would not wait.
- * Where the loop is stuck it returns, and the engine has failed. */
-void zr_model_await(struct zr_engine *e, uint64_t job);
+ * Returns why the engine has failed, if it has: the job may not have been carried out then. */
+int zr_model_await(struct zr_engine *e, uint64_t job);
 
 /* engine_pointers.c: stores in the model's pointer, and remembers it. */
 void zr_point_param(struct zr_engine *e, int32_t tensor, void *to);

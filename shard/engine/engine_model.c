@@ -68,13 +68,15 @@ static void kick(struct zr_engine *e)
     e->m.unkicked = false;
 }
 
-/* Until the job was issued its events are not recorded, and waiting for them would not wait. */
-void zr_model_await(struct zr_engine *e, uint64_t job)
+/* Until the job was issued its events are not recorded, and waiting for them would not wait. An engine that
+ * has failed issues no job. */
+int zr_model_await(struct zr_engine *e, uint64_t job)
 {
     if (!e->loop || !job)
-        return;
+        return 0;
     kick(e);
     zr_loop_await(e->loop, job);
+    return zr_engine_has_failed(e) ? zr_engine_status(e) : 0;
 }
 
 /* ---- actions of the model's thread ---- */
@@ -87,8 +89,9 @@ static int wait_on(struct zr_engine *e, uint64_t job, struct zr_event *ev, int32
     bool span = e->timeline && e->loop && !zr_loop_issued(e->loop, job);
     if (span)
         zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit, zr_step_number(e));
-    zr_model_await(e, job);
-    int err = d->compute_on_caller ? d->event_query(ev) : d->stream_wait(e->compute, ev);
+    int err = zr_model_await(e, job);
+    if (!err)
+        err = d->compute_on_caller ? d->event_query(ev) : d->stream_wait(e->compute, ev);
     if (d->compute_on_caller && !err) {
         int64_t from = zr_now_ns();
         if (!span)

@@ -493,7 +493,7 @@ static int give_values(struct zr_engine *e)
     for (int32_t i = 0; i < ties->n; i++) {
         const struct tied_tensor *t = &ties->list[i];
         int32_t unit = tensor_of(e, t)->unit;
-        zr_model_await(e, e->m.unit_job[unit]);
+        ZR_TRY(zr_model_await(e, e->m.unit_job[unit]));
         ZR_TRY(d->stream_wait(e->tied_stream, e->ev.updated[unit]));
         ZR_TRY(d->stream_wait(e->tied_stream, e->ev.ready[unit]));
         ZR_TRY(d->copy(e->tied_stream, tied_slot(e, 0, t), values_at(e, t), tied_tensor_bytes(e, t)));
