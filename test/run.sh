@@ -32,17 +32,20 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-# Samples of what takes long (test/README.md has the full counts); what is set already stays. Instrumented programs are slow: fewer still. ThreadSanitizer looks at
-# who runs beside whom, which is the same at most failing calls.
+# Samples of what takes long (test/README.md has the full counts). In the plain build what is set already stays. Instrumented programs are slow, so they try fewer
+# cases still. ThreadSanitizer looks at who runs beside whom, which is the same at most failing calls.
 case $sanitize in
-none) export EVERY="${EVERY:-5}" N_CHANGES="${N_CHANGES:-25}" LAYOUTS="${LAYOUTS:-2}" ;;
-address) export N_SEEDS=50 N_FLIPS=1000 N_SUBSETS=3 N_KILLS=30 N_MODELS=4 N_CASES=4 N_CUTS=1 N_LOST=6 EVERY=20 LAYOUTS=6 ;;
-thread) export N_FLIPS=500 N_SUBSETS=2 N_MODELS=4 N_CASES=3 N_LOST=6 EVERY=30 LAYOUTS=8 ;;
+none)
+    export EVERY="${EVERY:-8}" LAYOUTS="${LAYOUTS:-3}" N_CHANGES="${N_CHANGES:-8}" N_FLIPS="${N_FLIPS:-6000}" N_KILLS="${N_KILLS:-60}"
+    export N_SEEDS="${N_SEEDS:-500}" N_SUBSETS="${N_SUBSETS:-8}"
+    ;;
+address) export N_SEEDS=50 N_FLIPS=1000 N_SUBSETS=3 N_KILLS=15 N_MODELS=3 N_CASES=3 N_LOST=6 EVERY=30 LAYOUTS=10 ;;
+thread) export N_FLIPS=500 N_SUBSETS=2 N_MODELS=3 N_CASES=3 N_LOST=6 EVERY=40 LAYOUTS=12 ;;
 esac
 
-# What each build is made of, and which tests run in it. Invariants are checked in all of them. What is checked once, in the plain build: laws of the tree, and
-# programs that run a second time, watched or over another library (suite "again"). Warnings are errors there only, because instrumented code makes gcc see sizes
-# that cannot be.
+# What each build is made of, and which tests run in it. Invariants are checked in all of them. What is checked once, in the plain build: laws of the tree, programs
+# that run a second time, watched or over another library (suite "again"), zero-bench and what is trained with it, and several hosts. A build with a sanitizer makes
+# no more than its tests need. Warnings are errors in the plain build only, because instrumented code makes gcc see sizes that cannot be.
 case $sanitize in
 none)
     build=build-test
@@ -55,7 +58,7 @@ address)
     set -- -Dtests=enabled -Dasserts=true -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false -Dgpu_arch=90 \
         -Dc_args='-fno-sanitize-recover=all -fno-omit-frame-pointer'
     export CXXFLAGS='-fno-sanitize-recover=all -fno-omit-frame-pointer'
-    tests='--no-rebuild --no-suite lint --no-suite again'
+    tests='--no-suite lint --no-suite again --no-suite bench --no-suite hosts'
     slower=8
     export ASAN_OPTIONS="detect_stack_use_after_return=1:strict_string_checks=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
     export UBSAN_OPTIONS="print_stacktrace=1${UBSAN_OPTIONS:+:$UBSAN_OPTIONS}"
@@ -65,7 +68,7 @@ thread)
     set -- -Dtests=enabled -Dasserts=true -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dgpu_arch=90 \
         -Dc_args=-fno-omit-frame-pointer
     export CXXFLAGS=-fno-omit-frame-pointer
-    tests='--suite threads' # which builds what these need, a part of all
+    tests='--suite threads'
     slower=15
     export TSAN_OPTIONS="second_deadlock_stack=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
     ;;
@@ -99,7 +102,7 @@ else
     rm -rf "$build"
     meson setup "$build" "$@" </dev/null || give_up "meson could not configure $build"
 fi
-[ "$sanitize" = thread ] || meson compile -C "$build" </dev/null || give_up "the build failed"
+[ "$sanitize" != none ] || meson compile -C "$build" </dev/null || give_up "the build failed"
 
 log=$build/meson-logs/testlog.json
 rm -f "$log"

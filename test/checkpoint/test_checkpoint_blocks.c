@@ -3,6 +3,7 @@
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/kernels/random.h"
+#include "test/zero/sample.h"
 #include "zero/checkpoint/block_file.h"
 #include "zero/checkpoint/manifest.h"
 #include "zero/checkpoint/parallel.h"
@@ -108,7 +109,8 @@ static void test_block_file(void **state)
         check_file(ways[w], FAULT_NONE, 0);
         for (int f = 0; f < 4; f++)
             for (int64_t at = 1; at < 24; at++)
-                check_file(ways[w], faults[f], at);
+                if (sample_has())
+                    check_file(ways[w], faults[f], at);
     }
 }
 

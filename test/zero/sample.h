@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sample.h: a test that tries many layouts tries only some of them where time is short. */
+/* sample.h: a test that tries many layouts, or many failing calls, tries only some where time is short. */
 #ifndef ZR_TEST_ZERO_SAMPLE_H
 #define ZR_TEST_ZERO_SAMPLE_H
 
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Whether the next layout is tried: about one in LAYOUTS of the environment, drawn from SEED; without LAYOUTS
+/* Whether the next one is tried: about one in LAYOUTS of the environment, drawn from SEED; without LAYOUTS
  * every one. For one thread. */
 static inline bool sample_has(void)
 {
@@ -21,7 +21,7 @@ static inline bool sample_has(void)
         one_in = layouts && atoi(layouts) > 1 ? atoi(layouts) : 1;
         state = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL);
         if (one_in > 1)
-            printf("one layout in %d, seed %llu\n", one_in, (unsigned long long)state);
+            printf("one in %d, seed %llu\n", one_in, (unsigned long long)state);
     }
     return one_in == 1 || random_next(&state) % (uint64_t)one_in == 0;
 }

