@@ -6,7 +6,7 @@
  *
  * At stages 0 and 1 pointers are valid without brackets. There a unit that has brackets in some micro-batches
  * alone may have computed without one in the others: with the parameters of the step before, or a gradient
- * that is in no sum. */
+ * that is in no sum, unless it was written before the first bracket of the step. */
 #include "zero/context.h"
 
 #include <stdlib.h>
@@ -98,7 +98,7 @@ static bool report_phase(struct zero_ctx *z, int k, int64_t step)
             "computed without one %s; if it computed nothing, all is well",
             (long long)step, least, tensor_of(z->layout, least, false), k == FORWARD ? "forward" : "backward",
             c->unit[least].n[k], all, z->config.options.stage,
-            k == FORWARD ? "may have read parameters of the step before" : "is in no gradient");
+            k == FORWARD ? "may have read parameters of the step before" : "may be in no gradient");
     return true;
 }
 
