@@ -13,7 +13,7 @@
 
 typedef int (*piece_fn)(struct zr_engine *e, int32_t piece);
 
-static int for_pieces(struct zr_engine *e, int32_t unit, piece_fn fn)
+static int for_grad_pieces(struct zr_engine *e, int32_t unit, piece_fn fn)
 {
     const struct zr_layout *l = e->layout;
     const struct zr_unit *u = &l->units[unit];
@@ -36,7 +36,7 @@ static const char *grad_of(const struct zr_engine *e, int32_t piece)
 
 /* Never 0, which stands for a gradient that is not watched. Only what is watched may be read: another one may
  * be being reduced. */
-static uint64_t hash_of(const struct zr_engine *e, int32_t piece)
+static uint64_t grad_hash(const struct zr_engine *e, int32_t piece)
 {
     int64_t size = zr_dtype_bytes(zr_piece_flat(e->layout, piece)->dtype);
     return XXH3_64bits(grad_of(e, piece), (size_t)(e->layout->pieces[piece].n * size)) | 1;
@@ -50,7 +50,7 @@ static int64_t unit_of(const struct zr_engine *e, int32_t piece)
 
 static int keep(struct zr_engine *e, int32_t piece)
 {
-    e->m.kept_grad[piece] = hash_of(e, piece);
+    e->m.kept_grad[piece] = grad_hash(e, piece);
     return 0;
 }
 
@@ -65,7 +65,7 @@ static bool is_changed(struct zr_engine *e, int32_t piece)
 {
     uint64_t kept = e->m.kept_grad[piece];
     forget(e, piece);
-    return kept && kept != hash_of(e, piece);
+    return kept && kept != grad_hash(e, piece);
 }
 
 static int compare_kept(struct zr_engine *e, int32_t piece)
@@ -127,7 +127,7 @@ static bool is_the_sum(const struct zr_engine *e, int32_t unit)
 void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced)
 {
     if (e->m.kept_grad && (reduced ? is_the_sum(e, unit) : e->opt.grad_in_place))
-        for_pieces(e, unit, keep);
+        for_grad_pieces(e, unit, keep);
 }
 
 static int keep_again(struct zr_engine *e, int32_t piece)
@@ -138,23 +138,23 @@ static int keep_again(struct zr_engine *e, int32_t piece)
 void zr_in_place_summed(struct zr_engine *e, int32_t unit)
 {
     if (e->m.kept_grad)
-        for_pieces(e, unit, keep_again);
+        for_grad_pieces(e, unit, keep_again);
 }
 
 void zr_in_place_returned(struct zr_engine *e, int32_t unit)
 {
     if (e->m.kept_grad && !e->plan->sum_in_place[unit] && !e->opt.grad_in_place)
-        for_pieces(e, unit, keep);
+        for_grad_pieces(e, unit, keep);
 }
 
 int zr_in_place_refill(struct zr_engine *e, int32_t unit)
 {
-    return e->m.kept_grad && !e->opt.grad_in_place ? for_pieces(e, unit, compare_lost) : 0;
+    return e->m.kept_grad && !e->opt.grad_in_place ? for_grad_pieces(e, unit, compare_lost) : 0;
 }
 
 int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill)
 {
-    return e->m.kept_grad ? for_pieces(e, unit, fill ? forget : compare_kept) : 0;
+    return e->m.kept_grad ? for_grad_pieces(e, unit, fill ? forget : compare_kept) : 0;
 }
 
 void zr_in_place_drop(struct zr_engine *e)
@@ -168,6 +168,6 @@ int zr_in_place_step(struct zr_engine *e)
     int err = 0;
     for (int32_t u = 0; e->m.kept_grad && !err && u < e->layout->n_units; u++)
         if (is_the_sum(e, u) || !e->opt.grad_in_place)
-            err = for_pieces(e, u, is_the_sum(e, u) ? compare_sum : compare_lost_and_keep);
+            err = for_grad_pieces(e, u, is_the_sum(e, u) ? compare_sum : compare_lost_and_keep);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
