@@ -194,10 +194,24 @@ static void refuse_users_file(struct model_rank *m, void *arg)
     }
 }
 
+static void save_beside_refused(struct model_rank *m, void *arg)
+{
+    (void)arg;
+    save(m, run);
+    model_run(&alone, refuse, "it is not known which;");
+}
+
+static void export_once(struct model_rank *m, void *arg)
+{
+    (void)arg;
+    CHECK_OK(export_to(m, run));
+}
+
 static void test_files_of_the_user(void **state)
 {
     (void)state;
-    char text[300], found[sizeof text];
+    char text[300], found[sizeof text], remove_weights[sizeof run + 40];
+    snprintf(remove_weights, sizeof remove_weights, "rm '%s'/model.safetensors", run);
     static const struct {
         const char *text;
         size_t n;
@@ -206,7 +220,8 @@ static void test_files_of_the_user(void **state)
                   {"process 12\n", 11},
                   {"\0\0x", 3},
                   {"process 1 on host a ", 300}},
-      ours[] = {{"", 0}, {"\0\0\0", 3}, {"process 12", 10}, {"process 12 on host a", 20}};
+      ours[] = {{"process 12 on host ", 19}, {"process 12 on host a\0\0", 22}},
+      either[] = {{"", 0}, {"\0\0\0", 3}, {"p", 1}, {"process 12", 10}, {"process 12\0", 11}};
     assert_int_equal(mkdir(run, 0777), 0);
     for (size_t i = 0; i < sizeof theirs / sizeof *theirs; i++) {
         memset(text, ' ', sizeof text);
@@ -225,6 +240,19 @@ static void test_files_of_the_user(void **state)
         model_run(&alone, save, run);
         assert_int_equal(access(lock_file, F_OK), -1);
     }
+    /* What may be the user's is locked, and stays as it was. */
+    for (size_t i = 0; i < 2 * sizeof either / sizeof *either; i++) {
+        size_t n = either[i / 2].n;
+        write_lock_file(either[i / 2].text, n);
+        model_run(&alone, i % 2 ? export_once : save_beside_refused, NULL);
+        FILE *f = fopen(lock_file, "r");
+        assert_non_null(f);
+        assert_int_equal(fread(found, 1, sizeof found, f), n);
+        assert_memory_equal(found, either[i / 2].text, n);
+        assert_int_equal(fclose(f), 0);
+    }
+    assert_int_equal(unlink(lock_file), 0);
+    assert_int_equal(system(remove_weights), 0);
     clear(run);
 }
 

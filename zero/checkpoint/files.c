@@ -69,6 +69,23 @@ int zr_file_open(const struct zr_files *fs, const char *path, int flags, int *fd
     return 0;
 }
 
+int zr_file_open_or_make(const struct zr_files *fs, const char *path, bool *is_new, int *fd)
+{
+    int got;
+    *fd = -1;
+    RETRY(got, fs->open(fs->arg, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666));
+    *is_new = got >= 0;
+    if (got == -EEXIST) {
+        RETRY(got, fs->open(fs->arg, path, O_RDWR | O_NOFOLLOW, 0));
+        if (got == -ENOENT)
+            return 0;
+    }
+    if (got < 0)
+        return fail_io(path, "create", got);
+    *fd = got;
+    return 0;
+}
+
 static int find(const struct zr_files *fs, const char *path, int flags, bool *missing, int *fd)
 {
     int got;

@@ -76,7 +76,10 @@ extern const struct zr_files zr_files_posix;
 /* All below: 0 or ZR_ERR_IO (what was asked for is in the message: the call, the path, the reason),
  * ZR_ERR_ARG for a path too long. Blocking. Interrupted calls are repeated, short transfers continued. */
 int zr_file_open(const struct zr_files *fs, const char *path, int flags, int *fd);
-/* The same for reading; missing is set when there is no such file. */
+/* Opens a file for reading and writing; is_new: it was missing, and this call made it. *fd is -1 if the file
+ * was removed while this call ran. */
+int zr_file_open_or_make(const struct zr_files *fs, const char *path, bool *is_new, int *fd);
+/* Opens a file for reading; missing is set when there is no such file. */
 int zr_file_find(const struct zr_files *fs, const char *path, bool *missing, int *fd);
 int zr_file_find_linked(const struct zr_files *fs, const char *path, bool *missing, int *fd);
 /* Exactly n bytes; an end of file before that is an error that says where. */
