@@ -99,7 +99,8 @@ int zr_folder_sync_parent(const struct zr_files *fs, const char *path);
 /* exists: NULL, or set when it failed because the name is taken. */
 int zr_folder_make(const struct zr_files *fs, const char *path, bool *exists);
 /* Removes a folder of files, `first` (or NULL) before the others. A missing one is no error. A link or a file
- * of that name stays, and is no error: it was not made here. */
+ * of that name stays, and is no error: it was not made here. Folders inside it stay, and it with them: an
+ * error if there were files to remove, and none afterwards, so that this is reported once. */
 int zr_folder_remove(const struct zr_files *fs, const char *path, const char *first);
 /* Calls fn with each name but "." and ".."; non-zero ends the walk and is returned. missing: NULL, or set
  * when there is no folder of that name: nothing, a file or a link. */
