@@ -19,7 +19,7 @@
 #include <cmocka.h>
 
 static char base[] = "/tmp/zero-checkpoint-XXXXXX", run[sizeof base + 8], same[sizeof base + 8],
-            lock_file[sizeof run + 8];
+            moved[sizeof base + 8], lock_file[sizeof run + 8], moved_lock_file[sizeof moved + 8];
 
 static const struct model_options alone = {.stage = 1, .world = 1, .keep = 1};
 
@@ -135,22 +135,22 @@ static void save_beside_another(struct model_rank *m, void *arg)
 {
     struct model_rank *first = arg;
     save(m, run);
+    CHECK_THAT(!access(moved_lock_file, F_OK));
     /* The first one's lock went with the folder that it renamed. What it gives back is not this one's. */
     CHECK_THAT(zero_save(first->z, run) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "another context of it") != NULL);
     zr_folder_unlock_all(&first->z->locks);
-    CHECK_THAT(!access(lock_file, F_OK));
+    CHECK_THAT(!access(lock_file, F_OK) && access(moved_lock_file, F_OK) == -1);
 }
 
 static void rename_and_save(struct model_rank *m, void *arg)
 {
-    char moved[sizeof base + 8], command[200];
+    char command[200];
     (void)arg;
-    snprintf(moved, sizeof moved, "%s/moved", base);
     save(m, run);
     CHECK_THAT(!rename(run, moved));
     save(m, run);
-    CHECK_THAT(!access(lock_file, F_OK));
+    CHECK_THAT(!access(lock_file, F_OK) && access(moved_lock_file, F_OK) == -1);
     try_beside(run, false);
     try_beside(moved, true);
     CHECK_THAT(!unlink(lock_file));
@@ -435,6 +435,8 @@ int main(void)
     snprintf(run, sizeof run, "%s/run", base);
     snprintf(same, sizeof same, "%s/same", base);
     snprintf(lock_file, sizeof lock_file, "%s/.lock", run);
+    snprintf(moved, sizeof moved, "%s/moved", base);
+    snprintf(moved_lock_file, sizeof moved_lock_file, "%s/.lock", moved);
     if (symlink(run, same))
         return 1;
     const struct CMUnitTest tests[] = {

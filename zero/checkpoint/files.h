@@ -59,6 +59,8 @@ struct zr_files {
     int (*lock)(void *arg, int fd);
     /* 1: path is a name of the open file; 0: it is not */
     int (*is_at)(void *arg, int fd, const char *path);
+    /* where the open file is now, which may be elsewhere than where it was opened; NULL: never known */
+    int (*path_of)(void *arg, int fd, char *out, size_t out_bytes);
 
     /* the path from the root, whatever the working directory will be; of an existing file or folder always
      * the same one */

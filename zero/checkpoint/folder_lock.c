@@ -167,6 +167,16 @@ static int is_in_place(const struct zr_folder_lock *l, bool *is)
     return err || *is ? err : zr_file_is_at(l->fs, l->fd, path, is);
 }
 
+/* Finds the file in a folder that was renamed. A file that has another name now is not looked for. */
+static bool find_renamed(const struct zr_folder_lock *l, char path[ZR_PATH_BYTES])
+{
+    bool is = false;
+    if (!l->fs->path_of || l->fs->path_of(l->fs->arg, l->fd, path, ZR_PATH_BYTES))
+        return false;
+    const char *name = strrchr(path, '/');
+    return name && !strcmp(name, "/" LOCK_NAME) && !zr_file_is_at(l->fs, l->fd, path, &is) && is;
+}
+
 /* The file is removed while the lock is held: afterwards it may be another's. One that may be the user's
  * stays. */
 static void give_back(const struct zr_folder_lock *l)
@@ -175,7 +185,8 @@ static void give_back(const struct zr_folder_lock *l)
     bool is_there;
     if (l->fd < 0 || zr_path_join(path, l->folder, LOCK_NAME))
         return;
-    if (!l->stays && l->pid == (int64_t)getpid() && !is_in_place(l, &is_there) && is_there)
+    if (!l->stays && l->pid == (int64_t)getpid() &&
+        ((!is_in_place(l, &is_there) && is_there) || find_renamed(l, path)))
         zr_file_remove(l->fs, path);
     zr_file_close(l->fs, l->fd, path);
 }
