@@ -17,7 +17,7 @@ static int look_through(struct zr_source *s, const struct zr_extent *x, int64_t 
     for (int64_t done = 0, n; !err && *found < 0 && done < x->n; done += n) {
         n = zr_min(x->n - done, piece_bytes / x->size);
         err = zr_source_read(s, piece, at + done * x->size, n * x->size);
-        int64_t i = err ? -1 : zr_find_non_finite(piece, dtype, n, value);
+        int64_t i = err ? -1 : zr_find_non_finite(piece, dtype, dtype, n, value);
         *found = i < 0 ? -1 : x->first + done + i;
     }
     return err;

@@ -130,6 +130,9 @@ static void flip_heads(struct model_rank *m, void *arg)
     flip_bits(m, &f, SECOND SHARD2 ".blocks", 0, INT64_MAX);
     flip_bits(m, &f, SECOND SHARD1, 0, header_end(SECOND SHARD1));
     flip_bits(m, &f, SECOND SHARD2, 0, header_end(SECOND SHARD2));
+    int64_t *n;
+    flip_and_load(m, &f, memory_files_content(disk, SECOND SHARD2, &n) + 20, 0,
+                  " (the header among them) are damaged");
     printf("%lld flips of manifest, tables and headers refused\n", (long long)f.n);
     CHECK_OK(zero_load(m->z, SECOND)); /* it was only the flips */
     CHECK_THAT(model_hash(m) == hashes[2]);

@@ -139,6 +139,34 @@ static void test_large_step(void **state)
     memory_files_close(disk);
 }
 
+/* The names have no room for a number after this one. */
+static void save_after_largest(struct model_rank *m, void *arg)
+{
+    (void)arg;
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_save(m->z, "run"));
+    if (m->rank == 0)
+        CHECK_OK(zr_file_rename(m->z->files, "run/save-00000001-step-00000001",
+                                "run/save-999999999999999998-step-00000001"));
+    CHECK_OK(zero_load(m->z, "run"));
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_save(m->z, "run"));
+    saved_is(m, "run/save-999999999999999999-step-00000002");
+    CHECK_THAT(zero_save(m->z, "run") == ZERO_ERR_ARG);
+    CHECK_THAT(strstr(zero_last_error(), "run/save-999999999999999999-step-00000002: zero_load would not"));
+    CHECK_OK(zero_load(m->z, "run"));
+    CHECK_THAT(model_t(m) == 2);
+}
+
+static void test_largest_number(void **state)
+{
+    (void)state;
+    disk = memory_files_open();
+    model_run(&(struct model_options){.stage = 2, .world = 2, .files = memory_files_table(disk)},
+              save_after_largest, NULL);
+    memory_files_close(disk);
+}
+
 /* ---- folders that are something else ---- */
 
 /* A save into a checkpoint would not be what zero_load takes there. */
@@ -337,12 +365,61 @@ static void test_which_stay(void **state)
     }
 }
 
+static void keep_all(struct model_rank *m, void *arg)
+{
+    save_as(m, arg, "ssss");
+    CHECK_OK(zr_folder_make(m->z->files, "run/save-00000002-step-00000002/mine", NULL));
+    memory_files_put(disk, "run/save-00000004-step-00000004/manifest.json", "{", 1);
+}
+
+/* A damaged save does not count. A folder inside a save stays, and hinders the removal of nothing else. */
+static void keep_two(struct model_rank *m, void *arg)
+{
+    save_as(m, arg, "s");
+    folder_holds(m->z->files, "save-00000002-step-00000002\nsave-00000003-step-00000003\n"
+                              "save-00000004-step-00000004\nsave-00000005-step-00000001\n");
+    save_as(m, arg, "ss");
+    folder_holds(m->z->files, "save-00000002-step-00000002\nsave-00000006-step-00000002\n"
+                              "save-00000007-step-00000003\n");
+    CHECK_THAT(zero_load(m->z, "run/save-00000002-step-00000002") == ZERO_ERR_IO);
+    struct names l = {0};
+    CHECK_OK(zr_folder_walk(m->z->files, "run/save-00000002-step-00000002", NULL, add_name, &l));
+    CHECK_THAT(l.n == 1 && !strcmp(l.text[0], "mine"));
+}
+
+static void count_removals(void *arg, const char *line)
+{
+    if (!strstr(line, "could not be removed"))
+        return;
+    ++*(int *)arg;
+    model_check(strstr(line, "libzero did not make the folder mine in it") != NULL, __FILE__, __LINE__, line);
+}
+
+static void test_what_cannot_go(void **state)
+{
+    (void)state;
+    struct keeping k = {0};
+    int n_lines = 0;
+    disk = memory_files_open();
+    struct model_options o = {.stage = 1,
+                              .world = 1,
+                              .files = memory_files_table(disk),
+                              .log = count_removals,
+                              .log_arg = &n_lines};
+    model_run(&o, keep_all, &k);
+    o.keep = 2;
+    model_run(&o, keep_two, &k);
+    assert_int_equal(n_lines, 1);
+    memory_files_close(disk);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_where_it_is),          cmocka_unit_test(test_from_the_root),
         cmocka_unit_test(test_large_step),           cmocka_unit_test(test_save_into_checkpoint),
         cmocka_unit_test(test_manifest_of_the_user), cmocka_unit_test(test_which_stay),
+        cmocka_unit_test(test_largest_number),       cmocka_unit_test(test_what_cannot_go),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,7 +19,7 @@
 #include <cmocka.h>
 
 static char base[] = "/tmp/zero-checkpoint-XXXXXX", run[sizeof base + 8], same[sizeof base + 8],
-            lock_file[sizeof run + 8];
+            moved[sizeof base + 8], lock_file[sizeof run + 8], moved_lock_file[sizeof moved + 8];
 
 static const struct model_options alone = {.stage = 1, .world = 1, .keep = 1};
 
@@ -135,22 +135,22 @@ static void save_beside_another(struct model_rank *m, void *arg)
 {
     struct model_rank *first = arg;
     save(m, run);
+    CHECK_THAT(!access(moved_lock_file, F_OK));
     /* The first one's lock went with the folder that it renamed. What it gives back is not this one's. */
     CHECK_THAT(zero_save(first->z, run) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "another context of it") != NULL);
     zr_folder_unlock_all(&first->z->locks);
-    CHECK_THAT(!access(lock_file, F_OK));
+    CHECK_THAT(!access(lock_file, F_OK) && access(moved_lock_file, F_OK) == -1);
 }
 
 static void rename_and_save(struct model_rank *m, void *arg)
 {
-    char moved[sizeof base + 8], command[200];
+    char command[200];
     (void)arg;
-    snprintf(moved, sizeof moved, "%s/moved", base);
     save(m, run);
     CHECK_THAT(!rename(run, moved));
     save(m, run);
-    CHECK_THAT(!access(lock_file, F_OK));
+    CHECK_THAT(!access(lock_file, F_OK) && access(moved_lock_file, F_OK) == -1);
     try_beside(run, false);
     try_beside(moved, true);
     CHECK_THAT(!unlink(lock_file));
@@ -194,10 +194,24 @@ static void refuse_users_file(struct model_rank *m, void *arg)
     }
 }
 
+static void save_beside_refused(struct model_rank *m, void *arg)
+{
+    (void)arg;
+    save(m, run);
+    model_run(&alone, refuse, "it is not known which;");
+}
+
+static void export_once(struct model_rank *m, void *arg)
+{
+    (void)arg;
+    CHECK_OK(export_to(m, run));
+}
+
 static void test_files_of_the_user(void **state)
 {
     (void)state;
-    char text[300], found[sizeof text];
+    char text[300], found[sizeof text], remove_weights[sizeof run + 40];
+    snprintf(remove_weights, sizeof remove_weights, "rm '%s'/model.safetensors", run);
     static const struct {
         const char *text;
         size_t n;
@@ -206,7 +220,8 @@ static void test_files_of_the_user(void **state)
                   {"process 12\n", 11},
                   {"\0\0x", 3},
                   {"process 1 on host a ", 300}},
-      ours[] = {{"", 0}, {"\0\0\0", 3}, {"process 12", 10}, {"process 12 on host a", 20}};
+      ours[] = {{"process 12 on host ", 19}, {"process 12 on host a\0\0", 22}},
+      either[] = {{"", 0}, {"\0\0\0", 3}, {"p", 1}, {"process 12", 10}, {"process 12\0", 11}};
     assert_int_equal(mkdir(run, 0777), 0);
     for (size_t i = 0; i < sizeof theirs / sizeof *theirs; i++) {
         memset(text, ' ', sizeof text);
@@ -225,6 +240,19 @@ static void test_files_of_the_user(void **state)
         model_run(&alone, save, run);
         assert_int_equal(access(lock_file, F_OK), -1);
     }
+    /* What may be the user's is locked, and stays as it was. */
+    for (size_t i = 0; i < 2 * sizeof either / sizeof *either; i++) {
+        size_t n = either[i / 2].n;
+        write_lock_file(either[i / 2].text, n);
+        model_run(&alone, i % 2 ? export_once : save_beside_refused, NULL);
+        FILE *f = fopen(lock_file, "r");
+        assert_non_null(f);
+        assert_int_equal(fread(found, 1, sizeof found, f), n);
+        assert_memory_equal(found, either[i / 2].text, n);
+        assert_int_equal(fclose(f), 0);
+    }
+    assert_int_equal(unlink(lock_file), 0);
+    assert_int_equal(system(remove_weights), 0);
     clear(run);
 }
 
@@ -407,6 +435,8 @@ int main(void)
     snprintf(run, sizeof run, "%s/run", base);
     snprintf(same, sizeof same, "%s/same", base);
     snprintf(lock_file, sizeof lock_file, "%s/.lock", run);
+    snprintf(moved, sizeof moved, "%s/moved", base);
+    snprintf(moved_lock_file, sizeof moved_lock_file, "%s/.lock", moved);
     if (symlink(run, same))
         return 1;
     const struct CMUnitTest tests[] = {

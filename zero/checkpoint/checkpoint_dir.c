@@ -20,6 +20,8 @@ struct name {
 };
 
 #define KEPT "-kept"
+/* A name has 18 digits for it. */
+#define MOST_SERIAL INT64_C(999999999999999999)
 
 static void print_name(int64_t serial, int64_t t, bool kept, char out[ZR_CHECKPOINT_NAME_BYTES])
 {
@@ -143,11 +145,16 @@ int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks
     if (err)
         return err;
     err = list_saves(fs, root, &missing, &l);
-    int64_t serial = 1 + (!err && l.n ? l.names[0].serial : 0);
+    int64_t last = !err && l.n ? l.names[0].serial : 0;
+    if (last == MOST_SERIAL)
+        err = zr_fail(ZR_ERR_ARG,
+                      "%s/%s: zero_load would not find a save after this one, because its number is the "
+                      "largest that a name can hold; allowed: another folder, or a smaller number",
+                      root, l.names[0].text);
     free(l.names);
     if (err)
         return err;
-    print_name(serial, t, kept, name);
+    print_name(last + 1, t, kept, name);
     snprintf(hidden, sizeof hidden, ".%s", name);
     err = zr_path_join(path, root, hidden);
     return err ? err : zr_folder_make(fs, path, NULL);
@@ -187,7 +194,8 @@ int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const cha
     return err ? err : zr_folder_sync(fs, root);
 }
 
-int zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char *name, int keep)
+void zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char *name, int keep,
+                         struct zr_log *log)
 {
     struct list l;
     char path[ZR_PATH_BYTES];
@@ -216,10 +224,12 @@ int zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char 
             if (good || kept < keep)
                 continue;
         }
-        err = zr_folder_remove(fs, path, ZR_MANIFEST_NAME);
+        if (zr_folder_remove(fs, path, ZR_MANIFEST_NAME))
+            zr_warn(log, "old checkpoints could not be removed: %s", zr_error_text());
     }
+    if (err)
+        zr_warn(log, "old checkpoints could not be removed: %s", zr_error_text());
     free(l.names);
-    return err;
 }
 
 /* ---- finding ---- */

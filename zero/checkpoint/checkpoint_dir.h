@@ -27,8 +27,9 @@ int zr_checkpoint_seal(const struct zr_files *fs, const char *folder, const stru
 /* .NAME becomes NAME, and root itself, durably. */
 int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const char *name);
 /* Removes what is older than the `keep` latest (0: nothing) but for those that stay, which do not count, and
- * what other saves left unfinished; never `name`. */
-int zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char *name, int keep);
+ * what other saves left unfinished; never `name`. The log is warned of what cannot be removed. */
+void zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char *name, int keep,
+                         struct zr_log *log);
 
 /* Reads a folder's manifest and checks that what it names is there. *out is released with zr_manifest_free.
  * broken: set when it is no checkpoint, and not just could not be read. */

@@ -69,6 +69,23 @@ int zr_file_open(const struct zr_files *fs, const char *path, int flags, int *fd
     return 0;
 }
 
+int zr_file_open_or_make(const struct zr_files *fs, const char *path, bool *is_new, int *fd)
+{
+    int got;
+    *fd = -1;
+    RETRY(got, fs->open(fs->arg, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666));
+    *is_new = got >= 0;
+    if (got == -EEXIST) {
+        RETRY(got, fs->open(fs->arg, path, O_RDWR | O_NOFOLLOW, 0));
+        if (got == -ENOENT)
+            return 0;
+    }
+    if (got < 0)
+        return fail_io(path, "create", got);
+    *fd = got;
+    return 0;
+}
+
 static int find(const struct zr_files *fs, const char *path, int flags, bool *missing, int *fd)
 {
     int got;
@@ -291,25 +308,41 @@ int zr_file_remove(const struct zr_files *fs, const char *path)
     return err < 0 && err != -ENOENT ? fail_io(path, "remove", err) : 0;
 }
 
-static int remove_file(const struct zr_files *fs, const char *folder, const char *name)
+/* *is_folder: it is one, and stays. */
+static int remove_file(const struct zr_files *fs, const char *folder, const char *name, bool *is_folder)
 {
     char path[ZR_PATH_BYTES];
     int err = zr_path_join(path, folder, name);
-    return err ? err : zr_file_remove(fs, path);
+    if (err)
+        return err;
+    RETRY(err, fs->unlink(fs->arg, path));
+    *is_folder = err == -EISDIR;
+    return err < 0 && err != -ENOENT && !*is_folder ? fail_io(path, "remove", err) : 0;
 }
 
 /* Names are listed first: what a walk shows while entries go is not defined. */
 int zr_folder_remove(const struct zr_files *fs, const char *path, const char *first)
 {
     struct zr_names l;
-    bool missing;
+    bool missing, is_folder;
+    size_t n_folders = 0, a_folder = 0;
     int err = zr_folder_list(fs, path, &missing, &l);
     if (!err && first)
-        err = remove_file(fs, path, first);
-    for (size_t i = 0; !err && i < l.n; i++)
-        err = remove_file(fs, path, l.name[i]);
+        err = remove_file(fs, path, first, &is_folder);
+    for (size_t i = 0; !err && i < l.n; i++) {
+        err = remove_file(fs, path, l.name[i], &is_folder);
+        if (!err && is_folder) {
+            n_folders++;
+            a_folder = i;
+        }
+    }
+    if (n_folders && n_folders < l.n && !err)
+        err = zr_fail(ZR_ERR_IO,
+                      "%s: its files are removed, but libzero did not make the folder %s in it, so both "
+                      "folders stay",
+                      path, l.name[a_folder]);
     zr_names_free(&l);
-    if (missing)
+    if (missing || (n_folders && !err))
         return 0;
     if (err)
         return err;

@@ -59,6 +59,8 @@ struct zr_files {
     int (*lock)(void *arg, int fd);
     /* 1: path is a name of the open file; 0: it is not */
     int (*is_at)(void *arg, int fd, const char *path);
+    /* where the open file is now, which may be elsewhere than where it was opened; NULL: never known */
+    int (*path_of)(void *arg, int fd, char *out, size_t out_bytes);
 
     /* the path from the root, whatever the working directory will be; of an existing file or folder always
      * the same one */
@@ -76,7 +78,10 @@ extern const struct zr_files zr_files_posix;
 /* All below: 0 or ZR_ERR_IO (what was asked for is in the message: the call, the path, the reason),
  * ZR_ERR_ARG for a path too long. Blocking. Interrupted calls are repeated, short transfers continued. */
 int zr_file_open(const struct zr_files *fs, const char *path, int flags, int *fd);
-/* The same for reading; missing is set when there is no such file. */
+/* Opens a file for reading and writing; is_new: it was missing, and this call made it. *fd is -1 if the file
+ * was removed while this call ran. */
+int zr_file_open_or_make(const struct zr_files *fs, const char *path, bool *is_new, int *fd);
+/* Opens a file for reading; missing is set when there is no such file. */
 int zr_file_find(const struct zr_files *fs, const char *path, bool *missing, int *fd);
 int zr_file_find_linked(const struct zr_files *fs, const char *path, bool *missing, int *fd);
 /* Exactly n bytes; an end of file before that is an error that says where. */
@@ -96,7 +101,8 @@ int zr_folder_sync_parent(const struct zr_files *fs, const char *path);
 /* exists: NULL, or set when it failed because the name is taken. */
 int zr_folder_make(const struct zr_files *fs, const char *path, bool *exists);
 /* Removes a folder of files, `first` (or NULL) before the others. A missing one is no error. A link or a file
- * of that name stays, and is no error: it was not made here. */
+ * of that name stays, and is no error: it was not made here. Folders inside it stay, and it with them: an
+ * error if there were files to remove, and none afterwards, so that this is reported once. */
 int zr_folder_remove(const struct zr_files *fs, const char *path, const char *first);
 /* Calls fn with each name but "." and ".."; non-zero ends the walk and is returned. missing: NULL, or set
  * when there is no folder of that name: nothing, a file or a link. */

@@ -319,6 +319,23 @@ static int posix_is_at(void *arg, int fd, const char *path)
     return open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
 }
 
+static int posix_path_of(void *arg, int fd, char *out, size_t out_bytes)
+{
+    (void)arg;
+#ifdef __linux__
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, out, out_bytes);
+    if (n < 0 || (size_t)n >= out_bytes)
+        return n < 0 ? -errno : -ENAMETOOLONG;
+    out[n] = 0;
+    return 0;
+#else
+    (void)fd, (void)out, (void)out_bytes;
+    return -ENOSYS;
+#endif
+}
+
 /* The path of a folder that does not exist yet is made of its parent's; where that does not exist either, of
  * the text. */
 static int posix_absolute(void *arg, const char *path, char *out, size_t out_bytes)
@@ -367,4 +384,5 @@ const struct zr_files zr_files_posix = {.open = posix_open,
                                         .closedir = posix_closedir,
                                         .lock = posix_lock,
                                         .is_at = posix_is_at,
+                                        .path_of = posix_path_of,
                                         .absolute = posix_absolute};

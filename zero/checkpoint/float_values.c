@@ -72,10 +72,12 @@ void zr_floats_copy(void *dst, enum zr_dtype to, const void *src, const char *fr
     }
 }
 
-int64_t zr_find_non_finite(const void *values, enum zr_dtype dtype, int64_t n, float *value)
+int64_t zr_find_non_finite(const void *values, enum zr_dtype dtype, enum zr_dtype held, int64_t n,
+                           float *value)
 {
     for (int64_t i = 0; i < n; i++) {
-        float x = of_bits(load(values, dtype == ZR_F32 ? "F32" : "BF16", i));
+        uint32_t bits = load(values, dtype == ZR_F32 ? "F32" : "BF16", i);
+        float x = of_bits(held == ZR_F32 ? bits : (uint32_t)round_to_bf16(bits) << 16);
         if (isfinite(x))
             continue;
         if (value)

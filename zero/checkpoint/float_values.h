@@ -13,7 +13,9 @@ bool zr_floats_convert(const char *from, enum zr_dtype to);
  * src may overlap if dst begins at src and its elements are not larger, or ends where src ends and its
  * elements are not smaller. */
 void zr_floats_copy(void *dst, enum zr_dtype to, const void *src, const char *from, int64_t n);
-/* The first NaN or infinity among n values of F32 or BF16, or -1. value: NULL, or set to it. */
-int64_t zr_find_non_finite(const void *values, enum zr_dtype dtype, int64_t n, float *value);
+/* Rounds n values of F32 or BF16 to `held`, one of the same, and returns the index of the first that is then
+ * NaN or infinite, or -1. value: NULL, or set to the rounded one. */
+int64_t zr_find_non_finite(const void *values, enum zr_dtype dtype, enum zr_dtype held, int64_t n,
+                           float *value);
 
 #endif

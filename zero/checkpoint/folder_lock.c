@@ -40,32 +40,42 @@ static void write_holder(const struct zr_files *fs, int fd, const char *path)
         zr_fail(0, "%s", "");
 }
 
-/* Whether write_holder wrote these n bytes. If the power failed, the file may have its beginning alone, or
- * zeros. */
-static bool is_holder(const char *text, int64_t n_bytes)
+/* Who made the file. UNKNOWN: it is empty, or has only a beginning of what write_holder writes. A power
+ * failure may have left it, or it is the user's. */
+enum maker { LIBZERO, UNKNOWN, USER };
+
+/* If the power failed, the file may have zeros in place of an end. */
+static enum maker find_maker(const char *text, int64_t n_bytes)
 {
     static const char pattern[] = "process # on host "; /* # stands for digits */
+    const char *p = pattern;
     for (int64_t i = (int64_t)strlen(text); i < n_bytes; i++)
         if (text[i])
-            return false;
-    for (const char *p = pattern; *p && *text; p++) {
+            return USER;
+    for (; *p && *text; p++) {
         size_t n = *p == '#' ? strspn(text, "0123456789") : *p == *text;
         if (!n)
-            return false;
+            return USER;
         text += n;
     }
-    return true;
+    return *p ? UNKNOWN : LIBZERO;
 }
 
 /* Reads who holds the lock; "" if nobody has written that yet. A file of the user's is an error. */
-static int read_holder(const struct zr_files *fs, int fd, const char *path, char text[HOLDER_BYTES + 1])
+static int read_holder(const struct zr_files *fs, int fd, const char *path, char text[HOLDER_BYTES + 1],
+                       enum maker *maker)
 {
     int64_t n;
     memset(text, 0, HOLDER_BYTES + 1);
     int err = zr_file_size(fs, fd, path, &n);
     if (!err && n <= HOLDER_BYTES)
         err = zr_file_read(fs, fd, path, text, n, 0);
-    if (!err && (n > HOLDER_BYTES || !is_holder(text, n)))
+    if (err)
+        return err;
+    *maker = n > HOLDER_BYTES ? USER : find_maker(text, n);
+    if (*maker == UNKNOWN)
+        *text = 0;
+    if (*maker == USER)
         err = zr_fail(ZR_ERR_ARG,
                       "%s: libzero did not make this file, so it is left alone, but the lock of the folder "
                       "has the same name; allowed: a folder without such a file",
@@ -101,19 +111,22 @@ static int fail_held(const char *folder, char text[HOLDER_BYTES + 1])
 /* ---- taking and giving ---- */
 
 /* The file may have been removed, by its last holder, between being opened and locked: then a lock of it says
- * nothing, and there may be another of that name. */
-static int take(const struct zr_files *fs, const char *folder, struct zr_log *log, int *out)
+ * nothing, and there may be another of that name. One that may be the user's is locked and not written. */
+static int take(const struct zr_files *fs, const char *folder, struct zr_log *log, struct zr_folder_lock *out)
 {
     char path[ZR_PATH_BYTES], holder[HOLDER_BYTES + 1];
     int err = zr_path_join(path, folder, LOCK_NAME);
     for (int i = 0; !err && i < MOST_TRIES; i++) {
         enum zr_lock_outcome outcome = ZR_LOCKED;
-        bool is_there = false;
+        enum maker maker = UNKNOWN;
+        bool is_there = false, is_new;
         int fd = -1;
-        err = zr_file_open(fs, path, O_RDWR | O_CREAT, &fd);
+        err = zr_file_open_or_make(fs, path, &is_new, &fd);
         if (err)
             break;
-        err = read_holder(fs, fd, path, holder);
+        if (fd < 0)
+            continue;
+        err = read_holder(fs, fd, path, holder, &maker);
         if (!err)
             err = zr_file_lock(fs, fd, path, &outcome);
         if (!err && outcome == ZR_LOCK_HELD)
@@ -121,8 +134,10 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
         if (!err && outcome == ZR_LOCKED)
             err = zr_file_is_at(fs, fd, path, &is_there);
         if (!err && outcome == ZR_LOCKED && is_there) {
-            write_holder(fs, fd, path);
-            *out = fd;
+            out->stays = maker == UNKNOWN && !is_new;
+            if (!out->stays)
+                write_holder(fs, fd, path);
+            out->fd = fd;
             return 0;
         }
         struct zr_kept kept;
@@ -135,7 +150,7 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
                     "%s: the file system has no locks: nothing tells if another run saves into this folder, "
                     "and each would remove what the other saved",
                     folder);
-            *out = -1;
+            out->fd = -1;
             return 0;
         }
     }
@@ -152,14 +167,26 @@ static int is_in_place(const struct zr_folder_lock *l, bool *is)
     return err || *is ? err : zr_file_is_at(l->fs, l->fd, path, is);
 }
 
-/* The file is removed while the lock is held: afterwards it may be another's. */
+/* Finds the file in a folder that was renamed. A file that has another name now is not looked for. */
+static bool find_renamed(const struct zr_folder_lock *l, char path[ZR_PATH_BYTES])
+{
+    bool is = false;
+    if (!l->fs->path_of || l->fs->path_of(l->fs->arg, l->fd, path, ZR_PATH_BYTES))
+        return false;
+    const char *name = strrchr(path, '/');
+    return name && !strcmp(name, "/" LOCK_NAME) && !zr_file_is_at(l->fs, l->fd, path, &is) && is;
+}
+
+/* The file is removed while the lock is held: afterwards it may be another's. One that may be the user's
+ * stays. */
 static void give_back(const struct zr_folder_lock *l)
 {
     char path[ZR_PATH_BYTES];
     bool is_there;
     if (l->fd < 0 || zr_path_join(path, l->folder, LOCK_NAME))
         return;
-    if (l->pid == (int64_t)getpid() && !is_in_place(l, &is_there) && is_there)
+    if (!l->stays && l->pid == (int64_t)getpid() &&
+        ((!is_in_place(l, &is_there) && is_there) || find_renamed(l, path)))
         zr_file_remove(l->fs, path);
     zr_file_close(l->fs, l->fd, path);
 }
@@ -200,7 +227,7 @@ int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, con
         found = list[at];
     } else {
         snprintf(found.folder, sizeof found.folder, "%s", folder);
-        err = take(fs, folder, log, &found.fd);
+        err = take(fs, folder, log, &found);
         if (err)
             return err;
         if (locks->n == ZR_MOST_FOLDER_LOCKS)

@@ -4,7 +4,8 @@
  *
  * The lock is one of the operating system's on the file .lock in the folder, which says who holds it. It goes
  * with its holder, however that ends; a file without a lock is of no account. A file of this name that
- * libzero did not write is the user's, and stays. */
+ * libzero did not write is the user's, and stays. An empty one, or one with only the beginning of what
+ * libzero writes, may be either's: it is locked, and neither written nor removed. */
 #ifndef ZR_ZERO_FOLDER_LOCK_H
 #define ZR_ZERO_FOLDER_LOCK_H
 
@@ -21,6 +22,8 @@ struct zr_folder_locks {
         char folder[ZR_PATH_BYTES];
         /* -1: the file system has no locks */
         int fd;
+        /* the file was there before, and may be the user's: it is not removed */
+        bool stays;
         /* who took it: a forked child has this too, and not the lock to give back */
         int64_t pid;
     } list[ZR_MOST_FOLDER_LOCKS];

@@ -135,8 +135,7 @@ void zr_save_run(void *arg)
     err = commit(s);
     if (!err) {
         zr_info(z->config.options.log, "saved %s/%s", s->root, s->name);
-        if (zr_checkpoint_prune(z->files, s->root, s->name, z->config.options.save_keep))
-            zr_warn(z->config.options.log, "old checkpoints could not be removed: %s", zr_error_text());
+        zr_checkpoint_prune(z->files, s->root, s->name, z->config.options.save_keep, z->config.options.log);
     }
     zr_save_set_state(s, ZR_SAVE_COMMITTED, err);
 }

@@ -18,17 +18,20 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+/* Before the header is read nobody knows which tensors have these bytes. */
 static int damaged(const struct zr_shard *s, int64_t from, int64_t n)
 {
-    const char *tensor = "the header";
+    long long first = from, last = from + n - 1;
     for (int64_t i = 0; i < s->st.n_entries; i++)
-        if (s->st.entries[i].begin < from + n && s->st.entries[i].end > from) {
-            tensor = s->st.entries[i].name;
-            break;
-        }
+        if (s->st.entries[i].begin <= last && s->st.entries[i].end > first)
+            return zr_fail(
+                ZR_ERR_IO,
+                "%s: bytes %lld..%lld (tensor %s) are damaged: their checksums differ from those saved",
+                s->path, first, last, s->st.entries[i].name);
     return zr_fail(ZR_ERR_IO,
-                   "%s: bytes %lld..%lld (tensor %s) are damaged: their checksums differ from those saved",
-                   s->path, (long long)from, (long long)(from + n - 1), tensor);
+                   "%s: bytes %lld..%lld (the header among them) are damaged: their checksums differ from "
+                   "those saved",
+                   s->path, first, last);
 }
 
 /* Enough to keep the disk busy while blocks are checked. */

@@ -243,24 +243,26 @@ struct in {
     bool *reported;
 };
 
-/* One line, whatever else follows. k: of what is here, the first of the values. */
+/* One line, whatever else follows. k: of what is here, the first of the values. A master may be finite where
+ * the parameter that is rounded from it is not. */
 static void report_non_finite(const struct zr_weights *ws, const struct in *in, const struct zr_weight *w,
                               const char *values, int64_t k, int64_t n)
 {
-    enum zr_dtype dtype = import_dtype(&ws->z->whole.tensors[w->tensor]);
+    const struct zr_tensor *t = &ws->z->whole.tensors[w->tensor];
     float value;
-    if (*in->reported || !zr_floats_convert("F32", dtype))
+    if (*in->reported || !zr_floats_convert("F32", t->dtype))
         return;
-    int64_t i = zr_find_non_finite(values, dtype, n, &value);
+    int64_t i = zr_find_non_finite(values, import_dtype(t), t->dtype, n, &value);
     if (i < 0)
         return;
     *in->reported = true;
     struct zr_tp_run run = zr_tp_run_of_part(&w->cut, w->cut.parts > 1 ? ws->z->mesh.part : 0, k + i);
     zr_warn(
         ws->z->config.options.log,
-        "zero_import: %s/%s: element %lld of tensor %s is %g; training will not recover from it, and more "
-        "may follow",
-        ws->dir, in->s->list[w->file].name, (long long)run.whole, w->name, (double)value);
+        "zero_import: %s/%s: element %lld of tensor %s is %g as %s; training will not recover from it, and "
+        "more may follow",
+        ws->dir, in->s->list[w->file].name, (long long)run.whole, w->name, (double)value,
+        zr_st_dtype_of(t->dtype));
 }
 
 /* Elements [first, end) of the weight that this tensor has: *k is the first of them. */
