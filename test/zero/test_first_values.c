@@ -2,6 +2,7 @@
 /* test_first_values.c: cfg.init_from: parameters whose values come from rank 0 alone, from cfg.init, or later
  * by zero_load, zero_import and zero_write. *param is NULL then, and the weights end in the bits of a run
  * whose ranks all had them. On the host, or (on the stand-in) on GPUs. */
+#include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
@@ -152,7 +153,7 @@ static void test_by_rank_0_or_a_callback(void **state)
     (void)state;
     for (int w = 0; w < 4; w++)
         for (int stage = 0; stage < TOY_STAGES; stage++) {
-            if (!toy_has_stage(worlds[w], stage))
+            if (!toy_has_stage(worlds[w], stage) || !sample_has())
                 continue;
             uint64_t hash = expected(stage, worlds[w]);
             struct plan p = {.stage = stage, .from = ZERO_INIT_RANK0, .fails_on = -1, .forgets = -1};
@@ -293,6 +294,8 @@ static void test_later(void **state)
         0, NULL);
     for (int w = 0; w < 3; w += 2)
         for (int stage = 0; stage < 4; stage++) {
+            if (!sample_has())
+                continue;
             uint64_t hash = expected(stage, worlds[w]);
             struct plan p = {
                 .stage = stage, .from = ZERO_INIT_LATER, .dir = path, .fails_on = -1, .forgets = -1};

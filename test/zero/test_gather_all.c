@@ -3,6 +3,7 @@
  * and that training does not notice. At every stage, on one to three ranks that are threads, with units that
  * are sharded, resident and stacked, f32 and bf16; cfg.check on and off; on the host, or on a GPU that is a
  * stand-in. */
+#include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
@@ -133,7 +134,7 @@ static void everything_is_there(void **state)
     for (int world = 1; world <= (where_has_gpu ? WORLDS : TOY_HYBRID_WORLD); world++)
         for (int stage = 0; stage < TOY_STAGES; stage++)
             for (int way = 0; way < 8; way += where_has_gpu ? 3 : 1) { /* there each world takes longer */
-                if (!toy_has_stage(world, stage))
+                if (!toy_has_stage(world, stage) || !sample_has())
                     continue;
                 struct setup s = {.stage = stage,
                                   .prefetch = way & 1 ? 0 : 1,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_skipped.c: steps that are skipped, because a gradient is not finite or its square would overflow: what
  * is skipped, that nothing changes, and what the log says. On the host and (on the stand-in) on a GPU. */
+#include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
@@ -142,7 +143,7 @@ static void check_everywhere(struct setup s)
     static unsigned n;
     for (int world = 1; world <= TOY_HYBRID_WORLD; world++)
         for (s.stage = 0; s.stage < TOY_STAGES; s.stage++) {
-            if (!toy_has_stage(world, s.stage))
+            if (!toy_has_stage(world, s.stage) || !sample_has())
                 continue;
             do
                 s.tensor = (int)(n++ % TOY_TENSORS);
