@@ -174,8 +174,10 @@ class Commands(unittest.TestCase):
         """What takes too long is killed on its host, with its children."""
         with Hosts(1) as net:
             host = net.hosts[0]
+            command = host.start(['sh', '-c', 'echo begun; sleep 1000 & sleep 1000'])
+            command.expect('^begun$')
             with self.assertRaisesRegex(AssertionError, 'did not end within 0.5 s\n--- it printed\nbegun\n'):
-                host.run(['sh', '-c', 'echo begun; sleep 1000 & sleep 1000'], limit=0.5)
+                command.end(limit=0.5)
             host.must([PYTHON, '-c', GONE, 'sleep'])
 
     def test_signals(self):
