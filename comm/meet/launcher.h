@@ -9,6 +9,8 @@
 
 #include "comm/meet/rendezvous.h"
 
+#include <sys/types.h>
+
 enum { ZR_MOST_RANKS = 65536 };
 
 /* In the order of precedence. */
@@ -57,6 +59,11 @@ const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said
 
 /* srun started the task with this rank of so many. */
 bool zr_launcher_is_slurm_task(int rank, int world);
+
+/* The process that started l's ranks of this host: the nearest one above this process that did not begin with
+ * the rank's variables, as the wrappers between the two did. If a process above cannot be read, it is the
+ * parent. */
+pid_t zr_launcher_process(const struct zr_launcher *l);
 
 /* Reads decimal text in [lo, hi], with nothing before or after it. */
 int zr_meeting_number(const char *name, const char *text, int lo, int hi, int *out);

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 /* --- what is written --- */
@@ -238,9 +237,8 @@ static int port_of_job(const struct zr_world *w)
 
 static void meet_on_loopback(const struct zr_launcher *l, const struct hosts *h, struct zr_world *w)
 {
-    /* The launcher's process is the same parent for all its ranks of a host. */
     if (!w->job[0])
-        snprintf(w->job, sizeof w->job, "%s of parent %ld", l->source, (long)getppid());
+        snprintf(w->job, sizeof w->job, "%s of process %ld", l->source, (long)zr_launcher_process(l));
     strcpy(w->host, "127.0.0.1");
     w->port = port_of_job(w);
     w->is_host_assumed = h->n == 0;

@@ -548,8 +548,57 @@ static void test_loopback(void **state)
     }
 }
 
-int main(void)
+/* A shell stands in for MPICH's launcher, as it is inside a rank of another job. Each rank is the child of a
+ * wrapper. */
+static void expect_one_job(const char *launcher, const char *outer_fd)
 {
+    static const char script[] =
+        "for rank in 0 1; do"
+        " PMI_RANK=$rank PMI_SIZE=2 PMI_FD=1$rank sh -c '\"$PROGRAM\" job; exit $?'; "
+        "done";
+    char program[4096], job[2][256] = {"", ""};
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    assert_true(n > 0);
+    program[n] = 0;
+    environment("PROGRAM", program, "LAUNCHER", launcher, "SCRIPT", script, "PMI_RANK", "0", "PMI_SIZE", "2",
+                "PMI_FD", outer_fd, NULL);
+    FILE *f = popen("exec \"$LAUNCHER\" -c \"$SCRIPT\"", "r");
+    assert_non_null(f);
+    for (int i = 0; i < 2; i++)
+        assert_non_null(fgets(job[i], sizeof job[i], f));
+    assert_int_equal(pclose(f), 0);
+    assert_string_equal(job[0], job[1]);
+    assert_memory_equal(job[0], "MPICH of process ", 17);
+}
+
+static void test_wrapped(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/zero-world-XXXXXX", launcher[64];
+    expect_one_job("/bin/sh", "7");
+    /* The outer rank has the variables of the inner rank 0, so that only its name tells the launcher. */
+    assert_non_null(mkdtemp(folder));
+    snprintf(launcher, sizeof launcher, "%s/hydra_pmi_proxy", folder);
+    assert_int_equal(symlink("/bin/sh", launcher), 0);
+    expect_one_job(launcher, "10");
+    assert_int_equal(unlink(launcher), 0);
+    assert_int_equal(rmdir(folder), 0);
+    environment(NULL);
+}
+
+static int print_job(void)
+{
+    struct zr_world w;
+    if (zr_world_find(0, 0, NULL, &w))
+        return 1;
+    puts(w.job);
+    return 0;
+}
+
+int main(int n_args, char **args)
+{
+    if (n_args == 2 && strcmp(args[1], "job") == 0)
+        return print_job();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alone),     cmocka_unit_test(test_explicit),
         cmocka_unit_test(test_zero),      cmocka_unit_test(test_torchrun),
@@ -560,6 +609,7 @@ int main(void)
         cmocka_unit_test(test_lent_part), cmocka_unit_test(test_half_of_slurm),
         cmocka_unit_test(test_agents),    cmocka_unit_test(test_jobs_of_torchrun),
         cmocka_unit_test(test_mapped),    cmocka_unit_test(test_part_of_a_job),
+        cmocka_unit_test(test_wrapped),
     };
     return cmocka_run_group_tests_name("world", tests, NULL, NULL);
 }
