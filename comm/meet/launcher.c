@@ -256,7 +256,7 @@ pid_t zr_launcher_process(const struct zr_launcher *l)
         if (!is_wrapper)
             return pid;
     }
-    return getppid();
+    return 0;
 }
 
 /* --- whether they agree --- */
@@ -402,14 +402,16 @@ static bool may_be_inherited(const struct zr_launcher *l)
     return l->kind == ZR_LAUNCHER_PLAIN || (l->kind == ZR_LAUNCHER_SLURM && !is_task_itself());
 }
 
-const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said)
+const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said, bool *is_sure)
 {
-    const struct zr_launcher *l = launchers;
+    const struct zr_launcher *l = NULL;
     struct zr_kept kept;
-    while (l < launchers + ZR_LAUNCHERS && (!is_set(l) || may_be_inherited(l)))
-        l++;
-    if (l == launchers + ZR_LAUNCHERS)
+    for (const struct zr_launcher *m = launchers; m < launchers + ZR_LAUNCHERS; m++)
+        if (is_set(m) && (!l || (may_be_inherited(l) && !may_be_inherited(m))))
+            l = m;
+    if (!l)
         return NULL;
+    *is_sure = !may_be_inherited(l);
     zr_keep(&kept, 0);
     bool is_legible = read_ranks(l, said) == 0;
     zr_say_again(&kept);

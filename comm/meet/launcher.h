@@ -54,15 +54,14 @@ struct zr_launcher {
 int zr_launcher_find(bool by_mpi, const struct zr_launcher **out, struct zr_world *w);
 
 /* The launcher that started this process, with what it said, if its job has more ranks than world. NULL: none
- * did, or its variables may only be left over, or cannot be read. */
-const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said);
+ * did, or its variables cannot be read. *is_sure false: they may only be left over. */
+const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said, bool *is_sure);
 
 /* srun started the task with this rank of so many. */
 bool zr_launcher_is_slurm_task(int rank, int world);
 
-/* The process that started l's ranks of this host: the nearest one above this process that did not begin with
- * the rank's variables, as the wrappers between the two did. If a process above cannot be read, it is the
- * parent. */
+/* The process that started l's ranks of this host, past wrappers: the nearest one above this process that did
+ * not begin with the rank's variables. 0: a process above cannot be read. */
 pid_t zr_launcher_process(const struct zr_launcher *l);
 
 /* Reads decimal text in [lo, hi], with nothing before or after it. */
