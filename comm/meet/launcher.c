@@ -245,6 +245,11 @@ static int began_as_this_rank(pid_t pid, const struct zr_launcher *l)
     return is_read ? n_equal == n_set : -1;
 }
 
+bool zr_launcher_is_unchanged(const struct zr_launcher *l)
+{
+    return began_as_this_rank(getpid(), l) == 1;
+}
+
 pid_t zr_launcher_process(const struct zr_launcher *l)
 {
     char name[64];

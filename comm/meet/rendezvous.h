@@ -94,6 +94,9 @@ struct zr_world {
     /* name that keeps two jobs apart; ranks whose names differ refuse each other */
     char job[128];
     struct zr_start start;
+    /* How many forks lie between the process that the launcher started and this one, which has its variables
+     * unchanged. Parents may be ranks of the same numbers. */
+    int forks;
     /* cfg.name: ranks whose contexts have other names do not meet */
     char name[ZR_NAME_CHARS + 1];
     /* this context among those of the process (open_names.h); NULL: it knows no others. Used until ranks have

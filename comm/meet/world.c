@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* world.c: who this rank is, as the configuration, a lent communicator or a launcher's environment variables
  * say. */
+#include "comm/fork.h"
 #include "comm/meet/meeting_point.h"
 #include "comm/meet/net_address.h"
 
@@ -128,6 +129,8 @@ static int find_launched(bool by_mpi, const struct zr_launcher **l, struct zr_wo
             "backend is mpi, but zero-run started this rank (%s), and zero-run starts no MPI: start the "
             "ranks by one mpirun of Open MPI or one mpiexec of MPICH, or set backend to auto",
             w->size_from);
+    if (!err && *l && zr_fork_depth() && zr_launcher_is_unchanged(*l))
+        w->forks = (int)zr_fork_depth();
     return err;
 }
 
