@@ -63,7 +63,7 @@ bool zr_launcher_is_slurm_task(int rank, int world);
 /* This program was started with l's rank and world as they are now; a forked child counts as its parent. */
 bool zr_launcher_is_unchanged(const struct zr_launcher *l);
 
-/* The process that started l's ranks of this host, past wrappers: the nearest one above this process that did
+/* The process that started the ranks of l on this host. It is the nearest one above this process that did
  * not begin with the rank's variables. 0: a process above cannot be read. */
 pid_t zr_launcher_process(const struct zr_launcher *l);
 
