@@ -45,6 +45,12 @@ static void watch_forks(void)
                    in_child); /* where there is no memory for it, children keep sockets */
 }
 
+/* From here on, so that a child is known as one that was forked before its parent used the library. */
+__attribute__((constructor)) static void watch_from_load(void)
+{
+    pthread_once(&once, watch_forks);
+}
+
 void zr_fork_keep(struct zr_kept_socket *s, int fd)
 {
     pthread_once(&once, watch_forks);

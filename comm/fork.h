@@ -46,7 +46,7 @@ void zr_fork_forget(struct zr_kept_socket *s);
  * the answer to them, not a loss. */
 bool zr_fork_ending(void);
 
-/* How many forks lie between the first process that called this or zr_fork_keep, and this one. */
+/* How many forks lie between the process that loaded the library, and this one. */
 unsigned zr_fork_depth(void);
 
 #endif

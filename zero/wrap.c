@@ -39,6 +39,15 @@ static int user_update(void *arg, const struct zr_user_update *u)
     return z->config.user.update(z->config.user.update_arg, &out);
 }
 
+/* A forked child is the same rank as its parent, and both may wrap. By this name children meet children. */
+static void name_fork(struct zr_world *w)
+{
+    char name[sizeof w->name];
+    memcpy(name, w->name, sizeof name);
+    if (w->forks)
+        snprintf(w->name, sizeof w->name, "%.51s%s(fork %d)", name, name[0] ? " " : "", w->forks);
+}
+
 static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
 {
     z->lent_of = zr_backend_of_lent(cfg, &z->lent);
@@ -47,6 +56,7 @@ static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
     z->start_ms = zr_config_start_ms(cfg);
     int err = zr_find_rank(cfg, &z->world);
     zr_config_print_name(cfg->name, z->world.name, sizeof z->world.name);
+    name_fork(&z->world);
     return err;
 }
 

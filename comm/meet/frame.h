@@ -12,7 +12,7 @@
 enum {
     /* the word "zero" in little-endian bytes */
     ZR_FRAME_MAGIC = 0x6f72657a,
-    ZR_FRAME_VERSION = 6,
+    ZR_FRAME_VERSION = 7,
     /* the longest message that travels */
     ZR_FRAME_TEXT_BYTES = 1024,
     /* the most that a payload may have before both sides know each other */

@@ -9,7 +9,7 @@
 #include <sys/random.h>
 
 _Static_assert(ZR_PROOF_BYTES == SHA256_DIGEST_SIZE, "a proof is an HMAC-SHA256");
-_Static_assert(sizeof(struct zr_hello) == 128, "no padding");
+_Static_assert(sizeof(struct zr_hello) == 256, "no padding");
 
 int zr_shake_random(uint8_t *bytes, size_t n)
 {
@@ -46,6 +46,7 @@ void zr_shake_prove(const struct zr_world *w, const struct zr_shake *s, enum zr_
     add(&mac, w->job, strlen(w->job));
     add(&mac, text, strlen(text));
     add(&mac, s->name, strlen(s->name));
+    add(&mac, &s->start, sizeof s->start);
     hmac_sha256_digest(&mac, ZR_PROOF_BYTES, proof);
     explicit_bzero(&mac, sizeof mac);
 }
@@ -85,6 +86,8 @@ bool zr_shake_hello(const struct zr_world *w, struct zr_shake *s, const struct z
     memcpy(s->nonce, hello.nonce, sizeof s->nonce);
     memcpy(s->name, hello.name, sizeof s->name);
     s->name[ZR_NAME_CHARS] = 0;
+    s->start = hello.start;
+    s->start.job[sizeof s->start.job - 1] = 0;
     s->rank = f->rank;
     s->world = f->world;
     s->attempt = f->about;

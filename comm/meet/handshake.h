@@ -3,8 +3,9 @@
  *
  * Rank 0 begins with a nonce of its own. The rank answers with another and a proof: HMAC-SHA256 under the
  * job's key over the protocol's version, who speaks to whom, both nonces, rank, world, attempt, the job's
- * name and the context's. Rank 0 answers with its own. Fresh nonces on both sides make what was heard once
- * useless afterwards; the side that speaks is part of the proof, so that one's own proof sent back is none.
+ * name and the context's, and how the rank was started. Rank 0 answers with its own. Fresh nonces on both
+ * sides make what was heard once useless afterwards; the side that speaks is part of the proof, so that one's
+ * own proof sent back is none.
  *
  * What travels after the meeting is neither encrypted nor signed: whoever can change the packets between two
  * hosts can change what ranks say. Where there is no key the name of the job takes its place, which keeps two
@@ -24,6 +25,7 @@ struct zr_shake {
     /* of the rank, as it claims them */
     int32_t rank, world, attempt;
     char name[ZR_NAME_CHARS + 1];
+    struct zr_start start;
 };
 
 /* Payload of a HELLO. */
@@ -31,6 +33,7 @@ struct zr_hello {
     uint8_t nonce[ZR_NONCE_BYTES], proof[ZR_PROOF_BYTES];
     /* of the context, terminated */
     char name[ZR_NAME_CHARS + 1];
+    struct zr_start start;
 };
 
 /* Fills n random bytes, or fails. */

@@ -123,6 +123,39 @@ static void let_ask(struct zr_rendezvous *r, struct zr_link *l)
         zr_link_drop(l); /* it comes again */
 }
 
+/* Whether the two may be of one part of a job: a part is a run of ranks, or every so many-th rank. Equal
+ * ranks are inherited from one shell. */
+static bool may_be_one_part(const struct zr_rendezvous *r, const struct zr_shake *s)
+{
+    const struct zr_start *a = &r->w.start, *b = &s->start;
+    if (!a->world || a->world != b->world || a->rank == b->rank || s->world != r->w.world)
+        return true;
+    int first = a->rank - r->w.rank;
+    bool is_run = first == b->rank - s->rank && (first % s->world == 0 || a->world % s->world);
+    return is_run || (int64_t)(a->rank - b->rank) * s->world == (int64_t)(r->w.rank - s->rank) * a->world;
+}
+
+/* The rank has what it takes to meet this one, but a launcher started it for another job, or another part. */
+static bool is_started_otherwise(const struct zr_rendezvous *r, const struct zr_link *l, char *text, size_t n)
+{
+    const struct zr_shake *s = &l->shake;
+    const struct zr_start *a = &r->w.start, *b = &s->start;
+    if (a->job[0] && b->job[0] && strcmp(a->job, b->job))
+        snprintf(text, n,
+                 "rank %d at %s was started by %s, rank %d by %s: two jobs that meet at one place need a "
+                 "ZERO_JOB of their own",
+                 s->rank, l->peer, b->job, r->w.rank, a->job);
+    else if (!may_be_one_part(r, s))
+        snprintf(
+            text, n,
+            "rank %d at %s was started as rank %d of %d, rank %d as rank %d of %d: they are of two parts "
+            "of a job, which need a meeting point of their own: set cfg.rendezvous, another for each part",
+            s->rank, l->peer, b->rank, b->world, r->w.rank, a->rank, a->world);
+    else
+        return false;
+    return true;
+}
+
 void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload)
 {
     char text[sizeof r->text + 64];
@@ -147,7 +180,9 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
         return;
     }
     const struct zr_shake *s = &l->shake;
-    if (r->ready) {
+    if (is_started_otherwise(r, l, text, sizeof text)) {
+        refuse(r, l, ZR_ERR_MISMATCH, text);
+    } else if (r->ready) {
         refuse_late(r, l);
     } else if (s->attempt != r->w.attempt) {
         snprintf(text, sizeof text, "rank %d at %s is of attempt %d of this job, rank 0 of attempt %d",
@@ -180,8 +215,10 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
         let_ask(r, l);
     } else if (r->members[s->rank].state != ZR_MEMBER_EMPTY) {
         const struct zr_link *first = r->members[s->rank].link;
-        snprintf(text, sizeof text, "rank %d is there twice: at %s and at %s", s->rank,
-                 first ? first->peer : "?", l->peer);
+        snprintf(
+            text, sizeof text,
+            "rank %d is there twice: at %s and at %s: it was started twice, or two jobs meet at one place",
+            s->rank, first ? first->peer : "?", l->peer);
         refuse_all(r, l, text);
     } else {
         let_in(r, l);

@@ -190,9 +190,11 @@ static void on_challenge(struct zr_rendezvous *r, struct zr_link *l, const char 
     struct zr_hello hello;
     struct zr_frame f = {
         .type = ZR_FRAME_HELLO, .rank = r->w.rank, .world = r->w.world, .about = r->w.attempt};
-    l->shake = (struct zr_shake){.rank = r->w.rank, .world = r->w.world, .attempt = r->w.attempt};
+    l->shake = (struct zr_shake){
+        .rank = r->w.rank, .world = r->w.world, .attempt = r->w.attempt, .start = r->w.start};
     memcpy(l->shake.name, r->w.name, sizeof l->shake.name);
     memcpy(hello.name, r->w.name, sizeof hello.name);
+    hello.start = r->w.start;
     int err = zr_shake_random(l->shake.nonce, sizeof l->shake.nonce);
     if (!err) {
         memcpy(l->shake.nonce_0, nonce, sizeof l->shake.nonce_0);

@@ -199,6 +199,71 @@ static int read_ranks(const struct zr_launcher *l, struct zr_world *w)
     return 0;
 }
 
+/* --- its process --- */
+
+/* The parent of process pid, whose own name is copied; 0: it has none here; -1: it cannot be read. */
+static pid_t read_parent(pid_t pid, char name[64])
+{
+    char path[32], text[512] = "";
+    int parent;
+    snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
+    FILE *f = fopen(path, "re");
+    if (f && !fgets(text, sizeof text, f))
+        text[0] = 0;
+    if (f)
+        fclose(f);
+    const char *begin = strchr(text, '('), *end = strrchr(text, ')'); /* "PID (NAME) STATE PARENT ..." */
+    if (!begin || !end || sscanf(end + 1, " %*c %d", &parent) != 1)
+        return -1;
+    snprintf(name, 64, "%.*s", (int)(end - begin - 1), begin + 1);
+    return parent;
+}
+
+/* Whether process pid began with this rank's variables of l; -1: that cannot be read. */
+static int began_as_this_rank(pid_t pid, const struct zr_launcher *l)
+{
+    const char *const names[] = {l->rank, l->world, "PMI_FD"};
+    char path[32], *text = NULL;
+    size_t n_text = 0;
+    int n_equal = 0, n_set = 0;
+    snprintf(path, sizeof path, "/proc/%ld/environ", (long)pid);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return -1;
+    for (int i = 0; i < 3; i++)
+        n_set += getenv(names[i]) != NULL;
+    while (getdelim(&text, &n_text, 0, f) > 0)
+        for (int i = 0; i < 3; i++) {
+            size_t n = strlen(names[i]);
+            const char *own = getenv(names[i]);
+            if (strncmp(text, names[i], n) == 0 && text[n] == '=')
+                n_equal += own && strcmp(text + n + 1, own) == 0 ? 1 : -3;
+        }
+    bool is_read = !ferror(f);
+    free(text);
+    fclose(f);
+    return is_read ? n_equal == n_set : -1;
+}
+
+bool zr_launcher_is_unchanged(const struct zr_launcher *l)
+{
+    return began_as_this_rank(getpid(), l) == 1;
+}
+
+pid_t zr_launcher_process(const struct zr_launcher *l)
+{
+    char name[64];
+    for (pid_t pid = getppid(), above; pid > 0 && (above = read_parent(pid, name)) >= 0; pid = above) {
+        /* The launcher of a job inside a rank of another job has that rank's variables. */
+        int is_wrapper = strncmp(name, "hydra", 5) ? began_as_this_rank(pid, l) : 0;
+        if (is_wrapper < 0)
+            break;
+        if (!is_wrapper)
+            return pid;
+    }
+    return 0;
+}
+
 /* --- whether they agree --- */
 
 /* How many agents torchrun has; a launcher that starts them, as mpirun does, counts as many. 0: not known. */
@@ -342,14 +407,16 @@ static bool may_be_inherited(const struct zr_launcher *l)
     return l->kind == ZR_LAUNCHER_PLAIN || (l->kind == ZR_LAUNCHER_SLURM && !is_task_itself());
 }
 
-const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said)
+const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said, bool *is_sure)
 {
-    const struct zr_launcher *l = launchers;
+    const struct zr_launcher *l = NULL;
     struct zr_kept kept;
-    while (l < launchers + ZR_LAUNCHERS && (!is_set(l) || may_be_inherited(l)))
-        l++;
-    if (l == launchers + ZR_LAUNCHERS)
+    for (const struct zr_launcher *m = launchers; m < launchers + ZR_LAUNCHERS; m++)
+        if (is_set(m) && (!l || (may_be_inherited(l) && !may_be_inherited(m))))
+            l = m;
+    if (!l)
         return NULL;
+    *is_sure = !may_be_inherited(l);
     zr_keep(&kept, 0);
     bool is_legible = read_ranks(l, said) == 0;
     zr_say_again(&kept);

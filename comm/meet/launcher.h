@@ -9,6 +9,8 @@
 
 #include "comm/meet/rendezvous.h"
 
+#include <sys/types.h>
+
 enum { ZR_MOST_RANKS = 65536 };
 
 /* In the order of precedence. */
@@ -52,11 +54,18 @@ struct zr_launcher {
 int zr_launcher_find(bool by_mpi, const struct zr_launcher **out, struct zr_world *w);
 
 /* The launcher that started this process, with what it said, if its job has more ranks than world. NULL: none
- * did, or its variables may only be left over, or cannot be read. */
-const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said);
+ * did, or its variables cannot be read. *is_sure false: they may only be left over. */
+const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said, bool *is_sure);
 
 /* srun started the task with this rank of so many. */
 bool zr_launcher_is_slurm_task(int rank, int world);
+
+/* This program was started with l's rank and world as they are now; a forked child counts as its parent. */
+bool zr_launcher_is_unchanged(const struct zr_launcher *l);
+
+/* The process that started the ranks of l on this host. It is the nearest one above this process that did
+ * not begin with the rank's variables. 0: a process above cannot be read. */
+pid_t zr_launcher_process(const struct zr_launcher *l);
 
 /* Reads decimal text in [lo, hi], with nothing before or after it. */
 int zr_meeting_number(const char *name, const char *text, int lo, int hi, int *out);

@@ -206,13 +206,15 @@ static void find_job(const struct zr_launcher *l, struct zr_world *w)
 {
     static const char *const of_slurm[3] = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"};
     const char *own = getenv("ZERO_JOB");
-    if (own)
-        snprintf(w->job, sizeof w->job, "%s", own);
-    else if (l)
+    if (l)
         add_to_job(l->job, w);
     if (!w->job[0] && l && is_slurm_task(l, w))
         add_to_job(of_slurm, w);
-    if (!own && l && l->kind == ZR_LAUNCHER_TORCHRUN)
+    if (own && w->job[0] && !getenv("SLURM_HET_SIZE")) /* each component of such a job has an id */
+        snprintf(w->start.job, sizeof w->start.job, "%s's job %.90s", l->source, w->job);
+    if (own)
+        snprintf(w->job, sizeof w->job, "%s", own);
+    else if (l && l->kind == ZR_LAUNCHER_TORCHRUN)
         name_torchruns_job(w);
 }
 
@@ -236,11 +238,21 @@ static int port_of_job(const struct zr_world *w)
     return 20000 + (int)(XXH3_64bits(w->job, strlen(w->job)) % 12000);
 }
 
+/* MPICH's launcher gives its jobs no names. Its process is one for all ranks of a host. */
+static void name_by_process(const struct zr_launcher *l, struct zr_world *w)
+{
+    long process = (long)zr_launcher_process(l);
+    if (!w->job[0])
+        snprintf(w->job, sizeof w->job, "%s of process %ld", l->source, process ? process : (long)getppid());
+    else if (process)
+        snprintf(w->start.job, sizeof w->start.job, "%s of process %ld", l->source, process);
+}
+
 static void meet_on_loopback(const struct zr_launcher *l, const struct hosts *h, struct zr_world *w)
 {
-    /* The launcher's process is the same parent for all its ranks of a host. */
-    if (!w->job[0])
-        snprintf(w->job, sizeof w->job, "%s of parent %ld", l->source, (long)getppid());
+    bool is_named = w->start.job[0] || is_slurm_task(l, w) || !getenv("ZERO_JOB");
+    if (!w->job[0] || (l->kind == ZR_LAUNCHER_MPICH && !is_named))
+        name_by_process(l, w);
     strcpy(w->host, "127.0.0.1");
     w->port = port_of_job(w);
     w->is_host_assumed = h->n == 0;

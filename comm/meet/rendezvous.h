@@ -43,6 +43,17 @@ struct zr_waiting {
 enum { ZR_WAIT_CHARS = 2560 };
 void zr_waiting_warn(const struct zr_waiting *w, const char *text, int64_t ms, const char *limit);
 
+/* How a launcher started a rank, where its job, number and world do not say it. Ranks that were started
+ * for different jobs, or different parts of one, refuse each other. All bytes of it travel. */
+struct zr_start {
+    /* The launcher's own name of its job, where ZERO_JOB replaces it: "Open MPI's job 1234.1". "": it is not
+     * known. */
+    char job[120];
+    /* The rank and world of variables that may be left over, where the configuration gives a smaller world.
+     * world 0: there are none. */
+    int32_t rank, world;
+};
+
 /* Who we are. */
 struct zr_world {
     int rank, world;
@@ -82,6 +93,10 @@ struct zr_world {
     char interface[64];
     /* name that keeps two jobs apart; ranks whose names differ refuse each other */
     char job[128];
+    struct zr_start start;
+    /* How many forks lie between the process that the launcher started and this one, which has its variables
+     * unchanged. Parents may be ranks of the same numbers. */
+    int forks;
     /* cfg.name: ranks whose contexts have other names do not meet */
     char name[ZR_NAME_CHARS + 1];
     /* this context among those of the process (open_names.h); NULL: it knows no others. Used until ranks have

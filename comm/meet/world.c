@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* world.c: who this rank is, as the configuration, a lent communicator or a launcher's environment variables
  * say. */
+#include "comm/fork.h"
 #include "comm/meet/meeting_point.h"
 #include "comm/meet/net_address.h"
 
@@ -94,13 +95,21 @@ static int take_configured(int want_rank, int want_world, struct zr_world *w)
 }
 
 /* The configuration names a part of the launcher's job. All parts have the job's name, key and meeting point,
- * so that ranks of two parts would take each other for their own. */
-static int refuse_part(const char *want_url, const struct zr_world *w)
+ * so that ranks of two parts would take each other for their own. Where the launcher's variables may be left
+ * over, ranks compare them when they meet. */
+static int refuse_part(const char *want_url, struct zr_world *w)
 {
     struct zr_world said = {0};
-    const struct zr_launcher *l = w->world > 1 && !want_url ? zr_launcher_of_larger(w->world, &said) : NULL;
+    bool is_sure;
+    const struct zr_launcher *l =
+        w->world > 1 && !want_url ? zr_launcher_of_larger(w->world, &said, &is_sure) : NULL;
     if (!l)
         return 0;
+    if (!is_sure) {
+        w->start.rank = said.rank;
+        w->start.world = said.world;
+        return 0;
+    }
     return zr_fail(
         ZR_ERR_ARG,
         "rank %d of %d (from the configuration) is a part of %s's job, in which it is rank %d of %d: "
@@ -120,6 +129,8 @@ static int find_launched(bool by_mpi, const struct zr_launcher **l, struct zr_wo
             "backend is mpi, but zero-run started this rank (%s), and zero-run starts no MPI: start the "
             "ranks by one mpirun of Open MPI or one mpiexec of MPICH, or set backend to auto",
             w->size_from);
+    if (!err && *l && zr_fork_depth() && zr_launcher_is_unchanged(*l))
+        w->forks = (int)zr_fork_depth();
     return err;
 }
 

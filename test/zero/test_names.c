@@ -2,8 +2,10 @@
 /* test_names.c: contexts with names. Several contexts of one process that are open, or being wrapped, at the
  * same time meet those of the same name on every rank, whatever the order. */
 #include "test/comm/ranks.h"
+#include "test/held_port.h"
 #include "test/zero/toy_net.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -279,6 +281,67 @@ static void test_same_name(void **state)
     }
 }
 
+/* ---- both sides of a fork ---- */
+
+/* One rank that a launcher has started: its child is that rank too, and both wrap. Rank 0's child comes after
+ * its parent, and rank 1's before it, unless the children wait for each other. */
+static int wrap_on_both_sides(void)
+{
+    struct rank me = {.w = {.rank = atoi(getenv("ZERO_RANK")), .world = 2}};
+    int ends[2], status = 0;
+    struct job j;
+    alarm(HANG_S);
+    if (pipe(ends))
+        return 1;
+    const pid_t pid = fork();
+    const bool is_first = (pid == 0) == (me.w.rank == 1);
+    prepare(&me, 0, false, &j);
+    j.cfg.rank = j.cfg.world = 0;
+    j.cfg.rendezvous = NULL;
+    j.cfg.stage = pid ? 1 : 2; /* so that ranks that are crossed are an error */
+    if (!is_first) {
+        close(ends[1]);
+        poll(&(struct pollfd){.fd = ends[0], .events = POLLIN}, 1, me.w.rank ? 300 : -1);
+    }
+    if (wrap(&j) == 0)
+        step(&j, 0);
+    if (is_first)
+        close(ends[1]);
+    finish(&j);
+    if (j.err)
+        fprintf(stderr, "rank %d, %s: %s\n", me.w.rank, pid ? "parent" : "child", j.text);
+    if (pid == 0)
+        _exit(j.err != 0);
+    waitpid(pid, &status, 0);
+    return j.err || status;
+}
+
+static void test_both_sides(void **state)
+{
+    (void)state;
+    pid_t pid[2];
+    char text[64];
+    snprintf(text, sizeof text, "tcp://127.0.0.1:%d", held_port());
+    setenv("ZERO_RENDEZVOUS", text, 1);
+    setenv("ZERO_WORLD_SIZE", "2", 1);
+    for (int i = 0; i < 2; i++) {
+        setenv("ZERO_RANK", i ? "1" : "0", 1);
+        fflush(NULL);
+        pid[i] = fork();
+        if (pid[i] == 0) {
+            execl("/proc/self/exe", "test_names", "forked", (char *)NULL);
+            _exit(127);
+        }
+    }
+    int status[2] = {-1, -1};
+    for (int i = 0; i < 2; i++)
+        waitpid(pid[i], &status[i], 0);
+    unsetenv("ZERO_RENDEZVOUS");
+    unsetenv("ZERO_WORLD_SIZE");
+    unsetenv("ZERO_RANK");
+    assert_true(status[0] == 0 && status[1] == 0);
+}
+
 /* A failure among ranks names the context. */
 static void fail_by_name(struct rank *me)
 {
@@ -336,12 +399,14 @@ static void test_alone(void **state)
     run_ranks(true, 1, wrap_two_alone, NULL, NULL);
 }
 
-int main(void)
+int main(int n_args, char **args)
 {
+    if (n_args == 2 && strcmp(args[1], "forked") == 0)
+        return wrap_on_both_sides();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_two_at_a_time),  cmocka_unit_test(test_other_order),
         cmocka_unit_test(test_same_name),      cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_named_failures),
+        cmocka_unit_test(test_named_failures), cmocka_unit_test(test_both_sides),
     };
     return cmocka_run_group_tests(tests, NULL, toy_remove_folders);
 }

@@ -241,7 +241,7 @@ static void test_duplicate_rank(void **state)
     (void)state;
     struct rank *r = run_ranks(true, 3, open_and_note, NULL, twin);
     for (int i = 0; i < 3; i++)
-        expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice");
+        expect_rank(&r[i], ZR_ERR_MISMATCH, ": it was started twice, or two jobs meet at one place");
 }
 
 /* The last comes when the meeting has already failed, and learns why. */
@@ -358,6 +358,69 @@ static void elsewhere(struct rank *r)
 {
     without_key(r);
     strcpy(r->w.host, "192.0.2.1"); /* an address for documents: nobody's */
+}
+
+static void other_start(struct rank *r)
+{
+    other_attempt(r);
+    r->w.attempt = 0;
+    snprintf(r->w.start.job, sizeof r->w.start.job, "Slurm's job 7.%d", r == &r->all[2]);
+}
+
+static void other_part(struct rank *r)
+{
+    other_start(r);
+    r->w.start = (struct zr_start){.rank = r == &r->all[2] ? 3 : r->w.rank, .world = 4};
+}
+
+/* Two jobs of a launcher have one name, or two parts of a job one meeting point. */
+static void test_other_start(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_start);
+    expect_rank(&r[0], 0, "");
+    expect_rank(&r[1], 0, "");
+    expect_rank(&r[2], ZR_ERR_MISMATCH,
+                "was started by Slurm's job 7.1, rank 0 by Slurm's job 7.0: two jobs");
+    r = run_ranks(true, 3, open_after_refusal, NULL, other_part);
+    expect_rank(&r[0], 0, "");
+    expect_rank(&r[1], 0, "");
+    expect_rank(&r[2], ZR_ERR_MISMATCH,
+                "was started as rank 3 of 4, rank 0 as rank 0 of 4: they are of two parts");
+}
+
+/* The ranks as which rank 0 and rank 1 were started, and whether they are of one part. */
+static const struct part {
+    int world, rank[2];
+    bool is_one;
+} parts[] = {
+    {4, {2, 3}, true}, /* a run of ranks */
+    {4, {1, 3}, true}, /* every second rank */
+    {5, {3, 4}, true}, /* a run, where parts differ in size */
+    {4, {3, 3}, true}, /* left over, from one shell */
+    {4, {2, 1}, false}, {4, {0, 3}, false}, {4, {1, 2}, false},
+};
+
+static void take_part(struct rank *r)
+{
+    const struct part *p = r->arg;
+    r->w.start = (struct zr_start){.rank = p->rank[r->w.rank], .world = p->world};
+}
+
+static void meet_in_part(struct rank *me)
+{
+    const struct part *p = me->arg;
+    struct meeting m;
+    int err = meet(&m, &me->w, p->is_one ? LONG_MS : SHORT_MS / 3);
+    RANK_CHECK(me, !err == p->is_one, "code %d: %s", err, zr_error_text());
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+static void test_parts(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        run_ranks(true, 2, meet_in_part, (void *)&parts[i], take_part);
 }
 
 /* Without a key ranks meet on loopback, and nowhere else. */
@@ -501,6 +564,8 @@ int main(void)
         cmocka_unit_test(test_other_job),
         cmocka_unit_test(test_other_key),
         cmocka_unit_test(test_other_attempt),
+        cmocka_unit_test(test_other_start),
+        cmocka_unit_test(test_parts),
         cmocka_unit_test(test_no_key),
         cmocka_unit_test(test_unidentified_connections),
         cmocka_unit_test(test_impostor),

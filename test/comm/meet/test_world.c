@@ -258,8 +258,11 @@ static void test_part_of_a_job(void **state)
     environment("RANK", "3", "WORLD_SIZE", "4", "TORCHELASTIC_RUN_ID", "r", "MASTER_ADDR", "127.0.0.1",
                 "MASTER_PORT", "29500", NULL);
     refuse_with(1, 2, NULL, "a part of torchrun's job", NULL);
-    unsetenv("TORCHELASTIC_RUN_ID"); /* what may be left over says nothing */
+    unsetenv("TORCHELASTIC_RUN_ID"); /* what may be left over is compared when ranks meet */
     assert_int_equal(zr_world_find(1, 2, NULL, &w), 0);
+    assert_true(w.start.rank == 3 && w.start.world == 4);
+    assert_int_equal(zr_world_find(1, 2, "tcp://127.0.0.1:29501", &w), 0);
+    assert_true(w.start.world == 0);
     char own[16];
     snprintf(own, sizeof own, "%ld", (long)getpid());
     environment("SLURM_PROCID", "3", "SLURM_NTASKS", "4", "SLURM_STEP_ID", "0", "SLURM_TASK_PID", own,
@@ -267,6 +270,34 @@ static void test_part_of_a_job(void **state)
     refuse_with(1, 2, NULL, "a part of Slurm's job", NULL);
     setenv("SLURM_TASK_PID", "1", 1); /* a process that the task has started */
     assert_int_equal(zr_world_find(1, 2, NULL, &w), 0);
+    assert_true(w.start.rank == 3 && w.start.world == 4);
+}
+
+static void expect_start(const char *job, const char *started_by)
+{
+    struct zr_world w;
+    if (zr_world_find(0, 0, NULL, &w))
+        fail_msg("%s", zr_error_text());
+    assert_string_equal(w.job, job);
+    assert_string_equal(w.start.job, started_by);
+}
+
+/* Two jobs of a launcher with one ZERO_JOB are known by the launcher's own names of them. */
+static void test_exported_job(void **state)
+{
+    (void)state;
+    environment("OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "2", "PMIX_NAMESPACE", "1234.1", NULL);
+    expect_start("1234.1", "");
+    setenv("ZERO_JOB", "j", 1);
+    expect_start("j", "Open MPI's job 1234.1");
+    environment("SLURM_PROCID", "1", "SLURM_NTASKS", "2", "SLURM_JOB_ID", "77", "SLURM_STEP_ID", "3",
+                "ZERO_JOB", "j", NULL);
+    expect_start("j", "Slurm's job 77.3");
+    setenv("SLURM_HET_SIZE", "2", 1); /* each component has an id */
+    expect_start("j", "");
+    environment("RANK", "1", "WORLD_SIZE", "2", "TORCHELASTIC_RUN_ID", "r", "MASTER_ADDR", "h", "MASTER_PORT",
+                "1", "ZERO_JOB", "j", NULL);
+    expect_start("j", "torchrun's job r");
 }
 
 /* An IPv4 address that is written as an IPv6 one. */
@@ -548,8 +579,58 @@ static void test_loopback(void **state)
     }
 }
 
-int main(void)
+/* A shell stands in for MPICH's launcher, as it is inside a rank of another job. Each rank is the child of a
+ * wrapper. */
+static void expect_one_job(const char *launcher, const char *outer_fd, const char *own)
 {
+    static const char script[] =
+        "for rank in 0 1; do"
+        " PMI_RANK=$rank PMI_SIZE=2 PMI_FD=1$rank sh -c '\"$PROGRAM\" job; exit $?'; "
+        "done";
+    char program[4096], job[2][256] = {"", ""};
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    assert_true(n > 0);
+    program[n] = 0;
+    environment("PROGRAM", program, "LAUNCHER", launcher, "SCRIPT", script, "PMI_RANK", "0", "PMI_SIZE", "2",
+                "PMI_FD", outer_fd, own ? "ZERO_JOB" : NULL, own, NULL);
+    FILE *f = popen("exec \"$LAUNCHER\" -c \"$SCRIPT\"", "r");
+    assert_non_null(f);
+    for (int i = 0; i < 2; i++)
+        assert_non_null(fgets(job[i], sizeof job[i], f));
+    assert_int_equal(pclose(f), 0);
+    assert_string_equal(job[0], job[1]);
+    assert_non_null(strstr(job[0], own ? "j, MPICH of process " : "MPICH of process "));
+}
+
+static void test_wrapped(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/zero-world-XXXXXX", launcher[64];
+    expect_one_job("/bin/sh", "7", NULL);
+    expect_one_job("/bin/sh", "7", "j");
+    /* The outer rank has the variables of the inner rank 0, so that only its name tells the launcher. */
+    assert_non_null(mkdtemp(folder));
+    snprintf(launcher, sizeof launcher, "%s/hydra_pmi_proxy", folder);
+    assert_int_equal(symlink("/bin/sh", launcher), 0);
+    expect_one_job(launcher, "10", NULL);
+    assert_int_equal(unlink(launcher), 0);
+    assert_int_equal(rmdir(folder), 0);
+    environment(NULL);
+}
+
+static int print_job(void)
+{
+    struct zr_world w;
+    if (zr_world_find(0, 0, NULL, &w))
+        return 1;
+    printf("%s, %s\n", w.job, w.start.job);
+    return 0;
+}
+
+int main(int n_args, char **args)
+{
+    if (n_args == 2 && strcmp(args[1], "job") == 0)
+        return print_job();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alone),     cmocka_unit_test(test_explicit),
         cmocka_unit_test(test_zero),      cmocka_unit_test(test_torchrun),
@@ -560,6 +641,7 @@ int main(void)
         cmocka_unit_test(test_lent_part), cmocka_unit_test(test_half_of_slurm),
         cmocka_unit_test(test_agents),    cmocka_unit_test(test_jobs_of_torchrun),
         cmocka_unit_test(test_mapped),    cmocka_unit_test(test_part_of_a_job),
+        cmocka_unit_test(test_wrapped),   cmocka_unit_test(test_exported_job),
     };
     return cmocka_run_group_tests_name("world", tests, NULL, NULL);
 }

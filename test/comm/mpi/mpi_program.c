@@ -5,13 +5,14 @@
  *
  * WHAT: lends, reordered (a communicator, in MPI's order or the other way round), serialized (it begins MPI
  * with too weak a level), early (MPI_Finalize before zero_unwrap), begun_here (MPI is left to the library),
- * null (it lends MPI_COMM_NULL), other_rank (it lends one and says that it is another rank), refused (what
- * rank 1 configures is refused), part (it lends a communicator of all ranks but the last), told NAME=VALUE...
- * (it sets variables once MPI has begun, or removes those without a value), late (one context trains while
- * ranks wait for the last one to wrap another), threads (two contexts are wrapped from two threads, on rank 1
- * the other one first), numbered (two contexts at once, in which each process has another number), again
- * (after a zero_wrap to which the last rank, or rank 0, did not come), crossed, crossed_lent (rank 1 wraps
- * another context first, of the same communicator or another), forked (a child wraps).
+ * without (it uses no MPI), null (it lends MPI_COMM_NULL), other_rank (it lends one and says that it is
+ * another rank), refused (what rank 1 configures is refused), part (it lends a communicator of all ranks but
+ * the last), told NAME=VALUE... (it sets variables once MPI has begun, or removes those without a value),
+ * late (one context trains while ranks wait for the last one to wrap another), threads (two contexts are
+ * wrapped from two threads, on rank 1 the other one first), numbered (two contexts at once, in which each
+ * process has another number), again (after a zero_wrap to which the last rank, or rank 0, did not come),
+ * crossed, crossed_lent (rank 1 wraps another context first, of the same communicator or another), forked (a
+ * child wraps).
  * Prints, on each rank, what was to be seen: "rank 1: trained", or an error. */
 #include "zero/zero.h"
 
@@ -97,7 +98,9 @@ static int train(zero_ctx *z, MPI_Comm own, int rank, int world)
 {
     struct zero_stats stats;
     int err = zero_get_stats(z, &stats);
-    if (!err && (stats.rank != rank || stats.world != world || strcmp(stats.backend, "mpi")))
+    const char *backend = getenv("ZERO_BACKEND");
+    if (!err && (stats.rank != rank || stats.world != world ||
+                 strcmp(stats.backend, backend && !strcmp(backend, "shm") ? "shm" : "mpi")))
         return printf("rank %d of %d, backend %s\n", (int)stats.rank, (int)stats.world, stats.backend), 1;
     for (int s = 0; s < STEPS && !err; s++) {
         int one = 1, sum = 0;
@@ -251,8 +254,8 @@ static int refuse_one(void)
     return 0;
 }
 
-/* Though the program is linked with it. */
-static int begin_here(void)
+/* Though the program is linked with it. backend: ZERO_BACKEND_AUTO leaves it to the environment. */
+static int begin_here(int backend)
 {
     zero_ctx *z;
     int32_t rank, world;
@@ -260,7 +263,7 @@ static int begin_here(void)
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = 2;
     cfg.optimizer = ZERO_SGD;
-    cfg.backend = ZERO_BACKEND_MPI;
+    cfg.backend = backend;
     int err = zero_find_rank(&cfg, &rank, &world, NULL);
     for (int round = 0; round < 2 && !err; round++) {
         err = wrap(&z, &cfg);
@@ -479,7 +482,9 @@ int main(int n_args, char **args)
     if (!strcmp(what, "told"))
         return change_variables(n_args - 2, args + 2);
     if (!strcmp(what, "begun_here"))
-        return begin_here();
+        return begin_here(ZERO_BACKEND_MPI);
+    if (!strcmp(what, "without"))
+        return begin_here(ZERO_BACKEND_AUTO);
     const char *const several[] = {"late",    "threads",      "numbered", "again",
                                    "crossed", "crossed_lent", "forked"};
     for (size_t i = 0; i < sizeof several / sizeof *several; i++)

@@ -17,8 +17,8 @@ RANKS = 3
 
 
 class Program(unittest.TestCase):
-    def told(self, what, code=0, args=(), **more):
-        done = subprocess.run([*LAUNCHER, "-n", str(RANKS), PROGRAM, what, *args], env={**under_mpi.environment(), **more}, stdin=subprocess.DEVNULL,
+    def told(self, what, code=0, args=(), wrapper=(), **more):
+        done = subprocess.run([*LAUNCHER, "-n", str(RANKS), *wrapper, PROGRAM, what, *args], env={**under_mpi.environment(), **more}, stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, timeout=under_mpi.SECONDS)
         if code is not None:
             self.assertEqual(done.returncode, code, done.stdout + done.stderr)
@@ -36,6 +36,10 @@ class Program(unittest.TestCase):
 
     def test_left_to_the_library(self):
         self.every(self.told("begun_here"), "trained")
+
+    def test_wrapped(self):
+        """Ranks meet without MPI, though each is the child of a wrapper of its own."""
+        self.every(self.told("without", ZERO_BACKEND="shm", wrapper=("sh", "-c", '"$@"; exit $?', "sh")), "trained")
 
     def test_too_weak(self):
         self.every(self.told("serialized"), "with MPI_THREAD_SERIALIZED, but MPI_THREAD_MULTIPLE is needed")
