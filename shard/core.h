@@ -17,9 +17,9 @@
  * that are flagged resident), or slots (stages 2 and 3), and are reduced into an fp32 shard. The
  * contributions of one step are added in the shape of a binary counter when `n_sums` lets them, which makes
  * the sum over global micro-batch ids one fixed binary tree at every power-of-two world.
- * At stages 0 and 1 a gradient is the model's own buffer, which it may zero between micro-batches, brackets or
- * not. So gradients are returned where their micro-batch ends, when no reduction reads them any more. One
- * that is summed in place is itself the sum, and returned when the step has used it. It takes one
+ * At stages 0 and 1 a gradient is the model's own buffer, which it may zero between micro-batches, brackets
+ * or not. So gradients are returned where their micro-batch ends, when no reduction reads them any more.
+ * One that is summed in place is itself the sum, and returned when the step has used it. It takes one
  * contribution in a step; for each further one what is there is set aside first, which takes memory that no
  * plan has.
  *
