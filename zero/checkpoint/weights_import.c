@@ -124,6 +124,26 @@ static int read_index(const struct zr_weights *ws, struct sources *s, json_t **o
     return check_export(ws, s, ZR_WEIGHTS_INDEX, id);
 }
 
+/* Warns if the folder also has the index of another export. A killed export may leave both. The import does
+ * not need this index, so an index that cannot be read is no error. */
+static void report_other_export(const struct zr_weights *ws, const struct sources *s)
+{
+    char path[ZR_PATH_BYTES], *text, id[ZR_EXPORT_ID_BYTES];
+    int64_t n;
+    bool missing;
+    if (ws->z->world.rank || zr_path_join(path, ws->dir, ZR_WEIGHTS_INDEX) ||
+        zr_file_load_linked(ws->z->files, path, ZR_WEIGHTS_MAX_INDEX, &missing, &text, &n))
+        return;
+    json_t *index = json_loadb(text, (size_t)n, 0, NULL);
+    free(text);
+    zr_st_export_id(json_object_get(index, "metadata"), id);
+    json_decref(index);
+    if (*id && strcmp(id, s->export_id) != 0)
+        zr_warn(ws->z->config.options.log,
+                "zero_import: %s/" ZR_WEIGHTS_SINGLE " is read; %s belongs to another export and is not",
+                ws->dir, path);
+}
+
 static int by_name(const void *a, const void *b)
 {
     return strcmp((*(struct zr_weight *const *)a)->name, (*(struct zr_weight *const *)b)->name);
@@ -188,6 +208,8 @@ static int find_weights(struct zr_weights *ws, struct sources *s)
         match(ws, sorted, &s->list[f], f);
     for (int32_t i = 0; !err && i < ws->n; i++)
         err = check_weight(ws, s, &ws->list[i]);
+    if (!err && !index)
+        report_other_export(ws, s);
     free(sorted);
     json_decref(index);
     return err;
