@@ -5,6 +5,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -71,6 +72,45 @@ static int exports_under_a_name_of_the_files(struct program *p)
     return zero_export(p->z, "/tmp/there-is-no-such-folder/weights", &map, 1, 0);
 }
 
+static const struct zero_weight table_of_names[] = {{.name = "a", .tensor = 0},
+                                                    {.name = "b", .tensor = 1, .slice = ZERO_SLICE(1)},
+                                                    {.name = "c", .tensor = 2}};
+
+/* Training goes on after the refusal of a map. */
+static int exports_or_imports(struct program *p, bool imports, const struct zero_weight *map, int32_t n,
+                              int64_t max_file_bytes)
+{
+    const char *dir = "/tmp/there-is-no-such-folder/weights";
+    int err = imports ? zero_import(p->z, dir, map, n) : zero_export(p->z, dir, map, n, max_file_bytes);
+    return train(p) ? -1 : err;
+}
+
+static int exports_another_name(struct program *p)
+{
+    struct zero_weight map[3];
+    memcpy(map, table_of_names, sizeof map);
+    map[1].name = p->odd ? "B" : "b";
+    return exports_or_imports(p, false, map, 3, 0);
+}
+
+static int imports_transposed_on_one_rank(struct program *p)
+{
+    struct zero_weight map[3];
+    memcpy(map, table_of_names, sizeof map);
+    map[1].transposed = p->odd;
+    return exports_or_imports(p, true, map, 3, 0);
+}
+
+static int exports_less_on_one_rank(struct program *p)
+{
+    return exports_or_imports(p, false, table_of_names, p->odd ? 2 : 3, 0);
+}
+
+static int exports_smaller_files_on_one_rank(struct program *p)
+{
+    return exports_or_imports(p, false, table_of_names, 3, p->odd ? 100 : 0);
+}
+
 /* ---- the rows ---- */
 
 static const struct misuse rows[] = {
@@ -98,6 +138,16 @@ static const struct misuse rows[] = {
      ERROR,
      ZERO_ERR_ARG,
      {"zero_export: ", "map[0]: name is __metadata__"}},
+    WRONG("exports a weight under another name on one rank", ALL, W2, NULL, exports_another_name, MISMATCH,
+          "zero_export: ",
+          "map[1] is \"B\" (slice 1 of tensor layers) on rank 1 and \"b\" (slice 1 of tensor "
+          "layers) on rank 0"),
+    WRONG("imports a weight transposed on one rank", ALL, W2, NULL, imports_transposed_on_one_rank, MISMATCH,
+          "zero_import: ", "map[1] is \"b\" (slice 1 of tensor layers, transposed) on rank 1"),
+    WRONG("exports fewer weights on one rank", ALL, W2, NULL, exports_less_on_one_rank, MISMATCH,
+          "map[2] is nothing on rank 1 and \"c\" (tensor bias) on rank 0; all ranks must give the same"),
+    WRONG("exports smaller files on one rank", ALL, W2, NULL, exports_smaller_files_on_one_rank, MISMATCH,
+          "max_file_bytes is 100 on rank 1 and 5000000000 on rank 0"),
     {"saves one to keep inside a step",
      ALL,
      BOTH,

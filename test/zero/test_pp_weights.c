@@ -198,6 +198,11 @@ static void exchange_weights_wrongly(struct toy_rank *r)
     bad.list[bad.n - 1].name = at.pp ? "wpe" : map.names[bad.n - 1];
     toy_expect(r, zero_export(z, s->folder, bad.list, bad.n, 0), ZERO_ERR_ARG,
                "two entries of map are called wpe");
+    bad = map;
+    if (at.pp == 1 && at.dp == 1)
+        bad.list[0].name = "another";
+    toy_expect(r, zero_export(z, s->folder, bad.list, bad.n, 0), ZERO_ERR_MISMATCH,
+               "on rank 2; all ranks of a pipeline stage must give the same");
     toy_expect(r, zero_export(z, s->folder, map.list, at.pp ? -1 : 1, 0), ZERO_ERR_ARG,
                at.pp ? "n is -1; allowed: 0 and more" : "rank 2: ");
     toy_expect(r, zero_export(z, s->folder, map.list, 0, 0), ZERO_ERR_ARG,

@@ -309,14 +309,15 @@ int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int
     if (err)
         return err;
     struct zr_weights ws = {.z = z, .dir = dir};
-    err = zr_weights_resolve(z, map, n, &ws);
+    max_file_bytes = max_file_bytes > 0 ? max_file_bytes : INT64_C(5000000000);
+    err = zr_weights_resolve(z, map, n, max_file_bytes, &ws);
     if (!err)
         err = zr_weights_check_names(&ws);
     if (!err)
         err = zr_buffers_check(z);
     err = zr_agree_in_run(z, err);
     if (!err) {
-        assign_files(&ws, max_file_bytes > 0 ? max_file_bytes : INT64_C(5000000000));
+        assign_files(&ws, max_file_bytes);
         err = export_files(&ws);
     }
     zr_weights_free(&ws);

@@ -392,7 +392,7 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
     struct sources s = {0};
     struct in in = {0};
     bool reads = zr_weights_has_files(z);
-    err = zr_weights_resolve(z, map, n, &ws);
+    err = zr_weights_resolve(z, map, n, 0, &ws);
     if (!err)
         err = zr_buffers_check(z);
     if (!err && reads)

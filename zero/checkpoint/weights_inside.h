@@ -54,10 +54,12 @@ struct zr_weights {
     char *names;
 };
 
-/* weights_map.c. The map, or where it is NULL every tensor under its own name; out is freed by the caller
- * (zr_weights_free), in any case. ZR_ERR_ARG, ZR_ERR_NOMEM. Local, or with pipeline stages, whose maps are
- * put together, collective. */
-int zr_weights_resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, struct zr_weights *out);
+/* weights_map.c. Resolves the map, or if it is NULL every tensor under its own name. Collective: all ranks
+ * first compare the map, those of each pipeline stage theirs, and max_file_bytes; then the maps of pipeline
+ * stages are put together. The caller frees out (zr_weights_free), in any case. ZR_ERR_ARG, ZR_ERR_NOMEM,
+ * ZR_ERR_MISMATCH. */
+int zr_weights_resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, int64_t max_file_bytes,
+                       struct zr_weights *out);
 /* ZR_ERR_ARG for a name that two of them have, which no file can. */
 int zr_weights_check_names(const struct zr_weights *ws);
 void zr_weights_free(struct zr_weights *ws);

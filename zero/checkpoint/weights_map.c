@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <xxhash.h>
+
 /* An entry of a map, of the whole model. slice: -1 is all of the tensor. of_stage: which of the model's
  * pipeline stages the table's tensor is of. */
 struct entry {
@@ -107,10 +109,15 @@ static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int
 
 /* ---- those of all stages ---- */
 
-/* How ranks tell those of other stages of an entry: this, and the name with its zero. */
+/* How ranks tell others of an entry: this, and the name with its zero. */
 struct reported_entry {
     int32_t tensor, slice, of_stage, transposed;
 };
+
+static struct reported_entry report_of(const struct entry *e)
+{
+    return (struct reported_entry){e->tensor, e->slice, e->of_stage, e->transposed};
+}
 
 static int64_t report_bytes_of(const struct entries *own)
 {
@@ -124,7 +131,7 @@ static void report_entries(const struct entries *own, char *out)
 {
     for (int32_t i = 0; i < own->n; i++) {
         const struct entry *e = &own->list[i];
-        const struct reported_entry t = {e->tensor, e->slice, e->of_stage, e->transposed};
+        const struct reported_entry t = report_of(e);
         size_t n = strlen(e->name) + 1;
         memcpy(out, &t, sizeof t);
         memcpy(out + sizeof t, e->name, n);
@@ -273,6 +280,91 @@ static int join_stages(struct zero_ctx *z, struct entries *own, char **names)
     return leave_out_repeated(own);
 }
 
+/* ---- whether ranks give the same map ---- */
+
+/* A hash of the first n entries. */
+static uint64_t hash_entries(const struct entries *own, int32_t n)
+{
+    uint64_t hash = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const struct entry *e = &own->list[i];
+        const struct reported_entry t = report_of(e);
+        hash = XXH3_64bits_withSeed(&t, sizeof t, hash);
+        hash = XXH3_64bits_withSeed(e->name, strlen(e->name) + 1, hash);
+    }
+    return hash;
+}
+
+struct described_entry {
+    char text[ZR_EXCHANGE_BYTES];
+};
+
+static struct described_entry describe_entry(const struct zero_ctx *z, const struct entries *own, int32_t i)
+{
+    struct described_entry d = {"nothing"};
+    char slice[32] = "";
+    if (i >= own->n)
+        return d;
+    const struct entry *e = &own->list[i];
+    if (e->slice >= 0)
+        snprintf(slice, sizeof slice, "slice %d of ", e->slice);
+    snprintf(d.text, sizeof d.text, "\"%.300s\" (%stensor %.300s%s)", e->name, slice,
+             z->whole.tensors[e->tensor].name, e->transposed ? ", transposed" : "");
+    return d;
+}
+
+/* Collective. Returns ZR_ERR_MISMATCH and names the first entry that differs between ranks a and b. n: the
+ * number of entries that both of them have. */
+static int say_difference(struct zero_ctx *z, const struct entries *own, int a, int b, int32_t n)
+{
+    int32_t first = 0;
+    int err = 0;
+    while (!err &&
+           first < n) { /* entries before first are equal; one before n differs, or n is the shorter map's */
+        int32_t middle = first + (n - first) / 2;
+        uint64_t mine = hash_entries(own, (int32_t)zr_min(middle + 1, own->n)), *all = z->from_all;
+        err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
+        if (!err && all[a] == all[b])
+            first = middle + 1;
+        else
+            n = middle;
+    }
+    struct described_entry mine = describe_entry(z, own, first), *all = z->from_all;
+    if (!err)
+        err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
+    if (err)
+        return err;
+    return zr_fail(ZR_ERR_MISMATCH,
+                   "map[%d] is %.*s on rank %d and %.*s on rank %d; all ranks%s must give the same", first,
+                   (int)sizeof all->text, all[b].text, b, (int)sizeof all->text, all[a].text, a,
+                   z->mesh.stages > 1 ? " of a pipeline stage" : "");
+}
+
+/* The arguments that ranks compare. */
+struct map_card {
+    uint64_t hash;
+    int64_t n, max_file_bytes;
+};
+
+/* Collective. Only the ranks of one pipeline stage give the same map. */
+static int compare_maps(struct zero_ctx *z, const struct entries *own, int64_t max_file_bytes)
+{
+    struct map_card mine = {hash_entries(own, own->n), own->n, max_file_bytes}, *all = z->from_all;
+    int world = z->world.world, n_stage = world / z->mesh.stages;
+    int err = world > 1 ? zr_engine_exchange(z->engine, &mine, sizeof mine, all) : 0;
+    for (int r = 1; !err && r < world; r++) {
+        int first = r / n_stage * n_stage;
+        if (all[r].max_file_bytes != all[0].max_file_bytes)
+            return zr_fail(
+                ZR_ERR_MISMATCH,
+                "max_file_bytes is %lld on rank %d and %lld on rank 0; all ranks must give the same",
+                (long long)all[r].max_file_bytes, r, (long long)all[0].max_file_bytes);
+        if (all[r].hash != all[first].hash || all[r].n != all[first].n)
+            return say_difference(z, own, first, r, (int32_t)zr_min(all[r].n, all[first].n));
+    }
+    return err;
+}
+
 /* ---- where each lies ---- */
 
 /* w->shape is that of what is here, as the file has it; sliced: it lacks the tensor's first dimension. */
@@ -403,16 +495,18 @@ static int resolve_all(const struct zero_ctx *z, const struct entries *all, stru
     return err ? err : place_all(z, out);
 }
 
-int zr_weights_resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, struct zr_weights *out)
+int zr_weights_resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, int64_t max_file_bytes,
+                       struct zr_weights *out)
 {
     struct entries all = {0};
     int err = list_own(z, map, n, &all);
     if (!err)
         err = resolve_all(z, &all, out);
-    if (zr_stages(z) > 1) {
-        err = zr_agree_in_run(z, err);
-        if (!err)
-            err = join_stages(z, &all, &out->names);
+    err = zr_agree_in_run(z, err);
+    if (!err)
+        err = compare_maps(z, &all, max_file_bytes);
+    if (!err && zr_stages(z) > 1) {
+        err = join_stages(z, &all, &out->names);
         if (!err)
             err = resolve_all(z, &all, out);
     }
