@@ -284,6 +284,16 @@ static void lose_power(struct model_rank *m, void *arg)
     m->z->files = start;
 }
 
+/* A removal that was interrupted leaves no folder that looks like one of somebody else. */
+static int has_manifest(void *arg, const char *name)
+{
+    char path[ZR_PATH_BYTES];
+    int64_t *n;
+    snprintf(path, sizeof path, "run/%.100s/manifest.json", name);
+    CHECK_THAT(*name == '.' || memory_files_content(arg, path, &n));
+    return 0;
+}
+
 /* One rank is enough: it loads what any number saved. */
 static void find_after_outage(struct model_rank *m, void *arg)
 {
@@ -294,6 +304,7 @@ static void find_after_outage(struct model_rank *m, void *arg)
             struct memory_files *found =
                 memory_files_crash(o->disk[k], first_seed + (uint64_t)(k * 1000 + i));
             m->z->files = memory_files_table(found);
+            CHECK_OK(zr_folder_walk(m->z->files, "run", NULL, has_manifest, found));
             int64_t t = loaded_step(m, &o->h);
             CHECK_THAT(t >= 2);                    /* no commit is lost */
             CHECK_THAT(!o->reported[k] || t == 3); /* and this was one */

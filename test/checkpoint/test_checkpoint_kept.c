@@ -413,6 +413,43 @@ static void test_what_cannot_go(void **state)
     memory_files_close(disk);
 }
 
+/* A folder without a manifest, as of a copy that somebody is making, stays. */
+static void keep_one(struct model_rank *m, void *arg)
+{
+    int64_t *n;
+    save_as(m, arg, "s");
+    CHECK_OK(zr_folder_make(m->z->files, "run/save-00000001-step-00000009", NULL));
+    memory_files_put(disk, "run/save-00000001-step-00000009/shard", "x", 1);
+    CHECK_OK(zr_folder_make(m->z->files, "run/save-00000002-step-00000009", NULL));
+    save_as(m, arg, "s");
+    folder_holds(m->z->files, "save-00000001-step-00000009\nsave-00000002-step-00000009\n"
+                              "save-00000003-step-00000002\n");
+    CHECK_THAT(memory_files_content(disk, "run/save-00000001-step-00000009/shard", &n) != NULL);
+}
+
+static void count_left_alone(void *arg, const char *line)
+{
+    CHECK_THAT(!strstr(line, "could not be removed"));
+    *(int *)arg += strstr(line, "save_keep leaves this folder alone") != NULL;
+}
+
+static void test_without_manifest(void **state)
+{
+    (void)state;
+    struct keeping k = {0};
+    int n_lines = 0;
+    disk = memory_files_open();
+    struct model_options o = {.stage = 1,
+                              .world = 1,
+                              .keep = 1,
+                              .files = memory_files_table(disk),
+                              .log = count_left_alone,
+                              .log_arg = &n_lines};
+    model_run(&o, keep_one, &k);
+    assert_int_equal(n_lines, 2);
+    memory_files_close(disk);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -420,6 +457,7 @@ int main(void)
         cmocka_unit_test(test_large_step),           cmocka_unit_test(test_save_into_checkpoint),
         cmocka_unit_test(test_manifest_of_the_user), cmocka_unit_test(test_which_stay),
         cmocka_unit_test(test_largest_number),       cmocka_unit_test(test_what_cannot_go),
+        cmocka_unit_test(test_without_manifest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

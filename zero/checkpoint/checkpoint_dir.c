@@ -194,6 +194,66 @@ int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const cha
     return err ? err : zr_folder_sync(fs, root);
 }
 
+/* What a folder with the name of a save holds. missing: it is a link, or no folder. */
+struct contents {
+    bool missing, has_manifest;
+    size_t n, n_folders;
+};
+
+static int stop(void *arg, const char *name)
+{
+    (void)arg;
+    (void)name;
+    return 1;
+}
+
+static int look_inside(const struct zr_files *fs, const char *path, struct contents *c)
+{
+    struct zr_names l;
+    char inner[ZR_PATH_BYTES];
+    *c = (struct contents){0};
+    int err = zr_folder_list(fs, path, &c->missing, &l);
+    c->n = l.n;
+    for (size_t i = 0; !err && i < l.n; i++) {
+        bool is_file;
+        err = zr_path_join(inner, path, l.name[i]);
+        if (err)
+            break;
+        (void)zr_folder_walk(fs, inner, &is_file, stop, NULL); /* a folder that cannot be opened is one too */
+        c->n_folders += !is_file;
+        c->has_manifest |= !strcmp(l.name[i], ZR_MANIFEST_NAME);
+    }
+    zr_names_free(&l);
+    return c->missing ? 0 : err;
+}
+
+/* Removes an old save. It is renamed to its hidden name first, so that an interrupted removal leaves an
+ * unfinished save, which the next prune removes. A folder without a manifest stays: somebody may be copying
+ * it. A folder of the user's inside a save also stays where it is. */
+static int remove_save(const struct zr_files *fs, const char *root, const char *name, struct zr_log *log)
+{
+    char path[ZR_PATH_BYTES], to[ZR_PATH_BYTES], hidden[ZR_CHECKPOINT_NAME_BYTES + 1];
+    struct contents c;
+    int err = zr_path_join(path, root, name);
+    if (!err)
+        err = look_inside(fs, path, &c);
+    if (err || c.missing || (c.n && c.n == c.n_folders))
+        return err;
+    if (!c.has_manifest) {
+        zr_warn(log, "%s: save_keep leaves this folder alone, because it has no " ZR_MANIFEST_NAME, path);
+        return 0;
+    }
+    if (c.n_folders)
+        return zr_folder_remove(fs, path, ZR_MANIFEST_NAME);
+    snprintf(hidden, sizeof hidden, ".%s", name);
+    err = zr_path_join(to, root, hidden);
+    if (!err)
+        err = zr_file_rename(fs, path, to);
+    if (!err)
+        err = zr_folder_sync(fs, root);
+    return err ? err : zr_folder_remove(fs, to, NULL);
+}
+
 void zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char *name, int keep,
                          struct zr_log *log)
 {
@@ -224,7 +284,7 @@ void zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char
             if (good || kept < keep)
                 continue;
         }
-        if (zr_folder_remove(fs, path, ZR_MANIFEST_NAME))
+        if (n->hidden ? zr_folder_remove(fs, path, NULL) : remove_save(fs, root, n->text, log))
             zr_warn(log, "old checkpoints could not be removed: %s", zr_error_text());
     }
     if (err)

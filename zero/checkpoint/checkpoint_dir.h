@@ -27,7 +27,8 @@ int zr_checkpoint_seal(const struct zr_files *fs, const char *folder, const stru
 /* .NAME becomes NAME, and root itself, durably. */
 int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const char *name);
 /* Removes what is older than the `keep` latest (0: nothing) but for those that stay, which do not count, and
- * what other saves left unfinished; never `name`. The log is warned of what cannot be removed. */
+ * what other saves left unfinished; never `name`. A save is renamed to .NAME before it is removed. A folder
+ * without a manifest stays. The log is warned of this, and of what cannot be removed. */
 void zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char *name, int keep,
                          struct zr_log *log);
 
