@@ -23,6 +23,7 @@ struct card {
     /* what need not be equal, but rarely differs on purpose */
     uint64_t sources;
     int64_t save_keep, trace, timeout_ms;
+    struct zr_command_line command;
 };
 
 /* What must be equal of all ranks, in the order in which a difference is reported: causes before
@@ -68,6 +69,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->save_keep = z->config.user.save_keep;
     c->trace = z->config.user.trace;
     c->timeout_ms = z->config.user.timeout_ms;
+    zr_command_line_read(&c->command);
     if (zr_verdict_put(c, err))
         return;
     const struct zr_options *o = &z->config.options;
@@ -287,9 +289,9 @@ static int say_other(char *text, size_t n_text, const char *field, int64_t its, 
 /* The first rank that differs from rank 0 in each of these. Ranks go on, and rank 0 tells the log. */
 static void report_others(const struct zero_ctx *z, const struct card *cards)
 {
-    char text[512] = "";
+    char text[768] = "";
     size_t used = 0;
-    bool sources = true, save_keep = true, trace = true, timeout_ms = true;
+    bool sources = true, save_keep = true, trace = true, timeout_ms = true, command = true;
     for (int r = 1; z->world.rank == 0 && r < z->world.world; r++) {
         if (cards[0].err || cards[r].err) /* its configuration may not be known */
             continue;
@@ -309,6 +311,13 @@ static void report_others(const struct zero_ctx *z, const struct card *cards)
         COMPARE(trace)
         COMPARE(timeout_ms)
 #undef COMPARE
+        const struct zr_command_line *its = &cards[r].command, *of_first = &cards[0].command;
+        if (command && its->hash && of_first->hash && its->hash != of_first->hash) {
+            used += (size_t)snprintf(text + used, sizeof text - used,
+                                     "; the command line is \"%.127s\" on rank %d and \"%.127s\" on rank 0",
+                                     its->text, r, of_first->text);
+            command = false;
+        }
     }
     if (used)
         zr_warn(z->config.options.log, "ranks differ, which is rarely meant: %s", text + 2);

@@ -376,6 +376,15 @@ int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
 /* A hash of the sources that this library was built from (source_hash.py). */
 uint64_t zr_source_hash(void);
 
+/* command_line.c. This process's command line without the folder of its program. */
+struct zr_command_line {
+    /* without decimal digits, since programs are given their rank, a port or a device; 0: not known */
+    uint64_t hash;
+    /* its beginning, on one line */
+    char text[128];
+};
+void zr_command_line_read(struct zr_command_line *out);
+
 /* wrap_report.c. Tells the log of a context that has come about. */
 void zr_wrap_report(struct zero_ctx *z);
 

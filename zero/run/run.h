@@ -12,6 +12,7 @@
  *     run_nodes.c  how nodes meet, compare what they were given, and talk
  *     run_progress.c   how far ranks have come, as they leave it behind
  *     run_ranks.c  the ranks of one attempt: started, signalled, ended
+ *     run_descendants.c  the processes that ranks have started
  *     run_flight.c what a rank did last, for whoever asks why it ended
  *     run_lines.c  a rank's output, whole line by whole line
  *     run_terminal.c   a pseudo-terminal for a rank's standard output
@@ -133,6 +134,16 @@ void zr_run_flight_words(int fd, char last[ZR_RUN_LAST_CHARS]);
  * else "". */
 struct zr_run_end;
 void zr_run_flight_write(int fd, const struct zr_run_end *end, char why[ZR_RUN_LAST_CHARS]);
+
+/* run_descendants.c */
+
+struct zr_run_pids {
+    int *of;
+    int n;
+};
+/* Processes that live and descend from this one, without those in except and their descendants; of is to be
+ * freed. None where /proc cannot be read. */
+struct zr_run_pids zr_run_descendants(const struct zr_run_pids *except);
 
 /* run_job.c */
 

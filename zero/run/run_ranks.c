@@ -2,9 +2,9 @@
 /* run_ranks.c: see run_ranks.h.
  *
  * An attempt goes one way: RUNNING -> ENDING (the living got SIGTERM, a timer runs) -> KILLED (what is left
- * got SIGKILL) -> CLOSING (its handles are closed). It is over when every rank was reaped, its process group
- * is empty where ranks were to end, every output pipe is at its end, and all handles are closed. A rank's
- * children may hold its pipes open after it: they get the same two seconds. */
+ * got SIGKILL) -> CLOSING (its handles are closed). It is over when every rank was reaped, nothing that ranks
+ * started is left where they were to end, every output pipe is at its end, and all handles are closed. A
+ * rank's children may hold its pipes open after it: they get the same two seconds. */
 #include "zero/run/run_ranks.h"
 #include "comm/flight.h"
 #include "kernels/limits.h"
@@ -125,6 +125,19 @@ static bool group_lives(const struct rank *r)
     return kill(-r->pid, 0) == 0;
 }
 
+/* Whether ranks or processes that they started live, in whatever process group. In phase KILLED all of them
+ * get SIGKILL again: some may be new. */
+static bool descendants_live(const struct zr_run_attempt *a)
+{
+    while (a->n_alive == 0 && waitpid(-1, NULL, WNOHANG) > 0) /* libuv reaps ranks */
+        ;
+    struct zr_run_pids left = zr_run_descendants(&a->node->before);
+    for (int i = 0; i < left.n && a->phase >= KILLED; i++)
+        kill(left.of[i], SIGKILL);
+    free(left.of);
+    return left.n > 0;
+}
+
 static void kill_all(struct zr_run_attempt *a)
 {
     a->phase = KILLED;
@@ -134,6 +147,8 @@ static void kill_all(struct zr_run_attempt *a)
         if (group_lives(r) && (r->alive || holds_output || a->to_end))
             signal_rank(r, SIGKILL);
     }
+    if (a->to_end)
+        descendants_live(a);
     start_timer(a, AFTER_KILL_MS);
 }
 
@@ -187,7 +202,7 @@ bool zr_run_attempt_leftovers(const struct zr_run_attempt *a)
     bool found = false;
     for (int i = 0; i < a->n_started && a->to_end; i++)
         found |= group_lives(&a->ranks[i]);
-    return found;
+    return found || (a->to_end && descendants_live(a));
 }
 
 static void close_if_over(struct zr_run_attempt *a)
@@ -434,6 +449,18 @@ struct zr_run_reached zr_run_attempt_reached(const struct zr_run_attempt *a)
     return zr_run_progress_read(&a->node->progress);
 }
 
+/* The processes that even SIGKILL did not end: those of another user, say. */
+static void report_leftovers(struct zr_run_attempt *a)
+{
+    char text[512] = "";
+    struct zr_run_pids left = zr_run_descendants(&a->node->before);
+    for (int i = 0; i < left.n && strlen(text) + 16 < sizeof text; i++)
+        sprintf(text + strlen(text), "%s%d", i ? ", " : "", left.of[i]);
+    if (left.n)
+        zr_run_say(a->node, "processes of ranks that do not end: %d (pid %s)", left.n, text);
+    free(left.of);
+}
+
 /* Now that all are gone: nobody waits for a disk. */
 static void write_last(struct zr_run_attempt *a, const struct rank *r)
 {
@@ -446,6 +473,8 @@ static void write_last(struct zr_run_attempt *a, const struct rank *r)
 
 void zr_run_attempt_free(struct zr_run_attempt *a)
 {
+    if (a->to_end && !a->hurry)
+        report_leftovers(a);
     for (int i = 0; i < a->n_started; i++) {
         write_last(a, &a->ranks[i]);
         if (a->ranks[i].flight >= 0)
@@ -464,7 +493,8 @@ int zr_run_node_open(struct zr_run_node *node)
         err = uv_loop_init(&node->loop);
     if (err)
         return err;
-    prctl(PR_SET_CHILD_SUBREAPER, 1); /* to know when the last of a rank's group is gone */
+    prctl(PR_SET_CHILD_SUBREAPER, 1); /* to know when the last process that a rank has started is gone */
+    node->before = zr_run_descendants(&node->before);
     struct stat out, both;
     node->one_sink =
         !fstat(1, &out) && !fstat(2, &both) && out.st_dev == both.st_dev && out.st_ino == both.st_ino;

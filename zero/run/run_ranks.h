@@ -21,6 +21,8 @@ struct zr_run_node {
     bool one_sink;
     /* no pseudo-terminal could be had */
     bool no_terminals;
+    /* processes that descended from this one before it started a rank: a shell's, which became zero-run */
+    struct zr_run_pids before;
     /* the one that runs; NULL */
     struct zr_run_attempt *attempt;
     /* a buffer of output was written, or lost */
@@ -76,7 +78,7 @@ void zr_run_attempt_hurry(struct zr_run_attempt *a);
 bool zr_run_attempt_ending(const struct zr_run_attempt *a);
 int zr_run_attempt_alive(const struct zr_run_attempt *a);
 int zr_run_attempt_started(const struct zr_run_attempt *a);
-/* After on_over, where the ranks were to end: some that they started is still there, SIGKILL or not. */
+/* True if the ranks were to end and a process that they started is still there. */
 bool zr_run_attempt_leftovers(const struct zr_run_attempt *a);
 /* How far its ranks have come. */
 struct zr_run_reached zr_run_attempt_reached(const struct zr_run_attempt *a);

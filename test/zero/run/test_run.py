@@ -4,6 +4,7 @@ does not end within a minute has failed."""
 import fcntl
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -448,6 +449,20 @@ class Ending(unittest.TestCase):
         self.assertEqual(len(re.findall('exited with code 6', r.stderr)), 1)
 
 
+    def test_what_has_left_the_group_ends_too(self):
+        # timeout and setsid leave the process group of the rank.
+        self.fail_rank_0("setsid -w sh -c 'echo pid $$; exec sleep 1000' & wait")
+
+    def test_what_is_not_the_ranks_goes_on(self):
+        # What a rank leaves behind goes on if the job ends well, and so does what the shell started that became zero-run.
+        daemon = 'setsid sleep 1000 > /dev/null 2>&1 & echo $!'
+        for shell in (f'"$0" --raw -n 1 sh -c "{daemon.replace("$", chr(92) + "$")}"', f'{daemon}; exec "$0" -n 1 false'):
+            r = subprocess.run(['sh', '-c', shell, ZERO_RUN], capture_output=True, text=True, timeout=LIMIT)
+            pid = int(r.stdout)
+            self.assertTrue(alive(pid), r.stderr)
+            os.kill(pid, signal.SIGKILL)
+
+
 class Signals(unittest.TestCase):
     def test_forwarded_to_all(self):
         for name in ('SIGUSR1', 'SIGUSR2', 'SIGHUP', 'SIGINT', 'SIGTERM'):
@@ -557,11 +572,13 @@ class Restarts(unittest.TestCase):
 if test $ZERO_ATTEMPT = 0; then
     test $RANK = 0 && { trap '' TERM; echo $$ > "$1/0"; while :; do sleep 0.05; done; }
     sh -c 'trap "" TERM; echo $$ > "$0/1"; while :; do sleep 0.05; done' "$1" &
-    until test -s "$1/0" && test -s "$1/1"; do sleep 0.01; done
+    setsid sh -c 'echo $$ > "$0/2"; exec sleep 1000' "$1" > /dev/null 2>&1 &
+    until test -s "$1/0" && test -s "$1/1" && test -s "$1/2"; do sleep 0.01; done
     exit 3
 fi
 test $RANK = 0 && kill -0 $(cat "$1/0") 2> /dev/null && echo rank 0 is there
 test $RANK = 0 && kill -0 $(cat "$1/1") 2> /dev/null && echo the child is there
+test $RANK = 0 && kill -0 $(cat "$1/2") 2> /dev/null && echo the child of another session is there
 exit 0
 """
         for options in ([], ['--raw']):
@@ -569,6 +586,27 @@ exit 0
                 r = run(*options, '--restarts', 1, '-n', 2, 'sh', '-c', code, 'sh', d)
                 self.assertEqual((r.returncode, r.stdout), (0, ''), r.stderr)
                 self.assertIn('restart 1 of 1', r.stderr)
+
+    def test_not_beside_what_cannot_be_killed(self):
+        # A process of another user, as sudo starts one. For want of sudo: a setpriv that is root's.
+        setpriv = shutil.which('setpriv')
+        if os.geteuid() != 0 or not setpriv:
+            self.skipTest('needs root and setpriv')
+        with tempfile.TemporaryDirectory() as d:
+            os.chmod(d, 0o777)
+            shutil.copy(setpriv, f'{d}/as_root')
+            os.chmod(f'{d}/as_root', 0o4755)
+            as_root = f'{d}/as_root --reuid 0 --regid 0 --clear-groups '
+            code = as_root + f'setsid sh -c "echo \\$\\$ > {d}/pid; exec sleep 1000" > /dev/null 2>&1 &'
+            if subprocess.run(['sh', '-c', f'{ZERO_RUN} --version && {as_root} true'], user=65534, capture_output=True).returncode != 0:
+                self.skipTest('another user cannot run zero-run, or cannot become root')
+            done, out, err = self.see(1, 1, f'{code} until test -s {d}/pid; do sleep 0.01; done; exit 3', user=65534)
+            with open(f'{d}/pid') as f:
+                pid = int(f.read())
+            self.assertTrue(alive(pid))
+            os.kill(pid, signal.SIGKILL)
+            self.assertEqual((done, err), (3, ['zero-run: rank 0 exited with code 3', f'zero-run: processes of ranks that do not end: 1 (pid {pid})',
+                                               'zero-run: no restart: processes of its ranks do not end, and might write what it saves']))
 
     def test_nothing_is_kept_open(self):
         code = 'n=$(ls /proc/$PPID/fd | wc -l); echo $MASTER_PORT $n; exit 3'

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* run_descendants.c: finds the processes that ranks have started. Programs such as timeout and setsid leave
+ * the rank's process group, so groups alone do not find them. But zero-run is a subreaper: it becomes the
+ * parent of those whose own parent has ended. So all of them descend from it. */
+#include "zero/run/run.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct process {
+    int pid, parent;
+};
+
+/* /proc/PID/stat: "PID (NAME) STATE PARENT ...", where NAME may have any characters. false: it is gone, or
+ * only waits to be reaped. */
+static bool read_process(const char *number, struct process *out)
+{
+    char path[32], text[512] = "", state;
+    snprintf(path, sizeof path, "/proc/%.16s/stat", number);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return false;
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    text[n] = 0;
+    const char *end = strrchr(text, ')');
+    out->pid = atoi(number);
+    return end && sscanf(end + 1, " %c %d", &state, &out->parent) == 2 && state != 'Z' && state != 'X';
+}
+
+/* A /proc of another PID namespace has other numbers for processes. */
+static bool proc_is_ours(void)
+{
+    char text[16] = "";
+    return readlink("/proc/self", text, sizeof text - 1) > 0 && atoi(text) == (int)getpid();
+}
+
+/* All that live, to be freed; *n: how many. */
+static struct process *read_processes(int *n)
+{
+    struct process *all = NULL;
+    int room = 0;
+    *n = 0;
+    DIR *d = proc_is_ours() ? opendir("/proc") : NULL;
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        if (*n == room) {
+            struct process *more = realloc(all, sizeof *all * (size_t)(room = 2 * room + 256));
+            if (!more)
+                break;
+            all = more;
+        }
+        if (isdigit((unsigned char)*e->d_name) && read_process(e->d_name, &all[*n]))
+            ++*n;
+    }
+    if (d)
+        closedir(d);
+    return all;
+}
+
+static bool has(const struct zr_run_pids *p, int pid)
+{
+    for (int i = 0; i < p->n; i++)
+        if (p->of[i] == pid)
+            return true;
+    return false;
+}
+
+struct zr_run_pids zr_run_descendants(const struct zr_run_pids *except)
+{
+    int n, self = (int)getpid();
+    struct process *all = read_processes(&n);
+    struct zr_run_pids found = {malloc(sizeof *found.of * (size_t)(n + 1)), 0};
+    for (int before = -1; found.of && before < found.n;) {
+        before = found.n;
+        for (int i = 0; i < n; i++) {
+            const struct process *p = &all[i];
+            if ((p->parent == self || has(&found, p->parent)) && !has(&found, p->pid) && !has(except, p->pid))
+                found.of[found.n++] = p->pid;
+        }
+    }
+    free(all);
+    return found;
+}
