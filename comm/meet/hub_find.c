@@ -182,6 +182,9 @@ void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS])
         n = say_list(r->w.at, r->w.n_at, text);
     else
         n = snprintf(text, ZR_PLACE_CHARS, strchr(host, ':') ? "[%.255s]:%d" : "%.255s:%d", host, r->w.port);
+    if (r->w.is_port_of_own_job)
+        n += snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n),
+                      " (a port that follows from ZERO_JOB: set it on all ranks or on none)");
     if (r->w.is_host_assumed)
         snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n),
                  " (this host, for the launcher does not say how many there are: if they are several, set "

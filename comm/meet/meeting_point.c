@@ -233,9 +233,11 @@ static int find_attempt(const struct zr_launcher *l, struct zr_world *w)
 /* --- the meeting point --- */
 
 /* Below the ephemeral range; only this job's name leads there. */
-static int port_of_job(const struct zr_world *w)
+static void use_port_of_job(struct zr_world *w)
 {
-    return 20000 + (int)(XXH3_64bits(w->job, strlen(w->job)) % 12000);
+    const char *own = getenv("ZERO_JOB");
+    w->port = 20000 + (int)(XXH3_64bits(w->job, strlen(w->job)) % 12000);
+    w->is_port_of_own_job = own && *own;
 }
 
 /* MPICH's launcher gives its jobs no names. Its process is one for all ranks of a host. */
@@ -254,7 +256,7 @@ static void meet_on_loopback(const struct zr_launcher *l, const struct hosts *h,
     if (!w->job[0] || (l->kind == ZR_LAUNCHER_MPICH && !is_named))
         name_by_process(l, w);
     strcpy(w->host, "127.0.0.1");
-    w->port = port_of_job(w);
+    use_port_of_job(w);
     w->is_host_assumed = h->n == 0;
     snprintf(w->way, sizeof w->way, "%s", h->n ? "the launcher's only host" : "the launcher names no host");
 }
@@ -269,7 +271,7 @@ static int meet_at_first(const struct hosts *h, struct zr_world *w)
                        "ZERO_RENDEZVOUS to tcp://%.100s:PORT on all ranks",
                        own, h->list, h->first, own);
     snprintf(w->host, sizeof w->host, "%s", h->first);
-    w->port = port_of_job(w);
+    use_port_of_job(w);
     snprintf(w->way, sizeof w->way, "%s", h->variable);
     return 0;
 }

@@ -83,6 +83,8 @@ struct zr_world {
     bool is_given;
     /* host was taken for this one, for nothing said on how many the ranks are */
     bool is_host_assumed;
+    /* port follows from ZERO_JOB, and ranks that have another one or none look elsewhere */
+    bool is_port_of_own_job;
     /* Nothing says where rank 0 is, and ranks are to tell each other over MPI (zr_world_find_by_mpi): host
      * and file are "", port is 0 and n_at too until then. */
     bool by_mpi;

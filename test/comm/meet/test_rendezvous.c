@@ -208,13 +208,20 @@ static void all_but_first(struct rank *me)
         open_and_note(me);
 }
 
+static void port_of_own_job(struct rank *r)
+{
+    r->w.is_port_of_own_job = r->w.rank == 1;
+}
+
 static void test_missing_rank_0(void **state)
 {
     (void)state;
     int64_t timeout_ms = SHORT_MS;
-    struct rank *r = run_ranks(false, 3, all_but_first, &timeout_ms, NULL);
+    struct rank *r = run_ranks(false, 3, all_but_first, &timeout_ms, port_of_own_job);
     for (int i = 1; i < 3; i++)
         expect_rank(&r[i], ZR_ERR_TIMEOUT, "connection refused: rank 0 has not started, or has given up");
+    expect_rank(&r[1], ZR_ERR_TIMEOUT,
+                " (a port that follows from ZERO_JOB: set it on all ranks or on none); last");
 }
 
 static void no_such_name(struct rank *r)

@@ -280,6 +280,7 @@ static void expect_start(const char *job, const char *started_by)
         fail_msg("%s", zr_error_text());
     assert_string_equal(w.job, job);
     assert_string_equal(w.start.job, started_by);
+    assert_int_equal(w.is_port_of_own_job, getenv("ZERO_JOB") && !getenv("MASTER_PORT"));
 }
 
 /* Two jobs of a launcher with one ZERO_JOB are known by the launcher's own names of them. */
