@@ -87,7 +87,8 @@ static void put_bytes(struct bytes *b, const void *data, int64_t n, int64_t at)
         memset(b->p + b->n, 0, (size_t)(at + n - b->n));
         b->n = at + n;
     }
-    memcpy(b->p + at, data, (size_t)n);
+    if (n)
+        memcpy(b->p + at, data, (size_t)n);
 }
 
 static struct entries copy_entries(struct entries x)
