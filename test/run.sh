@@ -44,7 +44,7 @@ thread) export N_FLIPS=500 N_SUBSETS=2 N_MODELS=3 N_CASES=3 N_LOST=6 EVERY=40 LA
 esac
 
 # What each build is made of, and which tests run in it. Invariants are checked in all of them. What is checked once, in the plain build: laws of the tree, programs
-# that run a second time, watched or over another library (suite "again"), zero-bench and what is trained with it, and several hosts. A build with a sanitizer makes
+# that run a second time, watched or over another library (suite "again"), zero-bench and what is trained with it, several hosts, and the simulator. A build with a sanitizer makes
 # no more than its tests need. Warnings are errors in the plain build only, because instrumented code makes gcc see sizes that cannot be.
 case $sanitize in
 none)
@@ -58,7 +58,7 @@ address)
     set -- -Dtests=enabled -Dasserts=true -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false -Dgpu_arch=90 \
         -Dc_args='-fno-sanitize-recover=all -fno-omit-frame-pointer'
     export CXXFLAGS='-fno-sanitize-recover=all -fno-omit-frame-pointer'
-    tests='--no-suite lint --no-suite again --no-suite bench --no-suite hosts'
+    tests='--no-suite lint --no-suite again --no-suite bench --no-suite hosts --no-suite sim'
     slower=8
     export ASAN_OPTIONS="detect_stack_use_after_return=1:strict_string_checks=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
     export UBSAN_OPTIONS="print_stacktrace=1${UBSAN_OPTIONS:+:$UBSAN_OPTIONS}"
