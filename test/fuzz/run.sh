@@ -17,7 +17,8 @@ fi
 rm -rf build-fuzz/passed
 mkdir -p build-fuzz/passed
 flags="-std=gnu11 -g -O1 -D_GNU_SOURCE -I. -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all"
-parsers="zero/checkpoint/safetensors.c zero/checkpoint/manifest.c zero/checkpoint/checksums.c zero/checkpoint/files.c kernels/error.c"
+parsers="zero/checkpoint/safetensors.c zero/checkpoint/manifest.c zero/checkpoint/checksums.c zero/checkpoint/files.c"
+common="kernels/error.c kernels/limits.c kernels/standard_fds.c"
 names='' running=''
 
 # fuzz NAME SOURCE...: two at a time. What they print comes when they have ended.
@@ -39,7 +40,7 @@ try() {
     shift
     mkdir -p "build-fuzz/found-$name"
     # shellcheck disable=SC2086 # lists of words
-    if "$clang" $flags -o "build-fuzz/$name" "test/fuzz/fuzz_$name.c" "$@" -ljansson -lisal -lnettle -lxxhash -luv -lm -lpthread &&
+    if "$clang" $flags -o "build-fuzz/$name" "test/fuzz/fuzz_$name.c" "$@" $common -ljansson -lisal -lnettle -lxxhash -luv -lm -lpthread &&
         "build-fuzz/$name" -max_total_time="$seconds" -max_len=4096 -timeout=10 -print_final_stats=1 -verbosity=0 \
             -artifact_prefix="build-fuzz/$name-" "build-fuzz/found-$name" "test/fuzz/seeds/$name"; then
         : >"build-fuzz/passed/$name"
@@ -50,11 +51,11 @@ try() {
 fuzz safetensors $parsers
 # shellcheck disable=SC2086
 fuzz manifest $parsers
-fuzz config zero/config.c zero/config_abi.c zero/config_keys.c zero/errors.c shard/layout.c shard/layout_cut.c shard/placement.c kernels/error.c kernels/log.c kernels/optimizers.c
-fuzz frames comm/meet/frame.c comm/meet/handshake.c comm/meet/address_list.c comm/meet/net_address.c kernels/error.c
-fuzz flight comm/flight_view.c comm/post.c comm/segment.c comm/meet/called.c kernels/error.c
-fuzz hostlist comm/meet/hostlist.c kernels/error.c
-fuzz meeting_file comm/meet/meeting_file.c comm/meet/address_list.c comm/meet/handshake.c comm/meet/net_address.c kernels/error.c
+fuzz config zero/config.c zero/config_abi.c zero/config_keys.c zero/errors.c shard/layout.c shard/layout_cut.c shard/placement.c kernels/log.c kernels/optimizers.c
+fuzz frames comm/meet/frame.c comm/meet/handshake.c comm/meet/address_list.c comm/meet/net_address.c
+fuzz flight comm/flight_view.c comm/post.c comm/segment.c comm/meet/called.c
+fuzz hostlist comm/meet/hostlist.c
+fuzz meeting_file comm/meet/meeting_file.c comm/meet/address_list.c comm/meet/handshake.c comm/meet/net_address.c
 wait
 passed=0 failed=0
 for name in $names; do
