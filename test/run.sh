@@ -40,7 +40,7 @@ none)
     export N_SEEDS="${N_SEEDS:-500}" N_SUBSETS="${N_SUBSETS:-8}"
     ;;
 address) export N_SEEDS=50 N_FLIPS=1000 N_SUBSETS=3 N_KILLS=15 N_MODELS=3 N_CASES=3 N_LOST=6 EVERY=30 LAYOUTS=10 ;;
-thread) export N_FLIPS=500 N_SUBSETS=2 N_MODELS=3 N_CASES=3 N_LOST=6 EVERY=40 LAYOUTS=12 ;;
+thread) export N_FLIPS=500 N_SUBSETS=2 N_MODELS=3 N_CASES=3 N_LOST=6 EVERY=30 LAYOUTS=12 ;;
 esac
 
 # What each build is made of, and which tests run in it. Invariants are checked in all of them. What is checked once, in the plain build: laws of the tree, programs

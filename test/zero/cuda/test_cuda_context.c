@@ -264,8 +264,6 @@ static void test_lost_gpu(void **state)
     assert_int_equal(live(&cfg, &hash), 0);
     int n = (int)stand_in_calls(NULL), n_failed = 0;
     for (int k = 1; k <= n; k += 13) {
-        if (!sample_has())
-            continue;
         stand_in_fail(NULL, k, cudaErrorIllegalAddress, true);
         int err = live(&cfg, &hash);
         n_failed += err != 0; /* not while it is taken down: then there is nothing to lose */
@@ -274,7 +272,7 @@ static void test_lost_gpu(void **state)
             fail_msg("call %d: code %d \"%s\"", k, err, zero_last_error());
         stand_in_end(NULL);
     }
-    assert_true(n_failed > 0);
+    assert_true(n_failed > 20);
     assert_int_equal(live(&cfg, &hash), 0);
     nothing_wrong();
 }
