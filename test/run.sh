@@ -36,8 +36,8 @@ done
 # cases still. ThreadSanitizer looks at who runs beside whom, which is the same at most failing calls.
 case $sanitize in
 none)
-    export EVERY="${EVERY:-8}" LAYOUTS="${LAYOUTS:-3}" N_CHANGES="${N_CHANGES:-8}" N_FLIPS="${N_FLIPS:-6000}" N_KILLS="${N_KILLS:-60}"
-    export N_SEEDS="${N_SEEDS:-500}" N_SUBSETS="${N_SUBSETS:-8}"
+    export EVERY="${EVERY:-8}" LAYOUTS="${LAYOUTS:-3}" N_CHANGES="${N_CHANGES:-5}" N_FLIPS="${N_FLIPS:-6000}" N_KILLS="${N_KILLS:-60}"
+    export N_SEEDS="${N_SEEDS:-200}" N_SUBSETS="${N_SUBSETS:-8}"
     ;;
 address) export N_SEEDS=50 N_FLIPS=1000 N_SUBSETS=3 N_KILLS=15 N_MODELS=3 N_CASES=3 N_LOST=6 EVERY=30 LAYOUTS=10 ;;
 thread) export N_FLIPS=500 N_SUBSETS=2 N_MODELS=3 N_CASES=3 N_LOST=6 EVERY=30 LAYOUTS=12 ;;
