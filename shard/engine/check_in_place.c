@@ -26,7 +26,7 @@ static int for_grad_pieces(struct zr_engine *e, int32_t unit, piece_fn fn)
     return err;
 }
 
-/* Where the model writes this piece's gradient. */
+/* Returns where the model writes this piece's gradient. */
 static const char *grad_of(const struct zr_engine *e, int32_t piece)
 {
     const struct zr_flat *f = zr_piece_flat(e->layout, piece);

@@ -114,6 +114,14 @@ static void test_from_the_root(void **state)
     assert_int_equal(rmdir(base), 0);
 }
 
+static void run_on_new_disk(int stage, int world, void (*fn)(struct model_rank *m, void *arg), void *arg)
+{
+    disk = memory_files_open();
+    model_run(&(struct model_options){.stage = stage, .world = world, .files = memory_files_table(disk)}, fn,
+              arg);
+    memory_files_close(disk);
+}
+
 /* The names of folders have room for it. */
 static void save_late(struct model_rank *m, void *arg)
 {
@@ -133,10 +141,7 @@ static void save_late(struct model_rank *m, void *arg)
 static void test_large_step(void **state)
 {
     (void)state;
-    disk = memory_files_open();
-    model_run(&(struct model_options){.stage = 3, .world = 2, .files = memory_files_table(disk)}, save_late,
-              NULL);
-    memory_files_close(disk);
+    run_on_new_disk(3, 2, save_late, NULL);
 }
 
 /* The names have no room for a number after this one. */
@@ -161,10 +166,7 @@ static void save_after_largest(struct model_rank *m, void *arg)
 static void test_largest_number(void **state)
 {
     (void)state;
-    disk = memory_files_open();
-    model_run(&(struct model_options){.stage = 2, .world = 2, .files = memory_files_table(disk)},
-              save_after_largest, NULL);
-    memory_files_close(disk);
+    run_on_new_disk(2, 2, save_after_largest, NULL);
 }
 
 /* ---- folders that are something else ---- */
@@ -195,10 +197,7 @@ static void save_into_checkpoint(struct model_rank *m, void *arg)
 static void test_save_into_checkpoint(void **state)
 {
     (void)state;
-    disk = memory_files_open();
-    model_run(&(struct model_options){.stage = 2, .world = 2, .files = memory_files_table(disk)},
-              save_into_checkpoint, NULL);
-    memory_files_close(disk);
+    run_on_new_disk(2, 2, save_into_checkpoint, NULL);
 }
 
 /* A file manifest.json of the user's own in the folder is none of a checkpoint's. */
@@ -233,10 +232,7 @@ static void test_manifest_of_the_user(void **state)
     (void)state;
     static char *const own[] = {"{\"name\":\"my app\"}\n", "", "{\"format\":\"libzero\"}"};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
-        disk = memory_files_open();
-        model_run(&(struct model_options){.stage = 1, .world = 1, .files = memory_files_table(disk)},
-                  save_beside_manifest, own[i]);
-        memory_files_close(disk);
+        run_on_new_disk(1, 1, save_beside_manifest, own[i]);
     }
 }
 
