@@ -3,14 +3,13 @@
 #include "comm/flight_peers.h"
 #include "comm/flight_view.h"
 #include "comm/meet/rendezvous.h"
+#include "comm/process_stat.h"
 #include "comm/topology.h"
 #include "kernels/log.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 struct zr_flight_peers {
     int32_t world, rank;
@@ -74,18 +73,10 @@ void zr_flight_peers_last_call(const struct zr_flight_peers *p, int32_t rank, ch
     snprintf(text, n_text, "%s", call);
 }
 
-/* /proc/PID/stat: "PID (NAME) STATE ...", where NAME may have any characters. */
 static bool is_stopped(int32_t pid)
 {
-    char path[32], text[512];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-    if (fd >= 0)
-        close(fd);
-    text[n > 0 ? n : 0] = 0;
-    const char *name_end = strrchr(text, ')');
-    return name_end && (!strncmp(name_end, ") T", 3) || !strncmp(name_end, ") t", 3));
+    struct zr_process_stat s;
+    return zr_process_stat(pid, &s) && (s.state == 'T' || s.state == 't');
 }
 
 void zr_flight_peers_see(const struct zr_flight_peers *p, int32_t rank, struct zr_rank_seen *out)

@@ -3,6 +3,7 @@
  * text that is not a number and a rank outside its world are errors. They are no reason to look at the next:
  * otherwise a launcher that is half understood would train N independent copies of one model. */
 #include "comm/meet/launcher.h"
+#include "comm/process_stat.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -201,24 +202,6 @@ static int read_ranks(const struct zr_launcher *l, struct zr_world *w)
 
 /* --- its process --- */
 
-/* The parent of process pid, whose own name is copied; 0: it has none here; -1: it cannot be read. */
-static pid_t read_parent(pid_t pid, char name[64])
-{
-    char path[32], text[512] = "";
-    int parent;
-    snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
-    FILE *f = fopen(path, "re");
-    if (f && !fgets(text, sizeof text, f))
-        text[0] = 0;
-    if (f)
-        fclose(f);
-    const char *begin = strchr(text, '('), *end = strrchr(text, ')'); /* "PID (NAME) STATE PARENT ..." */
-    if (!begin || !end || sscanf(end + 1, " %*c %d", &parent) != 1)
-        return -1;
-    snprintf(name, 64, "%.*s", (int)(end - begin - 1), begin + 1);
-    return parent;
-}
-
 /* Whether process pid began with this rank's variables of l; -1: that cannot be read. */
 static int began_as_this_rank(pid_t pid, const struct zr_launcher *l)
 {
@@ -252,10 +235,10 @@ bool zr_launcher_is_unchanged(const struct zr_launcher *l)
 
 pid_t zr_launcher_process(const struct zr_launcher *l)
 {
-    char name[64];
-    for (pid_t pid = getppid(), above; pid > 0 && (above = read_parent(pid, name)) >= 0; pid = above) {
+    struct zr_process_stat s;
+    for (pid_t pid = getppid(); pid > 0 && zr_process_stat(pid, &s); pid = s.parent) {
         /* The launcher of a job inside a rank of another job has that rank's variables. */
-        int is_wrapper = strncmp(name, "hydra", 5) ? began_as_this_rank(pid, l) : 0;
+        int is_wrapper = strncmp(s.name, "hydra", 5) ? began_as_this_rank(pid, l) : 0;
         if (is_wrapper < 0)
             break;
         if (!is_wrapper)

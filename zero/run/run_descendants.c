@@ -2,34 +2,27 @@
 /* run_descendants.c: finds the processes that ranks have started. Programs such as timeout and setsid leave
  * the rank's process group, so groups alone do not find them. But zero-run is a subreaper: it becomes the
  * parent of those whose own parent has ended. So all of them descend from it. */
+#include "comm/process_stat.h"
 #include "zero/run/run.h"
 
 #include <ctype.h>
 #include <dirent.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 struct process {
     int pid, parent;
 };
 
-/* /proc/PID/stat: "PID (NAME) STATE PARENT ...", where NAME may have any characters. false: it is gone, or
- * only waits to be reaped. */
+/* false: it is gone, or only waits to be reaped. */
 static bool read_process(const char *number, struct process *out)
 {
-    char path[32], text[512] = "", state;
-    snprintf(path, sizeof path, "/proc/%.16s/stat", number);
-    FILE *f = fopen(path, "re");
-    if (!f)
+    struct zr_process_stat s;
+    *out = (struct process){.pid = atoi(number)};
+    if (!zr_process_stat(out->pid, &s))
         return false;
-    size_t n = fread(text, 1, sizeof text - 1, f);
-    fclose(f);
-    text[n] = 0;
-    const char *end = strrchr(text, ')');
-    out->pid = atoi(number);
-    return end && sscanf(end + 1, " %c %d", &state, &out->parent) == 2 && state != 'Z' && state != 'X';
+    out->parent = s.parent;
+    return s.state != 'Z' && s.state != 'X';
 }
 
 /* A /proc of another PID namespace has other numbers for processes. */
