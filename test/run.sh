@@ -49,7 +49,7 @@ esac
 case $sanitize in
 none)
     build=build-test
-    set -- -Dtests=enabled -Dasserts=true -Dbuildtype=release -Dwerror=true
+    set -- -Dtests=enabled -Dasserts=true -Dbuildtype=release -Dwerror=true -Dgpu_arch=90 # library_alone compiles kernels for all GPUs
     tests=--no-rebuild
     slower=3
     ;;
