@@ -53,7 +53,7 @@
  * what, where, and which rank, unit or tensor. (zero_last_step alone may also return ZERO_PENDING, which is
  * above 0 and no error.) A failed call leaves nothing to clean up and changes nothing, except that a failure
  * among ranks (a lost peer, a timeout, ranks that differ) or of a rank's own work (CUDA, cfg.update, a fault
- * that cfg.check finds) ends the context, on every rank: each is told, with the rank that found it, every
+ * that cfg.debug.check finds) ends the context, on every rank: each is told, with the rank that found it, every
  * later call returns the same cause, and only zero_unwrap and zero_get_stats are left. Where a call's comment
  * says "nothing changed" of ranks that differ, they were compared first, and the context goes on.
  *
@@ -64,8 +64,8 @@
  *
  * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and
  * the functions without a context, are independent. Contexts that are open at the same time have different
- * names (cfg.name). The library's only global state is these names and, with cfg.check, a signal handler and
- * the functions write(), fread() and their like. It never exits, and prints only warnings that no cfg.log
+ * names (cfg.launch.name). The library's only global state is these names and, with cfg.debug.check, a signal handler and
+ * the functions write(), fread() and their like. It never exits, and prints only warnings that no cfg.debug.log
  * receives.
  */
 #ifndef ZERO_ZERO_H
@@ -139,8 +139,8 @@ ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const cha
  * zero_wrap, such as cudaSetDevice(*local_rank). cfg may be NULL: ZERO_CONFIG_INIT; any of rank, world and
  * local_rank (this process's number on its host if the launcher gives one, else the rank) may be NULL.
  * Refuses what zero_wrap would refuse of cfg and the variables (ZERO_ERR_ARG), and changes nothing then.
- * Local: talks to no other rank, and does not wait but for a cfg.nccl_comm that NCCL is still making, at most
- * cfg.timeout_ms. Any thread. */
+ * Local: talks to no other rank, and does not wait but for a cfg.launch.nccl_comm that NCCL is still making, at most
+ * cfg.launch.timeout_ms. Any thread. */
 ZERO_API int zero_find_rank(const struct zero_config *cfg, int32_t *rank, int32_t *world,
                             int32_t *local_rank);
 
@@ -173,7 +173,7 @@ ZERO_API int zero_mesh_close(zero_mesh **m);
  * rank or size may be NULL. ZERO_ERR_ARG. Local; any thread. */
 ZERO_API int zero_mesh_rank(const zero_mesh *m, const char *axes, int32_t *rank, int32_t *size);
 
-/* What zero_wrap would allocate and send, for any stage and world (cfg->world, default 1), without allocating
+/* What zero_wrap would allocate and send, for any stage and world (cfg->launch.world, default 1), without allocating
  * device memory and without talking to anybody. param and grad pointers are not followed; grad non-NULL still
  * means trainable. The environment's ZERO_STAGE and the like override cfg here too. As no host is known, each
  * group of a hybrid is taken for one: where they share a host and grad_accum_steps is above 1, set
@@ -185,14 +185,14 @@ ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, con
 
 /* Collective, blocking. Takes over the parameters: rank 0's values are given to all ranks (or cfg.init_from
  * says where they come from; *param that is NULL without is an error), *param and *grad of every tensor are
- * re-pointed (at stages 2 and 3 they are NULL outside brackets, or with cfg.check closed memory), and what
- * they pointed at may be freed afterwards (with cfg.check it was overwritten), but for buffers, whose memory
+ * re-pointed (at stages 2 and 3 they are NULL outside brackets, or with cfg.debug.check closed memory), and what
+ * they pointed at may be freed afterwards (with cfg.debug.check it was overwritten), but for buffers, whose memory
  * stays the model's. What *grad points at is not read; NULL is allowed. tensors, their names, cfg and
- * cfg->order are copied; the pointers that param and grad are the addresses of must stay where they are until
+ * cfg->memory.order are copied; the pointers that param and grad are the addresses of must stay where they are until
  * zero_unwrap, and so must what cfg's callbacks are given. *out is the caller's, to be closed by zero_unwrap.
  * On failure all ranks fail, *out is NULL, and nothing has changed. Memory is checked against the plan first:
  * ZERO_ERR_NOMEM comes with the plan's table. ZERO_ERR_ARG, NOTSUP and BUDGET name the field or the tensor,
- * MISMATCH what differs between ranks, PEER and TIMEOUT who did not come within cfg.start_timeout_ms. */
+ * MISMATCH what differs between ranks, PEER and TIMEOUT who did not come within cfg.launch.start_timeout_ms. */
 ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
                        const struct zero_config *cfg);
 
@@ -212,19 +212,19 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * that has parameters. What is said here of a backward's gradient is of the second part.
  *
  * A step updates the units that had a backward bracket in any of its micro-batches, an empty one too. The
- * others are left out: no decay, no momentum, no step count. cfg.log is told once.
+ * others are left out: no decay, no momentum, no step count. cfg.debug.log is told once.
  *
  * At stages 0 and 1 brackets are optional, and buy overlap: a program has backward brackets in every step, or
  * in none, and then all units are updated. With several pipeline stages it has them. In a step with backward
- * brackets, what is written outside of a unit's own may be lost (cfg.check finds it on the host); zero_step
- * refuses a unit that is left out with a gradient that is not zero. cfg.log is told once of a unit that only
+ * brackets, what is written outside of a unit's own may be lost (cfg.debug.check finds it on the host); zero_step
+ * refuses a unit that is left out with a gradient that is not zero. cfg.debug.log is told once of a unit that only
  * some micro-batches bracket. From a unit's backward zero_end to the end of the micro-batch its gradient is
  * being reduced, and *grad is NULL (in a step that leaves out units perhaps until the next zero_begin). From
  * then to its next backward nothing reads it, and the model may zero it.
  *
  * Where one rank keeps all of a gradient (stage 0, and world 1), it is f32 and a step reduces it once
  * (grad_accum_steps 1, or grad_in_place), the sum lies in the gradient itself: then *grad is NULL until
- * zero_step. More backward brackets of such a unit than cfg.order declares (without it, one in each
+ * zero_step. More backward brackets of such a unit than cfg.memory.order declares (without it, one in each
  * micro-batch) take memory beyond the plan, and a warning says so. So they do, of any unit, with a hybrid
  * whose groups are reduced once a step (grad_accum_steps 1, or cfg.deterministic off), where a step has more
  * of them than are declared for all its micro-batches: zero_end, zero_norm or zero_step finds that. Where
@@ -239,7 +239,7 @@ ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 /* Ends a micro-batch, for models without brackets (stages 0 and 1) that accumulate gradients: call it after
  * each backward but the last (zero_step ends that one). Gradients are reduced, and zero when it returns (on a
  * GPU: in the order of cfg.stream). No effect on units that were bracketed; not needed with
- * cfg.grad_in_place. ZERO_ERR_ORDER, and nothing changed, inside a bracket, after zero_norm, and at the
+ * cfg.memory.grad_in_place. ZERO_ERR_ORDER, and nothing changed, inside a bracket, after zero_norm, and at the
  * grad_accum_steps-th call in a step. */
 ZERO_API int zero_micro(zero_ctx *z);
 
@@ -256,13 +256,13 @@ ZERO_API int zero_micro(zero_ctx *z);
  * cfg.grad_accum_steps (which a model without brackets and with grad_accum_steps 1 is trusted to have run).
  * What is counted is the backward brackets of the unit that has most: a multiple of grad_accum_steps. A unit
  * that a pass uses several times, as tied weights are, may have more; but when every unit has had twice
- * grad_accum_steps or more (times its uses in cfg.order), a zero_step was forgotten: this one is refused, and
+ * grad_accum_steps or more (times its uses in cfg.memory.order), a zero_step was forgotten: this one is refused, and
  * so is the next zero_begin in backward. A model that uses every unit several times in a pass says so in
- * cfg.order.
+ * cfg.memory.order.
  * If a unit is left out (zero_begin) and a gradient of it is not zero at stages 0 and 1, the call returns
  * ZERO_ERR_ORDER with the tensor's name, and nothing is changed; on a GPU the context ends, by this call if
  * info is given, else by a later one. A gradient with ZERO_GRAD_OVERWRITE is not looked at.
- * What backward left zero in the first step is told to cfg.log, by tensor (on the host); when every gradient
+ * What backward left zero in the first step is told to cfg.debug.log, by tensor (on the host); when every gradient
  * of every rank is zero then, nothing is trained, and the context ends with ZERO_ERR_ORDER: by this call
  * where info is given, else by a later one. */
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
@@ -329,7 +329,7 @@ ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first
  * zero_micro, zero_norm, zero_drop, zero_step, zero_write, zero_import and zero_load are refused. Between any
  * two of the model's calls, outside brackets.
  * where: 0, or ZERO_DEVICE_CUDA on a GPU: where the model computes; at stage 3 within an explicit
- * cfg.param_budget_bytes. ZERO_DEVICE_HOST: in host memory, whatever the budget. What it takes comes on top
+ * cfg.memory.param_budget_bytes. ZERO_DEVICE_HOST: in host memory, whatever the budget. What it takes comes on top
  * of the plan, until the release: nothing at stages 0 and 1 (but for ZERO_DEVICE_HOST on a GPU), at stages 2
  * and 3 the stacked tensors and what is sharded, whole. ZERO_ERR_BUDGET or ZERO_ERR_NOMEM name the bytes,
  * on all ranks, and nothing is changed. ZERO_ERR_ARG for another where, ZERO_ERR_ORDER inside a bracket or
@@ -367,7 +367,7 @@ ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
  * times grad_accum_steps and ranks (those of dp, with a mesh), which takes back the mean that zero_step
  * takes; cfg.grad_scale comes on top. Called again, the last one counts.
  * Before the step's first backward, outside brackets: between forward and backward of the first micro-batch
- * it waits for the least. A step without, after one with it, is told to cfg.log once. ZERO_ERR_ARG, on all
+ * it waits for the least. A step without, after one with it, is told to cfg.debug.log once. ZERO_ERR_ARG, on all
  * ranks, naming the rank, for another count, and where all are 0 (then skip the step, on all ranks);
  * ZERO_ERR_ORDER when a step has begun. *scale is left alone then, and nothing changed. */
 ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
@@ -444,7 +444,7 @@ enum zero_sync {
 
 /* Collective, blocking. zero_wrap gives rank 0's buffers to all ranks; from then on each rank's forward
  * changes its own, and this makes all of them equal again: before an evaluation, and before zero_save, which
- * saves rank 0's (and warns once where those of others differ, or with cfg.check fails with
+ * saves rank 0's (and warns once where those of others differ, or with cfg.debug.check fails with
  * ZERO_ERR_MISMATCH). ZERO_ERR_MISMATCH, and nothing changed, where ranks differ in a buffer of integers that
  * ZERO_SYNC_MEAN would have to average, or in how; ZERO_ERR_ORDER, on all ranks, where *param of one is NULL,
  * and inside a bracket or between actions. No buffers: nothing happens, and nobody waits. Beyond that a
@@ -453,11 +453,11 @@ enum zero_sync {
  * pipeline stages rank 0 and all ranks are those of the buffer's stage, but all ranks of the world call. */
 ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
 
-/* Collective, blocking (but see cfg.save_async). Saves a new checkpoint into the folder dir, which is made if
+/* Collective, blocking (but see cfg.checkpoint.save_async). Saves a new checkpoint into the folder dir, which is made if
  * it is missing (not its parents), as dir/save-SERIAL-step-T: weights, optimizer states, the count of steps,
  * the program's user data and each rank's own. Each rank writes what it owns, as one safetensors file; rank 0
  * then writes the manifest, which alone makes it a checkpoint. On return it is on the disk: files and folders
- * were synced, and heads and checksums read back. Only then are those beyond the cfg.save_keep latest
+ * were synced, and heads and checksums read back. Only then are those beyond the cfg.checkpoint.save_keep latest
  * removed, and what unfinished saves left. All ranks must see one file system there, which is looked at. dir
  * may be relative, to the working directory at the call, and may be a symbolic link. Links inside it are not
  * followed: a save-... that is one is not removed, and any other fails the call. Outside brackets, between
@@ -471,12 +471,12 @@ ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
  *
  * On failure (ZERO_ERR_IO naming the call, file and reason; ZERO_ERR_ARG for names of tensors that are not
  * UTF-8, or too many and too long for a file's header or the manifest; ZERO_ERR_NOMEM) the context is as
- * before, and so are the checkpoints in dir. With cfg.save_async the call waits for the save before it,
+ * before, and so are the checkpoints in dir. With cfg.checkpoint.save_async the call waits for the save before it,
  * returns its failure, if any, without beginning another, and leaves writing to a thread; zero_save_wait
  * tells the outcome. */
 ZERO_API int zero_save(zero_ctx *z, const char *dir);
 
-/* The same, of a checkpoint that cfg.save_keep does not remove and does not count: a milestone, the best so
+/* The same, of a checkpoint that cfg.checkpoint.save_keep does not remove and does not count: a milestone, the best so
  * far, the end of an epoch. It is dir/save-SERIAL-step-T-kept: the name says so, to later runs too, and
  * renaming a checkpoint to or from it is how to change one's mind. zero_load takes it for the latest like any
  * other. ZERO_ERR_MISMATCH, and nothing written, where other ranks call zero_save. */
@@ -490,13 +490,13 @@ ZERO_API int zero_save_wait(zero_ctx *z);
 /* Where the checkpoint is that was saved last, for zero_load, and for copying it elsewhere: *path is
  * dir/save-SERIAL-step-T (or -kept) from the root on, the same on every rank, valid until the next zero_save,
  * zero_save_wait, zero_load or zero_unwrap; NULL when this context has saved none. It is the last one that is
- * known to be on the disk: with cfg.save_async the one begun last from zero_save_wait on, the one before it
+ * known to be on the disk: with cfg.checkpoint.save_async the one begun last from zero_save_wait on, the one before it
  * until then. A save that failed changes nothing. Local; does not wait. */
 ZERO_API int zero_get_saved(zero_ctx *z, const char **path);
 
 /* Collective, blocking. Loads a checkpoint: path is one, or a folder of them, of which the one saved last is
  * taken; unfinished ones, and those with a damaged manifest or a file of another size, are skipped and told
- * to cfg.log. Any stage, world, mesh, prefetch and budget loads what any other saved, bit by bit. A damaged
+ * to cfg.debug.log. Any stage, world, mesh, prefetch and budget loads what any other saved, bit by bit. A damaged
  * block is an error of the rank that reads it. Links inside the folder are not followed. Tensors are
  * matched by name; names, dtypes, shapes and each one's optimizer must be the same. A tensor that was frozen
  * and is now trained, or the reverse, is loaded too: a trained one then begins with fresh optimizer state,
@@ -523,7 +523,7 @@ ZERO_API int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes);
  * checkpoint saved afterwards, in the rank's file and under its checksums, until the next zero_set_rank_data
  * or zero_load, after which a program gives anew what its next checkpoints are to have. Local: ranks may give
  * different sizes, or nothing. zero_load reads all of it once, each rank a part, to find damage; ranks wait
- * cfg.timeout_ms for each other there, which many GB may ask to be longer. */
+ * cfg.launch.timeout_ms for each other there, which many GB may ask to be longer. */
 ZERO_API int zero_set_rank_data(zero_ctx *z, const void *data, int64_t bytes);
 
 /* Of the checkpoint loaded last: *n_saved ranks saved it, which need not be as many as there are now (0: none
@@ -535,7 +535,7 @@ ZERO_API int zero_find_rank_data(zero_ctx *z, int32_t saved_rank, int32_t *n_sav
 
 /* Reads bytes [first, first + n) of what saved rank saved_rank gave, from the checkpoint loaded last, to dst.
  * zero_load has checked all of it, and brings none of it to memory; here each block of 1 MiB that is touched
- * is checked once more. The file must still be there: read before a zero_save whose cfg.save_keep removes
+ * is checked once more. The file must still be there: read before a zero_save whose cfg.checkpoint.save_keep removes
  * that checkpoint, else ZERO_ERR_IO. Every call opens the file, so read large pieces. Local, blocking. */
 ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first, int64_t n, void *dst);
 
@@ -573,7 +573,7 @@ ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight 
 ZERO_API int zero_get_stats(zero_ctx *z, struct zero_stats *out);
 
 /* Writes this rank's timeline to the file path as Chrome trace JSON (Perfetto reads it): brackets,
- * collectives, steps. Needs cfg.trace (else ZERO_ERR_ARG), and has the latest part of a long run. Not
+ * collectives, steps. Needs cfg.debug.trace (else ZERO_ERR_ARG), and has the latest part of a long run. Not
  * collective: each rank to a file of its own. Waits until what was begun is done. ZERO_ERR_IO. */
 ZERO_API int zero_trace_write(zero_ctx *z, const char *path);
 
