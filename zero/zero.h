@@ -41,32 +41,27 @@
  *         must(zero_unwrap(&z));
  *     }
  *
- * Words. A *rank* is one process of the job, *world* their number. A *unit* is what is gathered together,
- * usually a layer. At stage 1 optimizer state is sharded over the ranks, at stage 2 gradients too, at stage 3
- * parameters too (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is the part that one rank keeps;
- * a *slot* is memory that units take in turn, while they are gathered or their gradients are written. A
- * *bracket* is a zero_begin/zero_end pair around the model's use of a unit. A *micro-batch* is one forward
- * and backward, and cfg.grad_accum_steps of them, with zero_step behind, are a *step*. A *buffer* is a tensor
- * that is not trained (ZERO_BUFFER). The *host* is the machine, and as a device its CPU and memory.
+ * Words. A *rank* is a process of the job, and *world* is their number. A *unit* is what is gathered as one,
+ * usually a layer. Stage 1 shards optimizer state over the ranks, stage 2 also gradients, stage 3 also
+ * parameters (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is what one rank keeps, and a *slot*
+ * is memory that units take in turn. A *bracket* is a zero_begin/zero_end pair around the model's use of a
+ * unit. A *micro-batch* is one forward and backward; cfg.grad_accum_steps of them, and zero_step, are a
+ * *step*. A *buffer* is a tensor that is not trained. The *host* is the machine, and as a device its CPU.
  *
- * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() then says
- * what, where, and which rank, unit or tensor. (zero_last_step alone may also return ZERO_PENDING, which is
- * above 0 and no error.) A failed call leaves nothing to clean up and changes nothing, except that a failure
- * among ranks (a lost peer, a timeout, ranks that differ) or of a rank's own work (CUDA, cfg.update, a fault
- * that cfg.check finds) ends the context, on every rank: each is told, with the rank that found it, every
- * later call returns the same cause, and only zero_unwrap and zero_get_stats are left. Where a call's comment
- * says "nothing changed" of ranks that differ, they were compared first, and the context goes on.
+ * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() explains it.
+ * (Only zero_last_step may also return ZERO_PENDING, which is above 0.) A failed call changes nothing. But if
+ * a rank is lost, ranks disagree, or a rank's own work fails (CUDA, cfg.update, what cfg.check finds), the
+ * context ends on every rank: later calls return the same error, and only zero_unwrap and zero_get_stats
+ * work. A call whose comment says "nothing changed" of ranks that differ has compared them first.
  *
- * "Collective" means: every rank must make the call, in the same order relative to its other collective
- * calls. zero_begin, zero_end and zero_micro are collective in this sense. They wait for other ranks no
- * longer than for what the model is to read or write next: parameters that are being gathered or updated,
- * memory of gradients that are being reduced.
+ * "Collective" means that every rank makes the call, in the same order. zero_begin, zero_end and zero_micro
+ * are collective, too. They wait for other ranks only if what the model reads or writes next is still being
+ * gathered, updated or reduced.
  *
- * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and
- * the functions without a context, are independent. Contexts that are open at the same time have different
- * names (cfg.name). The library's only global state is these names and, with cfg.check, a signal handler and
- * the functions write(), fread() and their like. It never exits, and prints only warnings that no cfg.log
- * receives.
+ * Threads. One thread at a time uses a context. Different contexts, and functions without a context, are
+ * independent. Contexts that are open at the same time have different names (cfg.name). Global state is these
+ * names and, with cfg.check, a signal handler and the functions write(), fread() and their like. The library
+ * never exits, and prints only warnings that no cfg.log receives.
  */
 #ifndef ZERO_ZERO_H
 #define ZERO_ZERO_H
@@ -82,22 +77,33 @@ extern "C" {
 #define ZERO_VERSION_MINOR 1
 #define ZERO_VERSION_PATCH 0
 
-/* X(name, value, text) */
+/* X(name, value, text, help). zero/when_it_goes_wrong.md shows this map as a table. */
 #define ZERO_ERR_MAP(X)                                                                                      \
-    X(ARG, -1, "invalid argument")                                                                           \
-    X(NOMEM, -2, "not enough memory")                                                                        \
-    X(NOTSUP, -3, "not supported here")                                                                      \
-    X(ORDER, -4, "calls out of order")                                                                       \
-    X(MISMATCH, -5, "ranks disagree")                                                                        \
-    X(PEER, -6, "a rank was lost")                                                                           \
-    X(TIMEOUT, -7, "timed out")                                                                              \
-    X(IO, -8, "input or output failed")                                                                      \
-    X(SYSTEM, -9, "the operating system refused")                                                            \
-    X(BUDGET, -10, "memory budget too small")                                                                \
-    X(FAILED, -11, "the context failed earlier")
+    X(ARG, -1, "invalid argument",                                                                           \
+      "An argument, a field, a variable or a tensor is not allowed. The message says what is.")              \
+    X(NOMEM, -2, "not enough memory",                                                                        \
+      "The plan does not fit, or an allocation failed. Use a higher stage, more ranks or less prefetch.")    \
+    X(NOTSUP, -3, "not supported here",                                                                      \
+      "This build, machine, device or MPI or NCCL library cannot do it. The message says what is missing.")  \
+    X(ORDER, -4, "calls out of order",                                                                       \
+      "This call is not allowed here, or the model used memory out of its turn. The message says which.")    \
+    X(MISMATCH, -5, "ranks disagree",                                                                        \
+      "Ranks differ in their model, configuration, buffers or calls. Make equal what the message names.")    \
+    X(PEER, -6, "a rank was lost",                                                                           \
+      "Another rank ended, was killed or was cut off. Read the output of the rank that the message names.")  \
+    X(TIMEOUT, -7, "timed out",                                                                              \
+      "A rank or a driver did not answer in time. See what it does, or raise the limit that is named.")      \
+    X(IO, -8, "input or output failed",                                                                      \
+      "A file or a connection failed, or a file is damaged. The message has the path and the reason.")       \
+    X(SYSTEM, -9, "the operating system refused",                                                            \
+      "The system has no descriptor, thread, port or shared memory left. The message has its reason.")       \
+    X(BUDGET, -10, "memory budget too small",                                                                \
+      "Memory for gathered units is too small for what is open at once. The message says what helps.")       \
+    X(FAILED, -11, "the context failed earlier",                                                             \
+      "A callback of the program, MPI or NCCL failed. The message has what it returned or said.")
 
 enum zero_err {
-#define ZERO_ERR_ENUM(name, value, text) ZERO_ERR_##name = value,
+#define ZERO_ERR_ENUM(name, value, text, help) ZERO_ERR_##name = value,
     ZERO_ERR_MAP(ZERO_ERR_ENUM)
 #undef ZERO_ERR_ENUM
 };
@@ -464,10 +470,9 @@ ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
  * steps; with pp above 1 before the first action of a step or after the last, or ZERO_ERR_ORDER, and of the
  * tensors of all stages.
  *
- * From the first save into it until zero_unwrap dir is locked: a save of another context into it, of this
- * process or any other, fails with ZERO_ERR_IO and names the holder. The lock ends with the process; children
- * that it forked after the save, and that go on without exec, keep it. Beyond 8 folders the one not saved
- * into for longest is unlocked.
+ * dir is locked from the first save into it until zero_unwrap, as one of the latest 8 folders: a save by
+ * another context fails with ZERO_ERR_IO and names the holder. The lock ends with the process. Children that
+ * it forked after the save keep it, unless they exec.
  *
  * On failure (ZERO_ERR_IO naming the call, file and reason; ZERO_ERR_ARG for names of tensors that are not
  * UTF-8, or too many and too long for a file's header or the manifest; ZERO_ERR_NOMEM) the context is as
@@ -517,26 +522,22 @@ ZERO_API int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes);
  * zero_unwrap; NULL and 0 when there are none. Local; does not wait. */
 ZERO_API int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes);
 
-/* This rank's own bytes, as many as memory and a file have room for, beside those that all share: the state
- * of its data loader or of its random numbers, a replay buffer. Copied (0 bytes: none; a save that is under
- * way has its own hold of what it saves), host memory that is not in the plan. They travel with every
- * checkpoint saved afterwards, in the rank's file and under its checksums, until the next zero_set_rank_data
- * or zero_load, after which a program gives anew what its next checkpoints are to have. Local: ranks may give
- * different sizes, or nothing. zero_load reads all of it once, each rank a part, to find damage; ranks wait
- * cfg.timeout_ms for each other there, which many GB may ask to be longer. */
+/* This rank's own bytes, of any size: the state of its data loader or of its random numbers, a replay buffer.
+ * They are copied to host memory that is not in the plan; 0 bytes: none. Each later checkpoint has them, in
+ * the rank's file and under its checksums, until the next zero_set_rank_data or zero_load. zero_load checks
+ * all of them once, each rank a part; ranks wait cfg.timeout_ms for each other there, so raise it for many
+ * GB. Ranks may give different sizes, or nothing. Local. */
 ZERO_API int zero_set_rank_data(zero_ctx *z, const void *data, int64_t bytes);
 
 /* Of the checkpoint loaded last: *n_saved ranks saved it, which need not be as many as there are now (0: none
- * was loaded); saved rank saved_rank, of 0..*n_saved - 1, gave *bytes, 0 if none. Any rank may ask for any
- * saved one: where the world has changed, who goes on from what is the program's to say. One of n_saved
- * and bytes may be NULL; without bytes saved_rank is not looked at. With bytes: ZERO_ERR_ORDER when no
- * checkpoint was loaded, ZERO_ERR_ARG when saved_rank is none of its ranks. Local; does not wait. */
+ * was loaded), and saved rank saved_rank, of 0..*n_saved - 1, gave *bytes, 0 if none. Any rank may ask for
+ * any saved one. n_saved or bytes may be NULL; without bytes saved_rank is not looked at. With bytes:
+ * ZERO_ERR_ORDER when no checkpoint was loaded, ZERO_ERR_ARG for another saved_rank. Local; does not wait. */
 ZERO_API int zero_find_rank_data(zero_ctx *z, int32_t saved_rank, int32_t *n_saved, int64_t *bytes);
 
 /* Reads bytes [first, first + n) of what saved rank saved_rank gave, from the checkpoint loaded last, to dst.
- * zero_load has checked all of it, and brings none of it to memory; here each block of 1 MiB that is touched
- * is checked once more. The file must still be there: read before a zero_save whose cfg.save_keep removes
- * that checkpoint, else ZERO_ERR_IO. Every call opens the file, so read large pieces. Local, blocking. */
+ * Each block of 1 MiB that is touched is checked again. The call opens the file, so read large pieces.
+ * ZERO_ERR_IO if the file is gone, as after a zero_save whose cfg.save_keep removed it. Local, blocking. */
 ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first, int64_t n, void *dst);
 
 /* Write the model's weights alone, in the model's dtype, as safetensors for other programs.
@@ -577,12 +578,11 @@ ZERO_API int zero_get_stats(zero_ctx *z, struct zero_stats *out);
  * collective: each rank to a file of its own. Waits until what was begun is done. ZERO_ERR_IO. */
 ZERO_API int zero_trace_write(zero_ctx *z, const char *path);
 
-/* Collective and blocking when the context is healthy, local when it has failed. Frees everything and sets *z
- * to NULL, also when it returns an error: that of an asynchronous save, or what ended the context. Pointers
- * the library gave to the model are dead, and set to NULL. NULL and pointers to NULL are allowed. In a forked
- * child: ZERO_ERR_ORDER, and only *z is changed. Where a thread of the library's does not come back from a
- * driver or, on a GPU, from cfg.update, it keeps the context's memory, a warning says so, and the process
- * should end. */
+/* Frees everything and sets *z to NULL, also when it returns an error: that of an asynchronous save, or what
+ * ended the context. The pointers that the library gave to the model are set to NULL. NULL is allowed, and a
+ * pointer to NULL. Collective and blocking when the context is healthy, local when it has failed. In a forked
+ * child it only sets *z to NULL and returns ZERO_ERR_ORDER. If a thread of the library hangs in a driver or
+ * in cfg.update, a warning says so: that thread keeps the context's memory, and the process should end. */
 ZERO_API int zero_unwrap(zero_ctx **z);
 
 /* The short text of a code; never NULL. */
