@@ -525,7 +525,8 @@ ZERO_API int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes);
 /* This rank's own bytes, of any size: the state of its data loader or of its random numbers, a replay buffer.
  * They are copied to host memory that is not in the plan; 0 bytes: none. Each later checkpoint has them, in
  * the rank's file and under its checksums, until the next zero_set_rank_data or zero_load. zero_load checks
- * all of them once, each rank a part. Ranks wait cfg.timeout_ms for each other then: raise it for many GB. Ranks may give different sizes, or nothing. Local. */
+ * all of them, each rank a part. Ranks wait cfg.timeout_ms for each other then: raise it for many GB. Ranks
+ * may give different sizes, or nothing. Local. */
 ZERO_API int zero_set_rank_data(zero_ctx *z, const void *data, int64_t bytes);
 
 /* Of the checkpoint loaded last: *n_saved ranks saved it, which need not be as many as there are now (0: none
