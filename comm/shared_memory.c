@@ -29,9 +29,10 @@ static int64_t segment_bytes(int64_t bytes)
 static int no_room(int64_t bytes)
 {
     char why[ZR_SYSTEM_WORDS];
-    return zr_fail(errno == ENOSPC || errno == ENOMEM || errno == EFAULT ? ZR_ERR_NOMEM : ZR_ERR_SYSTEM,
-                   "reserving %lld bytes of shared memory: %s", (long long)bytes,
-                   zr_system_words(errno == EFAULT ? ENOMEM : errno, why));
+    bool is_full = errno == ENOSPC || errno == ENOMEM || errno == EFAULT;
+    return zr_fail(is_full ? ZR_ERR_NOMEM : ZR_ERR_SYSTEM, "reserving %lld bytes of shared memory: %s%s",
+                   (long long)bytes, zr_system_words(errno == EFAULT ? ENOMEM : errno, why),
+                   is_full ? "; free memory, or raise the limit of the container or job" : "");
 }
 
 /* Whether the kernel fills a mapping, with large pages if it may; else (before Linux 5.14) the file alone. */

@@ -6,7 +6,7 @@
 #include "zero/zero.h"
 
 /* Both ways, so that neither list can grow alone. */
-#define SAME(name, value, text)                                                                              \
+#define SAME(name, value, ...)                                                                               \
     _Static_assert((int)ZERO_ERR_##name == (int)ZR_ERR_##name && (int)ZERO_ERR_##name == (value),            \
                    "ZERO_ERR_" #name " differs from ZR_ERR_" #name);
 ZERO_ERR_MAP(SAME)
@@ -42,7 +42,7 @@ const char *zero_strerror(int code)
     switch (code) {
     case 0:
         return "success";
-#define TEXT(name, value, text)                                                                              \
+#define TEXT(name, value, text, help)                                                                        \
     case value:                                                                                              \
         return text;
         ZERO_ERR_MAP(TEXT)

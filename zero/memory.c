@@ -68,7 +68,9 @@ static int refuse(const struct zr_plan *plan, int64_t wanted, const char *where,
 {
     char table[1024];
     zr_plan_table(plan, table, sizeof table);
-    return zr_fail(ZR_ERR_NOMEM, "the plan needs %lld bytes for each %s, which has %lld free%s:\n%s",
+    return zr_fail(ZR_ERR_NOMEM,
+                   "the plan needs %lld bytes for each %s, which has %lld free%s; a higher stage, more ranks "
+                   "or less prefetch needs less:\n%s",
                    (long long)wanted, where, (long long)free_bytes, more, table);
 }
 

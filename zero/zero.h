@@ -41,32 +41,28 @@
  *         must(zero_unwrap(&z));
  *     }
  *
- * Words. A *rank* is one process of the job, *world* their number. A *unit* is what is gathered together,
- * usually a layer. At stage 1 optimizer state is sharded over the ranks, at stage 2 gradients too, at stage 3
- * parameters too (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is the part that one rank keeps;
- * a *slot* is memory that units take in turn, while they are gathered or their gradients are written. A
- * *bracket* is a zero_begin/zero_end pair around the model's use of a unit. A *micro-batch* is one forward
- * and backward, and cfg.grad_accum_steps of them, with zero_step behind, are a *step*. A *buffer* is a tensor
- * that is not trained (ZERO_BUFFER). The *host* is the machine, and as a device its CPU and memory.
+ * Words. A *rank* is a process of the job, and *world* is their number. A *unit* is what is gathered as one,
+ * usually a layer. Stage 1 shards optimizer state over the ranks, stage 2 also gradients, stage 3 also
+ * parameters (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is what one rank keeps, and a *slot*
+ * is memory that units take in turn. A *bracket* is a zero_begin/zero_end pair around the model's use of a
+ * unit. A *micro-batch* is one forward and backward; cfg.grad_accum_steps of them, and zero_step, are a
+ * *step*. A *buffer* is a tensor that is not trained. The *host* is the machine, and as a device its CPU.
  *
- * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() then says
- * what, where, and which rank, unit or tensor. (zero_last_step alone may also return ZERO_PENDING, which is
- * above 0 and no error.) A failed call leaves nothing to clean up and changes nothing, except that a failure
- * among ranks (a lost peer, a timeout, ranks that differ) or of a rank's own work (CUDA, cfg.update, a fault
- * that cfg.debug.check finds) ends the context, on every rank: each is told, with the rank that found it, every
- * later call returns the same cause, and only zero_unwrap and zero_get_stats are left. Where a call's comment
- * says "nothing changed" of ranks that differ, they were compared first, and the context goes on.
+ * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() explains it.
+ * (Only zero_last_step may also return ZERO_PENDING, which is above 0.) A failed call changes nothing. But if
+ * a rank is lost, ranks disagree, or a rank's own work fails (CUDA, the program's update, a fault that check
+ * mode finds), the context ends on every rank: later calls return the same error, and only zero_unwrap and
+ * zero_get_stats work. A call whose comment says "nothing changed" of ranks that differ has compared them
+ * first.
  *
- * "Collective" means: every rank must make the call, in the same order relative to its other collective
- * calls. zero_begin, zero_end and zero_micro are collective in this sense. They wait for other ranks no
- * longer than for what the model is to read or write next: parameters that are being gathered or updated,
- * memory of gradients that are being reduced.
+ * "Collective" means that every rank makes the call, in the same order. zero_begin, zero_end and zero_micro
+ * are collective, too. They wait for other ranks only if what the model reads or writes next is still being
+ * gathered, updated or reduced.
  *
- * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and
- * the functions without a context, are independent. Contexts that are open at the same time have different
- * names (cfg.launch.name). The library's only global state is these names and, with cfg.debug.check, a signal handler and
- * the functions write(), fread() and their like. It never exits, and prints only warnings that no cfg.debug.log
- * receives.
+ * Threads. One thread at a time uses a context. Different contexts, and functions without a context, are
+ * independent. Contexts that are open at the same time have different names (cfg.launch.name). The global
+ * state is these names and, in check mode, a signal handler and write(), fread() and their like. The library
+ * never exits, and prints only warnings that no cfg.debug.log receives.
  */
 #ifndef ZERO_ZERO_H
 #define ZERO_ZERO_H
@@ -82,22 +78,33 @@ extern "C" {
 #define ZERO_VERSION_MINOR 1
 #define ZERO_VERSION_PATCH 0
 
-/* X(name, value, text) */
+/* X(name, value, text, help). zero/when_it_goes_wrong.md shows this map as a table. */
 #define ZERO_ERR_MAP(X)                                                                                      \
-    X(ARG, -1, "invalid argument")                                                                           \
-    X(NOMEM, -2, "not enough memory")                                                                        \
-    X(NOTSUP, -3, "not supported here")                                                                      \
-    X(ORDER, -4, "calls out of order")                                                                       \
-    X(MISMATCH, -5, "ranks disagree")                                                                        \
-    X(PEER, -6, "a rank was lost")                                                                           \
-    X(TIMEOUT, -7, "timed out")                                                                              \
-    X(IO, -8, "input or output failed")                                                                      \
-    X(SYSTEM, -9, "the operating system refused")                                                            \
-    X(BUDGET, -10, "memory budget too small")                                                                \
-    X(FAILED, -11, "the context failed earlier")
+    X(ARG, -1, "invalid argument",                                                                           \
+      "An argument, a field, a variable or a tensor is not allowed. The message says what is.")              \
+    X(NOMEM, -2, "not enough memory",                                                                        \
+      "The plan does not fit, or an allocation failed. Use a higher stage, more ranks or less prefetch.")    \
+    X(NOTSUP, -3, "not supported here",                                                                      \
+      "This build, machine, device or MPI or NCCL library cannot do it. The message says what is missing.")  \
+    X(ORDER, -4, "calls out of order",                                                                       \
+      "This call is not allowed here, or the model used memory out of its turn. The message says which.")    \
+    X(MISMATCH, -5, "ranks disagree",                                                                        \
+      "Ranks differ in their model, configuration, buffers or calls. Make equal what the message names.")    \
+    X(PEER, -6, "a rank was lost",                                                                           \
+      "Another rank ended, was killed or was cut off. Read the output of the rank that the message names.")  \
+    X(TIMEOUT, -7, "timed out",                                                                              \
+      "A rank or a driver did not answer in time. See what it does, or raise the limit that is named.")      \
+    X(IO, -8, "input or output failed",                                                                      \
+      "A file or a connection failed, or a file is damaged. The message has the path and the reason.")       \
+    X(SYSTEM, -9, "the operating system refused",                                                            \
+      "The system has no descriptor, thread, port or shared memory left. The message has its reason.")       \
+    X(BUDGET, -10, "memory budget too small",                                                                \
+      "Memory for gathered units is too small for what is open at once. The message says what helps.")       \
+    X(FAILED, -11, "the context failed earlier",                                                             \
+      "A callback of the program, MPI or NCCL failed. The message has what it returned or said.")
 
 enum zero_err {
-#define ZERO_ERR_ENUM(name, value, text) ZERO_ERR_##name = value,
+#define ZERO_ERR_ENUM(name, value, text, help) ZERO_ERR_##name = value,
     ZERO_ERR_MAP(ZERO_ERR_ENUM)
 #undef ZERO_ERR_ENUM
 };
@@ -139,8 +146,8 @@ ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const cha
  * zero_wrap, such as cudaSetDevice(*local_rank). cfg may be NULL: ZERO_CONFIG_INIT; any of rank, world and
  * local_rank (this process's number on its host if the launcher gives one, else the rank) may be NULL.
  * Refuses what zero_wrap would refuse of cfg and the variables (ZERO_ERR_ARG), and changes nothing then.
- * Local: talks to no other rank, and does not wait but for a cfg.launch.nccl_comm that NCCL is still making, at most
- * cfg.launch.timeout_ms. Any thread. */
+ * Local: talks to no other rank, and does not wait but for a cfg.launch.nccl_comm that NCCL is still making,
+ * at most cfg.launch.timeout_ms. Any thread. */
 ZERO_API int zero_find_rank(const struct zero_config *cfg, int32_t *rank, int32_t *world,
                             int32_t *local_rank);
 
@@ -173,26 +180,27 @@ ZERO_API int zero_mesh_close(zero_mesh **m);
  * rank or size may be NULL. ZERO_ERR_ARG. Local; any thread. */
 ZERO_API int zero_mesh_rank(const zero_mesh *m, const char *axes, int32_t *rank, int32_t *size);
 
-/* What zero_wrap would allocate and send, for any stage and world (cfg->launch.world, default 1), without allocating
- * device memory and without talking to anybody. param and grad pointers are not followed; grad non-NULL still
- * means trainable. The environment's ZERO_STAGE and the like override cfg here too. As no host is known, each
- * group of a hybrid is taken for one: where they share a host and grad_accum_steps is above 1, set
- * cfg.deterministic = 1 for the plan that zero_wrap makes. out holds numbers only, nothing to free; bytes are
- * of one rank, and whether a machine has them is not asked. ZERO_ERR_ARG and ZERO_ERR_BUDGET as of zero_wrap;
- * *out is left alone then. Local; any thread. */
+/* What zero_wrap would allocate and send, for any stage and world (cfg->launch.world, default 1), without
+ * allocating device memory and without talking to anybody. param and grad pointers are not followed; grad
+ * non-NULL still means trainable. The environment's ZERO_STAGE and the like override cfg here too. As no host
+ * is known, each group of a hybrid is taken for one: where they share a host and grad_accum_steps is above 1,
+ * set cfg.deterministic = 1 for the plan that zero_wrap makes. out holds numbers only, nothing to free; bytes
+ * are of one rank, and whether a machine has them is not asked. ZERO_ERR_ARG and ZERO_ERR_BUDGET as of
+ * zero_wrap; *out is left alone then. Local; any thread. */
 ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
                        struct zero_plan_info *out);
 
 /* Collective, blocking. Takes over the parameters: rank 0's values are given to all ranks (or cfg.init_from
  * says where they come from; *param that is NULL without is an error), *param and *grad of every tensor are
- * re-pointed (at stages 2 and 3 they are NULL outside brackets, or with cfg.debug.check closed memory), and what
- * they pointed at may be freed afterwards (with cfg.debug.check it was overwritten), but for buffers, whose memory
- * stays the model's. What *grad points at is not read; NULL is allowed. tensors, their names, cfg and
- * cfg->memory.order are copied; the pointers that param and grad are the addresses of must stay where they are until
- * zero_unwrap, and so must what cfg's callbacks are given. *out is the caller's, to be closed by zero_unwrap.
- * On failure all ranks fail, *out is NULL, and nothing has changed. Memory is checked against the plan first:
- * ZERO_ERR_NOMEM comes with the plan's table. ZERO_ERR_ARG, NOTSUP and BUDGET name the field or the tensor,
- * MISMATCH what differs between ranks, PEER and TIMEOUT who did not come within cfg.launch.start_timeout_ms. */
+ * re-pointed (at stages 2 and 3 they are NULL outside brackets, or with cfg.debug.check closed memory), and
+ * what they pointed at may be freed afterwards (with cfg.debug.check it was overwritten), but for buffers,
+ * whose memory stays the model's. What *grad points at is not read; NULL is allowed. tensors, their names,
+ * cfg and cfg->memory.order are copied; the pointers that param and grad are the addresses of must stay where
+ * they are until zero_unwrap, and so must what cfg's callbacks are given. *out is the caller's, to be closed
+ * by zero_unwrap. On failure all ranks fail, *out is NULL, and nothing has changed. Memory is checked against
+ * the plan first: ZERO_ERR_NOMEM comes with the plan's table. ZERO_ERR_ARG, NOTSUP and BUDGET name the field
+ * or the tensor, MISMATCH what differs between ranks, PEER and TIMEOUT who did not come within
+ * cfg.launch.start_timeout_ms. */
 ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
                        const struct zero_config *cfg);
 
@@ -207,20 +215,20 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * begun last, so two layers of one are open at once only if it has ZERO_POINTER_PER_BEGIN; else the second
  * begin is refused. Once one of them ends, the base fits one that is still open.
  *
- * A backward may be bracketed in two parts, as pipelines use it: ZERO_BACKWARD_INPUT, in which the
- * parameters are there, and ZERO_BACKWARD_WEIGHT, in which the gradient is, alone; a forward bracket inside
- * that has parameters. What is said here of a backward's gradient is of the second part.
+ * A backward may be bracketed in two parts, as pipelines use it: ZERO_BACKWARD_INPUT, in which the parameters
+ * are there, and ZERO_BACKWARD_WEIGHT, in which the gradient is, alone; a forward bracket inside that has
+ * parameters. What is said here of a backward's gradient is of the second part.
  *
  * A step updates the units that had a backward bracket in any of its micro-batches, an empty one too. The
  * others are left out: no decay, no momentum, no step count. cfg.debug.log is told once.
  *
  * At stages 0 and 1 brackets are optional, and buy overlap: a program has backward brackets in every step, or
  * in none, and then all units are updated. With several pipeline stages it has them. In a step with backward
- * brackets, what is written outside of a unit's own may be lost (cfg.debug.check finds it on the host); zero_step
- * refuses a unit that is left out with a gradient that is not zero. cfg.debug.log is told once of a unit that only
- * some micro-batches bracket. From a unit's backward zero_end to the end of the micro-batch its gradient is
- * being reduced, and *grad is NULL (in a step that leaves out units perhaps until the next zero_begin). From
- * then to its next backward nothing reads it, and the model may zero it.
+ * brackets, what is written outside of a unit's own may be lost (cfg.debug.check finds it on the host);
+ * zero_step refuses a unit that is left out with a gradient that is not zero. cfg.debug.log is told once of a
+ * unit that only some micro-batches bracket. From a unit's backward zero_end to the end of the micro-batch
+ * its gradient is being reduced, and *grad is NULL (in a step that leaves out units perhaps until the next
+ * zero_begin). From then to its next backward nothing reads it, and the model may zero it.
  *
  * Where one rank keeps all of a gradient (stage 0, and world 1), it is f32 and a step reduces it once
  * (grad_accum_steps 1, or grad_in_place), the sum lies in the gradient itself: then *grad is NULL until
@@ -239,8 +247,8 @@ ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 /* Ends a micro-batch, for models without brackets (stages 0 and 1) that accumulate gradients: call it after
  * each backward but the last (zero_step ends that one). Gradients are reduced, and zero when it returns (on a
  * GPU: in the order of cfg.stream). No effect on units that were bracketed; not needed with
- * cfg.memory.grad_in_place. ZERO_ERR_ORDER, and nothing changed, inside a bracket, after zero_norm, and at the
- * grad_accum_steps-th call in a step. */
+ * cfg.memory.grad_in_place. ZERO_ERR_ORDER, and nothing changed, inside a bracket, after zero_norm, and at
+ * the grad_accum_steps-th call in a step. */
 ZERO_API int zero_micro(zero_ctx *z);
 
 /* Collective. Reduces what is left, clips, updates, and starts gathering the new parameters. lr: learning
@@ -256,15 +264,14 @@ ZERO_API int zero_micro(zero_ctx *z);
  * cfg.grad_accum_steps (which a model without brackets and with grad_accum_steps 1 is trusted to have run).
  * What is counted is the backward brackets of the unit that has most: a multiple of grad_accum_steps. A unit
  * that a pass uses several times, as tied weights are, may have more; but when every unit has had twice
- * grad_accum_steps or more (times its uses in cfg.memory.order), a zero_step was forgotten: this one is refused, and
- * so is the next zero_begin in backward. A model that uses every unit several times in a pass says so in
- * cfg.memory.order.
- * If a unit is left out (zero_begin) and a gradient of it is not zero at stages 0 and 1, the call returns
- * ZERO_ERR_ORDER with the tensor's name, and nothing is changed; on a GPU the context ends, by this call if
- * info is given, else by a later one. A gradient with ZERO_GRAD_OVERWRITE is not looked at.
- * What backward left zero in the first step is told to cfg.debug.log, by tensor (on the host); when every gradient
- * of every rank is zero then, nothing is trained, and the context ends with ZERO_ERR_ORDER: by this call
- * where info is given, else by a later one. */
+ * grad_accum_steps or more (times its uses in cfg.memory.order), a zero_step was forgotten: this one is
+ * refused, and so is the next zero_begin in backward. A model that uses every unit several times in a pass
+ * says so in cfg.memory.order. If a unit is left out (zero_begin) and a gradient of it is not zero at stages
+ * 0 and 1, the call returns ZERO_ERR_ORDER with the tensor's name, and nothing is changed; on a GPU the
+ * context ends, by this call if info is given, else by a later one. A gradient with ZERO_GRAD_OVERWRITE is
+ * not looked at. What backward left zero in the first step is told to cfg.debug.log, by tensor (on the host);
+ * when every gradient of every rank is zero then, nothing is trained, and the context ends with
+ * ZERO_ERR_ORDER: by this call where info is given, else by a later one. */
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 
 /* The outcome of the last zero_step without a wait, for logging: 0 and *info, or ZERO_PENDING, which is not
@@ -327,14 +334,13 @@ ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first
  * at the whole of it, stacked ones too, and may be read (not written) without brackets: for evaluation,
  * sampling, or the program's own save. Forward brackets inside are allowed and cost nothing; backward ones,
  * zero_micro, zero_norm, zero_drop, zero_step, zero_write, zero_import and zero_load are refused. Between any
- * two of the model's calls, outside brackets.
- * where: 0, or ZERO_DEVICE_CUDA on a GPU: where the model computes; at stage 3 within an explicit
- * cfg.memory.param_budget_bytes. ZERO_DEVICE_HOST: in host memory, whatever the budget. What it takes comes on top
- * of the plan, until the release: nothing at stages 0 and 1 (but for ZERO_DEVICE_HOST on a GPU), at stages 2
- * and 3 the stacked tensors and what is sharded, whole. ZERO_ERR_BUDGET or ZERO_ERR_NOMEM name the bytes,
- * on all ranks, and nothing is changed. ZERO_ERR_ARG for another where, ZERO_ERR_ORDER inside a bracket or
- * when all are there already. On a GPU pointers taken before are not good after it, nor those taken inside
- * after zero_release_all.
+ * two of the model's calls, outside brackets. where: 0, or ZERO_DEVICE_CUDA on a GPU: where the model
+ * computes; at stage 3 within an explicit cfg.memory.param_budget_bytes. ZERO_DEVICE_HOST: in host memory,
+ * whatever the budget. What it takes comes on top of the plan, until the release: nothing at stages 0 and 1
+ * (but for ZERO_DEVICE_HOST on a GPU), at stages 2 and 3 the stacked tensors and what is sharded, whole.
+ * ZERO_ERR_BUDGET or ZERO_ERR_NOMEM name the bytes, on all ranks, and nothing is changed. ZERO_ERR_ARG for
+ * another where, ZERO_ERR_ORDER inside a bracket or when all are there already. On a GPU pointers taken
+ * before are not good after it, nor those taken inside after zero_release_all.
  *
  * zero_release_all: collective, blocking; waits for what the model has put on cfg.stream too. ZERO_ERR_ORDER
  * inside a bracket, or when nothing was gathered. zero_unwrap releases as well. */
@@ -358,18 +364,17 @@ ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t firs
 ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
 
 /* Collective, blocking. For losses that are means over tokens (or samples, or weights) of which ranks and
- * micro-batches have different numbers: padding, masks, documents of different lengths. count: of this
- * rank, in all micro-batches of the step to come; finite, 0 and more; of ranks of tp the same; of pp the last
- * stage's counts. A program
- * that adds up the losses of its tokens, and begins backward with *scale of each, not with one by its own
- * number of them, trains on the mean over all tokens of all ranks and micro-batches: the same mean, however
- * they are spread. *scale has the same bits on all ranks: 1 / (sum of counts) with cfg.grad_sum, else that
- * times grad_accum_steps and ranks (those of dp, with a mesh), which takes back the mean that zero_step
- * takes; cfg.grad_scale comes on top. Called again, the last one counts.
- * Before the step's first backward, outside brackets: between forward and backward of the first micro-batch
- * it waits for the least. A step without, after one with it, is told to cfg.debug.log once. ZERO_ERR_ARG, on all
- * ranks, naming the rank, for another count, and where all are 0 (then skip the step, on all ranks);
- * ZERO_ERR_ORDER when a step has begun. *scale is left alone then, and nothing changed. */
+ * micro-batches have different numbers: padding, masks, documents of different lengths. count: of this rank,
+ * in all micro-batches of the step to come; finite, 0 and more; of ranks of tp the same; of pp the last
+ * stage's counts. A program that adds up the losses of its tokens, and begins backward with *scale of each,
+ * not with one by its own number of them, trains on the mean over all tokens of all ranks and micro-batches:
+ * the same mean, however they are spread. *scale has the same bits on all ranks: 1 / (sum of counts) with
+ * cfg.grad_sum, else that times grad_accum_steps and ranks (those of dp, with a mesh), which takes back the
+ * mean that zero_step takes; cfg.grad_scale comes on top. Called again, the last one counts. Before the
+ * step's first backward, outside brackets: between forward and backward of the first micro-batch it waits for
+ * the least. A step without, after one with it, is told to cfg.debug.log once. ZERO_ERR_ARG, on all ranks,
+ * naming the rank, for another count, and where all are 0 (then skip the step, on all ranks); ZERO_ERR_ORDER
+ * when a step has begun. *scale is left alone then, and nothing changed. */
 ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
 
 /* Tensor parallelism, over the ranks of cfg.mesh's tp: around a pair of products of which the first is cut
@@ -453,33 +458,32 @@ enum zero_sync {
  * pipeline stages rank 0 and all ranks are those of the buffer's stage, but all ranks of the world call. */
 ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
 
-/* Collective, blocking (but see cfg.checkpoint.save_async). Saves a new checkpoint into the folder dir, which is made if
- * it is missing (not its parents), as dir/save-SERIAL-step-T: weights, optimizer states, the count of steps,
- * the program's user data and each rank's own. Each rank writes what it owns, as one safetensors file; rank 0
- * then writes the manifest, which alone makes it a checkpoint. On return it is on the disk: files and folders
- * were synced, and heads and checksums read back. Only then are those beyond the cfg.checkpoint.save_keep latest
- * removed, and what unfinished saves left. All ranks must see one file system there, which is looked at. dir
- * may be relative, to the working directory at the call, and may be a symbolic link. Links inside it are not
- * followed: a save-... that is one is not removed, and any other fails the call. Outside brackets, between
- * steps; with pp above 1 before the first action of a step or after the last, or ZERO_ERR_ORDER, and of the
- * tensors of all stages.
+/* Collective, blocking (but see cfg.checkpoint.save_async). Saves a new checkpoint into the folder dir, which
+ * is made if it is missing (not its parents), as dir/save-SERIAL-step-T: weights, optimizer states, the count
+ * of steps, the program's user data and each rank's own. Each rank writes what it owns, as one safetensors
+ * file; rank 0 then writes the manifest, which alone makes it a checkpoint. On return it is on the disk:
+ * files and folders were synced, and heads and checksums read back. Only then are those beyond the
+ * cfg.checkpoint.save_keep latest removed, and what unfinished saves left. All ranks must see one file system
+ * there, which is looked at. dir may be relative, to the working directory at the call, and may be a symbolic
+ * link. Links inside it are not followed: a save-... that is one is not removed, and any other fails the
+ * call. Outside brackets, between steps; with pp above 1 before the first action of a step or after the last,
+ * or ZERO_ERR_ORDER, and of the tensors of all stages.
  *
- * From the first save into it until zero_unwrap dir is locked: a save of another context into it, of this
- * process or any other, fails with ZERO_ERR_IO and names the holder. The lock ends with the process; children
- * that it forked after the save, and that go on without exec, keep it. Beyond 8 folders the one not saved
- * into for longest is unlocked.
+ * dir is locked from the first save into it until zero_unwrap, as one of the latest 8 folders: a save by
+ * another context fails with ZERO_ERR_IO and names the holder. The lock ends with the process. Children that
+ * it forked after the save keep it, unless they exec.
  *
  * On failure (ZERO_ERR_IO naming the call, file and reason; ZERO_ERR_ARG for names of tensors that are not
  * UTF-8, or too many and too long for a file's header or the manifest; ZERO_ERR_NOMEM) the context is as
- * before, and so are the checkpoints in dir. With cfg.checkpoint.save_async the call waits for the save before it,
- * returns its failure, if any, without beginning another, and leaves writing to a thread; zero_save_wait
- * tells the outcome. */
+ * before, and so are the checkpoints in dir. With cfg.checkpoint.save_async the call waits for the save
+ * before it, returns its failure, if any, without beginning another, and leaves writing to a thread;
+ * zero_save_wait tells the outcome. */
 ZERO_API int zero_save(zero_ctx *z, const char *dir);
 
-/* The same, of a checkpoint that cfg.checkpoint.save_keep does not remove and does not count: a milestone, the best so
- * far, the end of an epoch. It is dir/save-SERIAL-step-T-kept: the name says so, to later runs too, and
- * renaming a checkpoint to or from it is how to change one's mind. zero_load takes it for the latest like any
- * other. ZERO_ERR_MISMATCH, and nothing written, where other ranks call zero_save. */
+/* The same, of a checkpoint that cfg.checkpoint.save_keep does not remove and does not count: a milestone,
+ * the best so far, the end of an epoch. It is dir/save-SERIAL-step-T-kept: the name says so, to later runs
+ * too, and renaming a checkpoint to or from it is how to change one's mind. zero_load takes it for the latest
+ * like any other. ZERO_ERR_MISMATCH, and nothing written, where other ranks call zero_save. */
 ZERO_API int zero_save_kept(zero_ctx *z, const char *dir);
 
 /* Collective, blocking. Until the save begun last is on the disk; returns its failure, once. 0 when there is
@@ -490,14 +494,14 @@ ZERO_API int zero_save_wait(zero_ctx *z);
 /* Where the checkpoint is that was saved last, for zero_load, and for copying it elsewhere: *path is
  * dir/save-SERIAL-step-T (or -kept) from the root on, the same on every rank, valid until the next zero_save,
  * zero_save_wait, zero_load or zero_unwrap; NULL when this context has saved none. It is the last one that is
- * known to be on the disk: with cfg.checkpoint.save_async the one begun last from zero_save_wait on, the one before it
- * until then. A save that failed changes nothing. Local; does not wait. */
+ * known to be on the disk: with cfg.checkpoint.save_async the one begun last from zero_save_wait on, the one
+ * before it until then. A save that failed changes nothing. Local; does not wait. */
 ZERO_API int zero_get_saved(zero_ctx *z, const char **path);
 
 /* Collective, blocking. Loads a checkpoint: path is one, or a folder of them, of which the one saved last is
  * taken; unfinished ones, and those with a damaged manifest or a file of another size, are skipped and told
- * to cfg.debug.log. Any stage, world, mesh, prefetch and budget loads what any other saved, bit by bit. A damaged
- * block is an error of the rank that reads it. Links inside the folder are not followed. Tensors are
+ * to cfg.debug.log. Any stage, world, mesh, prefetch and budget loads what any other saved, bit by bit. A
+ * damaged block is an error of the rank that reads it. Links inside the folder are not followed. Tensors are
  * matched by name; names, dtypes, shapes and each one's optimizer must be the same. A tensor that was frozen
  * and is now trained, or the reverse, is loaded too: a trained one then begins with fresh optimizer state,
  * and the log names the tensors, and a unit whose step count it shares. Needs host memory for what this rank
@@ -517,26 +521,23 @@ ZERO_API int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes);
  * zero_unwrap; NULL and 0 when there are none. Local; does not wait. */
 ZERO_API int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes);
 
-/* This rank's own bytes, as many as memory and a file have room for, beside those that all share: the state
- * of its data loader or of its random numbers, a replay buffer. Copied (0 bytes: none; a save that is under
- * way has its own hold of what it saves), host memory that is not in the plan. They travel with every
- * checkpoint saved afterwards, in the rank's file and under its checksums, until the next zero_set_rank_data
- * or zero_load, after which a program gives anew what its next checkpoints are to have. Local: ranks may give
- * different sizes, or nothing. zero_load reads all of it once, each rank a part, to find damage; ranks wait
- * cfg.launch.timeout_ms for each other there, which many GB may ask to be longer. */
+/* This rank's own bytes, of any size: the state of its data loader or of its random numbers, a replay buffer.
+ * They are copied to host memory that is not in the plan; 0 bytes: none. Each later checkpoint has them, in
+ * the rank's file and under its checksums, until the next zero_set_rank_data or zero_load. zero_load checks
+ * all of them, each rank a part. Ranks wait cfg.launch.timeout_ms for each other then: raise it for many GB.
+ * Ranks may give different sizes, or nothing. Local. */
 ZERO_API int zero_set_rank_data(zero_ctx *z, const void *data, int64_t bytes);
 
 /* Of the checkpoint loaded last: *n_saved ranks saved it, which need not be as many as there are now (0: none
- * was loaded); saved rank saved_rank, of 0..*n_saved - 1, gave *bytes, 0 if none. Any rank may ask for any
- * saved one: where the world has changed, who goes on from what is the program's to say. One of n_saved
- * and bytes may be NULL; without bytes saved_rank is not looked at. With bytes: ZERO_ERR_ORDER when no
- * checkpoint was loaded, ZERO_ERR_ARG when saved_rank is none of its ranks. Local; does not wait. */
+ * was loaded), and saved rank saved_rank, of 0..*n_saved - 1, gave *bytes, 0 if none. Any rank may ask for
+ * any saved one. n_saved or bytes may be NULL; without bytes saved_rank is not looked at. With bytes:
+ * ZERO_ERR_ORDER when no checkpoint was loaded, ZERO_ERR_ARG for another saved_rank. Local; does not wait. */
 ZERO_API int zero_find_rank_data(zero_ctx *z, int32_t saved_rank, int32_t *n_saved, int64_t *bytes);
 
 /* Reads bytes [first, first + n) of what saved rank saved_rank gave, from the checkpoint loaded last, to dst.
- * zero_load has checked all of it, and brings none of it to memory; here each block of 1 MiB that is touched
- * is checked once more. The file must still be there: read before a zero_save whose cfg.checkpoint.save_keep removes
- * that checkpoint, else ZERO_ERR_IO. Every call opens the file, so read large pieces. Local, blocking. */
+ * Each block of 1 MiB that is touched is checked again. The call opens the file, so read large pieces.
+ * ZERO_ERR_IO if the file is gone, as after a zero_save whose cfg.checkpoint.save_keep removed it. Local,
+ * blocking. */
 ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first, int64_t n, void *dst);
 
 /* Write the model's weights alone, in the model's dtype, as safetensors for other programs.
@@ -577,12 +578,11 @@ ZERO_API int zero_get_stats(zero_ctx *z, struct zero_stats *out);
  * collective: each rank to a file of its own. Waits until what was begun is done. ZERO_ERR_IO. */
 ZERO_API int zero_trace_write(zero_ctx *z, const char *path);
 
-/* Collective and blocking when the context is healthy, local when it has failed. Frees everything and sets *z
- * to NULL, also when it returns an error: that of an asynchronous save, or what ended the context. Pointers
- * the library gave to the model are dead, and set to NULL. NULL and pointers to NULL are allowed. In a forked
- * child: ZERO_ERR_ORDER, and only *z is changed. Where a thread of the library's does not come back from a
- * driver or, on a GPU, from cfg.update, it keeps the context's memory, a warning says so, and the process
- * should end. */
+/* Frees everything and sets *z to NULL, also when it returns an error: that of an asynchronous save, or what
+ * ended the context. The pointers that the library gave to the model are set to NULL. NULL is allowed, and a
+ * pointer to NULL. Collective and blocking when the context is healthy, local when it has failed. In a forked
+ * child it only sets *z to NULL and returns ZERO_ERR_ORDER. If a thread of the library hangs in a driver or
+ * in cfg.update, a warning says so: that thread keeps the context's memory, and the process should end. */
 ZERO_API int zero_unwrap(zero_ctx **z);
 
 /* The short text of a code; never NULL. */

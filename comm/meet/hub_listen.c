@@ -144,8 +144,9 @@ static void say_cannot_listen(struct zr_rendezvous *r, const union zr_address *a
                     "rank 0 cannot listen at %s: no interface of this host has that address: it has %s",
                     place, there);
     } else {
-        zr_hub_fail(r, ZR_ERR_SYSTEM, "rank 0 cannot listen at %s%s%s%s: %s", place, name[0] ? " (" : "",
-                    name, name[0] ? ")" : "", zr_limit_words(-err, uv_strerror(err), why));
+        zr_hub_fail(r, ZR_ERR_SYSTEM, "rank 0 cannot listen at %s%s%s%s: %s%s", place, name[0] ? " (" : "",
+                    name, name[0] ? ")" : "", zr_limit_words(-err, uv_strerror(err), why),
+                    err == UV_EADDRINUSE ? "; choose another port" : "");
     }
 }
 

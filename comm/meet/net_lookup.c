@@ -104,7 +104,9 @@ int zr_lookup_start(uv_loop_t *loop, const char *host, int port,
     int err = uv_async_init(loop, &l->ended, on_ended);
     if (err) {
         free(l);
-        return zr_fail(ZR_ERR_SYSTEM, "cannot look up \"%.200s\": %s", host, uv_strerror(err));
+        return zr_fail(ZR_ERR_SYSTEM,
+                       "cannot look up \"%.200s\": %s; use a name that this host knows, or an IP address",
+                       host, uv_strerror(err));
     }
     pthread_mutex_init(&l->lock, NULL);
     l->ended.data = l;

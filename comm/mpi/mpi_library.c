@@ -292,9 +292,11 @@ static int load_one(enum zr_mpi_kind kind, const struct found *f, struct zr_log 
 
 int zr_mpi_say_not_launched(void)
 {
-    return zr_fail(ZR_ERR_NOTSUP,
-                   "backend mpi needs ranks that one mpirun of Open MPI or one mpiexec of MPICH has started; "
-                   "nothing says so of this one (no OMPI_COMM_WORLD_SIZE, no PMI_RANK)");
+    return zr_fail(
+        ZR_ERR_NOTSUP,
+        "backend mpi needs ranks that one mpirun of Open MPI or one mpiexec of MPICH has started; "
+        "nothing says so of this one (no OMPI_COMM_WORLD_SIZE, no PMI_RANK); use one of these launchers, or "
+        "another backend");
 }
 
 bool zr_mpi_is_loaded(void)

@@ -81,7 +81,8 @@ int zr_mpi_ended(struct zr_mpi_process *p)
     case WORKING:
         break;
     case FINALIZED:
-        return zr_fail(ZR_ERR_ORDER, "the program called MPI_Finalize before zero_unwrap");
+        return zr_fail(ZR_ERR_ORDER,
+                       "the program called MPI_Finalize before zero_unwrap; call it afterwards");
     case ENDING:
         return zr_fail(ZR_ERR_ORDER, "the process ends");
     case BROKEN:

@@ -42,7 +42,10 @@ int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
         return err;
     void *lib = library || seen.n == 0 ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : seen.handle;
     if (!lib && (library || seen.n == 0))
-        return zr_fail(ZR_ERR_NOTSUP, "there is no NCCL: %s", dlerror());
+        return zr_fail(
+            ZR_ERR_NOTSUP,
+            "there is no NCCL: %s; install it, or add the folder of libnccl.so.2 to LD_LIBRARY_PATH",
+            dlerror());
     const char *missing = NULL;
     /* dlsym gives a data pointer; POSIX has it hold a function's. */
 #define X(name) *(void **)&api->name = dlsym(lib, "nccl" #name);

@@ -137,8 +137,8 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *ids)
         bool late = err == ZR_ERR_TIMEOUT || res == ncclInProgress;
         if (!err && res == ncclInProgress)
             err = zr_fail(ZR_ERR_NOTSUP,
-                          "%s is in progress when it returns: is NCCL_COMM_BLOCKING=0 set? libzero's "
-                          "communicators must block",
+                          "%s is in progress when it returns: is NCCL_COMM_BLOCKING=0 set? Unset it, "
+                          "because libzero's communicators must block",
                           what);
         if (!err && res)
             err = zr_nccl_say(p, NULL, res, what);

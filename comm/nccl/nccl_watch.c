@@ -339,8 +339,7 @@ static void check_time(struct zr_nccl *m)
         zr_op_describe(e->op, e->seq, e->unit, op, sizeof op);
         snprintf(text, sizeof text,
                  "%s: waited %lld ms (timeout_ms) for the other ranks (%llu operations are queued behind "
-                 "it): one is late, or "
-                 "issued something else",
+                 "it): one is late or issued something else, or the program uses NCCL at the same time",
                  op, (long long)(p->timeout_ns / 1000000), (unsigned long long)(m->n_put - m->n_got - 1));
         zr_nccl_doubt(m, ZR_ERR_TIMEOUT, text);
     }

@@ -150,9 +150,11 @@ static int check_groups(int64_t bytes, int64_t *on_host)
     *on_host = m.free_bytes;
     for (int i = 0; i < m.n_groups; i++)
         if (bytes > m.group[i].free_bytes)
-            return zr_fail(ZR_ERR_NOMEM,
-                           "%lld bytes of shared memory are wanted, %lld are left to memory control group %s",
-                           (long long)bytes, (long long)m.group[i].free_bytes, m.group[i].path);
+            return zr_fail(
+                ZR_ERR_NOMEM,
+                "%lld bytes of shared memory are wanted, %lld are left to memory control group %s; "
+                "raise the limit of that container or job",
+                (long long)bytes, (long long)m.group[i].free_bytes, m.group[i].path);
     return 0;
 }
 

@@ -242,7 +242,8 @@ static int look_for_lost(struct zr_shm *m, const struct zr_post *mine, enum zr_s
         char what[128 + ZR_LAST_CALL_CHARS], last[ZR_LAST_CALL_CHARS];
         zr_rendezvous_last_call(m->rdv, rank, last);
         snprintf(what, sizeof what,
-                 closed ? "rank %d has closed its communicator%s" : "rank %d was lost: its process ended%s",
+                 closed ? "rank %d has closed its communicator: it called zero_unwrap before this rank%s"
+                        : "rank %d was lost: its process ended%s",
                  rank, last);
         return fail_op(m, ZR_ERR_PEER, mine, what);
     }

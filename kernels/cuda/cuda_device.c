@@ -82,8 +82,10 @@ static int no_memory(struct zr_cuda_device *dev, const char *what, int64_t bytes
     int64_t free_bytes, total_bytes;
     if (zr_cuda_memory(&dev->base, &free_bytes, &total_bytes))
         free_bytes = total_bytes = 0;
-    return zr_fail(ZR_ERR_NOMEM, "%s: GPU %d has no %lld bytes left: %lld of %lld are free", what,
-                   dev->ordinal, (long long)bytes, (long long)free_bytes, (long long)total_bytes);
+    return zr_fail(ZR_ERR_NOMEM,
+                   "%s: GPU %d has no %lld bytes left: %lld of %lld are free; "
+                   "nvidia-smi shows who uses the others",
+                   what, dev->ordinal, (long long)bytes, (long long)free_bytes, (long long)total_bytes);
 }
 
 static int block_open(struct zr_cuda_device *dev, bool on_host, int64_t bytes, void **out)
@@ -184,7 +186,8 @@ static int check_gpu(int *number)
     int ordinal = *number, driver = 0, count = 0, major = 0, minor = 0;
     if (cudaDriverGetVersion(&driver) || driver == 0)
         return zr_fail(ZR_ERR_NOTSUP,
-                       "no usable GPU: no NVIDIA driver is loaded (this library needs one for CUDA %d.%d)",
+                       "no usable GPU: no NVIDIA driver is loaded (this library needs one for CUDA %d.%d); "
+                       "in a container, start it with the GPU (docker run --gpus all)",
                        VERSION(DRIVER_NEEDED));
     cudaError_t err = cudaGetDeviceCount(&count);
     cudaGetLastError();
@@ -194,7 +197,8 @@ static int check_gpu(int *number)
             "no usable GPU: the driver is for CUDA %d.%d, this library needs one for CUDA %d.%d or newer",
             VERSION(driver), VERSION(DRIVER_NEEDED));
     if (err == cudaErrorNoDevice || (!err && count == 0))
-        return zr_fail(ZR_ERR_NOTSUP, "no usable GPU: the driver sees none");
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "no usable GPU: the driver sees none; look at CUDA_VISIBLE_DEVICES and nvidia-smi");
     if (err)
         return zr_fail(ZR_ERR_NOTSUP, "no usable GPU: cudaGetDeviceCount: %s (%s)", cudaGetErrorName(err),
                        cudaGetErrorString(err));

@@ -120,7 +120,7 @@ class Refused(library.Ranks):
             other = net.hosts[0].start([PYTHON, '-c', HOLD, PORT])
             other.expect('^ready$')
             first, second = start(net, [0, 1], ZERO_RENDEZVOUS=at('10.77.0.1'), ZERO_TIMEOUT_MS=SHORT_MS)
-            self.each_says([first, second], rf'rank 0 cannot listen at 10.77.0.1:{PORT} \(eth0\): address already in use\n',
+            self.each_says([first, second], rf'rank 0 cannot listen at 10.77.0.1:{PORT} \(eth0\): address already in use; choose another port\n',
                            rf'rank 1 \(10.77.0.2 on eth0\) waited {SHORT_MS} ms \(start_timeout_ms\) for rank 0 at 10.77.0.1:{PORT}; last: ')
 
     def test_no_such_host(self):

@@ -1,132 +1,83 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""zero/when_it_goes_wrong.md names every error of ZERO_ERR_MAP, with its text, and quotes messages as the sources have them, under the code
-that the sources give them; and every message of the library that a user can bring about, and that does not say all itself, is there. So who
-changes a message or an error, or adds one, hears of the page.
+"""The table of error codes in zero/when_it_goes_wrong.md is generated from ZERO_ERR_MAP of zero/zero.h.
 
-    error_page.py ROOT         checks the tree, prints FILE:LINE: what is wrong, exits 1 if anything is
-    error_page.py --self-test  checks the checker
+    error_page.py ROOT           exits 1 if the page differs from the map
+    error_page.py ROOT --write   writes the table into the page
+    error_page.py --self-test    checks this script
 
-A row of a table whose first column is "message" quotes messages in that column, each between backquotes; ... in it is what varies. Where the
-table has a column "code", that is the messages'.
+The table stands between two comments, BEGIN and END below. The rest of the page is written by hand.
 """
 import os
 import re
 import sys
 
-from tree_clean import tracked
-
 PAGE, HEADER = "zero/when_it_goes_wrong.md", "zero/zero.h"
-SOURCE = re.compile(r"(kernels|comm|shard|zero|bench)/.*\.(c|h|inc|cu|cuh)$")
-STRING = r'"(?:\\.|[^"\\\n])*"'
-# Literals side by side are one; a macro between two is of text, too.
-TEXT = re.compile(rf"{STRING}(?:\s+(?:[A-Z][A-Za-z0-9_]*\s+)?{STRING})*(?:\s+[A-Z][A-Z0-9_]*(?=[,);]))?")
-# zr_fail_more only puts a name before a message.
-CODED = re.compile(r"\b(?!\w*_more\b)\w*fail\w*\(\s*(?:[\w>.-]+,\s*)?Z(?:R|ERO)_ERR_(\w+),\s*\Z")
-FORMAT = re.compile(r"%[-0-9.*]*(?:hh|ll|[hlzjt])?[a-zA-Z]|%(?=\x01)")
-VARIES = "\x01"
-# Messages that have to be there: of the library, and those of libraries that only it can bring about left out.
-LIBRARY = re.compile(r"(zero/(?!run/)|shard/(?!verify/|pipeline/)|comm/(?!sim/)|kernels/(check|cuda)/).*\.c$")
-SAYS_ITSELF = re.compile(r"allowed|must be|is NULL|no memory|a (mutex|condition) could not be made")
-OURS_ALONE = re.compile(
-    r"arena|opens communicator|\bis not the shared memory of rank|operations (of one communicator|are under way)|reduce_scatter is|the rendezvous is"
-    r"|works on the (cuda|host) device|has no places|unknown event|is not the loop's|norm is not known|uv_\w+_init|given up|have different layouts|the process ends")
-LEAST_CODED = 14  # letters: below that, a part that is put before another message
-LEAST = 8  # letters of a quotation: less could be anything
+BEGIN, END = "<!-- begin: codes, written by test/lint/error_page.py -->\n", "<!-- end: codes -->\n"
+ENTRY = re.compile(r'X\((\w+),\s*(-\d+),\s*"([^"]+)",\s*((?:"[^"]+"\s*)+)\)')
 
 
-def texts_of(source):
-    """(text with what varies as one character, code or None) of each string of a source."""
-    source = re.sub(rf"/\*.*?\*/|({STRING})", lambda m: m[1] or " ", source, flags=re.DOTALL)
-    for match in TEXT.finditer(source):
-        text = "".join(token[1:-1] if token[0] == '"' else VARIES for token in re.findall(rf"{STRING}|\w+", match[0]))
-        coded = CODED.search(source, max(0, match.start() - 200), match.start())
-        yield FORMAT.sub(VARIES, text.replace('\\"', '"').replace("\\n", " ")), coded[1] if coded else None
+def codes_of(header):
+    """(name, value, text, help) of each entry of the map."""
+    found = re.search(r"#define ZERO_ERR_MAP\(X\)(.*?)\n\n", header.replace("\\\n", " \n"), re.DOTALL)
+    for name, value, text, words in ENTRY.findall(found[1] if found else ""):
+        yield name, value, text, "".join(re.findall(r'"([^"]+)"', words))
 
 
-def quotations(page):
-    """(line number, quotation, code or None)."""
-    column = None
-    for number, line in enumerate(page.splitlines(), 1):
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if not cells:
-            column = None
-        elif cells[0] == "message":
-            column = cells.index("code") if "code" in cells else -1
-        elif column is not None and not cells[0].startswith("---"):
-            for quotation in re.findall(r"``(.+?)``|`([^`]+)`", cells[0]):
-                yield number, "".join(quotation).strip(), cells[column].strip("`") if column >= 0 else None
+def table_of(header):
+    rows = [f"| `ZERO_ERR_{name}` ({value}) | {text} | {words} |\n" for name, value, text, words in codes_of(header)]
+    return "| code | text | what it means, and what to do |\n|---|---|---|\n" + "".join(rows) if rows else None
 
 
-def codes_of(quotation, texts):
-    """Of every text that says it."""
-    parts = quotation.split("...")
-    pattern, longest = re.compile(".*?".join(re.escape(part) for part in parts)), max(parts, key=len)
-    return {code for text, code in texts if longest in text and pattern.search(text)}
+def written(page, header):
+    """The page with the table that the header asks for. Raises ValueError where that cannot be."""
+    table = table_of(header)
+    if table is None:
+        raise ValueError(f"{HEADER} has no ZERO_ERR_MAP with entries X(name, value, text, help)")
+    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+        raise ValueError(f"{PAGE} needs the lines {BEGIN.strip()} and {END.strip()}, once each")
+    return page[:page.index(BEGIN)] + BEGIN + "\n" + table + "\n" + page[page.index(END):]
 
 
-def missing(quoted, texts):
-    """Of texts that have a code."""
-    patterns = [re.compile(".*?".join(re.escape(part) for part in quotation.split("..."))) for quotation in quoted]
-    for text, code in texts:
-        if code and sum(c.isalpha() for c in text) >= LEAST_CODED and not SAYS_ITSELF.search(text) and not OURS_ALONE.search(text):
-            if not any(pattern.search(text) for pattern in patterns):
-                yield f"{PAGE}:1: {code} is missing: {text.replace(VARIES, '...')}"
-
-
-def faults_of(page, header, sources):
-    """sources: path -> text."""
-    errors = re.findall(r'X\((\w+), -\d+, "([^"]+)"\)', re.search(r"#define ZERO_ERR_MAP\(X\)(.*?)\n\n", header, re.DOTALL)[1])
-    for name, text in errors:
-        if not re.search(rf"^\| `ZERO_ERR_{name}` \| `{re.escape(text)}` \|", page, re.MULTILINE):
-            yield f"{PAGE}:1: ZERO_ERR_{name}, \"{text}\", has no row"
-    texts_by_path = {path: list(texts_of(source)) for path, source in sources.items()}
-    texts = [text for of_path in texts_by_path.values() for text in of_path]
-    found = list(quotations(page))
-    if not found:
-        yield f"{PAGE}:1: quotes no message"
-    for number, quotation, code in found:
-        if sum(c.isalpha() for c in quotation) < LEAST:
-            yield f"{PAGE}:{number}: too short to be looked for: {quotation}"
-            continue
-        codes = codes_of(quotation, texts)
-        if not codes:
-            yield f"{PAGE}:{number}: no source says: {quotation}"
-        elif code and code not in codes and None not in codes:
-            yield f"{PAGE}:{number}: is {', '.join(sorted(codes))}, not {code}: {quotation}"
-    yield from missing([quotation for _, quotation, _ in found], [text for path, of_path in texts_by_path.items() if LIBRARY.match(path) for text in of_path])
-
-
-def check(root):
-    def read(path):
-        with open(os.path.join(root, path), encoding="utf-8", errors="replace") as f:
-            return f.read()
-    return list(faults_of(read(PAGE), read(HEADER), {path: read(path) for path in tracked(root) if SOURCE.match(path)}))
+def main(root, write):
+    path = os.path.join(root, PAGE)
+    with open(path, encoding="utf-8") as f:
+        page = f.read()
+    with open(os.path.join(root, HEADER), encoding="utf-8") as f:
+        header = f.read()
+    try:
+        wanted = written(page, header)
+    except ValueError as fault:
+        return str(fault)
+    if write and wanted != page:
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(wanted)
+    elif wanted != page:
+        return f"{PAGE}: the table differs from ZERO_ERR_MAP: run test/lint/error_page.py ROOT --write"
+    return None
 
 
 def self_test():
-    header = '#define ZERO_ERR_MAP(X) \\\n    X(ARG, -1, "invalid argument") \\\n    X(IO, -8, "input failed")\n\n'
-    source = ('return zr_fail(ZR_ERR_ARG, "stage is %d; "\n    "allowed: %" PRId64 "..%s" LAST, x);\n/* "a comment says so" */\n'
-              'zr_warn(log, "file \\"%.80s\\" was never finished");\nzr_hub_fail(r, ZR_ERR_IO, "the file is damaged");')
-    codes = "| `ZERO_ERR_ARG` | `invalid argument` |\n| `ZERO_ERR_IO` | `input failed` |\n\n"
-    table = "| message | code | cure |\n|---|---|---|\n"
-    good = codes + table + "| `stage is ...; allowed: ...` | ARG | `other things` |\n| `the file is damaged`, `file \"...\" was never` | IO | |\n"
-    failures = [f"refused: {fault}" for fault in faults_of(good, header, {"zero/a.c": source})]
-    bad = (good.replace("| `ZERO_ERR_IO`", "| `ZERO_ERR_XO`"), good.replace("input failed", "input fails"), good.replace("; allowed", ", allowed"),
-           good.replace("ARG | `o", "IO | `o"), good + "| `a comment says so` | ARG | |\n", good + "| `file` | ARG | |\n", codes)
-    for page in bad:
-        sources = {"zero/run/a.c": source}
-        if len(list(faults_of(page, header, sources))) != 1:
-            failures.append(f"{page}: {list(faults_of(page, header, sources))}")
-    found = list(faults_of(good.replace("`the file is damaged`, ", ""), header, {"zero/a.c": source, "test/a.c": 'fail(ZR_ERR_IO, "the file is not damaged");'}))
-    if len(found) != 1:
-        failures.append(f"a message that is missing: {found}")
-    return failures
+    header = ('#define ZERO_ERR_MAP(X)   \\\n    X(ARG, -1, "invalid argument", \\\n      "It is wrong. "   \\\n      "Read on.")\\\n'
+              '    X(IO, -8, "input failed", "Look (there).")\n\nenum {};\n')
+    row = "| `ZERO_ERR_ARG` (-1) | invalid argument | It is wrong. Read on. |\n| `ZERO_ERR_IO` (-8) | input failed | Look (there). |\n"
+    page = f"before\n{BEGIN}old\n{END}after\n"
+    good = written(page, header)
+    failures = [] if row in good and good.startswith("before\n") and good.endswith(f"\n{END}after\n") and written(good, header) == good else [good]
+    for bad_page, bad_header in ((page.replace(END, ""), header), (page + BEGIN, header), (END + BEGIN, header), (page, "no map\n\n")):
+        try:
+            failures.append(f"not refused: {written(bad_page, bad_header)}")
+        except ValueError:
+            pass
+    return "\n".join(failures)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if sys.argv[1:] == ["--self-test"]:
+        said = self_test()
+    elif len(sys.argv) == 2 or sys.argv[2:] == ["--write"]:
+        said = main(sys.argv[1], len(sys.argv) == 3)
+    else:
         sys.exit(__doc__)
-    faults = self_test() if sys.argv[1] == "--self-test" else check(sys.argv[1])
-    print("\n".join(faults) or "no fault")
-    sys.exit(1 if faults else 0)
+    print(said or "no fault")
+    sys.exit(1 if said else 0)

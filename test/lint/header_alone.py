@@ -78,7 +78,7 @@ int read_config(void)
     # The error codes are an X-macro that a program may use for its own tables.
     "the error map": """
 #include <zero/zero.h>
-#define TEXT(name, value, text) text,
+#define TEXT(name, value, text, help) text,
 static const char *const texts[] = {ZERO_ERR_MAP(TEXT) ""};
 extern const char *text(int i);
 const char *text(int i)

@@ -13,9 +13,10 @@
 static void test_texts(void **state)
 {
     (void)state;
-#define CHECK(name, value, text)                                                                             \
+#define CHECK(name, value, text, help)                                                                       \
     assert_int_equal(ZERO_ERR_##name, value);                                                                \
-    assert_string_equal(zero_strerror(value), text);
+    assert_string_equal(zero_strerror(value), text);                                                         \
+    assert_int_equal(help[strlen(help) - 1], '.');
     ZERO_ERR_MAP(CHECK)
 #undef CHECK
     assert_string_equal(zero_strerror(0), "success");
@@ -28,7 +29,7 @@ static void test_codes_are_distinct(void **state)
 {
     (void)state;
     static const int codes[] = {
-#define CODE(name, value, text) value,
+#define CODE(name, value, text, help) value,
         ZERO_ERR_MAP(CODE)
 #undef CODE
     };

@@ -391,7 +391,9 @@ int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[
     if (!err && !found)
         err = manifest == NO_MANIFEST
                   ? zr_fail(ZR_ERR_IO,
-                            "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME " and no finished save", root)
+                            "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME
+                            " and no finished save; give the folder that zero_save was given",
+                            root)
                   : zr_fail(ZR_ERR_IO,
                             "%s: not a checkpoint: it has no finished save, and %s/" ZR_MANIFEST_NAME
                             " is not libzero's, or is damaged",

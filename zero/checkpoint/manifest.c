@@ -270,8 +270,10 @@ static int get_format(const char *file, const json_t *o, int32_t *format)
         if (!strcmp(text, known))
             return 0;
     }
-    return zr_fail(ZR_ERR_IO, "%s: format is \"%s\"; this library reads \"%s1\" to \"%s%d\"", file, text,
-                   FORMAT, FORMAT, FORMATS);
+    return zr_fail(
+        ZR_ERR_IO,
+        "%s: format is \"%s\"; this library reads \"%s1\" to \"%s%d\"; a later libzero may read it", file,
+        text, FORMAT, FORMAT, FORMATS);
 }
 
 /* What trains it, and how many states that keeps. */

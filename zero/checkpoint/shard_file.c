@@ -24,13 +24,13 @@ static int damaged(const struct zr_shard *s, int64_t from, int64_t n)
     long long first = from, last = from + n - 1;
     for (int64_t i = 0; i < s->st.n_entries; i++)
         if (s->st.entries[i].begin <= last && s->st.entries[i].end > first)
-            return zr_fail(
-                ZR_ERR_IO,
-                "%s: bytes %lld..%lld (tensor %s) are damaged: their checksums differ from those saved",
-                s->path, first, last, s->st.entries[i].name);
+            return zr_fail(ZR_ERR_IO,
+                           "%s: bytes %lld..%lld (tensor %s) are damaged: their checksums differ from those "
+                           "saved; load an earlier checkpoint",
+                           s->path, first, last, s->st.entries[i].name);
     return zr_fail(ZR_ERR_IO,
                    "%s: bytes %lld..%lld (the header among them) are damaged: their checksums differ from "
-                   "those saved",
+                   "those saved; load an earlier checkpoint",
                    s->path, first, last);
 }
 
@@ -122,9 +122,10 @@ static int read_sums(struct zr_shard *s, const char *folder, const struct zr_man
         return err;
     struct zr_checksum sum = zr_checksum_of(table, n);
     if (!zr_checksum_equal(&sum, &file->blocks))
-        err =
-            zr_fail(ZR_ERR_IO,
-                    "%s: its checksum is not the manifest's: it is damaged, or of another checkpoint", path);
+        err = zr_fail(ZR_ERR_IO,
+                      "%s: its checksum is not the manifest's: it is damaged, or of another checkpoint; copy "
+                      "whole folders, or load an earlier one",
+                      path);
     if (!err)
         err = zr_blocks_parse(path, (unsigned char *)table, n, file->bytes, &s->sums);
     free(table);

@@ -188,7 +188,7 @@ class Torchrun(unittest.TestCase):
             with self.subTest(store=store), socket.create_server(('127.0.0.1', port + 1)):
                 job = Launched(2, [PROGRAM], store=store, is_there=True, port=port)
                 self.assertEqual(job.code, 1)
-                self.assertRegex(job.stderr, rf'(?m)^zero_wrap: rank 0 cannot listen at 127\.0\.0\.1:{port + store}\b.*: address already in use$')
+                self.assertRegex(job.stderr, rf'(?m)^zero_wrap: rank 0 cannot listen at 127\.0\.0\.1:{port + store}\b.*: address already in use; choose another port$')
 
 
 if __name__ == '__main__':
