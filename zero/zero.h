@@ -127,18 +127,19 @@ enum zero_value {
     ZERO_VALUE_GRAD = 64
 };
 
-/* ZERO_CONFIG_INIT for callers that cannot use it, in languages without C's macros. size: of the struct as
- * the caller has it, all of which is written. The sizes of the other structs, which the library cannot know,
- * are left 0: the caller sets those of the structs that it uses, tensor_size always. ZERO_ERR_ARG when cfg is
- * NULL, or no zero.h up to this library's had a struct of that size; nothing is written then. Local; any
- * thread. */
+/* Write ZERO_CONFIG_INIT to *cfg, for languages without C's macros.
+ * size is the caller's sizeof(struct zero_config).
+ *
+ * Local; any thread.
+ * Errors: ARG  cfg is NULL, or size is not that of this library; nothing is written */
 ZERO_API int zero_config_init(struct zero_config *cfg, size_t size);
 
-/* Applies the text value to the field named key: numbers ("stage" = "3"; bytes also with k, M, G, T, Ki, Mi,
- * Gi or Ti), names ("optimizer" = "lion", "wire_dtype" = "bf16"), ZERO_AUTO by "auto". Neither text is kept.
- * ZERO_ERR_ARG, and nothing changed: an unknown key (the nearest is named), a value out of range (what is
- * allowed is named), a pointer. ZERO_ERR_NOTSUP: the program's struct is older than the field. Local; any
- * thread. */
+/* Set the field named key from text.
+ * Numbers ("stage" = "3"; bytes also with k, M, G, T, Ki, Mi, Gi or Ti), names ("optimizer" = "lion")
+ * and "auto" for ZERO_AUTO are accepted. The texts are not kept.
+ *
+ * Local; any thread.
+ * Errors: ARG  an unknown key (the message has the nearest one), a value out of range, or a pointer field */
 ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const char *value);
 
 /* Find out which rank this process is, as zero_wrap will: by cfg's rank and world, its nccl_comm or mpi_comm,
@@ -180,130 +181,115 @@ ZERO_API int zero_mesh_close(zero_mesh **m);
  * rank or size may be NULL. ZERO_ERR_ARG. Local; any thread. */
 ZERO_API int zero_mesh_rank(const zero_mesh *m, const char *axes, int32_t *rank, int32_t *size);
 
-/* What zero_wrap would allocate and send, for any stage and world (cfg->launch.world, default 1), without
- * allocating device memory and without talking to anybody. param and grad pointers are not followed; grad
- * non-NULL still means trainable. The environment's ZERO_STAGE and the like override cfg here too. As no host
- * is known, each group of a hybrid is taken for one: where they share a host and grad_accum_steps is above 1,
- * set cfg.deterministic = 1 for the plan that zero_wrap makes. out holds numbers only, nothing to free; bytes
- * are of one rank, and whether a machine has them is not asked. ZERO_ERR_ARG and ZERO_ERR_BUDGET as of
- * zero_wrap; *out is left alone then. Local; any thread. */
+/* Count what zero_wrap would allocate and send, for any stage and world, without allocating or
+ * communicating.
+ * The world is cfg->launch.world, 1 by default. param and grad are not followed; grad non-NULL means
+ * trainable. ZERO_STAGE and the like override cfg here too. out holds numbers of one rank, with
+ * nothing to free. Because no hosts are known, set cfg.deterministic for a hybrid whose replicas lie
+ * on one host.
+ *
+ * Local; any thread.
+ * Errors: ARG, BUDGET  as of zero_wrap; *out is not changed */
 ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
                        struct zero_plan_info *out);
 
-/* Collective, blocking. Takes over the parameters: rank 0's values are given to all ranks (or cfg.init_from
- * says where they come from; *param that is NULL without is an error), *param and *grad of every tensor are
- * re-pointed (at stages 2 and 3 they are NULL outside brackets, or with cfg.debug.check closed memory), and
- * what they pointed at may be freed afterwards (with cfg.debug.check it was overwritten), but for buffers,
- * whose memory stays the model's. What *grad points at is not read; NULL is allowed. tensors, their names,
- * cfg and cfg->memory.order are copied; the pointers that param and grad are the addresses of must stay where
- * they are until zero_unwrap, and so must what cfg's callbacks are given. *out is the caller's, to be closed
- * by zero_unwrap. On failure all ranks fail, *out is NULL, and nothing has changed. Memory is checked against
- * the plan first: ZERO_ERR_NOMEM comes with the plan's table. ZERO_ERR_ARG, NOTSUP and BUDGET name the field
- * or the tensor, MISMATCH what differs between ranks, PEER and TIMEOUT who did not come within
- * cfg.launch.start_timeout_ms. */
+/* Shard a model over all ranks and take over its pointers.
+ * Rank 0's parameters go to all ranks, unless cfg.init_from says otherwise. From here on the library
+ * sets *param and *grad of every tensor; at stages 2 and 3 they are NULL outside brackets. What they
+ * pointed at may be freed, except the memory of buffers. *grad is not read and may be NULL. Memory is
+ * checked against the plan before anything is allocated.
+ *
+ * Collective.
+ * Blocks     until all ranks have come, at most cfg.launch.start_timeout_ms
+ * Ownership  tensors, names, cfg and the arrays in it are copied. The pointers at param and grad, and what
+ *            callbacks are given, must stay in place until zero_unwrap. Close *out by zero_unwrap
+ * Errors     all ranks fail, and *out is NULL:
+ *            ARG, NOTSUP, BUDGET  the message names the field or the tensor
+ *            NOMEM                with the table of the plan
+ *            MISMATCH             what differs between ranks
+ *            PEER, TIMEOUT        which rank is missing */
 ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
                        const struct zero_config *cfg);
 
-/* Makes unit's parameters readable (and in backward its gradients writable, zeroed unless
- * ZERO_GRAD_OVERWRITE) and points the model at them until the matching zero_end. On the host zero_begin
- * returns when the parameters are readable; on a GPU it only enqueues. zero_end waits at stages 0 and 1
- * alone, where it ends a micro-batch: until the gradients are reduced (on a GPU cfg.stream waits). Each
- * outermost backward bracket gives one gradient contribution, reduced when it ends.
+/* Open and close a bracket: the model's use of one unit.
+ * From zero_begin to the matching zero_end the unit's parameter pointers are valid. In backward its
+ * gradient pointers are valid too, and the gradients are zero unless ZERO_GRAD_OVERWRITE. The end of a
+ * unit's backward bracket adds one contribution to its gradient and starts to reduce it.
  *
- * Brackets of different units may nest and overlap, and a unit may be open in forward and in backward at once
- * (recompute), but not twice in one phase. At stages 2 and 3 the base of a stacked tensor fits the layer
- * begun last, so two layers of one are open at once only if it has ZERO_POINTER_PER_BEGIN; else the second
- * begin is refused. Once one of them ends, the base fits one that is still open.
+ * Brackets of different units may nest and overlap. A unit may be open in forward and in backward at
+ * once (recompute), but not twice in one phase. At stages 2 and 3 two layers of a stacked tensor may
+ * be open at once only with ZERO_POINTER_PER_BEGIN. ZERO_BACKWARD_INPUT and ZERO_BACKWARD_WEIGHT are a
+ * backward in two parts: the first has the parameters, the second the gradient.
  *
- * A backward may be bracketed in two parts, as pipelines use it: ZERO_BACKWARD_INPUT, in which the parameters
- * are there, and ZERO_BACKWARD_WEIGHT, in which the gradient is, alone; a forward bracket inside that has
- * parameters. What is said here of a backward's gradient is of the second part.
+ * A step updates the units that had a backward bracket; the log names the others once. At stages 0 and
+ * 1 a program may do without brackets, in all steps; with several pipeline stages it may not. The
+ * guide says when *grad is NULL there, and what several contributions of a unit take.
  *
- * A step updates the units that had a backward bracket in any of its micro-batches, an empty one too. The
- * others are left out: no decay, no momentum, no step count. cfg.debug.log is told once.
- *
- * At stages 0 and 1 brackets are optional, and buy overlap: a program has backward brackets in every step, or
- * in none, and then all units are updated. With several pipeline stages it has them. In a step with backward
- * brackets, what is written outside of a unit's own may be lost (cfg.debug.check finds it on the host);
- * zero_step refuses a unit that is left out with a gradient that is not zero. cfg.debug.log is told once of a
- * unit that only some micro-batches bracket. From a unit's backward zero_end to the end of the micro-batch
- * its gradient is being reduced, and *grad is NULL (in a step that leaves out units perhaps until the next
- * zero_begin). From then to its next backward nothing reads it, and the model may zero it.
- *
- * Where one rank keeps all of a gradient (stage 0, and world 1), it is f32 and a step reduces it once
- * (grad_accum_steps 1, or grad_in_place), the sum lies in the gradient itself: then *grad is NULL until
- * zero_step. More backward brackets of such a unit than cfg.memory.order declares (without it, one in each
- * micro-batch) take memory beyond the plan, and a warning says so. So they do, of any unit, with a hybrid
- * whose groups are reduced once a step (grad_accum_steps 1, or cfg.deterministic off), where a step has more
- * of them than are declared for all its micro-batches: zero_end, zero_norm or zero_step finds that. Where
- * there is no such memory, the call that finds it returns ZERO_ERR_NOMEM, and the context ends.
- *
- * ZERO_ERR_ARG: no such unit or phase. ZERO_ERR_ORDER: open already, not open, backward after zero_norm,
- * parameters without values, a pointer that the model assigned. ZERO_ERR_BUDGET: open brackets hold all slots
- * that are large enough. Nothing is changed by these. */
+ * Collective.
+ * Blocks  host: zero_begin, until the parameters have arrived; zero_end at stages 0 and 1, at the end of a
+ *         micro-batch, until gradients are reduced
+ * GPU     both enqueue on cfg.stream
+ * Errors: ARG     no such unit or phase
+ *         ORDER   open already, or not open; backward after zero_norm; no values yet; an assigned pointer
+ *         BUDGET  open brackets hold every slot that is large enough
+ *         NOMEM   no memory for a contribution that was not declared; the context fails */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 
-/* Ends a micro-batch, for models without brackets (stages 0 and 1) that accumulate gradients: call it after
- * each backward but the last (zero_step ends that one). Gradients are reduced, and zero when it returns (on a
- * GPU: in the order of cfg.stream). No effect on units that were bracketed; not needed with
- * cfg.memory.grad_in_place. ZERO_ERR_ORDER, and nothing changed, inside a bracket, after zero_norm, and at
- * the grad_accum_steps-th call in a step. */
+/* End a micro-batch, in a program without brackets that accumulates gradients (stages 0 and 1).
+ * Call it after each backward but the last, which zero_step ends. Gradients are zero when it returns.
+ * It does nothing for bracketed units and with cfg.memory.grad_in_place.
+ *
+ * Collective.
+ * Errors: ORDER  a bracket is open, zero_norm was called, or all micro-batches of the step have ended */
 ZERO_API int zero_micro(zero_ctx *z);
 
-/* Collective. Reduces what is left, clips, updates, and starts gathering the new parameters. lr: learning
- * rate of this step, finite (else ZERO_ERR_ARG) and the same on every rank: where it differs, or the calls
- * since zero_wrap do, no weight is changed and the context ends with ZERO_ERR_MISMATCH, by this call where
- * info is given, else by a later one. Waits for the norm of the step before. info may be NULL; if it is not,
- * the call waits for this step's norm (not for the update). A step is skipped on all ranks if a gradient of
- * any rank is not finite, or if the norm is so large that the update would overflow: after clipping above
- * 1.8e19 if an optimizer keeps squares of the gradient (AdamW, Adam, RMSprop), else above the largest float.
- * Then nothing is updated, 0 is returned, and info->skipped tells, or a warning that names the tensor.
- * Refused with ZERO_ERR_ORDER, and nothing changed, while a bracket is open, when no backward bracket has
- * ended since the last step (of a model that uses them), or when the micro-batches counted are not
- * cfg.grad_accum_steps (which a model without brackets and with grad_accum_steps 1 is trusted to have run).
- * What is counted is the backward brackets of the unit that has most: a multiple of grad_accum_steps. A unit
- * that a pass uses several times, as tied weights are, may have more; but when every unit has had twice
- * grad_accum_steps or more (times its uses in cfg.memory.order), a zero_step was forgotten: this one is
- * refused, and so is the next zero_begin in backward. A model that uses every unit several times in a pass
- * says so in cfg.memory.order. If a unit is left out (zero_begin) and a gradient of it is not zero at stages
- * 0 and 1, the call returns ZERO_ERR_ORDER with the tensor's name, and nothing is changed; on a GPU the
- * context ends, by this call if info is given, else by a later one. A gradient with ZERO_GRAD_OVERWRITE is
- * not looked at. What backward left zero in the first step is told to cfg.debug.log, by tensor (on the host);
- * when every gradient of every rank is zero then, nothing is trained, and the context ends with
- * ZERO_ERR_ORDER: by this call where info is given, else by a later one. */
+/* Finish the step: reduce the remaining gradients, clip them, and update the weights.
+ * Call once per cfg.grad_accum_steps micro-batches, with a finite lr. If any rank has a gradient that
+ * is not finite, or a norm so large that the update would overflow, no rank updates and info->skipped
+ * is 1; without info the log says it. Passing info makes the call wait for this step's norm; without
+ * it the call waits for the previous step's norm only. In the first step the log names the tensors
+ * whose gradients were zero.
+ *
+ * Collective; lr must be equal on all ranks.
+ * Errors: ORDER     a bracket is open, or micro-batches are missing or too many (the message names the unit);
+ *                   or a unit without a bracket has a gradient that is not zero
+ *         ARG       lr is not finite
+ *         MISMATCH  ranks made different calls; the context fails, here or in a later call
+ *         ORDER     every gradient of every rank is zero in the first step; the context fails */
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 
-/* The outcome of the last zero_step without a wait, for logging: 0 and *info, or ZERO_PENDING, which is not
- * an error, and *info as it was, while the step's norm is not known on this rank yet. The later it is asked
- * for, the surer it is there: just before the next zero_step is best, for from then on that one is the last.
- * Not collective: ranks may learn it at different times. ZERO_ERR_ORDER before the first zero_step. */
+/* Read the outcome of the last zero_step without waiting.
+ * Returns 0 and fills *info, or returns ZERO_PENDING (which is no error) while this rank does not know
+ * the norm yet. Just before the next zero_step is the best time.
+ *
+ * Local.
+ * Errors: ORDER  there was no zero_step yet */
 ZERO_API int zero_last_step(zero_ctx *z, struct zero_step_info *info);
 enum { ZERO_PENDING = 1 };
 
-/* The next zero_step carries n (0..8) doubles of this rank, a loss and the like, in the all-reduce of its
- * norm; their means over ranks, with the same bits whatever the order (the sum is exact), come with its
- * outcome: zero_step's info or zero_last_step. Copied; given again, the last ones count; zero_drop forgets
- * them. Of the stages of a pipeline (pp) the last one's count, and come to all. Every rank gives as many,
- * else the step ends the context with ZERO_ERR_MISMATCH. ZERO_ERR_ARG for another n, or NULL. Local; does not
- * wait. */
+/* Send n doubles (0 to 8), such as a loss, along with the next zero_step.
+ * Their means over ranks arrive with its outcome, in zero_step's info or by zero_last_step. The sum is
+ * exact, so the mean does not depend on order. Given again before the step, the last ones count. With
+ * a pipeline the last pipeline stage's values count.
+ *
+ * Local; n must be equal on all ranks, or the step fails with MISMATCH. values are copied.
+ * Errors: ARG  n is out of range, or values is NULL */
 ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
 
-/* Collective, blocking. Where a program has a rule of its own on the norm or the loss: reduces what is left,
- * and gives in *norm the global norm of the step to come, scaled and before clipping, as zero_step's info
- * will have it (NaN if a gradient is not finite, so that the step would be skipped). Then zero_step goes on,
- * or zero_drop gives up. Until one of them is called, a backward bracket and zero_micro are refused, and a
- * model without brackets leaves its gradients alone (on the host zero_step refuses what was written since;
- * it looks at the first 4 KiB of each gradient). Forward brackets are free. Asked again, it gives the same
- * number without asking anybody. Refused with ZERO_ERR_ORDER, and nothing changed, if zero_step would be. */
+/* Compute the global norm of the step to come, scaled and before clipping, for rules of the program's own.
+ * It is NaN if a gradient is not finite. Then call zero_step, or zero_drop to give the step up. Until
+ * then backward brackets and zero_micro are refused, and the model leaves its gradients alone.
+ *
+ * Collective. Blocks until gradients are reduced.
+ * Errors: ORDER  zero_step would be refused */
 ZERO_API int zero_norm(zero_ctx *z, double *norm);
 
-/* Collective; waits at most for the last step's norm and for gradients that are being reduced. Gives up the
- * step with its gradients, after zero_norm or at any time since its first backward: gradients are zero again,
- * the count of micro-batches starts anew, weights, optimizer states and the number of the step (info.t) stay.
- * Counted in zero_stats.n_dropped. Refused with ZERO_ERR_ORDER, and nothing changed, while a bracket is open,
- * or when there is nothing to drop as far as brackets tell; where every tensor is frozen, as a pipeline stage
- * may be, it is not. */
+/* Discard the gradients of the current step.
+ * Weights, optimizer state and the number of the step stay as they are.
+ *
+ * Collective. Blocks at most for the last step's norm and for gradients that are being reduced.
+ * Errors: ORDER  a bracket is open, or there is nothing to drop */
 ZERO_API int zero_drop(zero_ctx *z);
 
 /* Changes what the next zero_step and those after it are taken with: key is "clip", "beta1", "beta2", "eps"
@@ -316,65 +302,67 @@ ZERO_API int zero_drop(zero_ctx *z);
  * this context go on, as after zero_wrap those of cfg. */
 ZERO_API int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double value);
 
-/* Set the number of the last step, and the step count of every unit, to t (0 to 1e17). info.t and checkpoints
- * go on from the number, bias corrections and cfg.update from the counts. For optimizer states that come from
- * elsewhere: zero_write them, and set the count that they belong to. Between steps. Every rank gives the
- * same, as of zero_tune. Waits for the last step's norm. */
+/* Set the number of the last step, and the step count of every unit, to t (0 to 1e17).
+ * For optimizer states from elsewhere: write them by zero_write and set the count that they belong to.
+ * Bias corrections go on from it.
+ *
+ * Collective, between steps. Blocks for the last step's norm.
+ * Errors: ARG    t is out of range
+ *         ORDER  a step has begun */
 ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
 
-/* Collective, blocking. Copies elements [first, first + n) of tensors[tensor], row-major over the whole
- * tensor, to dst: the caller's, host memory, n elements of the tensor's dtype (ZERO_VALUE_PARAM) or fp32 (the
- * others). value: enum zero_value. Every rank (of a pipeline, of the stage) gives the same tensor, value and
- * range, else the context ends with ZERO_ERR_MISMATCH; dst may be NULL on ranks that do not want it.
- * ZERO_ERR_ARG for a range or value that the tensor does not have; ZERO_ERR_ORDER inside a bracket, while it
- * has no values, and for a gradient when zero_step would be refused. */
+/* Copy elements [first, first + n) of tensors[tensor], row-major over the whole tensor, to dst.
+ * value is an enum zero_value. dst is host memory for n elements, of the tensor's dtype for
+ * ZERO_VALUE_PARAM and fp32 otherwise; NULL on a rank that does not want them.
+ *
+ * Collective (in a pipeline, over the tensor's pipeline stage): same tensor, value and range. Blocks.
+ * Errors: ARG       no such tensor, value or range
+ *         ORDER     a bracket is open, there are no values yet, or zero_step would be refused for a gradient
+ *         MISMATCH  ranks gave different arguments; the context fails */
 ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 
-/* Collective, blocking. All parameters, at every stage, until zero_release_all: *param of every tensor points
- * at the whole of it, stacked ones too, and may be read (not written) without brackets: for evaluation,
- * sampling, or the program's own save. Forward brackets inside are allowed and cost nothing; backward ones,
- * zero_micro, zero_norm, zero_drop, zero_step, zero_write, zero_import and zero_load are refused. Between any
- * two of the model's calls, outside brackets. where: 0, or ZERO_DEVICE_CUDA on a GPU: where the model
- * computes; at stage 3 within an explicit cfg.memory.param_budget_bytes. ZERO_DEVICE_HOST: in host memory,
- * whatever the budget. What it takes comes on top of the plan, until the release: nothing at stages 0 and 1
- * (but for ZERO_DEVICE_HOST on a GPU), at stages 2 and 3 the stacked tensors and what is sharded, whole.
- * ZERO_ERR_BUDGET or ZERO_ERR_NOMEM name the bytes, on all ranks, and nothing is changed. ZERO_ERR_ARG for
- * another where, ZERO_ERR_ORDER inside a bracket or when all are there already. On a GPU pointers taken
- * before are not good after it, nor those taken inside after zero_release_all.
+/* Make all parameters readable without brackets, until zero_release_all.
+ * *param of every tensor points at the whole tensor, for evaluation, sampling or the program's own
+ * save. where is 0 for the device, or ZERO_DEVICE_HOST for host memory. Forward brackets are allowed
+ * inside and cost nothing. Calls that train or write are refused. At stages 2 and 3 this takes memory
+ * beyond the plan (see memory.md). On a GPU take the pointers anew after both calls.
  *
- * zero_release_all: collective, blocking; waits for what the model has put on cfg.stream too. ZERO_ERR_ORDER
- * inside a bracket, or when nothing was gathered. zero_unwrap releases as well. */
+ * Collective. Block; zero_release_all also waits for what the model has put on cfg.stream.
+ * Errors: BUDGET, NOMEM  the message has the bytes; nothing is changed
+ *         ARG            another where
+ *         ORDER          a bracket is open; gathered already, or nothing is gathered */
 ZERO_API int zero_gather_all(zero_ctx *z, int where);
 ZERO_API int zero_release_all(zero_ctx *z);
 
-/* Collective, blocking. The reverse: src is host memory, of the same dtype, read until the call returns; rank
- * 0's counts, others may give NULL. Writing ZERO_VALUE_PARAM sets the master weights to the same value;
- * writing ZERO_VALUE_MASTER sets the parameter to it, rounded. Errors as of zero_read, but a tensor without
- * values takes them; also ZERO_ERR_ARG for ZERO_VALUE_GRAD, and ZERO_ERR_ORDER between zero_gather_all and
- * zero_release_all. Of a ZERO_TIED tensor the first and the last pipeline stage's ranks make this call, alike
- * and in one order with their other calls of all ranks; the first stage's src counts. All of it goes to the
- * last stage each time, so write it in few calls. Its states the first stage's ranks write alone. */
+/* Write elements of a tensor: the reverse of zero_read.
+ * Rank 0's src counts; others may give NULL. Writing ZERO_VALUE_PARAM also sets the master weights;
+ * writing ZERO_VALUE_MASTER also sets the parameter, rounded. A ZERO_TIED tensor is written by the
+ * ranks of its first and last pipeline stage, and the first one's src counts.
+ *
+ * Collective, as zero_read. Blocks. src is read until the call returns.
+ * Errors: as of zero_read; also ARG for ZERO_VALUE_GRAD, and ORDER inside zero_gather_all */
 ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n,
                         const void *src);
 
-/* Collective, blocking. values (n, 0 to 64, doubles), the caller's, host memory: each becomes its mean over
- * ranks; with the same bits whatever the order (the sum is exact). For losses and metrics. Every rank gives
- * as many, else the context ends with ZERO_ERR_MISMATCH. ZERO_ERR_ARG for another n, or NULL. With a mesh
- * all ranks call it, and each has the mean of those that have its part. */
+/* Replace each of n values (0 to 64) by its mean over ranks, for losses and metrics.
+ * The sum is exact, so the mean does not depend on order. With a mesh it is the mean over the ranks
+ * that have this rank's part of the model.
+ *
+ * Collective over the world. Blocks.
+ * Errors: ARG       n is out of range, or values is NULL
+ *         MISMATCH  ranks gave different n; the context fails */
 ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
 
-/* Collective, blocking. For losses that are means over tokens (or samples, or weights) of which ranks and
- * micro-batches have different numbers: padding, masks, documents of different lengths. count: of this rank,
- * in all micro-batches of the step to come; finite, 0 and more; of ranks of tp the same; of pp the last
- * stage's counts. A program that adds up the losses of its tokens, and begins backward with *scale of each,
- * not with one by its own number of them, trains on the mean over all tokens of all ranks and micro-batches:
- * the same mean, however they are spread. *scale has the same bits on all ranks: 1 / (sum of counts) with
- * cfg.grad_sum, else that times grad_accum_steps and ranks (those of dp, with a mesh), which takes back the
- * mean that zero_step takes; cfg.grad_scale comes on top. Called again, the last one counts. Before the
- * step's first backward, outside brackets: between forward and backward of the first micro-batch it waits for
- * the least. A step without, after one with it, is told to cfg.debug.log once. ZERO_ERR_ARG, on all ranks,
- * naming the rank, for another count, and where all are 0 (then skip the step, on all ranks); ZERO_ERR_ORDER
- * when a step has begun. *scale is left alone then, and nothing changed. */
+/* Get the factor that makes the step train on the mean over all tokens (or samples) of all ranks.
+ * count is what this rank has in all micro-batches of the step to come. The program adds up its
+ * tokens' losses and starts backward with *scale for each. The result does not depend on how tokens
+ * are spread over ranks and micro-batches. Ranks along tp give the same count; along pp the last
+ * pipeline stage's counts.
+ *
+ * Collective, before the step's first backward, outside brackets. Blocks; it waits least between
+ * the forward and the backward of the first micro-batch. Called again, the last one counts.
+ * Errors: ARG    a count that is negative or not finite (the message names the rank), or all counts are 0
+ *         ORDER  a step has begun */
 ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
 
 /* Tensor parallelism, over the ranks of cfg.mesh's tp: around a pair of products of which the first is cut
@@ -418,24 +406,28 @@ ZERO_API int zero_tp_scatter(zero_ctx *z, void *dst, const void *src, int64_t n,
 enum { ZERO_TP_SUM = 1, ZERO_TP_MAX = 2 };
 ZERO_API int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op);
 
-/* Gives this rank's next action of the step, when what it reads has come: on the host that is waited for. The
- * order is the schedule's, which the program follows: forward of several micro-batches may come before the
- * first backward, so what a backward needs of its forward is kept by micro-batch, and by stage where
- * stages_per_rank is above 1. With one stage in all, as without a mesh, each micro-batch's forward is
- * followed by its backward, and in, out and kept are NULL: one program for both. Every rank calls it until
- * micro_batch is -1; then zero_step. With several stages brackets are inside actions, of units of the
- * action's stage, a unit's backward inside a backward one, and zero_micro is not called. ZERO_ERR_ORDER, and
- * nothing changed: the action before is not over, a bracket is open. */
+/* Get this rank's next action of the pipeline: the forward or backward of one micro-batch.
+ * The schedule decides the order, so keep what a backward needs of its forward by micro-batch, and by
+ * pipeline stage if stages_per_rank is above 1. Call it until micro_batch is -1, then call zero_step.
+ * With one pipeline stage in, out and kept are NULL, and one program serves both. With several,
+ * brackets are inside actions, and zero_micro is not called.
+ *
+ * Collective. Blocks on the host until the action's input has arrived.
+ * Errors: ORDER  the previous action is not finished, or a bracket is open */
 ZERO_API int zero_next(zero_ctx *z, struct zero_action *action);
-/* The action that zero_next gave is over: what it wrote goes on its way, beside what comes next. Does not
- * wait, while there is room for messages on their way. ZERO_ERR_ORDER, and nothing changed: there is none, a
- * bracket is open. */
+/* End the action that zero_next gave; its output goes to the next pipeline stage.
+ *
+ * Collective. Blocks only while no message buffer is free.
+ * Errors: ORDER  there is no action, or a bracket is open */
 ZERO_API int zero_finish(zero_ctx *z);
 
-/* What zero_next gives from here on, up to its next micro_batch of -1, is an evaluation: the forward of
- * grad_accum_steps micro-batches, without backward or a step. The loss is the last stage's: zero_mean, which
- * all ranks call, gives its mean there. Every rank calls this between steps. Local. ZERO_ERR_ORDER, and
- * nothing changed: a step, or an evaluation, has begun. */
+/* Make the next actions an evaluation: the forward of grad_accum_steps micro-batches, without backward or
+ * step.
+ * It lasts until zero_next gives a micro_batch of -1. The loss is the last pipeline stage's; call
+ * zero_mean on all ranks for its mean.
+ *
+ * Local; every rank calls it, between steps.
+ * Errors: ORDER  a step or an evaluation has begun */
 ZERO_API int zero_evaluate(zero_ctx *z);
 
 /* How zero_sync_buffers makes the ranks' buffers equal. */
@@ -447,15 +439,14 @@ enum zero_sync {
     ZERO_SYNC_RANK0 = 2
 };
 
-/* Collective, blocking. zero_wrap gives rank 0's buffers to all ranks; from then on each rank's forward
- * changes its own, and this makes all of them equal again: before an evaluation, and before zero_save, which
- * saves rank 0's (and warns once where those of others differ, or with cfg.debug.check fails with
- * ZERO_ERR_MISMATCH). ZERO_ERR_MISMATCH, and nothing changed, where ranks differ in a buffer of integers that
- * ZERO_SYNC_MEAN would have to average, or in how; ZERO_ERR_ORDER, on all ranks, where *param of one is NULL,
- * and inside a bracket or between actions. No buffers: nothing happens, and nobody waits. Beyond that a
- * buffer is read by zero_read (rank 0's), written by zero_write (on all ranks), saved, loaded (on all ranks),
- * exported and imported as other tensors are; it has no ZERO_VALUE_MASTER and no states. In a model in
- * pipeline stages rank 0 and all ranks are those of the buffer's stage, but all ranks of the world call. */
+/* Make the ranks' buffers (ZERO_BUFFER) equal, before an evaluation or zero_save.
+ * Each rank's forward changes its own buffers. zero_save saves rank 0's, with a warning if others
+ * differ. zero_read, zero_write, checkpoints and exports handle buffers like other tensors. In a
+ * pipeline, rank 0 and all ranks are those of the buffer's pipeline stage.
+ *
+ * Collective. Blocks, unless the model has no buffers.
+ * Errors: MISMATCH  integers differ and how is ZERO_SYNC_MEAN, or ranks gave different how
+ *         ORDER     a bracket is open, between actions, or a buffer's pointer is NULL */
 ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
 
 /* Collective, blocking (but see cfg.checkpoint.save_async). Saves a new checkpoint into the folder dir, which
@@ -569,20 +560,25 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
  *         NOTSUP  the message names the tensor whose dtype is another */
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
 
-/* This rank's numbers, of a context that has failed too. Local; does not wait. ZERO_ERR_ARG where z or out is
- * NULL, or the configuration has no stats_size. */
+/* Fill *out with this rank's numbers. Works on a failed context too.
+ *
+ * Local. */
 ZERO_API int zero_get_stats(zero_ctx *z, struct zero_stats *out);
 
-/* Writes this rank's timeline to the file path as Chrome trace JSON (Perfetto reads it): brackets,
- * collectives, steps. Needs cfg.debug.trace (else ZERO_ERR_ARG), and has the latest part of a long run. Not
- * collective: each rank to a file of its own. Waits until what was begun is done. ZERO_ERR_IO. */
+/* Write this rank's timeline to the file path, as Chrome trace JSON for Perfetto.
+ * It needs cfg.debug.trace and has the latest part of a long run.
+ *
+ * Local. Blocks until what was begun is done.
+ * Errors: ARG  cfg.debug.trace is 0
+ *         IO   the file cannot be written */
 ZERO_API int zero_trace_write(zero_ctx *z, const char *path);
 
-/* Frees everything and sets *z to NULL, also when it returns an error: that of an asynchronous save, or what
- * ended the context. The pointers that the library gave to the model are set to NULL. NULL is allowed, and a
- * pointer to NULL. Collective and blocking when the context is healthy, local when it has failed. In a forked
- * child it only sets *z to NULL and returns ZERO_ERR_ORDER. If a thread of the library hangs in a driver or
- * in cfg.update, a warning says so: that thread keeps the context's memory, and the process should end. */
+/* Close a context, free everything, and set *z and the model's pointers to NULL.
+ * It returns the error of an asynchronous save, or the one that ended the context. z and *z may be
+ * NULL. In a forked child only *z is set, and the call returns ORDER. If a thread of the library is
+ * stuck in a driver or in the program's update, its memory stays allocated, with a warning.
+ *
+ * Collective while the context works; local after it has failed. Blocks. */
 ZERO_API int zero_unwrap(zero_ctx **z);
 
 /* The short text of a code; never NULL. */
