@@ -120,18 +120,18 @@ enum zero_value {
     ZERO_VALUE_GRAD = 64
 };
 
-/* ZERO_CONFIG_INIT for callers that cannot use it, in languages without C's macros. size: of the struct as
- * the caller has it, all of which is written. The sizes of the other structs, which the library cannot know,
- * are left 0: the caller sets those of the structs that it uses, tensor_size always. ZERO_ERR_ARG when cfg is
- * NULL, or no zero.h up to this library's had a struct of that size; nothing is written then. Local; any
- * thread. */
+/* ZERO_CONFIG_INIT for callers that cannot use it, in languages without C's macros.
+ *
+ * size is the struct's, as the caller has it. After an error nothing is written.
+ *
+ * Local. Threads: any.
+ * Errors: ARG  cfg is NULL, or the library's struct zero_config has another size */
 ZERO_API int zero_config_init(struct zero_config *cfg, size_t size);
 
 /* Applies the text value to the field named key: numbers ("stage" = "3"; bytes also with k, M, G, T, Ki, Mi,
  * Gi or Ti), names ("optimizer" = "lion", "wire_dtype" = "bf16"), ZERO_AUTO by "auto". Neither text is kept.
  * ZERO_ERR_ARG, and nothing changed: an unknown key (the nearest is named), a value out of range (what is
- * allowed is named), a pointer. ZERO_ERR_NOTSUP: the program's struct is older than the field. Local; any
- * thread. */
+ * allowed is named), a pointer. Local; any thread. */
 ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const char *value);
 
 /* Find out which rank this process is, as zero_wrap will: by cfg's rank and world, its nccl_comm or mpi_comm,
@@ -569,7 +569,7 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
 
 /* This rank's numbers, of a context that has failed too. Local; does not wait. ZERO_ERR_ARG where z or out is
- * NULL, or the configuration has no stats_size. */
+ * NULL. */
 ZERO_API int zero_get_stats(zero_ctx *z, struct zero_stats *out);
 
 /* Writes this rank's timeline to the file path as Chrome trace JSON (Perfetto reads it): brackets,

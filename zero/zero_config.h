@@ -178,8 +178,6 @@ struct zero_tensor {
     /* with stages_per_rank above 1: of which of this rank's stages it is, from 0; all tensors of a unit are
      * of one. Tensors of two stages may have one name where ZERO_STACKED, as those of two ranks may */
     int32_t pp_stage;
-    /* 0 */
-    int32_t reserved;
 };
 
 /* One call of the model's step, for cfg.order. */
@@ -256,25 +254,20 @@ enum zero_hybrid {
 /* "Choose for me", where a field below says by what. */
 #define ZERO_AUTO (-1)
 
-/* Of the structs here and how calls read them. A program that was built with another one is refused. */
-#define ZERO_ABI_VERSION 0x5a450001u
+/* The version of all public structs and enums. Each change of their layout raises it. */
+#define ZERO_ABI_VERSION 0x5a450002u
 
 /* Configuration. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every default; from then on
  * what a field holds is what it means, 0 too. Names are also the keys of zero_config_set and, as ZERO_<KEY IN
  * CAPITALS>, environment variables that override the program (fields marked + only).
  *
- * The sizes are those of the structs as the program's zero.h has them, so that the library may be of a later
- * version, whose structs have more fields at their end: arrays of zero_tensor, zero_call and zero_weight are
- * walked in steps of them, and of the structs that calls fill no byte beyond them is written. A program that
- * was built with a later zero.h than the library's is refused. */
+ * A configuration of another size or version is ZERO_ERR_ARG: the program was built with another zero.h than
+ * the library's. */
 struct zero_config {
     /* bytes of this struct */
     size_t size;
     /* ZERO_ABI_VERSION */
     uint32_t version;
-
-    uint32_t tensor_size, call_size, weight_size;
-    uint32_t step_info_size, stats_size, plan_info_size;
 
     /* + 0..3; default 0: plain data parallel */
     int32_t stage;
@@ -462,8 +455,6 @@ struct zero_config {
     /* + with a mesh's pp, or stages_per_rank, above 1: enum zero_schedule: 1f1b, gpipe, interleaved; default
      * 1f1b */
     int32_t schedule;
-    /* the bytes of struct zero_action as the program has it; see size */
-    uint32_t action_size;
     /* with a mesh's pp, or stages_per_rank, above 1: bytes that a stage gives to the next, of one
      * micro-batch, at most; all ranks give the same. Default 0: none, which a model of one stage alone
      * takes */
@@ -480,8 +471,6 @@ struct zero_config {
      * number 0, 1, 2 and on. So the last stage is the last rank's last. With pp 1, too, where this rank then
      * has all of them. Default 1 */
     int32_t stages_per_rank;
-    /* 0 */
-    int32_t reserved;
     /* The name of this context: up to 63 characters, equal on all ranks. A process that has several contexts
      * open at the same time gives each another name, because ranks of different names do not meet.
      * zero_wrap waits up to start_timeout_ms for ranks with this name, and its error says which rank waits
@@ -511,13 +500,6 @@ struct zero_weight {
 #define ZERO_CONFIG_DEFAULTS(X)                                                                              \
     X(size, sizeof(struct zero_config))                                                                      \
     X(version, ZERO_ABI_VERSION)                                                                             \
-    X(tensor_size, sizeof(struct zero_tensor))                                                               \
-    X(call_size, sizeof(struct zero_call))                                                                   \
-    X(weight_size, sizeof(struct zero_weight))                                                               \
-    X(step_info_size, sizeof(struct zero_step_info))                                                         \
-    X(stats_size, sizeof(struct zero_stats))                                                                 \
-    X(plan_info_size, sizeof(struct zero_plan_info))                                                         \
-    X(action_size, sizeof(struct zero_action))                                                               \
     X(device, ZERO_DEVICE_HOST)                                                                              \
     X(timeout_ms, 30000)                                                                                     \
     X(optimizer, ZERO_AUTO)                                                                                  \
