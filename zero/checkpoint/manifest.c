@@ -127,7 +127,7 @@ int64_t zr_manifest_bytes(const struct zr_manifest *m)
         const struct zr_manifest_tensor *t = &m->tensors[i];
         n += zr_json_bytes(t->name) + (int64_t)(sizeof tensor + strlen(t->dtype));
         if (t->trainable)
-            n += (int64_t)(sizeof trained + strlen(t->optimizer)) + (t->n_updates + 1) * (digits + 1);
+            n += (int64_t)(sizeof trained + strlen(t->optimizer)) + t->n_updates * (digits + 1);
         for (int32_t d = 0; d < t->n_dims; d++)
             n += snprintf(NULL, 0, "%" PRId64 ",", t->shape[d]);
         n += t->parts ? (int64_t)sizeof cut + 4 * digits : 0;

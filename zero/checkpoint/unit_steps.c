@@ -129,6 +129,8 @@ int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m)
     own.list = malloc((size_t)(own.n + 1) * sizeof *own.list);
     int err =
         own.list ? open_counts(z, m) : zr_fail(ZR_ERR_NOMEM, "no memory for %lld counts", (long long)own.n);
+    if (!err && m->n_tensors)
+        err = zr_manifest_check(m); /* with a number for each layer, which is the most */
     err = zr_agree_in_run(z, err);
     own.n = 0;
     if (!err)
