@@ -4,7 +4,6 @@
  * rank gives those of its own table, and all ranks have those of all, in the order of the stages. */
 #include "zero/checkpoint/weights_inside.h"
 
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
