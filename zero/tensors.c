@@ -375,9 +375,9 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
     for (int32_t i = 0; !err && i < n; i++) {
         const struct zero_tensor *one = &tensors[i];
         err = check_one(one, i, values, &t[i]);
-        if (!err && (one->pp_stage < 0 || one->pp_stage >= cfg->stages_per_rank))
+        if (!err && (one->pp_stage < 0 || one->pp_stage >= cfg->pipeline.stages_per_rank))
             err = zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): pp_stage is %d; allowed: 0..%d, by stages_per_rank",
-                          i, t[i].name, one->pp_stage, cfg->stages_per_rank - 1);
+                          i, t[i].name, one->pp_stage, cfg->pipeline.stages_per_rank - 1);
         slices += t[i].n_slices;
         elems += t[i].n_elems;
         if (!err && elems > MOST_ELEMS)

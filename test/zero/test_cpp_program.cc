@@ -39,7 +39,7 @@ int main()
     tensor.shape[0] = 4;
     tensor.dtype = ZERO_F32;
     cfg.stage = 1;
-    cfg.world = 1;
+    cfg.launch.world = 1;
     cfg.optimizer = ZERO_SGD;
     zero_ctx *z;
     zero_step_info info;
