@@ -114,9 +114,8 @@ struct train_position {
     /* micro-batches, when the run began */
     int64_t per_step;
 };
-/* From the text that a checkpoint has; also as earlier versions wrote it, whose runs go on with as many
- * micro-batches in a step as this one, of so many rows. false: it is none. */
-bool train_read_position(const char *text, int64_t per_step, int64_t batch, struct train_position *out);
+/* Reads the text that a checkpoint has. Returns false if it is none of zero-bench train. */
+bool train_read_position(const char *text, struct train_position *out);
 
 /* States that an optimizer keeps per weight. */
 int train_n_states(enum zero_optimizer optimizer, double beta1);

@@ -68,7 +68,7 @@ int train_load(struct run *r, int64_t *step)
     char text[256];
     TRY(reported(zero_get_user_data(r->z, &data, &n)));
     snprintf(text, sizeof text, "%.*s", n < 255 ? (int)n : 255, data ? (const char *)data : "");
-    if (!train_read_position(text, r->per_step, o->batch, &p))
+    if (!train_read_position(text, &p))
         return failed(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
     if (p.seed != o->seed || p.text_bytes != r->data.n_bytes) {
         return failed(ZERO_ERR_ARG,

@@ -50,20 +50,17 @@ bool train_stores_each(const struct train_options *o)
     return !o->plain && ((o->stage >= 2 && !adds) || o->accum == 1);
 }
 
-bool train_read_position(const char *text, int64_t per_step, int64_t batch, struct train_position *out)
+bool train_read_position(const char *text, struct train_position *out)
 {
     unsigned long long seed;
     long long v[4];
-    bool earlier = sscanf(text, "seed %llu next_step %lld text_bytes %lld", &seed, &v[0], &v[2]) == 3;
-    if (!earlier && sscanf(text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld", &seed,
-                           &v[0], &v[1], &v[2], &v[3]) != 5)
+    if (sscanf(text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld", &seed, &v[0], &v[1],
+               &v[2], &v[3]) != 5)
         return false;
-    *out = (struct train_position){.seed = seed, .step = v[0], .text_bytes = v[2]};
-    out->per_step = earlier ? per_step : v[3];
-    if (out->step < 0 || out->step > 1000000000 || out->per_step < 1)
-        return false;
-    out->samples = earlier ? out->step * out->per_step * batch : v[1];
-    return out->samples >= 0 && out->samples <= INT64_MAX / 2;
+    *out = (struct train_position){
+        .seed = seed, .step = v[0], .samples = v[1], .text_bytes = v[2], .per_step = v[3]};
+    return out->step >= 0 && out->step <= 1000000000 && out->per_step >= 1 && out->samples >= 0 &&
+           out->samples <= INT64_MAX / 2;
 }
 
 int train_n_states(enum zero_optimizer optimizer, double beta1)

@@ -100,17 +100,15 @@ int zero_micro(zero_ctx *z)
     return err ? err : zr_engine_call(z->engine, &ev);
 }
 
-static void give_step_info(const struct zero_ctx *z, const struct zr_step_result *r,
-                           struct zero_step_info *info)
+static void give_step_info(const struct zr_step_result *r, struct zero_step_info *info)
 {
-    struct zero_step_info out = {.t = r->t,
-                                 .grad_norm = r->grad_norm,
-                                 .clipped = r->clipped,
-                                 .skipped = r->skipped,
-                                 .n_carried = r->n_carried};
-    _Static_assert(sizeof out.carried == sizeof r->carried, "as many values");
-    memcpy(out.carried, r->carried, (size_t)r->n_carried * sizeof *out.carried);
-    zr_copy_out(info, z->config.user.step_info_size, &out, sizeof out);
+    *info = (struct zero_step_info){.t = r->t,
+                                    .grad_norm = r->grad_norm,
+                                    .clipped = r->clipped,
+                                    .skipped = r->skipped,
+                                    .n_carried = r->n_carried};
+    _Static_assert(sizeof info->carried == sizeof r->carried, "as many values");
+    memcpy(info->carried, r->carried, (size_t)r->n_carried * sizeof *info->carried);
 }
 
 static int need_gradients(const struct zero_ctx *z, const char *call)
@@ -169,8 +167,6 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     int err = need_healthy(z, "zero_step");
     if (err)
         return err;
-    if (info && zr_config_needs(&z->config.user, offsetof(struct zero_config, step_info_size)))
-        return zr_fail_more(ZR_ERR_ARG, "zero_step");
     if (!isfinite(lr))
         return zr_fail(ZR_ERR_ARG, "zero_step: lr is %g; it must be finite", (double)lr);
     if (!isfinite(lr * z->layout->most_lr_scale))
@@ -200,7 +196,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
             err = zr_engine_check_replicas(z->engine);
     }
     if (!err && info)
-        give_step_info(z, &r, info);
+        give_step_info(&r, info);
     return err;
 }
 
@@ -227,8 +223,6 @@ int zero_last_step(zero_ctx *z, struct zero_step_info *info)
         return err;
     if (!info)
         return zr_fail(ZR_ERR_ARG, "zero_last_step: info is NULL");
-    if (zr_config_needs(&z->config.user, offsetof(struct zero_config, step_info_size)))
-        return zr_fail_more(ZR_ERR_ARG, "zero_last_step");
     struct zr_engine_facts facts;
     zr_engine_facts(z->engine, &facts);
     if (facts.n_steps == 0)
@@ -238,7 +232,7 @@ int zero_last_step(zero_ctx *z, struct zero_step_info *info)
         return err;
     if (!known)
         return ZERO_PENDING;
-    give_step_info(z, &r, info);
+    give_step_info(&r, info);
     return 0;
 }
 

@@ -166,24 +166,23 @@ static int check_brackets(const struct zr_call *order, struct place *places, int
 /* Checks the order and hands out a copy in the lower floors' own form. */
 static int resolve_order(const struct zero_config *c, struct zr_call **out)
 {
-    int n = c->memory.n_order, err = n ? zr_config_needs(c, offsetof(struct zero_config, call_size)) : 0;
+    int n = c->memory.n_order, err = 0;
     *out = NULL;
-    if (n == 0 || err)
-        return err;
+    if (n == 0)
+        return 0;
     struct zr_call *calls = calloc((size_t)n, sizeof *calls);
     struct place *places = calloc((size_t)n, sizeof *places);
     if (!calls || !places)
         err = zr_fail(ZR_ERR_NOMEM, "no memory for an order of %d calls", n);
     for (int i = 0; !err && i < n; i++) {
-        struct zero_call call;
-        zr_copy_in(&call, sizeof call, c->memory.order, i, c->call_size);
-        err = check_call(&call, i);
+        const struct zero_call *call = &c->memory.order[i];
+        err = check_call(call, i);
         calls[i] =
-            (struct zr_call){.unit = call.unit,
-                             .backward = call.phase == ZERO_BACKWARD || call.phase == ZERO_BACKWARD_WEIGHT,
-                             .is_end = call.is_end,
-                             .apart = call.phase >= ZERO_BACKWARD_INPUT};
-        places[i] = (struct place){call.unit, i};
+            (struct zr_call){.unit = call->unit,
+                             .backward = call->phase == ZERO_BACKWARD || call->phase == ZERO_BACKWARD_WEIGHT,
+                             .is_end = call->is_end,
+                             .apart = call->phase >= ZERO_BACKWARD_INPUT};
+        places[i] = (struct place){call->unit, i};
     }
     if (!err)
         err = check_brackets(calls, places, n);
@@ -208,8 +207,7 @@ int64_t zr_config_start_ms(const struct zero_config *c)
 void zr_config_legible(const struct zero_config *cfg, struct zero_config *out)
 {
     const struct zero_config plain = ZERO_CONFIG_INIT;
-    *out = plain;
-    (void)zr_config_widen(cfg, out);
+    *out = zr_config_check_head(cfg) ? plain : *cfg;
     zr_config_apply_legible(out);
     if (out->launch.timeout_ms < 1)
         out->launch.timeout_ms = plain.launch.timeout_ms;
@@ -271,9 +269,10 @@ static void report_zero_eps(const struct zr_config *c)
 static int resolve(const struct zero_config *user, bool has_log, struct zr_config *out)
 {
     struct zr_config c = {0};
-    int err = zr_config_widen(user, &c.user);
+    int err = zr_config_check_head(user);
     if (err)
         return err;
+    c.user = *user;
     if (has_log && (err = zr_log_open(c.user.debug.log, c.user.debug.log_arg, getenv("ZERO_LOG"), &c.log)))
         return err;
     if ((err = zr_config_apply_env(&c.user, c.log)) || (err = zr_config_check_fields(&c.user)) ||

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config.h: from the program's struct zero_config, of whatever version, to the options that the floors below
- * work with.
+/* config.h: from the program's struct zero_config to the options that the floors below work with.
  *
  * One table (config_keys.c) holds every field: its key, place, kind and allowed range. zero_config_set, the
  * ZERO_* environment and the checks of zero_wrap and zero_plan all read it, so none of them can know a field
@@ -26,9 +25,8 @@
 enum { ZR_BACKEND_COUNT = 1 ZERO_BACKEND_MAP(ZR_BACKEND_ONE) };
 
 struct zr_config {
-    /* the program's, widened to this library's fields, the environment applied; ZERO_AUTO is still itself
-     * here. For what options does not carry: the sizes of the program's structs, rank, world, rendezvous,
-     * backend, device, stream, update */
+    /* the program's, the environment applied; ZERO_AUTO is still itself here. For what options does not
+     * carry: rank, world, rendezvous, backend, device, stream, update */
     struct zero_config user;
 
     /* all defaults filled in. update and update_arg are left NULL: whoever knows the tensors' names puts an
@@ -91,24 +89,9 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
 
 /* In config_abi.c. */
 
-/* Was the configuration begun by the zero.h of some version up to this library's, and are its structs those
- * of one? NULL is an error too. */
+/* Checks that the configuration was begun with this library's zero.h. Reads only its size and version. NULL
+ * is an error too. */
 int zr_config_check_head(const struct zero_config *cfg);
-
-/* Checks the head and copies, the fields that an older program's struct does not have filled with their
- * defaults. */
-int zr_config_widen(const struct zero_config *cfg, struct zero_config *out);
-
-/* Refuses a call whose struct's size the program left 0. offset_of_size: of the field, as
- * offsetof(struct zero_config, stats_size). */
-int zr_config_needs(const struct zero_config *cfg, size_t offset_of_size);
-
-/* Element i of the program's array, whose elements have stride bytes, into a struct of dst_bytes; what an
- * older program's struct does not have is 0. */
-void zr_copy_in(void *dst, size_t dst_bytes, const void *array, int64_t i, size_t stride);
-
-/* Into the program's struct, of dst_bytes: no byte beyond them. */
-void zr_copy_out(void *dst, size_t dst_bytes, const void *src, size_t src_bytes);
 
 /* In config_keys.c. */
 

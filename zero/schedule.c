@@ -418,8 +418,6 @@ int zero_next(zero_ctx *z, struct zero_action *action)
         return err;
     if (!action)
         return zr_fail(ZR_ERR_ARG, "zero_next: action is NULL");
-    if (zr_config_needs(&z->config.user, offsetof(struct zero_config, action_size)))
-        return zr_fail_more(ZR_ERR_ARG, "zero_next");
     err = zr_awaited_refuse_all(z, "zero_next");
     if (!err)
         err = zr_refuse_in_bracket(z, "zero_next");
@@ -446,7 +444,7 @@ int zero_next(zero_ctx *z, struct zero_action *action)
     if (err)
         return err;
     zr_engine_called(z->engine, ZR_CALLED_NEXT, -1, (uint64_t)(out.micro_batch + 1));
-    zr_copy_out(action, z->config.user.action_size, &out, sizeof out);
+    *action = out;
     return 0;
 }
 

@@ -97,17 +97,13 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     int32_t world = config.user.launch.world > 0 ? config.user.launch.world : 1;
     if (config.user.mesh && config.user.launch.world == 0)
         zero_mesh_rank(config.user.mesh, "world", NULL, &world);
-    err = zr_config_needs(&config.user, offsetof(struct zero_config, plan_info_size));
-    if (!err)
-        err = plan_groups(&config, &world);
+    err = plan_groups(&config, &world);
     if (!err)
         err = zr_prepare(&config, world, tensors, n_tensors, ZR_VALUES_UNSEEN, &made);
     if (!err) {
-        struct zero_plan_info info;
-        fill_info(config.options.stage, made.plan, &info);
-        info.shard_group = zr_config_inner(&config, world);
-        info.hybrid = (int32_t)config.options.hybrid;
-        zr_copy_out(out, config.user.plan_info_size, &info, sizeof info);
+        fill_info(config.options.stage, made.plan, out);
+        out->shard_group = zr_config_inner(&config, world);
+        out->hybrid = (int32_t)config.options.hybrid;
     } else {
         zr_fail_more(err, "zero_plan");
     }
@@ -123,8 +119,6 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
     if (!z || !out)
         return zr_fail(ZR_ERR_ARG, "zero_get_stats: %s is NULL", z ? "out" : "z");
     int err = zr_engine_check_process(z->engine);
-    if (!err)
-        err = zr_config_needs(&z->config.user, offsetof(struct zero_config, stats_size));
     if (err)
         return zr_fail_more(err, "zero_get_stats");
     struct zr_engine_facts f;
@@ -157,7 +151,7 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
     to_traffic(z->plan->place.all_reduces, f.n_gather, f.n_reduce, f.wire_bytes, &s.traffic);
     s.traffic.n_outer = f.n_outer_gather + f.n_outer_reduce;
     s.traffic.outer_bytes = f.outer_bytes;
-    zr_copy_out(out, z->config.user.stats_size, &s, sizeof s);
+    *out = s;
     return 0;
 }
 

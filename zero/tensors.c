@@ -215,8 +215,6 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
         return err;
     if ((err = check_cut(t, i)))
         return err;
-    if (t->reserved)
-        return bad(t, i, "reserved is set; allowed: 0");
     if ((t->flags & ZERO_TP_PARTIAL) && t->tp_cut)
         return bad(t, i,
                    "ZERO_TP_PARTIAL with tp_cut; allowed: one of them, as what is cut has a gradient of its "
@@ -365,9 +363,6 @@ static int refuse_none(int32_t n, const struct zero_config *cfg)
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
                      enum zr_values_in values, struct zr_tensor **out)
 {
-    int err = zr_config_needs(cfg, offsetof(struct zero_config, tensor_size));
-    if (err)
-        return err;
     if (!tensors)
         return zr_fail(ZR_ERR_ARG, "tensors is NULL");
     if (n < 1)
@@ -376,13 +371,13 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
     if (!t)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %d tensors", n);
     int64_t slices = 0, elems = 0;
+    int err = 0;
     for (int32_t i = 0; !err && i < n; i++) {
-        struct zero_tensor one;
-        zr_copy_in(&one, sizeof one, tensors, i, cfg->tensor_size);
-        err = check_one(&one, i, values, &t[i]);
-        if (!err && (one.pp_stage < 0 || one.pp_stage >= cfg->pipeline.stages_per_rank))
+        const struct zero_tensor *one = &tensors[i];
+        err = check_one(one, i, values, &t[i]);
+        if (!err && (one->pp_stage < 0 || one->pp_stage >= cfg->pipeline.stages_per_rank))
             err = zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): pp_stage is %d; allowed: 0..%d, by stages_per_rank",
-                          i, t[i].name, one.pp_stage, cfg->pipeline.stages_per_rank - 1);
+                          i, t[i].name, one->pp_stage, cfg->pipeline.stages_per_rank - 1);
         slices += t[i].n_slices;
         elems += t[i].n_elems;
         if (!err && elems > MOST_ELEMS)

@@ -178,8 +178,6 @@ struct zero_tensor {
     /* with stages_per_rank above 1: of which of this rank's stages it is, from 0; all tensors of a unit are
      * of one. Tensors of two stages may have one name where ZERO_STACKED, as those of two ranks may */
     int32_t pp_stage;
-    /* 0 */
-    int32_t reserved;
 };
 
 /* One call of the model's step, for cfg.memory.order. */
@@ -256,8 +254,8 @@ enum zero_hybrid {
 /* "Choose for me", where a field below says by what. */
 #define ZERO_AUTO (-1)
 
-/* Of the structs here and how calls read them. A program that was built with another one is refused. */
-#define ZERO_ABI_VERSION 0x5a450001u
+/* The version of all public structs and enums. Each change of their layout raises it. */
+#define ZERO_ABI_VERSION 0x5a450003u
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
  * default. From then on a field means what it holds, 0 too.
@@ -270,9 +268,6 @@ struct zero_config {
     size_t size;
     /* ZERO_ABI_VERSION */
     uint32_t version;
-
-    uint32_t tensor_size, call_size, weight_size;
-    uint32_t step_info_size, stats_size, plan_info_size, action_size;
 
     /* + What is sharded. 0: nothing (data parallel), 1: optimizer state, 2: gradients too, 3: parameters too.
      * Default 0. */
@@ -461,13 +456,6 @@ struct zero_weight {
 #define ZERO_CONFIG_DEFAULTS(X)                                                                              \
     X(size, sizeof(struct zero_config))                                                                      \
     X(version, ZERO_ABI_VERSION)                                                                             \
-    X(tensor_size, sizeof(struct zero_tensor))                                                               \
-    X(call_size, sizeof(struct zero_call))                                                                   \
-    X(weight_size, sizeof(struct zero_weight))                                                               \
-    X(step_info_size, sizeof(struct zero_step_info))                                                         \
-    X(stats_size, sizeof(struct zero_stats))                                                                 \
-    X(plan_info_size, sizeof(struct zero_plan_info))                                                         \
-    X(action_size, sizeof(struct zero_action))                                                               \
     X(device, ZERO_DEVICE_HOST)                                                                              \
     X(launch.timeout_ms, 30000)                                                                              \
     X(optimizer, ZERO_AUTO)                                                                                  \

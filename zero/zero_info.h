@@ -42,17 +42,12 @@ extern "C" {
     X(comm, "communicators")                                                                                 \
     X(exchange, "exchange")
 
-#define ZERO_MEM_COUNT_ONE(name, text) +1
 struct zero_bytes {
 #define ZERO_MEM_FIELD(name, text) int64_t name;
     ZERO_MEM_MAP(ZERO_MEM_FIELD)
 #undef ZERO_MEM_FIELD
-    /* 0; for categories of later versions */
-    int64_t reserved[15 - (0 ZERO_MEM_MAP(ZERO_MEM_COUNT_ONE))];
-
     int64_t total;
 };
-#undef ZERO_MEM_COUNT_ONE
 
 /* Of one step, per rank. */
 struct zero_traffic {
@@ -63,8 +58,6 @@ struct zero_traffic {
     /* of a hybrid, between groups: units reduced and units gathered there, and what of wire_bytes comes from
      * other groups, with what the ranks of all groups agree on in a step */
     int64_t n_outer, outer_bytes;
-    /* 0 */
-    int64_t reserved[2];
 };
 
 struct zero_plan_info {
@@ -148,8 +141,6 @@ struct zero_action {
     const void *kept;
     /* of this rank's stages, which: 0 to cfg.pipeline.stages_per_rank - 1, as its tensors have it */
     int32_t pp_stage;
-    /* 0 */
-    int32_t reserved;
 };
 
 struct zero_step_info {
@@ -161,8 +152,8 @@ struct zero_step_info {
     int32_t clipped;
     /* 1: a gradient was not finite or too large on some rank (zero_step): nothing was updated, on any rank */
     int32_t skipped;
-    /* how many values zero_carry gave to this step; and 0, for later versions */
-    int32_t n_carried, reserved;
+    /* how many values zero_carry gave to this step */
+    int32_t n_carried;
     /* their means over ranks; NaN where a rank's is not finite */
     double carried[8];
 };

@@ -325,6 +325,49 @@ static void misfits(struct model_rank *m, void *arg)
     CHECK_OK(zero_load(m->z, SECOND));
 }
 
+/* A manifest that another program or version could have written: one place is another, and the checksum at
+ * its end fits. */
+static void another_manifest(struct model_rank *m, void *arg)
+{
+    static const struct {
+        const char *was, *is, *says;
+    } changes[] = {
+        {"libzero checkpoint 1", "libzero checkpoint 2",
+         "format is \"libzero checkpoint 2\"; this library reads \"libzero checkpoint 1\""},
+        {"\"updates\":2", "\"updates\":3", "updates are not whole numbers in 0..2"},
+        {"\"updates\":2", "\"updates\":[2]", "updates has 1 numbers"},
+        {"\"updates\":2", "\"update\":2", "updates are not whole numbers in 0..2"},
+        {"\"rank_data\":0", "\"rank_data\":-1", "rank_data is not a whole number in 0.."},
+    };
+    static const char trailer[] = ",\"checksum\":\"";
+    struct kept own = keep_file(SECOND "/manifest.json");
+    (void)arg;
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        const char *p = (const char *)own.p;
+        const char *at = memmem(p, (size_t)own.n, changes[i].was, strlen(changes[i].was));
+        const char *end = memmem(p, (size_t)own.n, trailer, strlen(trailer));
+        char sum[ZR_SUM_CHARS], *text = malloc((size_t)own.n + 16);
+        CHECK_THAT(at && end);
+        const char *rest = at + strlen(changes[i].was);
+        int n = snprintf(text, (size_t)own.n + 16, "%.*s%s%.*s", (int)(at - p), p, changes[i].is,
+                         (int)(end - rest), rest);
+        struct zr_checksum s = zr_checksum_of(text, n);
+        zr_checksum_print(&s, sum);
+        n += snprintf(text + n, (size_t)(own.n + 16 - n), "%s%s\"}\n", trailer, sum);
+        memory_files_put(disk, SECOND "/manifest.json", text, n);
+        refused(m, SECOND, ZERO_ERR_IO, "manifest.json", changes[i].says);
+        free(text);
+    }
+    put_back(SECOND "/manifest.json", own);
+    CHECK_OK(zero_load(m->z, SECOND));
+}
+
+static void test_another_manifest(void **state)
+{
+    (void)state;
+    with_one(another_manifest, NULL);
+}
+
 static void test_misfits(void **state)
 {
     (void)state;
@@ -506,9 +549,9 @@ int main(void)
     printf("SEED=%llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
 #define ON_DISK(test) cmocka_unit_test_setup_teardown(test, open_disk, close_disk)
-        ON_DISK(test_flipped_heads), ON_DISK(test_flipped_data),     ON_DISK(test_cut),
-        ON_DISK(test_swapped),       ON_DISK(test_misfits),          ON_DISK(test_another_model),
-        ON_DISK(test_safetensors),   cmocka_unit_test(test_on_disk),
+        ON_DISK(test_flipped_heads),    ON_DISK(test_flipped_data), ON_DISK(test_cut),
+        ON_DISK(test_swapped),          ON_DISK(test_misfits),      ON_DISK(test_another_model),
+        ON_DISK(test_another_manifest), ON_DISK(test_safetensors),  cmocka_unit_test(test_on_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,8 +10,8 @@
 
 #include <jansson.h>
 
-#define FORMAT        "libzero checkpoint " /* and its number */
-#define FORMATS       5
+#define ANY_FORMAT    "libzero checkpoint " /* and its number */
+#define FORMAT        ANY_FORMAT "1"
 #define TRAILER       ",\"checksum\":\""
 #define TRAILER_BYTES ((int64_t)(sizeof TRAILER - 1 + ZR_SUM_CHARS - 1 + 3)) /* and "}\n */
 
@@ -46,13 +46,6 @@ static json_t *print_bytes(const unsigned char *p, int64_t n)
     return o;
 }
 
-static json_t *print_format(int32_t format)
-{
-    char text[sizeof FORMAT + 12];
-    snprintf(text, sizeof text, "%s%d", FORMAT, format);
-    return json_string(text);
-}
-
 static json_t *print_updates(const struct zr_manifest_tensor *t)
 {
     json_t *list = t->n_updates > 1 ? json_array() : NULL;
@@ -82,11 +75,10 @@ static json_t *print_tensors(const struct zr_manifest *m)
         json_t *o = json_pack("{s:s, s:s, s:o, s:b}", "name", t->name, "dtype", t->dtype, "shape", shape,
                               "trainable", (int)t->trainable);
         ok = o != NULL;
-        if (m->format > 1 && t->trainable)
+        if (t->trainable)
             ok = ok && !json_object_set_new(o, "optimizer", json_string(t->optimizer)) &&
-                 !json_object_set_new(o, "states", json_integer(t->n_states));
-        /* written for buffers only, so that the manifest of a model without any is as it was before there
-         * were buffers */
+                 !json_object_set_new(o, "states", json_integer(t->n_states)) &&
+                 !json_object_set_new(o, "updates", print_updates(t));
         if (t->buffer)
             ok = ok && !json_object_set_new(o, "buffer", json_true());
         if (t->parts)
@@ -94,8 +86,6 @@ static json_t *print_tensors(const struct zr_manifest *m)
                  !json_object_set_new(o, "dim", json_integer(t->dim)) &&
                  !json_object_set_new(o, "rows", json_integer(t->rows)) &&
                  !json_object_set_new(o, "blocks", json_integer(t->blocks));
-        if (m->format > 4 && t->trainable)
-            ok = ok && !json_object_set_new(o, "updates", print_updates(t));
         if (!ok) {
             json_decref(o);
             o = NULL;
@@ -114,12 +104,9 @@ static json_t *print_files(const struct zr_manifest *m)
     for (int32_t i = 0; list && i < m->n_files; i++) {
         char sum[ZR_SUM_CHARS];
         zr_checksum_print(&m->files[i].blocks, sum);
-        json_t *o = json_pack("{s:s, s:I, s:s}", "name", m->files[i].name, "bytes",
-                              (json_int_t)m->files[i].bytes, "blocks", sum);
-        if (o && m->format > 2 && json_object_set_new(o, "rank_data", json_integer(m->files[i].rank_data))) {
-            json_decref(o);
-            o = NULL;
-        }
+        json_t *o = json_pack("{s:s, s:I, s:s, s:I}", "name", m->files[i].name, "bytes",
+                              (json_int_t)m->files[i].bytes, "blocks", sum, "rank_data",
+                              (json_int_t)m->files[i].rank_data);
         if (json_array_append_new(list, o)) {
             json_decref(list);
             return NULL;
@@ -132,23 +119,21 @@ int64_t zr_manifest_bytes(const struct zr_manifest *m)
 {
     static const char tensor[] =
         "{\"name\":,\"dtype\":\"\",\"shape\":[],\"trainable\":false,\"buffer\":true},",
-                      optimizer[] = ",\"optimizer\":\"\",\"states\":0",
-                      cut[] = ",\"parts\":,\"dim\":,\"rows\":,\"blocks\":", updates[] = ",\"updates\":[]",
-                      file[] = "{\"name\":\"\",\"bytes\":,\"blocks\":\"\"},", own[] = ",\"rank_data\":";
+                      trained[] = ",\"optimizer\":\"\",\"states\":0,\"updates\":[]",
+                      cut[] = ",\"parts\":,\"dim\":,\"rows\":,\"blocks\":",
+                      file[] = "{\"name\":\"\",\"bytes\":,\"blocks\":\"\",\"rank_data\":},";
     int64_t digits = 20, n = 1024 + 2 * m->n_user; /* all other members: far fewer */
     for (int32_t i = 0; i < m->n_tensors; i++) {
         const struct zr_manifest_tensor *t = &m->tensors[i];
         n += zr_json_bytes(t->name) + (int64_t)(sizeof tensor + strlen(t->dtype));
-        if (m->format > 1 && t->trainable)
-            n += (int64_t)(sizeof optimizer + strlen(t->optimizer));
+        if (t->trainable)
+            n += (int64_t)(sizeof trained + strlen(t->optimizer)) + t->n_updates * (digits + 1);
         for (int32_t d = 0; d < t->n_dims; d++)
             n += snprintf(NULL, 0, "%" PRId64 ",", t->shape[d]);
         n += t->parts ? (int64_t)sizeof cut + 4 * digits : 0;
-        n += m->format > 4 ? (int64_t)sizeof updates + t->n_updates * (digits + 1) : 0;
     }
     for (int32_t i = 0; i < m->n_files; i++)
-        n += (int64_t)(sizeof file + strlen(m->files[i].name)) + digits + ZR_SUM_CHARS +
-             (m->format > 2 ? (int64_t)sizeof own + digits : 0);
+        n += (int64_t)(sizeof file + strlen(m->files[i].name)) + 2 * digits + ZR_SUM_CHARS;
     return n;
 }
 
@@ -180,15 +165,13 @@ int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
     json_t *root = json_object();
     bool ok = root != NULL;
 #define SET(key, value) ok = ok && !json_object_set_new(root, key, value)
-    SET("format", print_format(m->format));
+    SET("format", json_string(FORMAT));
     SET("version", json_string(m->version));
     SET("step", json_integer(m->t));
     SET("skipped_steps", json_integer(m->n_skipped));
     SET("micro_batches", json_integer(m->n_micro));
     SET("world", json_integer(m->world));
     SET("stage", json_integer(m->stage));
-    SET("optimizer", json_string(m->optimizer));
-    SET("states", json_integer(m->n_states));
     SET("config_hash", hex64(m->config_hash));
     SET("layout_hash", hex64(m->layout_hash));
     SET("block_bytes", json_integer(ZR_BLOCK_BYTES));
@@ -259,34 +242,20 @@ static int get_hash(const char *file, const json_t *o, const char *key, uint64_t
     return strlen(text) == 16 && !*end ? 0 : bad(file, key, "is not 16 hexadecimal digits");
 }
 
-static int get_format(const char *file, const json_t *o, int32_t *format)
+static int check_format(const char *file, const json_t *o)
 {
-    char text[sizeof FORMAT + 12], known[sizeof text];
+    char text[sizeof FORMAT + 12];
     int err = get_text(file, o, "format", text, sizeof text);
-    if (err)
+    if (err || !strcmp(text, FORMAT))
         return err;
-    for (*format = 1; *format <= FORMATS; ++*format) {
-        snprintf(known, sizeof known, "%s%d", FORMAT, *format);
-        if (!strcmp(text, known))
-            return 0;
-    }
-    return zr_fail(
-        ZR_ERR_IO,
-        "%s: format is \"%s\"; this library reads \"%s1\" to \"%s%d\"; a later libzero may read it", file,
-        text, FORMAT, FORMAT, FORMATS);
+    return zr_fail(ZR_ERR_IO, "%s: format is \"%s\"; this library reads \"%s\"", file, text, FORMAT);
 }
 
 /* What trains it, and how many states that keeps. */
-static int get_optimizer(const char *file, const json_t *o, const struct zr_manifest *m,
-                         struct zr_manifest_tensor *t)
+static int get_optimizer(const char *file, const json_t *o, struct zr_manifest_tensor *t)
 {
     if (!t->trainable)
         return 0;
-    if (m->format == 1) {
-        memcpy(t->optimizer, m->optimizer, sizeof t->optimizer);
-        t->n_states = m->n_states;
-        return 0;
-    }
     int err = get_text(file, o, "optimizer", t->optimizer, sizeof t->optimizer);
     return err ? err : get_int32(file, o, "states", 0, 4, &t->n_states);
 }
@@ -340,8 +309,7 @@ static int get_updates(const char *file, const json_t *o, const char *name, int6
     return 0;
 }
 
-static int get_tensor(const char *file, const json_t *o, const struct zr_manifest *m,
-                      struct zr_manifest_tensor *t)
+static int get_tensor(const char *file, const json_t *o, int64_t step, struct zr_manifest_tensor *t)
 {
     const char *name = json_string_value(json_object_get(o, "name"));
     const json_t *shape = json_object_get(o, "shape"), *trainable = json_object_get(o, "trainable");
@@ -356,7 +324,7 @@ static int get_tensor(const char *file, const json_t *o, const struct zr_manifes
         return zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype, shape or trainable is not as it should be", file,
                        name);
     t->trainable = json_is_true(trainable);
-    err = get_optimizer(file, o, m, t);
+    err = get_optimizer(file, o, t);
     if (err)
         return err;
     t->buffer = buffer != NULL;
@@ -370,9 +338,9 @@ static int get_tensor(const char *file, const json_t *o, const struct zr_manifes
                            "%s: tensor %s: shape is not made of whole numbers of 1 and more, or is too large",
                            file, name);
     }
-    err = m->format > 3 ? get_cut(file, o, name, t) : 0;
-    if (!err && m->format > 4)
-        err = get_updates(file, o, name, m->t, t);
+    err = get_cut(file, o, name, t);
+    if (!err)
+        err = get_updates(file, o, name, step, t);
     if (!err) {
         t->name = strdup(name);
         err = t->name ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory for the name of a tensor", file);
@@ -390,13 +358,13 @@ static bool is_plain_name(const char *name)
     return *name && *name != '.' && !strchr(name, '/');
 }
 
-static int get_file(const char *file, const json_t *o, int32_t format, struct zr_manifest_file *f)
+static int get_file(const char *file, const json_t *o, struct zr_manifest_file *f)
 {
     char sum[ZR_SUM_CHARS];
     int err = get_text(file, o, "name", f->name, sizeof f->name - sizeof ZR_BLOCKS_SUFFIX);
     if (!err)
         err = get_int(file, o, "bytes", 8, INT64_MAX / 2, &f->bytes);
-    if (!err && format > 2)
+    if (!err)
         err = get_int(file, o, "rank_data", 0, f->bytes, &f->rank_data);
     if (!err)
         err = get_text(file, o, "blocks", sum, sizeof sum);
@@ -434,7 +402,7 @@ static int get_user(const char *file, const json_t *o, struct zr_manifest *m)
 static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
 {
     int32_t block;
-    int err = get_format(file, o, &m->format);
+    int err = check_format(file, o);
 #define GET(call)                                                                                            \
     if (!err)                                                                                                \
     err = call
@@ -444,8 +412,6 @@ static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
     GET(get_int(file, o, "micro_batches", 0, INT64_MAX / 2, &m->n_micro));
     GET(get_int32(file, o, "world", 1, 1 << 24, &m->world));
     GET(get_int32(file, o, "stage", 0, 3, &m->stage));
-    GET(get_text(file, o, "optimizer", m->optimizer, sizeof m->optimizer));
-    GET(get_int32(file, o, "states", 0, 4, &m->n_states));
     GET(get_hash(file, o, "config_hash", &m->config_hash));
     GET(get_hash(file, o, "layout_hash", &m->layout_hash));
     GET(get_int32(file, o, "block_bytes", ZR_BLOCK_BYTES, ZR_BLOCK_BYTES, &block));
@@ -463,9 +429,9 @@ static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
     if (!m->tensors || !m->files)
         return zr_fail(ZR_ERR_NOMEM, "%s: no memory for %zu tensors", file, json_array_size(tensors));
     for (size_t i = 0; !err && i < json_array_size(tensors); i++, m->n_tensors += !err)
-        err = get_tensor(file, json_array_get(tensors, i), m, &m->tensors[i]);
+        err = get_tensor(file, json_array_get(tensors, i), m->t, &m->tensors[i]);
     for (size_t i = 0; !err && i < json_array_size(files); i++, m->n_files += !err)
-        err = get_file(file, json_array_get(files, i), m->format, &m->files[i]);
+        err = get_file(file, json_array_get(files, i), &m->files[i]);
     return err;
 }
 
@@ -483,7 +449,7 @@ bool zr_manifest_is_sound(const char *text, int64_t n)
 
 bool zr_manifest_is_ours(const char *text, int64_t n)
 {
-    static const char head[] = "{\"format\":\"" FORMAT;
+    static const char head[] = "{\"format\":\"" ANY_FORMAT;
     int64_t n_head = (int64_t)sizeof head - 1, n_trailer = (int64_t)sizeof TRAILER - 1;
     return (n >= n_head && !memcmp(text, head, (size_t)n_head)) ||
            (n >= TRAILER_BYTES && !memcmp(text + n - TRAILER_BYTES, TRAILER, (size_t)n_trailer));

@@ -33,7 +33,7 @@ struct zr_manifest_tensor {
     int32_t parts, dim, blocks;
     int64_t rows;
     /* (n_updates) The steps that updated the tensor, if it is trainable: one number, or one for each layer
-     * if layers differ. Format 5. */
+     * if layers differ. */
     int64_t *updates;
     int32_t n_updates;
 };
@@ -48,9 +48,6 @@ struct zr_manifest_file {
 };
 
 struct zr_manifest {
-    /* 5: a tensor was not updated in every step; else 4: a tensor is cut over tp; else 3: a rank has data;
-     * else 2. 1: from the time when all tensors had one optimizer */
-    int32_t format;
     /* of the library that saved it */
     char version[32];
     /* steps taken, skipped ones not counted */
@@ -60,9 +57,7 @@ struct zr_manifest {
     /* micro-batches of all ranks, in all steps */
     int64_t n_micro;
 
-    int32_t world, stage, n_states;
-    /* of tensors that name none, and its states; in format 1 of all */
-    char optimizer[16];
+    int32_t world, stage;
 
     uint64_t config_hash, layout_hash;
     int32_t n_tensors, n_files;

@@ -69,8 +69,6 @@ static int open_save(struct zero_ctx *z, const char *dir, bool kept, struct zr_s
         err = zr_shard_check(z->whole.tensors, &s->extents);
     if (!err && z->world.rank == 0)
         err = zr_save_fill_manifest(z, &s->manifest);
-    if (!err && z->world.rank == 0)
-        err = zr_manifest_check(&s->manifest);
     if (err) {
         zr_save_free(s);
         return err;
@@ -111,14 +109,6 @@ static void report_no_rank_data(struct zero_ctx *z, int64_t bytes)
             (long long)before);
 }
 
-static bool is_cut(const struct zr_save *s)
-{
-    bool cut = false;
-    for (int32_t i = 0; i < s->manifest.n_tensors; i++)
-        cut |= s->manifest.tensors[i].parts > 0;
-    return cut;
-}
-
 static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
 {
     struct wanted mine = {.rank_data = s->extents.rank_data_bytes,
@@ -147,10 +137,8 @@ static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
         if (z->world.rank == 0)
             s->manifest.files[r].rank_data = all[r].rank_data;
     }
-    bool differ = false;
     if (!err)
-        err = zr_unit_steps_save(z, &s->manifest, &differ);
-    s->manifest.format = differ ? 5 : is_cut(s) ? 4 : bytes ? 3 : 2;
+        err = zr_unit_steps_save(z, &s->manifest);
     if (!err)
         report_no_rank_data(z, bytes);
     return err;

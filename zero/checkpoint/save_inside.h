@@ -57,9 +57,8 @@ int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m);
 
 /* ---- unit_steps.c: how many steps updated each tensor ---- */
 
-/* Collective, once the ranks know that all of them save. To rank 0's manifest, where *differ says whether a
- * tensor was not updated in every step. */
-int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m, bool *differ);
+/* Fills in rank 0's manifest. Collective, once the ranks know that all of them save. */
+int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m);
 
 /* ---- save_end.c ---- */
 

@@ -47,17 +47,14 @@ int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
     const struct zr_options *o = &z->config.options;
     struct zr_engine_facts facts;
     zr_engine_facts(z->engine, &facts);
-    *m = (struct zr_manifest){.format = 3, /* or 2, when no rank has data of its own */
-                              .t = facts.t,
+    *m = (struct zr_manifest){.t = facts.t,
                               .n_skipped = facts.n_skipped,
                               .n_micro = z->n_micro,
                               .world = z->world.world,
                               .stage = o->stage,
-                              .n_states = z->plan->states_of[ZR_OPTIMIZER_NONE],
                               .config_hash = config_hash(o),
                               .layout_hash = l->hash};
     snprintf(m->version, sizeof m->version, "%s", zero_version());
-    snprintf(m->optimizer, sizeof m->optimizer, "%s", zr_optimizer_name(o->optimizer));
     m->tensors = calloc((size_t)l->n, sizeof *m->tensors);
     m->files = calloc((size_t)m->world, sizeof *m->files);
     m->user = z->n_user_data ? malloc((size_t)z->n_user_data) : NULL;

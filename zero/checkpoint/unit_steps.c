@@ -110,29 +110,27 @@ static int report_counts(struct zero_ctx *z, const struct listing *own, struct z
 }
 
 /* Layers that are alike need one number. */
-static bool close_counts(struct zr_manifest *m)
+static void close_counts(struct zr_manifest *m)
 {
-    bool differ = false;
     for (int32_t i = 0; i < m->n_tensors; i++) {
         struct zr_manifest_tensor *t = &m->tensors[i];
         bool alike = true;
-        for (int32_t k = 0; k < t->n_updates; k++) {
+        for (int32_t k = 0; k < t->n_updates; k++)
             alike &= t->updates[k] == t->updates[0];
-            differ |= t->updates[k] != m->t;
-        }
         if (alike && t->n_updates > 1)
             t->n_updates = 1;
     }
-    return differ;
 }
 
-int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m, bool *differ)
+int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m)
 {
     struct listing own = {.z = z};
     for_layers(z, add_count, &own);
     own.list = malloc((size_t)(own.n + 1) * sizeof *own.list);
     int err =
         own.list ? open_counts(z, m) : zr_fail(ZR_ERR_NOMEM, "no memory for %lld counts", (long long)own.n);
+    if (!err && m->n_tensors)
+        err = zr_manifest_check(m); /* with a number for each layer, which is the most */
     err = zr_agree_in_run(z, err);
     own.n = 0;
     if (!err)
@@ -141,13 +139,15 @@ int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m, bool *differ)
         put_count(m, &own.list[i]);
     if (!err && z->mesh.stages > 1)
         err = report_counts(z, &own, m);
-    *differ = !err && close_counts(m);
+    if (!err)
+        close_counts(m);
     free(own.list);
     return err;
 }
 
 /* ---- loading ---- */
 
+/* A tensor that was frozen has no counts. Its states are fresh, so its count begins at 0. */
 static int64_t count_of(const struct zr_manifest_tensor *t, const struct zr_tensor *here, int32_t layer)
 {
     int64_t most = 0;
@@ -165,14 +165,9 @@ static void forget_count(void *arg, int32_t unit, struct layer_count c)
     zr_engine_set_unit_step(z->engine, unit, 0);
 }
 
-/* Before format 5 every step updated every tensor. A tensor that was frozen has fresh states, and its count
- * begins at 0. */
 static int64_t saved_count(const struct zr_loading *l, const struct layer_count *c)
 {
-    const struct zr_manifest_tensor *was = l->was[c->tensor];
-    if (!was->trainable)
-        return 0;
-    return l->manifest.format < 5 ? l->manifest.t : count_of(was, &l->z->whole.tensors[c->tensor], c->layer);
+    return count_of(l->was[c->tensor], &l->z->whole.tensors[c->tensor], c->layer);
 }
 
 static void take_count(void *arg, int32_t unit, struct layer_count c)
