@@ -39,8 +39,7 @@ static const struct choice init_names[] = {{"model", ZERO_INIT_MODEL},
                                            {"later", ZERO_INIT_LATER},
                                            {"call", ZERO_INIT_CALL},
                                            {NULL, 0}};
-static const struct choice hybrid_names[] = {
-    {"none", ZERO_HYBRID_NONE}, {"hsdp", ZERO_HYBRID_HSDP}, {"hfsdp", ZERO_HYBRID_HFSDP}, {NULL, 0}};
+static const struct choice hybrid_names[] = {{"hsdp", ZERO_HSDP}, {"hfsdp", ZERO_HFSDP}, {NULL, 0}};
 static const struct choice schedule_names[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
                                                {"gpipe", ZERO_SCHEDULE_GPIPE},
                                                {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
@@ -77,6 +76,12 @@ struct field {
             sizeof(((struct zero_config *)0)->name) /                                                        \
                 (sizeof(((struct zero_config *)0)->name) == BYTES_OF_##kind_),                               \
             kind_, where_, names_, auto_, lo_, hi_, allowed_                                                 \
+    }
+/* Of cfg.mesh. */
+#define AXIS(name, auto_, lo_, allowed_)                                                                     \
+    {                                                                                                        \
+#name, offsetof(struct zero_config, mesh.name), sizeof(int32_t), KIND_INT32, TEXT_AND_ENV, NULL,     \
+            auto_, lo_, COUNT_MAX, allowed_                                                                  \
     }
 #define FIXED(name, why)                                                                                     \
     {                                                                                                        \
@@ -140,15 +145,18 @@ static const struct field fields[] = {
     FIELD(init_from, KIND_INT32, TEXT_ONLY, init_names, 0, 3, "model (0), rank0 (1), later (2), call (3)"),
     FIXED(init, POINTER),
     FIXED(init_arg, POINTER),
-    FIELD_OR_AUTO(shard_group, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
-                  "a number that divides the world; auto (-1) for the ranks of a host"),
-    FIELD(hybrid, KIND_INT32, TEXT_AND_ENV, hybrid_names, 0, 2, "none (0), hsdp (1), hfsdp (2)"),
+    AXIS(pp, false, 1, "1 and more"),
+    AXIS(dp_replicate, true, 1, "1 and more; auto (-1) for one replica per host"),
+    AXIS(dp_shard, false, 0, "1 and more, or 0 for what the other axes leave"),
+    AXIS(cp, false, 1, "1 and more"),
+    AXIS(tp, false, 1, "1 and more"),
+    FIELD(hybrid, KIND_INT32, TEXT_AND_ENV, hybrid_names, 0, 1,
+          "hsdp (0), hfsdp (1); for neither of them: dp_replicate 1"),
     FIELD_OR_AUTO(start_timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
                   "1 to 2147483647; auto (-1): 600000, or timeout_ms if that is longer"),
     FIXED(interface, "a pointer: set the field itself, or ZERO_INTERFACE in the environment"),
     FIELD(mpi, KIND_INT32, TEXT_AND_ENV, mpi_names, 0, 2, "auto (0), ompi (1), mpich (2)"),
     FIXED(mpi_comm, POINTER),
-    FIXED(mesh, POINTER),
     FIELD(schedule, KIND_INT32, TEXT_AND_ENV, schedule_names, 0, 3,
           "1f1b (0), gpipe (1), interleaved (2), zero-bubble (3)"),
     FIXED(action_size, HEAD),
@@ -408,10 +416,13 @@ static int distance(const char *a, const char *b)
     return row[n_b];
 }
 
-/* The first of the least distance, among those the environment can set or among all. */
+/* The first of the least distance, among those the environment can set or among all. A key of an earlier
+ * version has the one that does its work now. */
 static const struct field *nearest(const char *key, bool env_only, int *best)
 {
     const struct field *found = NULL;
+    if (!strcasecmp(key, "shard_group"))
+        key = "dp_replicate";
     *best = INT_MAX;
     for (size_t i = 0; i < N_FIELDS; i++) {
         if (env_only && fields[i].where != TEXT_AND_ENV)
