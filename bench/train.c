@@ -90,7 +90,7 @@ static int find_place(struct run *r, struct zero_config *cfg)
     cfg->hybrid = o->hybrid;
     cfg->mesh.dp_replicate = (int32_t)o->dp_replicate;
     cfg->mesh.dp_shard = (int32_t)o->dp_shard;
-    TRY(reported(train_place_open(&r->at, o->pp, o->model.config.tp, cfg)));
+    TRY(train_place_open(&r->at, o->pp, o->model.config.tp, cfg));
     r->n_own = r->at.n_stages > 1 ? (int32_t)o->stages_per_rank : 1;
     for (int32_t k = 0; k < r->n_own; k++)
         r->stage[k].own =
@@ -177,7 +177,7 @@ static int wrap(struct run *r, struct zero_config cfg)
     TRY(reported(zero_get_stats(r->z, &stats)));
     r->rank = stats.rank;
     r->world = stats.world;
-    TRY(reported(train_place_wrapped(&r->at, o->pp, o->model.config.tp, &stats)));
+    TRY(train_place_wrapped(&r->at, o->pp, o->model.config.tp, &stats));
     r->reports = r->at.stage == r->at.n_stages - 1 && r->at.dp == 0 && r->at.part == 0;
     r->accum = stats.grad_accum_steps;
     return 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* train_parts.c: see train_parts.h. */
 #include "bench/train_parts.h"
+#include "bench/failed.h"
 
 #include <stdlib.h>
 
@@ -34,9 +35,9 @@ static int take_place(struct train_place *to, const struct zero_place *p, int64_
         .dp = p->data, .n_dp = p->n_data, .part = p->tp, .stage = p->pp, .n_stages = p->n_pp};
     if (p->n_pp == (pp > 1 ? pp : 1) && p->n_tp == (tp > 1 ? tp : 1))
         return 0;
-    return zr_fail(ZR_ERR_ARG,
-                   "pp is %d and tp %d by ZERO_PP and ZERO_TP, which this program wants as --pp and --tp",
-                   p->n_pp, p->n_tp);
+    return failed(ZERO_ERR_ARG,
+                  "pp is %d and tp %d by ZERO_PP and ZERO_TP, which this program wants as --pp and --tp",
+                  p->n_pp, p->n_tp);
 }
 
 int train_place_open(struct train_place *p, int64_t pp, int64_t tp, struct zero_config *cfg)
@@ -47,7 +48,7 @@ int train_place_open(struct train_place *p, int64_t pp, int64_t tp, struct zero_
         return 0;
     cfg->mesh.pp = pp > 1 ? (int32_t)pp : 1;
     cfg->mesh.tp = tp > 1 ? (int32_t)tp : 1;
-    int err = zero_find_place(cfg, &place);
+    int err = reported(zero_find_place(cfg, &place));
     return err ? err : take_place(p, &place, pp, tp);
 }
 

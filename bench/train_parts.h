@@ -18,8 +18,8 @@ struct train_place {
 };
 
 /* Before zero_wrap, and before the model is open: finds this rank's place and its part on the mesh of pp
- * stages and tp parts, and tells cfg. With one of both it does nothing. Returns what a libzero call
- * returned. */
+ * stages and tp parts, and tells cfg. With one of both it does nothing. Returns 0 or a code, as failed()
+ * does. */
 int train_place_open(struct train_place *p, int64_t pp, int64_t tp, struct zero_config *cfg);
 
 /* The same once zero_wrap has found it, of zero_get_stats. Refuses a mesh of the environment's that is not of
