@@ -435,8 +435,8 @@ struct zero_config {
     void *init_arg;
 
     /* How the ranks are laid out. With tp or pp above 1 the ranks that have the same part of the model are a
-     * world of their own: values come from the lowest of them, and what is said of all ranks of reads, writes,
-     * means, buffers, memory and plans is said of them */
+     * world of their own. Values come from the lowest of them. What is said of all ranks about reads,
+     * writes, means, buffers, memory and plans is said of these ranks. */
     struct zero_mesh mesh;
     /* + enum zero_hybrid: hsdp, hfsdp; default ZERO_HSDP. hfsdp has no effect below stage 3 or with
      * dp_replicate 1, which a warning says */
