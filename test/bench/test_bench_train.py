@@ -350,7 +350,7 @@ class Parts(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (2, 'zero-bench plan: --tp: 4 parts do not divide the 6 heads\n'))
         done = bench('plan', '--tp=2', '--world=3', *self.SIZES)
         self.assertEqual(done.returncode, 2)
-        self.assertIn('do not multiply to the world of 3', done.stderr)
+        self.assertIn('do not divide the world of 3', done.stderr)
 
     def test_refused(self):
         for world, args, says in [(2, ['--tp=4'], '--tp: 4 parts do not divide the 6 heads'), (2, ['--tp=2', '--plain'], '--tp: not with --plain'),
@@ -535,7 +535,7 @@ class Stages(unittest.TestCase):
 
     def test_refused(self):
         for world, args, says in [(2, ['--pp=6'], '--pp: 6 stages are more than the 5 layers'), (2, ['--pp=2', '--plain'], '--pp: not with --plain'),
-                                  (2, ['--pp=3'], 'do not multiply to the world of 2'), (1, ['--schedule=gpipe'], '--schedule: is of the stages of --pp'),
+                                  (2, ['--pp=3'], 'do not divide the world of 2'), (1, ['--schedule=gpipe'], '--schedule: is of the stages of --pp'),
                                   (1, ['--schedule=zb'], '--schedule'), (1, ['--schedule-file=x'], '--schedule-file: is of the stages of --pp'),
                                   (2, ['--pp=2', '--stages-per-rank=2', '--schedule=gpipe', '--import=/nowhere'], '/nowhere'),
                                   (1, ['--stages-per-rank=2'], '--stages-per-rank: is of the stages of --pp'),
