@@ -86,7 +86,7 @@ static const struct option_table table = {
     OPTIONS_WITH_MODEL(struct plan_options),
 };
 
-/* For cfg.log behind stage 0, which has been warned of everything else: what comes of groups. */
+/* For cfg.debug.log behind stage 0, which has been warned of everything else: what comes of groups. */
 static void report_groups(void *arg, const char *line)
 {
     (void)arg;
@@ -104,21 +104,21 @@ int plan_column(const struct plan_options *o, int column, const struct plan_tabl
     cfg.mesh.pp = (int32_t)o->pp;
     cfg.mesh.tp = (int32_t)tp;
     /* of the first rank in a place of a pipeline */
-    cfg.rank = (int32_t)(t->pp_at * (o->world / o->pp));
-    cfg.log = column > 0 && t->pp_at == 0 ? report_groups : NULL;
-    cfg.world = (int32_t)o->world;
+    cfg.launch.rank = (int32_t)(t->pp_at * (o->world / o->pp));
+    cfg.debug.log = column > 0 && t->pp_at == 0 ? report_groups : NULL;
+    cfg.launch.world = (int32_t)o->world;
     cfg.optimizer = o->optimizer;
     cfg.beta1 = 0.9f;
     cfg.grad_accum_steps = (int32_t)o->accum;
-    cfg.prefetch = (int32_t)o->prefetch;
-    cfg.param_budget_bytes = o->budget;
-    cfg.wire_dtype = o->wire_dtype;
+    cfg.memory.prefetch = (int32_t)o->prefetch;
+    cfg.memory.param_budget_bytes = o->budget;
+    cfg.memory.wire_dtype = o->wire_dtype;
     cfg.deterministic = o->deterministic;
-    cfg.order = t->order;
-    cfg.n_order = t->n_order;
-    cfg.schedule = o->schedule;
-    cfg.stages_per_rank = (int32_t)o->stages_per_rank;
-    cfg.activation_bytes = o->pp > 1 ? plan_move_bytes(o) : 0;
+    cfg.memory.order = t->order;
+    cfg.memory.n_order = t->n_order;
+    cfg.pipeline.schedule = o->schedule;
+    cfg.pipeline.stages_per_rank = (int32_t)o->stages_per_rank;
+    cfg.pipeline.activation_bytes = o->pp > 1 ? plan_move_bytes(o) : 0;
     int64_t start = zr_now_ns();
     int err = zero_plan(t->tensors, t->n, &cfg, info);
     *ns = zr_now_ns() - start;

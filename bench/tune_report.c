@@ -62,9 +62,9 @@ static int settings_of(const struct tune_options *o, const struct candidate *c, 
     }
     if (c->hybrid == HYBRID_HFSDP)
         set(&out[n++], "hybrid", "ZERO_HFSDP", "hfsdp");
-    if (c->prefetch != init.prefetch)
+    if (c->memory.prefetch != init.prefetch)
         set_number(&out[n++], "prefetch", c->prefetch);
-    if (c->budget != init.param_budget_bytes)
+    if (c->budget != init.memory.param_budget_bytes)
         set_number(&out[n++], "param_budget_bytes", c->budget);
     if (c->wire_dtype)
         set(&out[n++], "wire_dtype", "ZERO_BF16", "bf16");

@@ -165,8 +165,9 @@ int zero_trace_write(zero_ctx *z, const char *path)
     if (!z || !path)
         return zr_fail(ZR_ERR_ARG, "zero_trace_write: %s is NULL", z ? "path" : "z");
     if (!z->config.options.trace)
-        return zr_fail(ZR_ERR_ARG,
-                       "zero_trace_write: trace is 0; set cfg.trace = 1 (or ZERO_TRACE=1) before zero_wrap");
+        return zr_fail(
+            ZR_ERR_ARG,
+            "zero_trace_write: trace is 0; set cfg.debug.trace = 1 (or ZERO_TRACE=1) before zero_wrap");
     int err = zr_engine_check_process(z->engine);
     return err ? err : zr_engine_trace_write(z->engine, path);
 }

@@ -84,8 +84,8 @@ static void live(struct rank *me)
     zero_ctx *z = NULL;
     snprintf(r.url, sizeof r.url, "tcp://127.0.0.1:%d", me->w.port);
     struct zero_config cfg = toy_config(&r, now->stage);
-    cfg.timeout_ms = now->kind == KILLED ? 60000 : TIMEOUT_MS;
-    cfg.start_timeout_ms = 60000;
+    cfg.launch.timeout_ms = now->kind == KILLED ? 60000 : TIMEOUT_MS;
+    cfg.launch.start_timeout_ms = 60000;
     toy_make(&m);
     if (now->tp > 1)
         cfg.mesh.tp = now->tp;

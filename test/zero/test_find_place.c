@@ -142,9 +142,9 @@ static void test_configuration(void **state)
     static const struct variable torchrun[MOST_VARIABLES] = {{"RANK", "3"}, {"WORLD_SIZE", "4"}};
     static const struct found own = {.what = "cfg", .rank = 1, .world = 2, .local_rank = 1};
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.rank = 1;
-    cfg.world = 2;
-    cfg.rendezvous = "tcp://127.0.0.1:4000";
+    cfg.launch.rank = 1;
+    cfg.launch.world = 2;
+    cfg.launch.rendezvous = "tcp://127.0.0.1:4000";
     environment(NULL);
     check_found(&own, &cfg);
     environment(torchrun);
@@ -167,9 +167,9 @@ static void test_places(void **state)
 {
     (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.world = 24;
-    cfg.rank = 17;
-    cfg.rendezvous = "tcp://127.0.0.1:4000";
+    cfg.launch.world = 24;
+    cfg.launch.rank = 17;
+    cfg.launch.rendezvous = "tcp://127.0.0.1:4000";
     environment(NULL);
     cfg.mesh.pp = 2;
     cfg.mesh.dp_replicate = 3;
@@ -192,13 +192,13 @@ static void test_places(void **state)
     expect_place(&cfg, want);
 
     bool seen[24] = {false};
-    for (cfg.rank = 0; cfg.rank < cfg.world; cfg.rank++) {
+    for (cfg.launch.rank = 0; cfg.launch.rank < cfg.launch.world; cfg.launch.rank++) {
         struct zero_place p;
         cfg.mesh = (struct zero_mesh){2, 3, 2, 1, 2};
         assert_int_equal(zero_find_place(&cfg, &p), 0);
         assert_int_equal(p.data, p.dp_replicate * p.n_dp_shard + p.dp_shard);
         int32_t r = ((p.pp * 3 + p.dp_replicate) * 2 + p.dp_shard) * 2 + p.tp;
-        assert_true(r == cfg.rank && p.cp == 0 && !seen[r]);
+        assert_true(r == cfg.launch.rank && p.cp == 0 && !seen[r]);
         seen[r] = true;
     }
 }
@@ -251,8 +251,8 @@ static void check_refused(const struct refused *r)
     char said[1024];
     struct toy m;
     zero_ctx *z;
-    cfg.rank = r->rank;
-    cfg.world = r->world;
+    cfg.launch.rank = r->rank;
+    cfg.launch.world = r->world;
     if (r->no_init)
         memset(&cfg, 0, sizeof cfg);
     environment(r->v);
@@ -295,7 +295,7 @@ static void wrap_replicas(struct toy_rank *r)
     zero_ctx *z = NULL;
     int err = 0;
     cfg.mesh.dp_replicate = ZERO_AUTO;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     toy_make(&m);
     TOY_TRY(zero_find_place(&cfg, &before));
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
@@ -336,8 +336,8 @@ static void test_before_wrap(void **state)
     int n_reported = 0;
     struct toy m;
     zero_ctx *z;
-    cfg.log = count_line;
-    cfg.log_arg = &n_reported;
+    cfg.debug.log = count_line;
+    cfg.debug.log_arg = &n_reported;
     environment(misspelt);
     toy_make(&m);
     assert_int_equal(zero_find_place(&cfg, &place), 0);

@@ -46,8 +46,8 @@ static void try_groups(const struct asked *a)
     cfg.mesh.pp = a->pp;
     cfg.mesh.dp_replicate = a->dp_replicate;
     cfg.mesh.tp = a->tp;
-    cfg.log = keep_line;
-    cfg.log_arg = &log;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = &log;
     assert_int_equal(zr_config_resolve(&cfg, &c), 0);
     assert_int_equal(zr_topology_assume(a->world, a->local_size, &t), 0);
     for (int32_t r = 0; r < t.world && a->by_turns; r++)
@@ -148,8 +148,8 @@ static void test_network(void **state)
                 bool gives_way = asked == ZERO_AUTO && spans && micro > 1;
                 cfg.deterministic = asked;
                 cfg.grad_accum_steps = micro;
-                cfg.log = keep_line;
-                cfg.log_arg = &log;
+                cfg.debug.log = keep_line;
+                cfg.debug.log_arg = &log;
                 assert_int_equal(zr_config_resolve(&cfg, &c), 0);
                 zr_config_mind_network(&c, spans);
                 assert_int_equal(c.options.deterministic, asked != 0 && !gives_way);
@@ -179,8 +179,8 @@ static int plan_of(int hybrid, int dp_replicate, int world, int micro, struct ze
                                         .unit = i};
     }
     cfg.stage = 3;
-    cfg.world = world;
-    cfg.prefetch = 0;
+    cfg.launch.world = world;
+    cfg.memory.prefetch = 0;
     cfg.hybrid = hybrid == ZR_HFSDP ? ZERO_HFSDP : ZERO_HSDP;
     cfg.mesh.dp_replicate = dp_replicate;
     cfg.grad_accum_steps = micro;

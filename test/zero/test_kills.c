@@ -160,14 +160,14 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
     int err = 0;
     float x[8] = {0};
     double value = r->rank;
-    cfg->timeout_ms = l->timeout_ms;
-    cfg->start_timeout_ms = l->timeout_ms;
-    cfg->save_async = l->async;
-    cfg->prefetch = l->prefetch;
-    cfg->save_keep = 2;
+    cfg->launch.timeout_ms = l->timeout_ms;
+    cfg->launch.start_timeout_ms = l->timeout_ms;
+    cfg->checkpoint.save_async = l->async;
+    cfg->memory.prefetch = l->prefetch;
+    cfg->checkpoint.save_keep = 2;
     cfg->mesh.pp = l->pp > 1 ? l->pp : 1;
     cfg->mesh.tp = l->tp > 1 ? l->tp : 1;
-    cfg->activation_bytes = 64;
+    cfg->pipeline.activation_bytes = 64;
     cfg->grad_accum_steps = l->pp;
     if (l->pp > 1 && r->rank >= WORLD / l->pp)
         name_apart(m);

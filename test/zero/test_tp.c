@@ -163,11 +163,11 @@ static void train(struct toy_rank *r)
     struct zero_stats stats;
     int32_t part = 0, dp = 0, n_dp = 1;
     int err = 0;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     cfg.optimizer = ZERO_SGD;
     cfg.weight_decay = 0;
-    cfg.prefetch = s->prefetch;
-    cfg.check = s->check;
+    cfg.memory.prefetch = s->prefetch;
+    cfg.debug.check = s->check;
     TOY_TRY(open_mesh(r, s, &cfg, &part, &dp, &n_dp));
     if (err)
         return;
@@ -319,8 +319,8 @@ static int open_parts(struct toy_rank *r, struct setup *s, zero_ctx **z, struct 
     int32_t part, dp, n_dp;
     *s = (struct setup){.tp = r->world, .stage = s->stage};
     r->arg = s;
-    cfg.log = toy_forget_line;
-    cfg.timeout_ms = 20000;
+    cfg.debug.log = toy_forget_line;
+    cfg.launch.timeout_ms = 20000;
     int err = open_mesh(r, s, &cfg, &part, &dp, &n_dp);
     *m = make_model(s->tp, part);
     if (!err)
@@ -415,7 +415,7 @@ static void cut_nothing(struct toy_rank *r)
     int32_t part, dp, n_dp;
     int err = 0;
     r->arg = &s;
-    cfg.log = count_line;
+    cfg.debug.log = count_line;
     TOY_TRY(open_mesh(r, &s, &cfg, &part, &dp, &n_dp));
     struct model *m = make_model(1, 0);
     for (int t = 0; t < TENSORS; t++)
@@ -535,9 +535,9 @@ static void axes_that_are_refused(void **state)
     struct zero_place p = {.rank = -7};
     struct model *model = make_model(2, 1);
     struct zero_plan_info plan, whole;
-    cfg.world = 8;
-    cfg.rank = 5;
-    cfg.rendezvous = "tcp://127.0.0.1:1";
+    cfg.launch.world = 8;
+    cfg.launch.rank = 5;
+    cfg.launch.rendezvous = "tcp://127.0.0.1:1";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         cfg.mesh = rows[i].mesh;
         SAYS(zero_find_place(&cfg, &p), rows[i].code, rows[i].says);
@@ -552,8 +552,8 @@ static void axes_that_are_refused(void **state)
     assert_int_equal(zero_plan(model->table, TENSORS, &cfg, &plan), 0);
     assert_true(plan.world == 4 && plan.dp_shard == 2 && plan.hybrid == ZERO_HSDP);
     cfg.mesh.tp = 1;
-    cfg.world = 4;
-    cfg.rank = 0;
+    cfg.launch.world = 4;
+    cfg.launch.rank = 0;
     assert_int_equal(zero_plan(model->table, TENSORS, &cfg, &whole), 0);
     assert_true(plan.bytes.comm == whole.bytes.comm + (3192 << 10)); /* activations on their way */
     assert_true(plan.bytes.total - plan.bytes.comm - plan.bytes.exchange ==
@@ -563,7 +563,7 @@ static void axes_that_are_refused(void **state)
     SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_NOTSUP, "tp is 2, but device is cuda");
     SAYS(zero_find_place(&cfg, &p), ZERO_ERR_NOTSUP, "tp is 2, but device is cuda");
     cfg.device = ZERO_DEVICE_HOST;
-    cfg.backend = ZERO_BACKEND_MPI;
+    cfg.launch.backend = ZERO_BACKEND_MPI;
     SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_NOTSUP, "tp is 2, but backend is mpi");
     free(model);
 }
@@ -680,7 +680,7 @@ static int open_unwrapped(struct toy_rank *r, struct unwrapped *u)
     int32_t dp, n_dp;
     *u = (struct unwrapped){.s = {.stage = *(int *)r->arg, .tp = 2}};
     u->cfg = toy_config(r, u->s.stage);
-    u->cfg.log = toy_forget_line;
+    u->cfg.debug.log = toy_forget_line;
     u->cfg.optimizer = ZERO_SGD;
     u->cfg.weight_decay = 0;
     int err = open_mesh(r, &u->s, &u->cfg, &u->part, &dp, &n_dp);
@@ -871,8 +871,8 @@ struct crossing {
     bool check, wrong;
 };
 
-/* Activations that are wrong where they go, or right: with cfg.check what should be whole and is not is an
- * error, and what is added up though all have it a line. */
+/* Activations that are wrong where they go, or right: with cfg.debug.check what should be whole and is not is
+ * an error, and what is added up though all have it a line. */
 static void cross(struct toy_rank *r)
 {
     const struct crossing *c = r->arg;
@@ -882,8 +882,8 @@ static void cross(struct toy_rank *r)
     zero_ctx *z = NULL;
     int err = 0;
     TOY_TRY(open_unwrapped(r, &u));
-    u.cfg.check = c->check;
-    u.cfg.log = note_sum;
+    u.cfg.debug.check = c->check;
+    u.cfg.debug.log = note_sum;
     TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
     bool same = t->whole != c->wrong, fails = c->check && c->wrong && t->whole;
     for (int i = 0; i < 8; i++)
@@ -917,14 +917,14 @@ static void activations_that_are_not_what_they_should_be(void **state)
         }
 }
 
-/* A backward that leaves out the sum over tp: what no rank has cut comes apart, and cfg.check finds it. */
+/* A backward without the sum over tp: what no rank has cut comes apart, and cfg.debug.check finds it. */
 static void forget_the_sum(struct toy_rank *r)
 {
     struct unwrapped u;
     zero_ctx *z = NULL;
     int err = 0;
     TOY_TRY(open_unwrapped(r, &u));
-    u.cfg.check = 1;
+    u.cfg.debug.check = 1;
     TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
     for (int unit = LAYERS; unit-- > 0;) {
         TOY_TRY(zero_begin(z, unit, ZERO_BACKWARD));
@@ -948,7 +948,7 @@ static void gradients_that_differ(void **state)
     }
 }
 
-/* Without cfg.check: gradients of what is not cut that are not the same on both ranks of tp. */
+/* Without cfg.debug.check: gradients of what is not cut that are not the same on both ranks of tp. */
 struct gradients {
     int stage;
     /* the step in which they differ, counted from 1 */
@@ -988,7 +988,7 @@ static void train_apart(struct toy_rank *r)
     zero_ctx *z = NULL;
     int err = 0;
     TOY_TRY(open_unwrapped(r, &u));
-    u.cfg.log = count_warning;
+    u.cfg.debug.log = count_warning;
     TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
     for (int step = 1; !err && step <= g->step; step++) {
         for (int unit = LAYERS; unit-- > 0;) {

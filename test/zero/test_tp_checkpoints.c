@@ -113,8 +113,8 @@ static int wrap(struct toy_rank *r, struct model **m, zero_ctx **z, int32_t *par
     cfg.mesh.tp = s->mesh->tp;
     int err = zero_find_place(&cfg, &place);
     *part = place.tp;
-    cfg.log = toy_forget_line;
-    cfg.save_async = s->async;
+    cfg.debug.log = toy_forget_line;
+    cfg.checkpoint.save_async = s->async;
     *m = make_model(s->mesh->tp);
     if (!err)
         err = zero_wrap(z, (*m)->table, TENSORS, &cfg);
