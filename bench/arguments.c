@@ -3,6 +3,7 @@
  * it writes its own to stderr; both are caught in memory and only the first line passed on. */
 #include "bench/arguments.h"
 
+#include "bench/hybrids.h"
 #include "zero/zero.h"
 
 #include <errno.h>
@@ -153,6 +154,14 @@ error_t option_int(struct argp_state *state, const struct option_row *row, char 
     return 0;
 }
 
+error_t option_int_or_auto(struct argp_state *state, const struct option_row *row, char *arg, void *to)
+{
+    if (strcmp(arg, "auto") != 0)
+        return option_int(state, row, arg, to);
+    *(int64_t *)to = ZERO_AUTO;
+    return 0;
+}
+
 error_t option_bytes(struct argp_state *state, const struct option_row *row, char *arg, void *to)
 {
     static const char suffixes[] = "KMGT";
@@ -196,8 +205,10 @@ const struct option_word option_dtypes[] = {{"f32", ZERO_F32}, {"bf16", ZERO_BF1
 
 const struct option_word option_devices[] = {{"host", ZERO_DEVICE_HOST}, {"cuda", ZERO_DEVICE_CUDA}, {0}};
 
+const struct option_word option_hybrid[] = {{"hsdp", ZERO_HSDP}, {"hfsdp", ZERO_HFSDP}, {0}};
+
 const struct option_word option_hybrids[] = {
-    {"none", ZERO_HYBRID_NONE}, {"hsdp", ZERO_HYBRID_HSDP}, {"hfsdp", ZERO_HYBRID_HFSDP}, {0}};
+    {"none", HYBRID_NONE}, {"hsdp", HYBRID_HSDP}, {"hfsdp", HYBRID_HFSDP}, {0}};
 
 const struct option_word option_on_off[] = {{"on", 1}, {"off", 0}, {0}};
 

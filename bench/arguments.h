@@ -53,6 +53,9 @@ struct option_row {
 /* A whole number, which may be written as 1e6. A uint64_t wants from to be 0 or more. */
 #define OPTION_INT(S, field, from, to)                                                                       \
     .read = option_int, .at = OPTION_AT(S, field, int64_t : 0, uint64_t : 0), .min = (from), .max = (to)
+/* The same, or auto, which is ZERO_AUTO. */
+#define OPTION_INT_OR_AUTO(S, field, from, to)                                                               \
+    .read = option_int_or_auto, .at = OPTION_AT(S, field, int64_t : 0), .min = (from), .max = (to)
 /* Bytes, which may end in K, M, G or T (powers of 1024). */
 #define OPTION_BYTES(S, field, from)                                                                         \
     .read = option_bytes, .at = OPTION_AT(S, field, int64_t : 0), .min = (from)
@@ -67,7 +70,8 @@ struct option_row {
 /* An odd one: a function of the command, to which *to is the whole struct. */
 #define OPTION_BY(function) .read = (function)
 
-option_reader option_int, option_bytes, option_double, option_one_of, option_flag, option_text;
+option_reader option_int, option_int_or_auto, option_bytes, option_double, option_one_of, option_flag,
+    option_text;
 
 /* The options of a command, or those that several commands share. */
 struct option_table {
@@ -105,7 +109,9 @@ extern const struct option_word option_dtypes[];
 extern const struct option_word option_devices[];
 /* adamw and so on, of enum zero_optimizer. */
 extern const struct option_word option_optimizers[];
-/* none, hsdp and hfsdp, of enum zero_hybrid. */
+/* hsdp and hfsdp, of enum zero_hybrid. */
+extern const struct option_word option_hybrid[];
+/* none, hsdp and hfsdp, of enum hybrid: what a run or a plan came to. */
 extern const struct option_word option_hybrids[];
 /* on is 1, off is 0. */
 extern const struct option_word option_on_off[];

@@ -40,7 +40,7 @@ int export_command(const char *name, int argc, char **argv)
                               .batch = 1,
                               .accum = 1,
                               .stage = 3,
-                              .shard_group = ZERO_AUTO,
+                              .dp_replicate = 1,
                               .optimizer = ZERO_ADAMW,
                               .beta1 = 0.9,
                               .beta2 = 0.95,

@@ -20,8 +20,8 @@ static const char who[] = "zero-bench memory";
 struct memory_options {
     struct model_options model;
     int64_t ranks, steps, batch;
-    int64_t accum;       /* 0: not given */
-    int64_t shard_group; /* 0: no hybrids */
+    int64_t accum;    /* 0: not given */
+    int64_t dp_shard; /* 0: no hybrids */
     int64_t pp, stages_per_rank;
     int dtype, schedule; /* schedule -1: not given */
     int64_t fit;         /* -1: take the model as it is; 0: what is free; else so many bytes */
@@ -51,9 +51,9 @@ static const struct option_row rows[] = {
     {"accum", "N", "Micro-batches per step (1; with --pp two for each of its ranks)", 1,
      OPTION_INT(struct memory_options, accum, 1, 100000)},
     {"ranks", "N", "Ranks to run on (4)", 1, OPTION_INT(struct memory_options, ranks, 1, 4096)},
-    {"shard-group", "N",
+    {"dp-shard", "N",
      "Groups of N ranks, a number that divides --ranks, over --tp and --pp: HSDP and HFSDP, too", 1,
-     OPTION_INT(struct memory_options, shard_group, 1, 4096)},
+     OPTION_INT(struct memory_options, dp_shard, 1, 4096)},
     {"tp", "N", "Each layer in parts, on N ranks, which have the same data (1)", 1,
      OPTION_INT(struct memory_options, model.own.tp, 1, 1024)},
     {"sequence-parallel", NULL, "With --tp: rows of what lies between products are cut over the N, too", 1,
@@ -195,7 +195,7 @@ static void print_json(const struct memory_options *o, const struct memory_stage
     if (!plain && hybrid_of_column(column)) {
         json_object_set_new(line, "hybrid",
                             json_string(option_word_of(option_hybrids, hybrid_of_column(column))));
-        json_object_set_new(line, "shard_group", json_integer(o->shard_group));
+        json_object_set_new(line, "dp_shard", json_integer(o->dp_shard));
     }
     if (has_axes(o))
         add_axes(o, m, line);
@@ -298,7 +298,7 @@ static int measure(const struct memory_options *o, struct measured *m)
         .pp = o->pp,
         .stages_per_rank = o->stages_per_rank,
         .schedule = o->schedule,
-        .shard_group = o->shard_group,
+        .dp_shard = o->dp_shard,
         .progress = progress_on(stderr),
         .n_runs = m->n + m->has_plain,
     };
@@ -366,7 +366,7 @@ int memory_command(const char *name, int argc, char **argv)
     }
     if (status)
         return status;
-    struct measured m = {.n = o.shard_group ? N_COLUMNS : N_STAGES, .has_plain = o.plain};
+    struct measured m = {.n = o.dp_shard ? N_COLUMNS : N_STAGES, .has_plain = o.plain};
     status = measure(&o, &m);
     if (!status && !o.json)
         print_table(&o, &m);

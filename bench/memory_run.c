@@ -206,8 +206,10 @@ static int open_run(const struct memory_runs *runs, int column, struct child *ch
         add_axes(&a, runs);
     }
     if (hybrid) {
+        int64_t tp = runs->config.tp > 1 ? runs->config.tp : 1, n_dp = runs->ranks / (runs->pp * tp);
         add_word(&a, "hybrid", option_word_of(option_hybrids, hybrid));
-        add_number(&a, "shard-group", runs->shard_group);
+        add_number(&a, "dp-replicate", n_dp > runs->dp_shard ? n_dp / runs->dp_shard : 1);
+        add_number(&a, "dp-shard", runs->dp_shard);
     }
     if (child_open(child, a.argv, false)) {
         fprintf(stderr, "zero-bench memory: cannot run %s: %s\n", zero_run, strerror(errno));

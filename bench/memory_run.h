@@ -17,7 +17,7 @@ struct memory_runs {
     int64_t pp, stages_per_rank;
     int schedule;
     /* 0: no hybrids */
-    int64_t shard_group;
+    int64_t dp_shard;
     /* of all runs, so many in a row */
     struct progress progress;
     int n_runs, n_done;

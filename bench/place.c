@@ -14,13 +14,13 @@ static int open_host(struct place *p, int n_threads)
 
 static int open_cuda(struct place *p, int gpu)
 {
-    int32_t local_rank = gpu;
+    struct zero_place at = {.local_rank = gpu};
     if (gpu == PLACE_GPU_OF_RANK) {
-        int rank_err = reported(zero_find_rank(NULL, NULL, NULL, &local_rank));
+        int rank_err = reported(zero_find_place(NULL, &at));
         if (rank_err)
             return rank_err;
     }
-    int err = zr_cuda_device_open(local_rank, &p->dev);
+    int err = zr_cuda_device_open(at.local_rank, &p->dev);
     if (err)
         return err;
     p->cuda = true;

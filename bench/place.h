@@ -19,7 +19,7 @@ struct place {
 #define PLACE_GPU_OF_RANK (-1)
 
 /* On the host with n_threads; or with cuda on GPU number gpu, which becomes this thread's
- * current device (PLACE_GPU_OF_RANK: that of the local rank, by zero_find_rank). Returns 0 or a zr_err
+ * current device (PLACE_GPU_OF_RANK: that of the local rank, by zero_find_place). Returns 0 or a zr_err
  * (ZR_ERR_NOTSUP: no usable GPU, the message says why), holding nothing. */
 int place_open(struct place *p, bool cuda, int gpu, int n_threads);
 /* The stream as libzero takes it: NULL on the host. */

@@ -16,8 +16,8 @@ static const struct option_row rows[] = {
      OPTION_WORD(struct plan_options, dtype, option_dtypes)},
     {.help = "Sharding:", .group = 2},
     {"world", "N", "Ranks (1)", 2, OPTION_INT(struct plan_options, world, 1, 1000000)},
-    {"shard-group", "N", "Groups of N ranks, a number that divides the world: tells of HSDP and HFSDP, too",
-     2, OPTION_INT(struct plan_options, shard_group, 1, 1000000)},
+    {"dp-shard", "N", "Groups of N ranks, a number that divides the world: tells of HSDP and HFSDP, too", 2,
+     OPTION_INT(struct plan_options, dp_shard, 1, 1000000)},
     {"tp", "N",
      "Layers in parts, on N ranks each, which have the same data: tells what one of them takes (1)", 2,
      OPTION_INT(struct plan_options, model.own.tp, 1, 1024)},
@@ -48,7 +48,7 @@ static const struct option_row rows[] = {
     {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)", 2,
      OPTION_WORD(struct plan_options, wire_dtype, option_dtypes)},
     {"deterministic", "on|off",
-     "Sums in a fixed order (on; with --shard-group and --accum above 1 off, each group taken for a host)", 2,
+     "Sums in a fixed order (on; with --dp-shard and --accum above 1 off, each group taken for a host)", 2,
      OPTION_WORD(struct plan_options, deterministic, option_on_off)},
     {"json", NULL, "A JSON line per stage", 3, OPTION_FLAG(struct plan_options, json)},
     {0},
@@ -90,23 +90,8 @@ static const struct option_table table = {
 static void report_groups(void *arg, const char *line)
 {
     (void)arg;
-    if (strstr(line, "hybrid is ") || strstr(line, "deterministic is off"))
+    if (strstr(line, "dp_replicate ") || strstr(line, "deterministic is off"))
         fprintf(stderr, "libzero: %s\n", line);
-}
-
-/* Of the first rank in a place of a pipeline, in a world that is met by nobody. */
-static int open_mesh(const struct plan_options *o, int64_t pp_at, const struct zero_config *cfg,
-                     zero_mesh **mesh)
-{
-    struct zero_config place = *cfg;
-    int hybrid = cfg->hybrid;
-    const struct zero_axis axes[] = {{"pp", (int32_t)o->pp},
-                                     {"dp_replicate", hybrid ? -1 : 1},
-                                     {"dp_shard", hybrid ? (int32_t)o->shard_group : -1},
-                                     {"tp", o->model.config.tp > 1 ? (int32_t)o->model.config.tp : 1}};
-    place.launch.rendezvous = "tcp://127.0.0.1:1";
-    place.launch.rank = (int32_t)(pp_at * (o->world / o->pp));
-    return zero_mesh_open(mesh, axes, 4, &place);
 }
 
 int plan_column(const struct plan_options *o, int column, const struct plan_table *t,
@@ -114,10 +99,12 @@ int plan_column(const struct plan_options *o, int column, const struct plan_tabl
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = stage_of_column(column);
-    cfg.hybrid = hybrid_of_column(column);
-    bool meshed = o->model.config.tp > 1 || o->pp > 1;
-    if (cfg.hybrid && !meshed)
-        cfg.shard_group = (int32_t)o->shard_group;
+    int64_t tp = o->model.config.tp > 1 ? o->model.config.tp : 1;
+    hybrid_to_config(&cfg, hybrid_of_column(column), o->world / (o->pp * tp), o->dp_shard);
+    cfg.mesh.pp = (int32_t)o->pp;
+    cfg.mesh.tp = (int32_t)tp;
+    /* of the first rank in a place of a pipeline */
+    cfg.launch.rank = (int32_t)(t->pp_at * (o->world / o->pp));
     cfg.debug.log = column > 0 && t->pp_at == 0 ? report_groups : NULL;
     cfg.launch.world = (int32_t)o->world;
     cfg.optimizer = o->optimizer;
@@ -132,13 +119,9 @@ int plan_column(const struct plan_options *o, int column, const struct plan_tabl
     cfg.pipeline.schedule = o->schedule;
     cfg.pipeline.stages_per_rank = (int32_t)o->stages_per_rank;
     cfg.pipeline.activation_bytes = o->pp > 1 ? plan_move_bytes(o) : 0;
-    zero_mesh *mesh = NULL;
-    int err = meshed ? open_mesh(o, t->pp_at, &cfg, &mesh) : 0;
-    cfg.mesh = mesh;
     int64_t start = zr_now_ns();
-    err = err ? err : zero_plan(t->tensors, t->n, &cfg, info);
+    int err = zero_plan(t->tensors, t->n, &cfg, info);
     *ns = zr_now_ns() - start;
-    zero_mesh_close(&mesh);
     if (err) {
         fprintf(stderr, "zero-bench plan: stage %d: %s\n", cfg.stage, zero_last_error());
         return err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
@@ -208,7 +191,7 @@ json_t *plan_line(int column, const struct zero_plan_info *info, int64_t ns)
     int hybrid = hybrid_of_column(column);
     if (hybrid) {
         json_object_set_new(line, "hybrid", json_string(option_word_of(option_hybrids, hybrid)));
-        json_object_set_new(line, "shard_group", json_integer(info->shard_group));
+        json_object_set_new(line, "dp_shard", json_integer(info->dp_shard));
         json_object_set_new(line, "outer_bytes", json_integer(info->traffic.outer_bytes));
     }
     return line;
@@ -220,7 +203,7 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
 {
     struct zero_plan_info info[N_COLUMNS];
     int64_t ns[N_COLUMNS];
-    int n_columns = o->shard_group ? N_COLUMNS : N_STAGES, status = 0;
+    int n_columns = o->dp_shard ? N_COLUMNS : N_STAGES, status = 0;
     struct plan_table t = {.tensors = tensors, .n = n};
     t.order = malloc((size_t)TRAIN_N_CALLS(layers) * sizeof *t.order);
     if (!t.order) {

@@ -13,7 +13,7 @@ struct plan_options {
     int64_t params;
     int64_t world, accum, prefetch, budget;
     /* 0: no hybrids */
-    int64_t shard_group;
+    int64_t dp_shard;
     int64_t pp, stages_per_rank;
     /* as given; 0: not */
     int64_t micro_batches;

@@ -238,7 +238,7 @@ int plan_pipeline(const struct plan_options *o, const struct zero_tensor *tensor
     p = (struct planning){.o = o,
                           .tensors = tensors,
                           .n = n,
-                          .n_columns = o->shard_group ? N_COLUMNS : N_STAGES,
+                          .n_columns = o->dp_shard ? N_COLUMNS : N_STAGES,
                           .layers = plan_sizes(&o->model.config, o->params).layers};
     pipe_warn_of_few("zero-bench plan", o->accum, o->pp);
     int status = time_stages(&p);

@@ -267,7 +267,7 @@ void report_summary(struct report *r, const struct report_summary *s)
         json_object_set_new(line, "library_bytes", json_integer(s->library_bytes));
     if (s->hybrid) {
         json_object_set_new(line, "hybrid", json_string(option_word_of(option_hybrids, s->hybrid)));
-        json_object_set_new(line, "shard_group", json_integer(s->shard_group));
+        json_object_set_new(line, "dp_shard", json_integer(s->dp_shard));
         json_object_set_new(collectives, "outer", json_integer(s->traffic.n_outer));
         json_object_set_new(collectives, "outer_bytes", json_integer(s->traffic.outer_bytes));
     }

@@ -36,8 +36,8 @@ struct report_rank {
 struct report_summary {
     /* stage is -1 where the model is not wrapped */
     int32_t world, stage;
-    /* as in struct zero_stats */
-    int32_t hybrid, shard_group;
+    /* enum hybrid; and as in struct zero_stats */
+    int32_t hybrid, dp_shard;
     const char *device;
     /* of the last step */
     double loss;

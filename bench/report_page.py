@@ -30,6 +30,7 @@ QUICK = {
     'comm': ['--bytes=4K:64K', '--rounds=3'],
 }
 SCALE_CURVES = {'none': 'stage 3', 'hsdp': 'HSDP, a copy a host', 'hfsdp': 'HFSDP'}
+SCALE_OPTIONS = {'none': [], 'hsdp': ['--dp-replicate=auto'], 'hfsdp': ['--dp-replicate=auto', '--hybrid=hfsdp']}
 SCALE_WORLDS = [8 << i for i in range(12)]
 SCALE_IN_TABLE = (8, 64, 512, 4096, 16384)
 CATEGORIES = [('param_shards', 'parameters, sharded at stage 3'), ('param_slots', 'gathered parameters'), ('grad_shards', 'gradient shards'),
@@ -141,7 +142,7 @@ def collect(o):
     facts['trained'] = runs.lines('trained', 'train', '--stage=3', '--json', '--trace', at('trained.json'), ranks=2)[-1]
     facts['comm'] = runs.lines('comm', 'comm', '--backend=shm', '--op=all_gather,reduce_scatter', '--json', '--plot', at('comm.svg'), ranks=2)
     for hybrid in SCALE_CURVES:
-        facts['scale ' + hybrid] = runs.lines('scale ' + hybrid, 'scale', '--json', f'--hybrid={hybrid}', '--worlds=' + ','.join(map(str, SCALE_WORLDS)))
+        facts['scale ' + hybrid] = runs.lines('scale ' + hybrid, 'scale', '--json', *SCALE_OPTIONS[hybrid], '--worlds=' + ','.join(map(str, SCALE_WORLDS)))
     facts['commands'] = runs.commands
     for name in ('memory', 'losses', 'comm'):
         pictures[name] = inline(at(name + '.svg'), name)

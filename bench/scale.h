@@ -10,6 +10,7 @@
 #ifndef ZERO_BENCH_SCALE_H
 #define ZERO_BENCH_SCALE_H
 
+#include "bench/hybrids.h"
 #include "bench/pipe_stages.h"
 
 #include <stdbool.h>
@@ -89,9 +90,9 @@ struct scale_job {
     /* rows of a rank's micro-batch, tokens in each, micro-batches of a step */
     int64_t batch, context, accum;
     int stage, prefetch;
-    /* enum zero_hybrid; ranks that share one copy of the parameters */
+    /* enum hybrid; ranks that share one copy of the parameters */
     int hybrid;
-    int64_t shard_group;
+    int64_t dp_shard;
     /* weights and gradients, and gradients on the wire, of bf16; else f32 */
     bool bf16, wire_bf16;
     /* for gathered parameters; 0: what prefetch needs */

@@ -18,9 +18,8 @@ struct scale_options {
     const struct scale_machine *machine;
     int64_t world[MOST_WORLDS];
     int n_worlds;
-    int64_t batch, context, accum, micro_batches, stage, shard_group, prefetch, budget, tp, pp,
-        stages_per_rank;
-    int dtype, wire_dtype, hybrid, schedule;
+    int64_t batch, context, accum, micro_batches, stage, dp_shard, prefetch, budget, tp, pp, stages_per_rank;
+    int dtype, wire_dtype, per_host, hybrid, schedule;
     double compute, links;
     bool recompute, activations, json;
     const char *fit;
@@ -64,6 +63,8 @@ static error_t read_worlds(struct argp_state *state, const struct option_row *ro
     return 0;
 }
 
+static const struct option_word only_auto[] = {{"auto", 1}, {0}};
+
 static const struct option_row rows[] = {
     {.name = "model",
      .metavar = "NAME",
@@ -104,10 +105,13 @@ static const struct option_row rows[] = {
     {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each GPU (1)", 2,
      OPTION_INT(struct scale_options, stages_per_rank, 1, PIPE_MOST_OWN)},
     {"stage", "N", "0 to 3 (3)", 2, OPTION_INT(struct scale_options, stage, 0, 3)},
-    {"hybrid", "WORD", "none, hsdp or hfsdp (none)", 2,
-     OPTION_WORD(struct scale_options, hybrid, option_hybrids)},
-    {"shard-group", "N", "Ranks of a hybrid that share one copy of the parameters (a host's)", 2,
-     OPTION_INT(struct scale_options, shard_group, 1, SCALE_MOST_RANKS)},
+    {"dp-replicate", "auto", "Stage 3 in each host, with a copy of the parameters in each (not)", 2,
+     OPTION_WORD(struct scale_options, per_host, only_auto)},
+    {"dp-shard", "N", "The same in groups of N ranks, which are as many as the world leaves", 2,
+     OPTION_INT(struct scale_options, dp_shard, 1, SCALE_MOST_RANKS)},
+    {"hybrid", "hsdp|hfsdp",
+     "With either: whether groups hold the same optimizer states, or shard them (hsdp)", 2,
+     OPTION_WORD(struct scale_options, hybrid, option_hybrid)},
     {"dtype", "f32|bf16", "Of weights and gradients; products are bf16's all the same (bf16)", 2,
      OPTION_WORD(struct scale_options, dtype, option_dtypes)},
     {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)", 2,
@@ -125,6 +129,11 @@ static const struct option_row rows[] = {
      OPTION_FLAG(struct scale_options, json)},
     {0},
 };
+
+static bool is_hybrid(const struct scale_options *o)
+{
+    return o->per_host || o->dp_shard;
+}
 
 static const char *what_is_ignored(const struct scale_options *o)
 {
@@ -144,10 +153,12 @@ static const char *what_is_ignored(const struct scale_options *o)
         return "--stages-per-rank: is of --pp with --schedule interleaved or gpipe";
     if (o->pp > SCALE_MOST_ACCUM / 2 && !o->accum && !o->micro_batches)
         return "--pp: two micro-batches for each of so many are more than 256, so say --accum";
-    if (o->hybrid && o->stage != 3)
-        return "--hybrid: is of stage 3";
-    if (o->shard_group && !o->hybrid)
-        return "--shard-group: is of a hybrid, which --hybrid names";
+    if (is_hybrid(o) && o->stage != 3)
+        return "--dp-replicate and --dp-shard: are of stage 3";
+    if (o->per_host && o->dp_shard)
+        return "--dp-shard: is what --dp-replicate=auto finds";
+    if (o->hybrid == ZERO_HFSDP && !is_hybrid(o))
+        return "--hybrid=hfsdp: is of groups, which --dp-replicate=auto or --dp-shard asks for";
     if (o->budget && o->stage != 3)
         return "--budget: is of stage 3, which gathers parameters";
     if (o->prefetch >= 0 && o->stage != 3)
@@ -157,8 +168,8 @@ static const char *what_is_ignored(const struct scale_options *o)
     return NULL;
 }
 
-/* A hybrid's groups are of a host's ranks, unless told otherwise: of those with the same part. */
-static int64_t default_group(const struct scale_options *o)
+/* Ranks of a host that have the same part. */
+static int64_t group_of_host(const struct scale_options *o)
 {
     return o->tp < o->machine->per_host ? o->machine->per_host / o->tp : 1;
 }
@@ -172,10 +183,11 @@ static error_t finish(struct argp_state *state, void *options)
         argp_error(state, "%s", ignored);
         return EINVAL;
     }
-    if (o->hybrid && !o->shard_group && default_group(o) == 1) {
+    if (o->per_host && group_of_host(o) == 1) {
         argp_error(state,
-                   "--hybrid: a host's %d GPUs have %lld different parts, so a group of a host's ranks with "
-                   "the same part is of one rank; --shard-group says how large groups are",
+                   "--dp-replicate=auto: a host's %d GPUs have %lld different parts, so a group of a host's "
+                   "ranks with "
+                   "the same part is of one rank; --dp-shard says how large groups are",
                    o->machine->per_host, (long long)o->tp);
         return EINVAL;
     }
@@ -211,8 +223,10 @@ static struct scale_job job_of(const struct scale_options *o, int64_t world)
                               .accum = o->accum,
                               .stage = (int)o->stage,
                               .prefetch = (int)o->prefetch,
-                              .hybrid = o->hybrid,
-                              .shard_group = o->shard_group ? o->shard_group : default_group(o),
+                              .hybrid = !is_hybrid(o)             ? HYBRID_NONE
+                                        : o->hybrid == ZERO_HFSDP ? HYBRID_HFSDP
+                                                                  : HYBRID_HSDP,
+                              .dp_shard = o->dp_shard ? o->dp_shard : group_of_host(o),
                               .tp = o->tp,
                               .pp = o->pp,
                               .stages_per_rank = o->stages_per_rank,
@@ -269,7 +283,7 @@ static void print_head(const struct scale_options *o, const struct scale_job *j)
     printf("%s; at %g of its peak and %g of its links\n", o->machine->text, j->compute_fraction,
            j->link_fraction);
     if (j->hybrid)
-        printf("%s in groups of %lld", option_word_of(option_hybrids, j->hybrid), (long long)j->shard_group);
+        printf("%s in groups of %lld", option_word_of(option_hybrids, j->hybrid), (long long)j->dp_shard);
     else
         printf("stage %d", j->stage);
     printf("; a projection: no stragglers, no congestion%s\n", mesh ? "" : "; memory is without activations");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scale_mesh.c: a job whose layers are in parts over tp, and in pipeline stages over pp; see scale.h.
  *
- * Numbered as a mesh numbers them (zero_mesh_open), the ranks of tp are neighbours, those that have the same
+ * Numbered as struct zero_mesh says, the ranks of tp are neighbours, those that have the same
  * part and stages are tp apart, and those of the next stages world / pp on, which are called a rank of the
  * pipeline here, from 0 to pp - 1.
  *

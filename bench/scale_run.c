@@ -136,7 +136,7 @@ static struct zr_verify_case case_of(const struct scale_job *j, const struct sca
                                    .declared = true,
                                    .wait_result = true,
                                    .hybrid = j->hybrid,
-                                   .group = j->hybrid ? (int)j->shard_group : 0,
+                                   .group = j->hybrid ? (int)j->dp_shard : 0,
                                    .poison = -1,
                                    .dead = -1};
 }

@@ -9,7 +9,7 @@ const char *column_name(int column, char text[STAGE_TABLE_NAME])
 {
     int hybrid = hybrid_of_column(column);
     snprintf(text, STAGE_TABLE_NAME, "stage %d", stage_of_column(column));
-    return !hybrid ? text : hybrid == ZERO_HYBRID_HSDP ? "HSDP" : "HFSDP";
+    return !hybrid ? text : hybrid == HYBRID_HSDP ? "HSDP" : "HFSDP";
 }
 
 void stage_table_head(const char *title, int n)

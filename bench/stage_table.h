@@ -3,13 +3,13 @@
 #ifndef ZERO_BENCH_STAGE_TABLE_H
 #define ZERO_BENCH_STAGE_TABLE_H
 
-#include "zero/zero.h"
+#include "bench/hybrids.h"
 
 #define N_STAGES  4
 #define N_HYBRIDS 2
 #define N_COLUMNS (N_STAGES + N_HYBRIDS)
 
-/* Of a column: its stage, and enum zero_hybrid. */
+/* Of a column: its stage, and enum hybrid. */
 static inline int stage_of_column(int column)
 {
     return column < N_STAGES ? column : N_STAGES - 1;
@@ -17,7 +17,7 @@ static inline int stage_of_column(int column)
 
 static inline int hybrid_of_column(int column)
 {
-    return column < N_STAGES ? ZERO_HYBRID_NONE : ZERO_HYBRID_HSDP + column - N_STAGES;
+    return column < N_STAGES ? HYBRID_NONE : HYBRID_HSDP + column - N_STAGES;
 }
 
 /* "stage 2", "HSDP"; text is for the words that are not constant. */

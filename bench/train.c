@@ -88,8 +88,9 @@ static int find_place(struct run *r, struct zero_config *cfg)
     const struct train_options *o = r->o;
     cfg->stage = (int32_t)o->stage;
     cfg->hybrid = o->hybrid;
-    cfg->shard_group = (int32_t)o->shard_group;
-    TRY(reported(train_place_open(&r->at, o->pp, o->model.config.tp, cfg)));
+    cfg->mesh.dp_replicate = (int32_t)o->dp_replicate;
+    cfg->mesh.dp_shard = (int32_t)o->dp_shard;
+    TRY(train_place_open(&r->at, o->pp, o->model.config.tp, cfg));
     r->n_own = r->at.n_stages > 1 ? (int32_t)o->stages_per_rank : 1;
     for (int32_t k = 0; k < r->n_own; k++)
         r->stage[k].own =
@@ -176,8 +177,7 @@ static int wrap(struct run *r, struct zero_config cfg)
     TRY(reported(zero_get_stats(r->z, &stats)));
     r->rank = stats.rank;
     r->world = stats.world;
-    if (!r->at.mesh)
-        r->at = (struct train_place){.dp = r->rank, .n_dp = r->world, .n_stages = 1};
+    TRY(train_place_wrapped(&r->at, o->pp, o->model.config.tp, &stats));
     r->reports = r->at.stage == r->at.n_stages - 1 && r->at.dp == 0 && r->at.part == 0;
     r->accum = stats.grad_accum_steps;
     return 0;
@@ -486,7 +486,6 @@ int train_run(const struct train_options *o)
     if (err)
         fprintf(stderr, "zero-bench train: %s\n", failed_text());
     zero_unwrap(&r.z);
-    zero_mesh_close(&r.at.mesh);
     plain_close(&r.plain);
     for (int32_t k = 0; k < PIPE_MOST_OWN; k++)
         gpt2_close(&r.model[k]);

@@ -40,7 +40,7 @@ struct train_options {
     /* enum zero_hybrid */
     int hybrid;
     /* ranks, or ZERO_AUTO */
-    int64_t shard_group;
+    int64_t dp_replicate, dp_shard;
     /* this, budget and deterministic are as in struct zero_config */
     int64_t prefetch;
     /* bytes */

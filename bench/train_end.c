@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* train_end.c: what zero-bench train says of a run: how it runs, and at its end what it came to. */
 #include "bench/failed.h"
+#include "bench/hybrids.h"
 #include "bench/train_run.h"
 #include "bench/train_stages.h"
 
@@ -66,8 +67,8 @@ static int summarize(struct run *r, double loss)
         if (stats.tp > 1)
             TRY(reported(train_parts_hash(r->z, r->at.part, stats.tp, s.state_sha256)));
         s.stage = stats.stage;
-        s.hybrid = stats.hybrid;
-        s.shard_group = stats.shard_group;
+        s.hybrid = hybrid_of_run(stats.hybrid, stats.dp_shard, stats.place.n_data);
+        s.dp_shard = stats.dp_shard;
         s.bytes = stats.allocated;
         s.planned_bytes = stats.planned;
         s.traffic = stats.traffic;
@@ -121,9 +122,10 @@ static void how_it_runs(const struct run *r, char how[N_HOW])
         snprintf(how, N_HOW, "not wrapped");
         return;
     }
-    if (s.hybrid)
-        snprintf(groups, sizeof groups, " as %s in groups of %d", option_word_of(option_hybrids, s.hybrid),
-                 s.shard_group);
+    int hybrid = hybrid_of_run(s.hybrid, s.dp_shard, s.place.n_data);
+    if (hybrid)
+        snprintf(groups, sizeof groups, " as %s in groups of %d", option_word_of(option_hybrids, hybrid),
+                 s.dp_shard);
     if (s.pp > 1)
         snprintf(stages, sizeof stages, ", in %lld pipeline stages", (long long)s.pp * r->n_own);
     snprintf(how, N_HOW, "stage %d%s on %d rank%s%s%s (%s)", s.stage, groups, s.world,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* train_parts.c: see train_parts.h. */
 #include "bench/train_parts.h"
+#include "bench/failed.h"
 
 #include <stdlib.h>
 
@@ -28,26 +29,32 @@ static int scatter(void *arg, real *dst, const real *src, int64_t n)
     return zero_tp_scatter(*z, dst, src, n, GPT2_ZERO_DTYPE, ZERO_FORWARD);
 }
 
+static int take_place(struct train_place *to, const struct zero_place *p, int64_t pp, int64_t tp)
+{
+    *to = (struct train_place){
+        .dp = p->data, .n_dp = p->n_data, .part = p->tp, .stage = p->pp, .n_stages = p->n_pp};
+    if (p->n_pp == (pp > 1 ? pp : 1) && p->n_tp == (tp > 1 ? tp : 1))
+        return 0;
+    return failed(ZERO_ERR_ARG,
+                  "pp is %d and tp %d by ZERO_PP and ZERO_TP, which this program wants as --pp and --tp",
+                  p->n_pp, p->n_tp);
+}
+
 int train_place_open(struct train_place *p, int64_t pp, int64_t tp, struct zero_config *cfg)
 {
+    struct zero_place place;
     *p = (struct train_place){.n_dp = 1, .n_stages = 1};
     if (tp <= 1 && pp <= 1)
         return 0;
-    bool groups = cfg->hybrid && cfg->shard_group > 0;
-    const struct zero_axis axes[] = {{"pp", pp > 1 ? (int32_t)pp : 1},
-                                     {"dp_replicate", groups ? -1 : 1},
-                                     {"dp_shard", groups ? cfg->shard_group : -1},
-                                     {"tp", tp > 1 ? (int32_t)tp : 1}};
-    int err = zero_mesh_open(&p->mesh, axes, 4, cfg);
-    if (!err)
-        err = zero_mesh_rank(p->mesh, "pp", &p->stage, &p->n_stages);
-    if (!err)
-        err = zero_mesh_rank(p->mesh, "tp", &p->part, NULL);
-    if (!err)
-        err = zero_mesh_rank(p->mesh, "dp", &p->dp, &p->n_dp);
-    cfg->mesh = p->mesh;
-    cfg->shard_group = ZERO_AUTO;
-    return err;
+    cfg->mesh.pp = pp > 1 ? (int32_t)pp : 1;
+    cfg->mesh.tp = tp > 1 ? (int32_t)tp : 1;
+    int err = reported(zero_find_place(cfg, &place));
+    return err ? err : take_place(p, &place, pp, tp);
+}
+
+int train_place_wrapped(struct train_place *p, int64_t pp, int64_t tp, const struct zero_stats *stats)
+{
+    return take_place(p, &stats->place, pp, tp);
 }
 
 void train_parts_join(const struct train_place *p, struct gpt2 *model, zero_ctx **z)

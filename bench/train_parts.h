@@ -9,20 +9,22 @@
 
 /* Where a rank is on the mesh. */
 struct train_place {
-    /* the open one, to be closed; NULL: the model is whole */
-    zero_mesh *mesh;
     /* this rank's number among the ranks that the data is dealt to, and how many they are */
     int32_t dp, n_dp;
     /* its part of each layer; without parts 0 */
     int32_t part;
-    /* its stage of the pipeline, and how many there are; without a mesh 0 and 1 */
+    /* its stage of the pipeline, and how many there are; without --pp 0 and 1 */
     int32_t stage, n_stages;
 };
 
 /* Before zero_wrap, and before the model is open: finds this rank's place and its part on the mesh of pp
- * stages and tp parts, and tells cfg. Groups of a hybrid: shard_group as of cfg. With one of both it does
- * nothing. Returns what a libzero call returned. */
+ * stages and tp parts, and tells cfg. With one of both it does nothing. Returns 0 or a code, as failed()
+ * does. */
 int train_place_open(struct train_place *p, int64_t pp, int64_t tp, struct zero_config *cfg);
+
+/* The same once zero_wrap has found it, of zero_get_stats. Refuses a mesh of the environment's that is not of
+ * pp stages and tp parts. */
+int train_place_wrapped(struct train_place *p, int64_t pp, int64_t tp, const struct zero_stats *stats);
 
 /* Tells the model which part it is, and to add up by *z, which zero_wrap is to open. */
 void train_parts_join(const struct train_place *p, struct gpt2 *model, zero_ctx **z);

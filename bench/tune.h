@@ -3,6 +3,7 @@
 #ifndef ZERO_BENCH_TUNE_H
 #define ZERO_BENCH_TUNE_H
 
+#include "bench/hybrids.h"
 #include "bench/train.h"
 
 /* Timed steps of a candidate, in two rounds. */
@@ -21,7 +22,7 @@ struct tune_options {
     /* ranks on each host */
     int64_t per_host;
     /* the only size of groups; 0: every one that divides */
-    int64_t shard_group;
+    int64_t dp_shard;
     /* bytes of a rank; 0: none */
     int64_t limit;
 
@@ -35,7 +36,7 @@ struct tune_options {
 /* One configuration, and what the plan says of it. */
 struct candidate {
     /* as in struct zero_config */
-    int32_t stage, hybrid, shard_group, prefetch, wire_dtype, deterministic;
+    int32_t stage, hybrid, dp_shard, prefetch, wire_dtype, deterministic;
     int64_t budget;
 
     struct zero_bytes bytes;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tune_candidates.c: what zero-bench tune chooses among, each planned by zero_plan, and in which order. */
 #include "bench/failed.h"
+#include "bench/hybrids.h"
 #include "bench/plan_model.h"
 #include "bench/report.h"
 #include "bench/tune.h"
@@ -36,7 +37,7 @@ static int64_t on_a_host(int64_t per_host, int64_t size, int64_t every)
 
 static int64_t between_hosts(const struct tune_options *o, const struct zero_plan_info *info)
 {
-    int64_t inner = info->hybrid ? info->shard_group : o->world, outer = o->world / inner;
+    int64_t inner = info->dp_shard, outer = o->world / inner;
     int64_t within = info->traffic.wire_bytes - info->traffic.outer_bytes;
     return share_of(within, inner - on_a_host(o->per_host, inner, 1), inner) +
            share_of(info->traffic.outer_bytes, outer - on_a_host(o->per_host, outer, inner), outer);
@@ -61,11 +62,10 @@ static int plan(struct planning *p, struct candidate *c)
     cfg.memory.order = p->order;
     cfg.memory.n_order = p->n_order;
     cfg.stage = c->stage;
-    cfg.hybrid = c->hybrid;
-    cfg.shard_group = c->hybrid ? c->shard_group : ZERO_AUTO;
-    cfg.memory.prefetch = c->prefetch;
+    hybrid_to_config(&cfg, c->hybrid, o->world, c->dp_shard);
+    cfg.memory.prefetch = c->memory.prefetch;
     cfg.memory.param_budget_bytes = c->budget;
-    cfg.memory.wire_dtype = c->wire_dtype;
+    cfg.memory.wire_dtype = c->memory.wire_dtype;
     cfg.deterministic = c->deterministic;
     int err = zero_plan(p->tensors, p->n_tensors, &cfg, &info);
     if (err)
@@ -147,7 +147,7 @@ static int add_sharded(struct planning *p, struct candidate c)
 static bool is_group(const struct tune_options *o, int64_t n)
 {
     return n > 1 && n < o->world && o->world % n == 0 && (o->per_host % n == 0 || n % o->per_host == 0) &&
-           (!o->shard_group || o->shard_group == n);
+           (!o->dp_shard || o->dp_shard == n);
 }
 
 /* Groups on one host keep the fixed order of sums where they add up micro-batches, as zero_wrap does; a plan
@@ -162,8 +162,8 @@ static int add_hybrids(struct planning *p, struct candidate c)
 {
     c.deterministic = deterministic_of(p->o);
     for (int64_t n = 2; n <= p->o->world / 2; n++) {
-        for (c.hybrid = ZERO_HYBRID_HSDP; is_group(p->o, n) && c.hybrid <= ZERO_HYBRID_HFSDP; c.hybrid++) {
-            c.shard_group = (int32_t)n;
+        for (c.hybrid = HYBRID_HSDP; is_group(p->o, n) && c.hybrid <= HYBRID_HFSDP; c.hybrid++) {
+            c.dp_shard = (int32_t)n;
             int err = add_sharded(p, c);
             if (err)
                 return err;
@@ -174,7 +174,7 @@ static int add_hybrids(struct planning *p, struct candidate c)
 
 static int add_kinds(struct planning *p, int32_t wire, bool refused)
 {
-    struct candidate c = {.shard_group = (int32_t)p->o->world,
+    struct candidate c = {.dp_shard = (int32_t)p->o->world,
                           .prefetch = 2,
                           .budget = ZERO_AUTO,
                           .wire_dtype = wire,
@@ -197,8 +197,8 @@ static bool waits_for_gathers(const struct candidate *c)
 
 static int simpler(const struct candidate *a, const struct candidate *b)
 {
-    const int64_t of_a[] = {a->stage, a->hybrid, -a->shard_group, a->wire_dtype, -a->prefetch, a->budget};
-    const int64_t of_b[] = {b->stage, b->hybrid, -b->shard_group, b->wire_dtype, -b->prefetch, b->budget};
+    const int64_t of_a[] = {a->stage, a->hybrid, -a->dp_shard, a->wire_dtype, -a->prefetch, a->budget};
+    const int64_t of_b[] = {b->stage, b->hybrid, -b->dp_shard, b->wire_dtype, -b->prefetch, b->budget};
     for (size_t i = 0; i < sizeof of_a / sizeof *of_a; i++)
         if (of_a[i] != of_b[i])
             return LESS(of_a[i], of_b[i]);
@@ -250,7 +250,7 @@ static int in_order(const void *a, const void *b)
 
 bool tune_same_kind(const struct candidate *a, const struct candidate *b)
 {
-    return a->stage == b->stage && a->hybrid == b->hybrid && a->shard_group == b->shard_group &&
+    return a->stage == b->stage && a->hybrid == b->hybrid && a->dp_shard == b->dp_shard &&
            a->wire_dtype == b->wire_dtype;
 }
 

@@ -44,8 +44,8 @@ static const struct option_row rows[] = {
      OPTION_WORD(struct tune_options, optimizer, option_optimizers)},
     {"accum", "N", "Micro-batches per step and rank (1)", 3,
      OPTION_INT(struct tune_options, accum, 1, 100000)},
-    {"shard-group", "N", "Groups of N ranks only, a number that divides the world (every size that does)", 3,
-     OPTION_INT(struct tune_options, shard_group, 1, 1000000)},
+    {"dp-shard", "N", "Groups of N ranks only, a number that divides the world (every size that does)", 3,
+     OPTION_INT(struct tune_options, dp_shard, 1, 1000000)},
     {"wire-dtype", "own|bf16|any",
      "Of gradients between ranks: the model's own; bf16, to which gradients of f32 are rounded; both (own)",
      3, OPTION_WORD(struct tune_options, wire, wire_words)},
@@ -104,11 +104,19 @@ static int refuse(const char *name, const char *fmt, ...)
 /* Variables that override what a candidate says would make all of them the same. */
 static int check_environment(const char *name)
 {
-    static const char *const chosen[] = {"ZERO_STAGE",       "ZERO_HYBRID",
-                                         "ZERO_SHARD_GROUP", "ZERO_PREFETCH",
-                                         "ZERO_WIRE_DTYPE",  "ZERO_PARAM_BUDGET_BYTES",
-                                         "ZERO_DEVICE",      "ZERO_DETERMINISTIC",
-                                         "ZERO_OPTIMIZER",   "ZERO_GRAD_ACCUM_STEPS"};
+    static const char *const chosen[] = {"ZERO_STAGE",
+                                         "ZERO_HYBRID",
+                                         "ZERO_DP_REPLICATE",
+                                         "ZERO_DP_SHARD",
+                                         "ZERO_TP",
+                                         "ZERO_PP",
+                                         "ZERO_PREFETCH",
+                                         "ZERO_WIRE_DTYPE",
+                                         "ZERO_PARAM_BUDGET_BYTES",
+                                         "ZERO_DEVICE",
+                                         "ZERO_DETERMINISTIC",
+                                         "ZERO_OPTIMIZER",
+                                         "ZERO_GRAD_ACCUM_STEPS"};
     for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++) {
         const char *value = getenv(chosen[i]);
         if (value && *value)
@@ -149,17 +157,16 @@ static int check_world(const char *name, struct tune_options *o, int32_t started
     if (o->world % o->per_host)
         return refuse(name, "--ranks-per-host: %lld does not divide the %lld ranks", (long long)o->per_host,
                       (long long)o->world);
-    if (o->shard_group && o->world % o->shard_group)
-        return refuse(name, "--shard-group: %lld does not divide the %lld ranks", (long long)o->shard_group,
+    if (o->dp_shard && o->world % o->dp_shard)
+        return refuse(name, "--dp-shard: %lld does not divide the %lld ranks", (long long)o->dp_shard,
                       (long long)o->world);
-    if (o->shard_group == 1 || o->shard_group == o->world)
+    if (o->dp_shard == 1 || o->dp_shard == o->world)
+        return refuse(name, "--dp-shard: %lld of %lld ranks are no groups; more than 1 and less than all are",
+                      (long long)o->dp_shard, (long long)o->world);
+    if (o->dp_shard && o->per_host % o->dp_shard && o->dp_shard % o->per_host)
         return refuse(name,
-                      "--shard-group: %lld of %lld ranks are no groups; more than 1 and less than all are",
-                      (long long)o->shard_group, (long long)o->world);
-    if (o->shard_group && o->per_host % o->shard_group && o->shard_group % o->per_host)
-        return refuse(name,
-                      "--shard-group: groups of %lld neither divide the %lld ranks of a host nor fill hosts",
-                      (long long)o->shard_group, (long long)o->per_host);
+                      "--dp-shard: groups of %lld neither divide the %lld ranks of a host nor fill hosts",
+                      (long long)o->dp_shard, (long long)o->per_host);
     return 0;
 }
 
@@ -216,17 +223,17 @@ int tune_command(const char *name, int argc, char **argv)
                              .threads = 1,
                              .gpu = PLACE_GPU_OF_RANK};
     struct candidates c = {0};
-    int32_t rank = 0, started = 1;
+    struct zero_place at = {.world = 1};
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;
     status = check_environment(name);
-    if (!status && zero_find_rank(NULL, &rank, &started, NULL))
+    if (!status && zero_find_place(NULL, &at))
         return refuse(name, "%s", zero_last_error());
     if (!status)
-        status = check_world(name, &o, started);
+        status = check_world(name, &o, at.world);
     if (!status)
-        status = tune(name, &o, &c, rank, started);
+        status = tune(name, &o, &c, at.rank, at.world);
     tune_free(&c);
     return status;
 }

@@ -18,8 +18,10 @@ static struct train_options options_of(const struct tune_options *o, const struc
     t.accum = o->accum;
     t.optimizer = (enum zero_optimizer)o->optimizer;
     t.stage = c->stage;
-    t.hybrid = c->hybrid;
-    t.shard_group = c->hybrid ? c->shard_group : ZERO_AUTO;
+    if (c->hybrid) {
+        t.hybrid = c->hybrid == HYBRID_HFSDP ? ZERO_HFSDP : ZERO_HSDP;
+        t.dp_replicate = o->world / c->dp_shard;
+    }
     t.prefetch = c->prefetch;
     t.budget = c->budget;
     t.deterministic = c->deterministic;

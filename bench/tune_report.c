@@ -12,7 +12,7 @@ struct tune_name tune_kind_name(const struct candidate *c)
     const char *wire = c->wire_dtype == ZERO_BF16 ? ", bf16 on the wire" : "";
     if (c->hybrid)
         snprintf(name.text, sizeof name.text, "%s in groups of %d%s",
-                 c->hybrid == ZERO_HYBRID_HSDP ? "HSDP" : "HFSDP", c->shard_group, wire);
+                 c->hybrid == HYBRID_HSDP ? "HSDP" : "HFSDP", c->dp_shard, wire);
     else
         snprintf(name.text, sizeof name.text, "stage %d%s", c->stage, wire);
     return name;
@@ -52,17 +52,17 @@ static void set_number(struct setting *s, const char *key, int64_t n)
 }
 
 /* Returns how many. */
-static int settings_of(const struct candidate *c, struct setting out[N_LINES])
+static int settings_of(const struct tune_options *o, const struct candidate *c, struct setting out[N_LINES])
 {
     const struct zero_config init = ZERO_CONFIG_INIT;
-    bool hsdp = c->hybrid == ZERO_HYBRID_HSDP;
     int n = 0;
     set_number(&out[n++], "stage", c->stage);
     if (c->hybrid) {
-        set(&out[n++], "hybrid", hsdp ? "ZERO_HYBRID_HSDP" : "ZERO_HYBRID_HFSDP", hsdp ? "hsdp" : "hfsdp");
-        set_number(&out[n++], "shard_group", c->shard_group);
+        set_number(&out[n++], "mesh.dp_replicate", o->world / c->dp_shard);
     }
-    if (c->prefetch != init.memory.prefetch)
+    if (c->hybrid == HYBRID_HFSDP)
+        set(&out[n++], "hybrid", "ZERO_HFSDP", "hfsdp");
+    if (c->memory.prefetch != init.prefetch)
         set_number(&out[n++], "prefetch", c->prefetch);
     if (c->budget != init.memory.param_budget_bytes)
         set_number(&out[n++], "param_budget_bytes", c->budget);
@@ -88,8 +88,9 @@ static const char *environment(const struct setting *s, int n, char text[512])
     for (int i = 0; i < n; i++) {
         char name[32];
         size_t k = 0;
-        for (; s[i].key[k]; k++)
-            name[k] = s[i].key[k] == '_' ? '_' : (char)(s[i].key[k] - 'a' + 'A');
+        const char *key = strrchr(s[i].key, '.') ? strrchr(s[i].key, '.') + 1 : s[i].key;
+        for (; key[k]; k++)
+            name[k] = key[k] == '_' ? '_' : (char)(key[k] - 'a' + 'A');
         name[k] = 0;
         used += (size_t)snprintf(text + used, 512 - used, "%sZERO_%s=%s", i ? " " : "", name, s[i].env_value);
     }
@@ -214,11 +215,11 @@ static const char *chosen_by(const struct candidates *c, int64_t chosen)
                             : "the order";
 }
 
-static void print_choice(const struct candidate *c, const char *by)
+static void print_choice(const struct tune_options *o, const struct candidate *c, const char *by)
 {
     struct setting s[N_LINES];
     char text[512];
-    int n = settings_of(c, s);
+    int n = settings_of(o, c, s);
     printf("\nChosen, by %s: %s\n\nin the program, after ZERO_CONFIG_INIT:\n", by, tune_name(c).text);
     for (int i = 0; i < n; i++)
         printf("    %s\n", c_line(&s[i], text));
@@ -254,7 +255,7 @@ void tune_report(const struct tune_options *o, const struct candidates *c, int64
                "takes at "
                "least %.2f times\nas long as one inside.\n",
                tune_ratio(c, chosen) > 1 ? tune_ratio(c, chosen) : 1.0);
-    print_choice(&c->all[chosen], chosen_by(c, chosen));
+    print_choice(o, &c->all[chosen], chosen_by(c, chosen));
     if (note_on(o, &c->all[chosen]))
         printf("Note: %s.\n", note_on(o, &c->all[chosen]));
 }
@@ -276,8 +277,8 @@ static json_t *candidate_json(const struct tune_options *o, const struct candida
     json_t *hybrid = at->hybrid ? json_string(option_word_of(option_hybrids, at->hybrid)) : json_null();
     return json_pack(
         "{s:s, s:I, s:i, s:o, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:b, s:I, s:I, s:o, s:s}", "event",
-        "candidate", "order", (json_int_t)i + 1, "stage", at->stage, "hybrid", hybrid, "shard_group",
-        at->hybrid ? json_integer(at->shard_group) : json_null(), "prefetch", at->prefetch, "budget",
+        "candidate", "order", (json_int_t)i + 1, "stage", at->stage, "hybrid", hybrid, "dp_shard",
+        at->hybrid ? json_integer(at->dp_shard) : json_null(), "prefetch", at->prefetch, "budget",
         at->budget < 0 ? json_null() : json_integer(at->budget), "wire_dtype",
         at->wire_dtype ? json_string(option_word_of(option_dtypes, at->wire_dtype)) : json_null(),
         "deterministic", at->deterministic < 0 ? json_null() : json_boolean(at->deterministic), "bytes",
@@ -290,7 +291,7 @@ void tune_report_json(const struct tune_options *o, const struct candidates *c, 
 {
     struct setting s[N_LINES];
     char text[512];
-    int n = settings_of(&c->all[chosen], s);
+    int n = settings_of(o, &c->all[chosen], s);
     for (int64_t i = 0; i < c->n; i++)
         report_line(candidate_json(o, c, i, chosen));
     json_t *lines = json_array(), *choice = candidate_json(o, c, chosen, chosen);

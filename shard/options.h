@@ -81,7 +81,7 @@ struct zr_options {
     /* other than NONE: stage is 3 */
     enum zr_hybrid hybrid;
     /* of a hybrid: ranks that share one copy of the parameters, >= 1 */
-    int32_t shard_group;
+    int32_t dp_shard;
     /* Pipeline stages of the model, and parts of each of them: every part of every stage has data-parallel
      * ranks of its own; 0 and 1: it is whole */
     int32_t pp, parts;

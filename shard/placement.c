@@ -75,11 +75,10 @@ int zr_placement_make(int stage, enum zr_hybrid hybrid, bool grad_in_place, int3
 
 int zr_placement_in(const struct zr_options *o, int32_t world, struct zr_placement *out)
 {
-    int32_t inner = o->hybrid == ZR_HYBRID_NONE ? world : o->shard_group;
+    int32_t inner = o->hybrid == ZR_HYBRID_NONE ? world : o->dp_shard;
     if (inner < 1 || world % inner)
-        return zr_fail(ZR_ERR_ARG,
-                       "shard_group is %d, world is %d: a number that divides the world is allowed", inner,
-                       world);
+        return zr_fail(ZR_ERR_ARG, "dp_shard is %d, world is %d: a number that divides the world is allowed",
+                       inner, world);
     return zr_placement_make(o->stage, o->hybrid, o->grad_in_place, inner, world / inner, out);
 }
 

@@ -42,7 +42,7 @@ struct zr_placement {
 int zr_placement_make(int stage, enum zr_hybrid hybrid, bool grad_in_place, int32_t inner, int32_t outer,
                       struct zr_placement *out);
 
-/* That of the options in a world. ZR_ERR_ARG: shard_group does not divide it. */
+/* That of the options in a world. ZR_ERR_ARG: dp_shard does not divide it. */
 int zr_placement_in(const struct zr_options *o, int32_t world, struct zr_placement *out);
 
 /* As asked for, whatever the world; of resolved options, so there is such a row. */

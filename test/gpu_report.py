@@ -156,7 +156,7 @@ class Gpu:
     def groups(self, ranks, group):
         """HSDP and HFSDP end in flat stage 3's state."""
         hashes = set()
-        for hybrid in ([], ['--hybrid=hsdp', f'--shard-group={group}'], ['--hybrid=hfsdp', f'--shard-group={group}']):
+        for hybrid in ([], [f'--dp-replicate={ranks // group}'], ['--hybrid=hfsdp', f'--dp-replicate={ranks // group}']):
             _, summary = self.train('--model=gpt2-nano', '--steps=4', '--gpu=0', '--stage=3', '--deterministic=on', *hybrid, ranks=ranks, env={}, may_refuse=True)
             hashes.add(summary['state_sha256'])
         if len(hashes) != 1:

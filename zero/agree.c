@@ -11,8 +11,8 @@
 
 struct card {
     ZR_VERDICT(ZR_ERROR_BYTES);
-    double version, hybrid, shard_group, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip,
-        grad_scale, grad_sum;
+    double version, hybrid, dp_replicate, dp_shard, stage, optimizer, n_states, beta1, beta2, eps,
+        weight_decay, clip, grad_scale, grad_sum;
     double save_async, device, backend, copy_engine, check, init_from;
     double pp, tp, schedule, stages_per_rank, activation_bytes;
     double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
@@ -37,7 +37,8 @@ struct card {
     X(schedule)                                                                                              \
     X(activation_bytes)                                                                                      \
     X(hybrid)                                                                                                \
-    X(shard_group)                                                                                           \
+    X(dp_replicate)                                                                                          \
+    X(dp_shard)                                                                                              \
     X(stage)                                                                                                 \
     X(optimizer)                                                                                             \
     X(n_states)                                                                                              \
@@ -84,7 +85,8 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->schedule = z->config.user.pipeline.schedule;
     c->activation_bytes = (double)z->config.user.pipeline.activation_bytes;
     c->hybrid = z->config.user.hybrid;
-    c->shard_group = o->shard_group;
+    c->dp_replicate = z->config.place.n_dp_replicate;
+    c->dp_shard = z->config.place.n_dp_shard;
     c->stage = o->stage;
     const struct zr_hyper *h = &o->hyper[o->optimizer]; /* those of other kinds are the library's own */
     c->optimizer = o->optimizer;

@@ -7,20 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert((int)ZR_HSDP == (int)ZERO_HYBRID_HSDP && (int)ZR_HFSDP == (int)ZERO_HYBRID_HFSDP,
-               "one number each");
-
-static int check_hybrid(const struct zero_config *c)
-{
-    static const char *const names[] = {"none", "hsdp", "hfsdp"};
-    struct zr_placement place;
-    if (zr_placement_make(c->stage, (enum zr_hybrid)c->hybrid, false, 1, 1, &place))
-        return zr_fail(ZR_ERR_ARG,
-                       "hybrid is %s but stage is %d; allowed: stage 3 with a hybrid, or hybrid none",
-                       names[c->hybrid], c->stage);
-    return 0;
-}
-
 static bool is_name(const char *name)
 {
     size_t n = strnlen(name, ZR_NAME_CHARS + 1);
@@ -96,7 +82,7 @@ static int check_together(const struct zero_config *c)
     if (!c->memory.order != (c->memory.n_order == 0))
         return zr_fail(ZR_ERR_ARG, "order is %s but n_order is %d; allowed: both given, or NULL and 0",
                        c->memory.order ? "set" : "NULL", c->memory.n_order);
-    return check_hybrid(c);
+    return 0;
 }
 
 static const char *phase_name(const struct zr_call *call)
@@ -227,7 +213,6 @@ static struct zr_options resolve_fields(const struct zero_config *c)
     enum zr_optimizer kind = c->optimizer == ZERO_AUTO ? ZR_ADAMW : (enum zr_optimizer)c->optimizer;
     struct zr_options o = {
         .stage = c->stage,
-        .hybrid = (enum zr_hybrid)c->hybrid,
         .optimizer = c->update ? ZR_OPTIMIZER_NONE : kind,
         .n_states = c->n_states,
         .clip = c->clip,

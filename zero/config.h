@@ -32,8 +32,8 @@ struct zr_config {
     /* all defaults filled in. update and update_arg are left NULL: whoever knows the tensors' names puts an
      * adapter to user.update there (user.update set: optimizer 0) */
     struct zr_options options;
-    /* of options.pp pipeline stages, this rank's (zr_config_mesh) */
-    int32_t pp_at;
+    /* This rank's, by zr_config_mesh, and with dp_replicate auto by zr_config_groups. local_rank is 0. */
+    struct zero_place place;
     /* what options.order points to; NULL: none */
     struct zr_call *order;
     /* options.log: to cfg.debug.log, and where ZERO_LOG says */
@@ -48,27 +48,22 @@ int zr_config_resolve(const struct zero_config *user, struct zr_config *out);
 /* The same without a log, for who asks before zero_wrap, which will tell what there is to tell. */
 int zr_config_resolve_silently(const struct zero_config *user, struct zr_config *out);
 
-/* In groups.c. What hybrid and shard_group come to in a world: options.shard_group is how many ranks share
- * one copy of the parameters, world without a hybrid; world: of the ranks that have the same part of the
- * model. A hybrid with groups of 1 rank, or with one group of all, becomes a stage without one, and the log
- * of rank 0 says so; it also says where shard_group is given without a hybrid. has_hosts: t was asked for
- * (zr_topology_probe); else shard_group auto is refused. ZR_ERR_ARG: a number that does not divide the world;
- * auto where hosts have unequal numbers of ranks. Before zr_backend_choose. */
-struct zr_topology;
-int zr_config_groups(struct zr_config *config, const struct zr_topology *t, int32_t world, bool has_hosts);
-
-/* In axes.c, before it. What cfg.mesh comes to: options.pp and parts, 1 without, pp_at, and shard_group of a
- * hybrid. The ranks of each part are then a world of their own to everything else here. rank: of this one,
- * -1: of a plan. ZR_ERR_ARG: a mesh of another rank or world; shard_group given, too. ZR_ERR_NOTSUP: a
- * device without such an axis. */
+/* In find_place.c. What cfg.mesh comes to: place, and options.pp and parts. The ranks of each part are then a
+ * world of their own to everything else here. ZR_ERR_ARG: axes that do not make the world. ZR_ERR_NOTSUP: an
+ * axis that this library or the device does not have. */
 int zr_config_mesh(struct zr_config *config, int32_t rank, int32_t world);
 
-/* Afterwards: ranks of one group. */
-int32_t zr_config_inner(const struct zr_config *config, int32_t world);
+/* In groups.c, after it and before zr_backend_choose: completes place where dp_replicate is auto, and sets
+ * options.hybrid and options.dp_shard, which is all data-parallel ranks without a hybrid. A hybrid with
+ * groups of 1 rank becomes a stage without one. The log of rank 0 says what has no effect. t is NULL for a
+ * plan.
+ * ZR_ERR_ARG: dp_replicate is auto in a plan, or on hosts that are no replicas. */
+struct zr_topology;
+int zr_config_groups(struct zr_config *config, const struct zr_topology *t);
 
 /* deterministic that nobody asked for is turned off where groups span hosts and a step has several
  * micro-batches: each of them would be reduced over the network between hosts. The log of rank 0 says so. */
-void zr_config_mind_network(struct zr_config *config, bool outer_spans_hosts, int32_t rank);
+void zr_config_mind_network(struct zr_config *config, bool outer_spans_hosts);
 
 /* What start_timeout_ms comes to, of fields that were checked. */
 int64_t zr_config_start_ms(const struct zero_config *c);

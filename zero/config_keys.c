@@ -39,8 +39,7 @@ static const struct choice init_names[] = {{"model", ZERO_INIT_MODEL},
                                            {"later", ZERO_INIT_LATER},
                                            {"call", ZERO_INIT_CALL},
                                            {NULL, 0}};
-static const struct choice hybrid_names[] = {
-    {"none", ZERO_HYBRID_NONE}, {"hsdp", ZERO_HYBRID_HSDP}, {"hfsdp", ZERO_HYBRID_HFSDP}, {NULL, 0}};
+static const struct choice hybrid_names[] = {{"hsdp", ZERO_HSDP}, {"hfsdp", ZERO_HFSDP}, {NULL, 0}};
 static const struct choice schedule_names[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
                                                {"gpipe", ZERO_SCHEDULE_GPIPE},
                                                {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
@@ -103,10 +102,15 @@ static const struct field fields[] = {
     FIELD(, grad_sum, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
     FIELD_OR_AUTO(, deterministic, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1,
                   "on (1), off (0), auto (-1)"),
-    FIELD_OR_AUTO(, shard_group, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
-                  "a number that divides the world; auto (-1) for the ranks of a host"),
-    FIELD(, hybrid, KIND_INT32, TEXT_AND_ENV, hybrid_names, 0, 2, "none (0), hsdp (1), hfsdp (2)"),
-    FIXED(, mesh, POINTER),
+    FIELD(, hybrid, KIND_INT32, TEXT_AND_ENV, hybrid_names, 0, 1,
+          "hsdp (0), hfsdp (1); for neither of them: dp_replicate 1"),
+    FIELD(mesh., pp, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 and more"),
+    FIELD_OR_AUTO(mesh., dp_replicate, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
+                  "1 and more; auto (-1) for one replica per host"),
+    FIELD(mesh., dp_shard, KIND_INT32, TEXT_AND_ENV, NULL, 0, COUNT_MAX,
+          "1 and more, or 0 for what the other axes leave"),
+    FIELD(mesh., cp, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 and more"),
+    FIELD(mesh., tp, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 and more"),
     FIELD_OR_AUTO(, optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 1, ZR_OPTIMIZER_COUNT - 1,
                   ZR_OPTIMIZER_KEYS "auto (-1)"),
     FIELD_OR_AUTO(, beta1, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE,
@@ -408,10 +412,13 @@ static int distance(const char *a, const char *b)
     return row[n_b];
 }
 
-/* The first of the least distance, among those the environment can set or among all. */
+/* The first of the least distance, among those the environment can set or among all. A key of an earlier
+ * version has the one that does its work now. */
 static const struct field *nearest(const char *key, bool env_only, int *best)
 {
     const struct field *found = NULL;
+    if (!strcasecmp(key, "shard_group"))
+        key = "dp_replicate";
     *best = INT_MAX;
     for (size_t i = 0; i < N_FIELDS; i++) {
         if (env_only && fields[i].where != TEXT_AND_ENV)

@@ -194,7 +194,7 @@ static inline struct zr_place zr_place_of(const struct zero_ctx *z, int32_t tens
     return z->whole.own ? z->whole.own[tensor] : (struct zr_place){.tensor = tensor};
 }
 
-/* find_rank.c: who this rank is, by cfg, which was checked, and the environment. */
+/* find_place.c: who this rank is, by cfg, which was checked, and the environment. */
 int zr_find_rank(const struct zero_config *cfg, struct zr_world *out);
 
 /* tensors.c: checks the model's table and copies it. On success *out belongs to the caller (zr_tensors_free).

@@ -1,93 +1,110 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* groups.c: what cfg.hybrid and cfg.shard_group come to in a world: how many ranks share one copy of the
+/* groups.c: what dp_replicate, dp_shard and hybrid come to in a world: how many ranks share one copy of the
  * parameters. */
 #include "comm/topology.h"
+#include "shard/placement.h"
 #include "zero/config.h"
 
-static const char *name_of(const struct zr_config *c)
-{
-    return c->user.hybrid == ZERO_HYBRID_HSDP ? "hsdp" : "hfsdp";
-}
-
-/* The ranks of a host, of which all must have as many. */
-static int ranks_of_a_host(const struct zr_topology *t, bool has_hosts, int32_t *group)
+/* dp_replicate auto takes each host for a replica, so the ranks of a host are consecutive, and hosts have
+ * equal numbers of them. */
+static int check_hosts(const struct zr_topology *t)
 {
     char hosts[512];
-    *group = t->hosts[0].n_ranks;
-    if (!has_hosts && t->world > 1)
-        return zr_fail(ZR_ERR_ARG,
-                       "shard_group is auto, the ranks of a host, but a plan knows no hosts: give "
-                       "shard_group a number");
+    zr_topology_list_hosts(t, hosts, sizeof hosts);
     for (int32_t host = 1; host < t->n_hosts; host++)
-        if (t->hosts[host].n_ranks != *group) {
-            zr_topology_list_hosts(t, hosts, sizeof hosts);
-            return zr_fail(
-                ZR_ERR_ARG,
-                "shard_group is auto, the ranks of a host, but hosts have unequal numbers of them: "
-                "%s; allowed: as many ranks on each host, or a number that divides %d",
-                hosts, t->world);
-        }
+        if (t->hosts[host].n_ranks != t->hosts[0].n_ranks)
+            return zr_fail(ZR_ERR_ARG,
+                           "dp_replicate is auto, one replica per host, but hosts have unequal numbers of "
+                           "ranks: %s; allowed: as many ranks on each host, or a number",
+                           hosts);
+    for (int32_t r = 0; r < t->world; r++)
+        if (t->host_of[r] != r / t->hosts[0].n_ranks)
+            return zr_fail(ZR_ERR_ARG,
+                           "dp_replicate is auto, one replica per host, but the ranks of a host are not "
+                           "consecutive: %s; allowed: consecutive ranks on each host, or a number",
+                           hosts);
     return 0;
 }
 
-/* What is left of a hybrid with one group, or with groups of one rank. */
-static void run_as(struct zr_config *c, const struct zr_topology *t, int stage)
+/* Ranks of a host that share a copy: those of one pipeline stage that have the same part of it. */
+static int replicate_hosts(struct zero_place *p, const struct zr_topology *t)
 {
-    static const char *const what[] = {"groups of 1 rank, in which nothing is cut",
-                                       "groups of 1 rank, in which only the optimizer's states are cut", "",
-                                       "one group of all ranks"};
-    if (t->rank == 0 && t->world > 1)
-        zr_warn(c->log, "hybrid is %s with %s: this runs as stage %d", name_of(c), what[stage], stage);
-    c->options.stage = stage;
-    c->options.hybrid = ZR_HYBRID_NONE;
-}
-
-/* No error, for ZERO_HYBRID=none is to compare a hybrid's program with the stage itself. */
-static void warn_without_hybrid(struct zr_config *c, const struct zr_topology *t)
-{
-    if (t->rank == 0)
-        zr_warn(c->log,
-                "shard_group is %d but hybrid is none: it has no effect, stage %d runs in one group of all "
-                "ranks",
-                c->user.shard_group, c->options.stage);
-}
-
-int zr_config_groups(struct zr_config *c, const struct zr_topology *t, int32_t world, bool has_hosts)
-{
-    if (!c->user.hybrid && c->user.shard_group != ZERO_AUTO)
-        warn_without_hybrid(c, t);
-    int32_t group = c->user.hybrid ? c->user.shard_group : world;
-    int err = group == ZERO_AUTO ? ranks_of_a_host(t, has_hosts, &group) : 0;
+    int err = t ? check_hosts(t) : 0;
     if (err)
         return err;
-    if (world % group)
-        return zr_fail(ZR_ERR_ARG, "shard_group is %d, world is %d; allowed: a number that divides the world",
-                       group, world);
-    c->options.shard_group = group;
-    if (c->user.hybrid && group == world)
-        run_as(c, t, 3);
-    else if (c->user.hybrid && group == 1)
-        run_as(c, t, c->user.hybrid == ZERO_HYBRID_HSDP ? 0 : 1);
+    if (!t && p->n_data > 1)
+        return zr_fail(ZR_ERR_ARG,
+                       "dp_replicate is auto, one replica per host, but a plan knows no hosts: give "
+                       "dp_replicate a number");
+    int32_t of_host = t ? t->hosts[0].n_ranks : p->world, of_stage = p->world / p->n_pp;
+    if (of_host % of_stage && (of_stage % of_host || of_host % p->n_tp))
+        return zr_fail(ZR_ERR_ARG,
+                       "dp_replicate is auto, one replica per host, but the %d ranks of a host are no whole "
+                       "replicas with pp %d and tp %d; give dp_replicate a number",
+                       of_host, p->n_pp, p->n_tp);
+    p->n_dp_shard = of_host % of_stage ? of_host / p->n_tp : p->n_data;
+    p->n_dp_replicate = p->n_data / p->n_dp_shard;
+    p->dp_replicate = p->data / p->n_dp_shard;
+    p->dp_shard = p->data % p->n_dp_shard;
     return 0;
 }
 
-int32_t zr_config_inner(const struct zr_config *c, int32_t world)
+/* What has no effect, or less than its name says: one line. shards: the stage has replicas. */
+static void report(const struct zr_config *c, bool shards)
 {
-    return c->options.hybrid ? c->options.shard_group : world;
+    const struct zero_place *p = &c->place;
+    bool hfsdp = c->user.hybrid == ZERO_HFSDP, is_auto = c->user.mesh.dp_replicate == ZERO_AUTO;
+    if (p->rank != 0 || p->n_data == 1)
+        return;
+    if (!shards && p->n_dp_replicate > 1)
+        zr_warn(c->log, "dp_replicate is %d but stage is %d, not 3: all data-parallel ranks are one group%s",
+                p->n_dp_replicate, c->options.stage, hfsdp ? ", and hybrid hfsdp has no effect" : "");
+    else if (!shards && hfsdp)
+        zr_warn(c->log, "hybrid is hfsdp but stage is %d, not 3: it has no effect", c->options.stage);
+    else if (shards && p->n_dp_replicate == 1 && is_auto)
+        zr_warn(c->log,
+                "dp_replicate is auto and comes to 1, as one host has all ranks of a data-parallel group: "
+                "this runs as stage 3%s",
+                hfsdp ? ", and hybrid hfsdp has no effect" : "");
+    else if (shards && p->n_dp_replicate == 1 && hfsdp)
+        zr_warn(c->log, "hybrid is hfsdp but dp_replicate is 1: it has no effect, this runs as stage 3");
+    else if (shards && p->n_dp_replicate > 1 && p->n_dp_shard == 1)
+        zr_warn(c->log, "dp_replicate is %d and dp_shard 1, so %s: this runs as stage %d", p->n_dp_replicate,
+                hfsdp ? "only the optimizer's states are cut" : "nothing is cut", hfsdp ? 1 : 0);
 }
 
-void zr_config_mind_network(struct zr_config *c, bool outer_spans_hosts, int32_t rank)
+int zr_config_groups(struct zr_config *c, const struct zr_topology *t)
+{
+    struct zr_options *o = &c->options;
+    struct zero_place *p = &c->place;
+    int err = p->n_dp_replicate == ZERO_AUTO ? replicate_hosts(p, t) : 0;
+    if (err)
+        return err;
+    o->hybrid = ZR_HYBRID_NONE;
+    o->dp_shard = p->n_data;
+    bool hfsdp = c->user.hybrid == ZERO_HFSDP, shards = zr_placement_asked(o).shards_params;
+    report(c, shards);
+    if (shards && p->n_dp_replicate > 1 && p->n_dp_shard == 1) {
+        o->stage = hfsdp ? 1 : 0;
+    } else if (shards && p->n_dp_replicate > 1) {
+        o->hybrid = hfsdp ? ZR_HFSDP : ZR_HSDP;
+        o->dp_shard = p->n_dp_shard;
+    }
+    return 0;
+}
+
+void zr_config_mind_network(struct zr_config *c, bool outer_spans_hosts)
 {
     struct zr_options *o = &c->options;
     if (!outer_spans_hosts || o->grad_accum_steps == 1 || !o->deterministic ||
         c->user.deterministic != ZERO_AUTO)
         return;
     o->deterministic = false;
-    if (rank == 0)
+    if (c->place.rank == 0)
         zr_info(c->log,
                 "deterministic is off: groups (of %d ranks) lie on several hosts and a step has %d "
                 "micro-batches, "
                 "each of which would be reduced over the network between them; set deterministic = 1 for the "
                 "bits of stage 3",
-                o->shard_group, o->grad_accum_steps);
+                o->dp_shard, o->grad_accum_steps);
 }

@@ -293,7 +293,7 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
     if (!s)
         return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule");
     s->walk.pp = o->pp > 1 ? o->pp : 1;
-    s->walk.pp_at = c->pp_at;
+    s->walk.pp_at = c->place.pp;
     s->walk.per_rank = c->user.pipeline.stages_per_rank;
     s->walk.n_micro = o->grad_accum_steps;
     s->walk.step.n = 2 * (int64_t)s->walk.n_micro;

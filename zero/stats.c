@@ -57,6 +57,11 @@ static int64_t paper_bytes(const struct zr_plan *p)
                      state / shares(p, p->place.state) + 0.5);
 }
 
+static int32_t runs_as(const struct zr_config *c)
+{
+    return c->options.hybrid == ZR_HFSDP ? ZERO_HFSDP : ZERO_HSDP;
+}
+
 static void fill_info(int stage, const struct zr_plan *p, struct zero_plan_info *out)
 {
     *out = (struct zero_plan_info){
@@ -69,18 +74,13 @@ static void fill_info(int stage, const struct zr_plan *p, struct zero_plan_info 
 }
 
 /* A plan knows no hosts: it takes each group for one. */
-static int plan_groups(struct zr_config *c, int32_t *world)
+static int plan_groups(struct zr_config *c)
 {
-    struct zr_topology topology;
-    int err = zr_config_mesh(c, -1, *world);
-    *world /= zr_model_ranks(&c->options);
+    int err = zr_config_mesh(c, c->user.rank, c->user.world > 0 ? c->user.world : 1);
     if (!err)
-        err = zr_topology_assume(*world, 0, &topology);
-    if (err)
-        return err;
-    err = zr_config_groups(c, &topology, *world, false);
-    zr_config_mind_network(c, !err && zr_config_inner(c, *world) < *world, 0);
-    zr_topology_free(&topology);
+        err = zr_config_groups(c, NULL);
+    if (!err)
+        zr_config_mind_network(c, c->options.dp_shard < c->place.n_data);
     return err;
 }
 
@@ -94,16 +94,13 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     if (err)
         return zr_fail_more(err, "zero_plan");
     struct zr_prepared made = {0};
-    int32_t world = config.user.launch.world > 0 ? config.user.launch.world : 1;
-    if (config.user.mesh && config.user.launch.world == 0)
-        zero_mesh_rank(config.user.mesh, "world", NULL, &world);
-    err = plan_groups(&config, &world);
+    err = plan_groups(&config);
     if (!err)
-        err = zr_prepare(&config, world, tensors, n_tensors, ZR_VALUES_UNSEEN, &made);
+        err = zr_prepare(&config, config.place.n_data, tensors, n_tensors, ZR_VALUES_UNSEEN, &made);
     if (!err) {
         fill_info(config.options.stage, made.plan, out);
-        out->shard_group = zr_config_inner(&config, world);
-        out->hybrid = (int32_t)config.options.hybrid;
+        out->dp_shard = config.options.dp_shard;
+        out->hybrid = runs_as(&config);
     } else {
         zr_fail_more(err, "zero_plan");
     }
@@ -136,8 +133,8 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
                            .n_waits = f.n_waits,
                            .wait_ns = f.wait_ns,
                            .n_replans = f.n_replans,
-                           .shard_group = z->mesh.inner,
-                           .hybrid = (int32_t)z->config.options.hybrid,
+                           .dp_shard = z->mesh.inner,
+                           .hybrid = runs_as(&z->config),
                            .grad_accum_steps = z->config.options.grad_accum_steps,
                            .attempt = z->world.attempt,
                            .n_micro = z->n_micro,
@@ -145,7 +142,9 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
                            .tp = z->mesh.parts,
                            .tp_bytes = f.model_bytes,
                            .pp = z->mesh.stages,
-                           .pp_bytes = f.pipe_bytes};
+                           .pp_bytes = f.pipe_bytes,
+                           .place = z->config.place};
+    s.place.local_rank = z->world.local_rank;
     zr_plan_to_bytes(f.allocated, &s.allocated);
     zr_plan_to_bytes(z->plan->bytes, &s.planned);
     to_traffic(z->plan->place.all_reduces, f.n_gather, f.n_reduce, f.wire_bytes, &s.traffic);

@@ -351,12 +351,11 @@ static int check_pointers(const struct zr_tensor *t, int32_t n, enum zr_values_i
 
 static int refuse_none(int32_t n, const struct zero_config *cfg)
 {
-    int32_t at, stages;
-    if (n == 0 && cfg->mesh && !zero_mesh_rank(cfg->mesh, "pp", &at, &stages) && stages > 1)
+    if (n == 0 && cfg->mesh.pp > 1)
         return zr_fail(ZR_ERR_ARG,
-                       "n_tensors is 0, at number %d of the %d along pp; allowed: 1 and more, so at most as "
-                       "many along pp as there are layers",
-                       at, stages);
+                       "n_tensors is 0, with pp %d; allowed: 1 and more, so at most as many along pp as "
+                       "there are layers",
+                       cfg->mesh.pp);
     return zr_fail(ZR_ERR_ARG, "n_tensors is %d; allowed: 1 and more", n);
 }
 

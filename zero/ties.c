@@ -11,13 +11,13 @@
 static int check_tied(const struct zr_config *c, const struct zr_tensor *t, int32_t i)
 {
     const struct zr_options *o = &c->options;
-    int32_t stage = t->pp_stage * o->pp + c->pp_at, last = c->user.pipeline.stages_per_rank * o->pp - 1;
+    int32_t stage = t->pp_stage * o->pp + c->place.pp, last = c->user.pipeline.stages_per_rank * o->pp - 1;
     if (stage > 0 && stage < last)
         return zr_fail(ZR_ERR_NOTSUP,
                        "tensors[%d] (%s): ZERO_TIED on pipeline stage %d; allowed: on the first (0) and the "
                        "last (%d), which both have it",
                        i, t->name, stage, last);
-    if (c->pp_at == 0 && t->overwrite)
+    if (c->place.pp == 0 && t->overwrite)
         return zr_fail(ZR_ERR_ARG,
                        "tensors[%d] (%s): ZERO_GRAD_OVERWRITE with ZERO_TIED on the first pipeline stage, "
                        "where backward adds to what the last one gave; allowed: one of them",
@@ -46,7 +46,7 @@ int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n)
         int err = check_tied(c, &t[i], i);
         if (err)
             return err;
-        t[i].tie = c->pp_at == 0 ? ZR_TIE_OWNER : ZR_TIE_COPY;
+        t[i].tie = c->place.pp == 0 ? ZR_TIE_OWNER : ZR_TIE_COPY;
         if (t[i].tie == ZR_TIE_COPY) {
             t[i].tied_grad = t[i].grad;
             t[i].grad = NULL;

@@ -272,7 +272,7 @@ static int number_tensors(struct zero_ctx *z, struct listed *list, int64_t n)
             x->number = w->n;
             err = add_whole(w, x);
         }
-        if (x->pp_at == z->config.pp_at)
+        if (x->pp_at == z->config.place.pp)
             w->own[x->index] =
                 (struct zr_place){.tensor = first->number,
                                   .first = x == first || x->row.tie == ZR_TIE_COPY

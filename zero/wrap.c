@@ -91,18 +91,21 @@ enum zr_values_in zr_values_in(const struct zero_ctx *z)
     return ZR_VALUES_IN_MODEL;
 }
 
-/* With deterministic the bits do not depend on where ranks are, because places are ranks. If the ranks of a
- * host are not consecutive, sums can then not be made host by host. */
+/* Makes places ranks with deterministic, whose bits do not depend on where ranks are, and with dp_replicate,
+ * whose groups are of consecutive ranks. If the ranks of a host are not consecutive, sums can then not be
+ * made host by host. */
 static void order_places(struct zero_ctx *z)
 {
     char hosts[512];
-    if (!z->config.options.deterministic || !zr_topology_order_by_rank(&z->topology) || z->topology.rank)
+    bool deterministic = z->config.options.deterministic;
+    if ((!deterministic && !z->config.options.hybrid) || !zr_topology_order_by_rank(&z->topology) ||
+        z->topology.rank)
         return;
     zr_topology_list_hosts(&z->topology, hosts, sizeof hosts);
     zr_info(z->config.options.log,
             "the ranks of a host are not consecutive (%s): sums follow the order of ranks all the same, for "
-            "deterministic is on, and cross hosts more often; consecutive ranks on each host are faster",
-            hosts);
+            "%s, and cross hosts more often; consecutive ranks on each host are faster",
+            hosts, deterministic ? "deterministic is on" : "dp_replicate has groups of consecutive ranks");
 }
 
 /* Who shares what with whom, how the model is laid out among them, and the plan. */
@@ -110,20 +113,19 @@ static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int
 {
     struct zr_prepared made;
     int err = zr_config_mesh(&z->config, z->world.rank, z->world.world);
-    int32_t parts = z->config.options.parts, pp = z->config.options.pp,
-            world = z->world.world / zr_model_ranks(&z->config.options);
     if (!err)
-        err = zr_config_groups(&z->config, &z->topology, world, true);
+        err = zr_config_groups(&z->config, &z->topology);
     if (!err) /* which knows whether deterministic is on */
         err = zr_backend_choose(&z->config, z->world.world, &made.backend);
     if (err)
         return err;
+    const struct zr_options *o = &z->config.options;
     order_places(z);
-    err = zr_mesh_make(&z->topology, pp, parts, zr_config_inner(&z->config, world), &z->mesh);
+    err = zr_mesh_make(&z->topology, o->pp, o->parts, o->dp_shard, &z->mesh);
     if (err)
         return err;
-    zr_config_mind_network(&z->config, z->mesh.outer > 1 && z->mesh.outer_spans_hosts, z->world.rank);
-    err = zr_prepare(&z->config, world, tensors, n_tensors, zr_values_in(z), &made);
+    zr_config_mind_network(&z->config, z->mesh.outer > 1 && z->mesh.outer_spans_hosts);
+    err = zr_prepare(&z->config, z->config.place.n_data, tensors, n_tensors, zr_values_in(z), &made);
     z->backend = made.backend;
     z->layout = made.layout;
     z->schedule = made.schedule;

@@ -142,44 +142,21 @@ ZERO_API int zero_config_init(struct zero_config *cfg, size_t size);
  * Errors: ARG  an unknown key (the message has the nearest one), a value out of range, or a pointer field */
 ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const char *value);
 
-/* Find out which rank this process is, as zero_wrap will: by cfg's rank and world, its nccl_comm or mpi_comm,
- * or the variables of zero-run, torchrun, Open MPI, MPICH or Slurm, else rank 0 of 1. For what comes before
- * zero_wrap, such as cudaSetDevice(*local_rank). cfg may be NULL: ZERO_CONFIG_INIT; any of rank, world and
- * local_rank (this process's number on its host if the launcher gives one, else the rank) may be NULL.
- * Refuses what zero_wrap would refuse of cfg and the variables (ZERO_ERR_ARG), and changes nothing then.
- * Local: talks to no other rank, and does not wait but for a cfg.launch.nccl_comm that NCCL is still making,
- * at most cfg.launch.timeout_ms. Any thread. */
-ZERO_API int zero_find_rank(const struct zero_config *cfg, int32_t *rank, int32_t *world,
-                            int32_t *local_rank);
-
-/* A mesh: the ranks, numbered along axes. The axis dp_shard is what stages 1 to 3 cut over, dp_replicate
- * has the groups of a hybrid, and over tp the model itself is cut (tensor parallelism): each rank of it
- * wraps its own part, and all of them compute on the same data. Over pp the model's layers are divided into
- * stages of a pipeline (zero_next). cp is for later versions, and 1. */
-typedef struct zero_mesh zero_mesh;
-struct zero_axis {
-    /* "pp", "dp_replicate", "dp_shard", "cp", "tp": outermost first, in this order */
-    const char *name;
-    /* ranks along it; -1, of one axis: what the others leave of the world */
-    int32_t size;
-};
-
-/* Gives in *out, for cfg.mesh, this rank's place on the axes: n_axes of them, which are copied; those left
- * out have size 1. The ranks along the last axis are neighbours: a rank is its number along tp, plus tp
- * times its number along cp, and so on outwards. Rank and world are those of zero_find_rank(cfg). Close it
- * by zero_mesh_close, which a context need not wait for. ZERO_ERR_ARG: an unknown axis, another order, two
- * of -1, a product that is not the world; ZERO_ERR_NOTSUP: cp above 1. Local, as zero_find_rank is;
- * any thread. */
-ZERO_API int zero_mesh_open(zero_mesh **out, const struct zero_axis *axes, int32_t n_axes,
-                            const struct zero_config *cfg);
-/* Frees it, sets *m to NULL and returns 0. NULL and a pointer to NULL are allowed. Local; any thread. */
-ZERO_API int zero_mesh_close(zero_mesh **m);
-/* This rank's number among those that differ from it in these axes alone, and how many they are: axes is
- * one of them, or several with + between ("dp_replicate+dp_shard"); "dp" is all that the data is cut over,
- * "world" all. A program reads the data of its number in "dp", not in the world: ranks of tp and of pp need
- * the same.
- * rank or size may be NULL. ZERO_ERR_ARG. Local; any thread. */
-ZERO_API int zero_mesh_rank(const zero_mesh *m, const char *axes, int32_t *rank, int32_t *size);
+/* Find this rank's place in cfg.mesh before zero_wrap, for the data loader, the model's part and
+ * cudaSetDevice(place.local_rank).
+ *
+ * The rank is the one that zero_wrap finds. It comes from cfg's rank and world, its nccl_comm or mpi_comm, or
+ * the variables of zero-run, torchrun, Open MPI, MPICH or Slurm. Without any of these it is rank 0 of 1. If
+ * cfg is NULL, ZERO_CONFIG_INIT is meant. With dp_replicate ZERO_AUTO the hosts are not known yet:
+ * dp_replicate, dp_shard and their n_ are -1, and zero_get_stats has them after the wrap.
+ *
+ * Local: talks to no other rank.
+ * Blocks: for a cfg.launch.nccl_comm that NCCL is still making, at most cfg.launch.timeout_ms.
+ * Threads: any.
+ * Errors: what zero_wrap would refuse of cfg and the variables; *out is left alone
+ *         ARG       the axes of cfg.mesh do not make the world
+ *         NOTSUP    cp is above 1, or pp or tp on a GPU */
+ZERO_API int zero_find_place(const struct zero_config *cfg, struct zero_place *out);
 
 /* Count what zero_wrap would allocate and send, for any stage and world, without allocating or
  * communicating.
@@ -375,8 +352,8 @@ ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
  * ZERO_BF16) on cfg.stream, or in the model's memory on the host; dst may be src, else they lie apart. Sums
  * are added in fp32 in a fixed order and rounded once: every rank of tp has the same bits. Collective over
  * the ranks of tp: all of them give the same n, dtype and phase, else the context ends with
- * ZERO_ERR_MISMATCH. On the host it blocks until the others have come, where it moves something. Without a
- * mesh, or with tp 1, dst is src in both phases.
+ * ZERO_ERR_MISMATCH. On the host it blocks until the others have come, where it moves something. With tp 1
+ * dst is src in both phases.
  * Inside or outside of brackets. ZERO_ERR_ARG, and nothing changed, for another phase or dtype, a negative n,
  * NULL, and dst and src that share some of their memory. */
 ZERO_API int zero_tp_enter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,

@@ -105,7 +105,7 @@ enum {
     /* not trained, but saved, and to agree over ranks: running statistics, counters. grad NULL, no other
      * flag; see zero_sync_buffers */
     ZERO_BUFFER = 1 << 5,
-    /* with a mesh whose pp is above 1: the first and the last pipeline stage have this tensor, under one name
+    /* with pp above 1: the first and the last pipeline stage have this tensor, under one name
      * (an embedding that is the head's matrix). The first owns it: its values and optimizer count, and its
      * backward finds the last one's gradient of the micro-batch in *grad and adds to it, in one bracket;
      * with deterministic off, in the step's last micro-batch the sum of all. The last has no state of it,
@@ -113,13 +113,10 @@ enum {
      * resident: give it one of its own. With pp 1 the flag means ZERO_RESIDENT; with pp 1 and several stages
      * on the rank it is refused */
     ZERO_TIED = 1 << 6,
-    /* with a mesh whose tp is above 1: every rank of tp has all of this tensor (tp_cut 0), but its gradient
-     * is of the rank's own rows of the sequence alone, as of norms and of biases behind zero_tp_scatter. Each
-     * contribution is summed over tp, in fp32 in a fixed order, and rounded once to dtype, before the ranks
-     * of dp reduce it: so all ranks of tp keep the same bits. For that the model's thread waits for the other
-     * ranks of tp, in zero_end of backward as a rule. With cfg.debug.check, one line of the log where all of
-     * them hand in the same. With ZERO_TIED, on both stages or on neither. Without a mesh, with tp 1 and for
-     * what is frozen it says nothing */
+    /* With tp above 1: every rank along tp has all of this tensor (tp_cut 0), but its gradient is of the
+     * rank's own rows of the sequence, as for norms and for biases behind a reduce-scatter. Contributions
+     * are summed over tp in fp32, in a fixed order, and rounded once, so zero_end waits for the other ranks
+     * of tp. With ZERO_TIED, set it on both pipeline stages or on neither. */
     ZERO_TP_PARTIAL = 1 << 7
 };
 
@@ -136,7 +133,7 @@ enum {
  * model's. It is valid at any time, never NULL, in no unit (unit is not looked at), of any size, and may be
  * ZERO_I32 or ZERO_I64; the model may move it to other memory of that size between two calls. */
 struct zero_tensor {
-    /* unique; used in errors, traces and checkpoints. With a mesh whose pp is above 1 in the whole model: in
+    /* unique; used in errors, traces and checkpoints. With pp above 1 in the whole model: in
      * one stage alone, but for ZERO_TIED, and for ZERO_STACKED where stages have layers of one tensor each:
      * all of it alike but their number, and in the order of the stages. zero_wrap: ZERO_ERR_MISMATCH */
     const char *name;
@@ -165,7 +162,7 @@ struct zero_tensor {
      * every range that it gets is of whole granules. Ranks may then own more than others, or nothing; all
      * reserve what the largest needs. Element by element the results are those without. */
     int64_t granule;
-    /* With a mesh: the ranks of tp have different parts of it, of one shape, cut along dimension d of shape:
+    /* The ranks of tp have different parts of it, of one shape, cut along dimension d of shape:
      * ZERO_TP_CUT(d). 0: all of them have the same elements, and come to the same gradient of them, which
      * counts once in the norm. Checkpoints have the whole tensor by it */
     int32_t tp_cut;
@@ -238,17 +235,36 @@ enum zero_schedule {
     ZERO_SCHEDULE_ZERO_BUBBLE = 3
 };
 
-/* cfg.hybrid: sharding within groups of cfg.shard_group ranks, with a copy of the parameters in each. Gathers
- * stay in a group, whose ranks have a fast network among them (a host); only gradients are summed across
- * groups, and parameters of HFSDP gathered. */
+/* cfg.hybrid: what stage 3 shards across replicas (cfg.mesh.dp_replicate above 1). Gathers stay in a replica,
+ * whose ranks have a fast network among them (a host). Only gradients are summed across replicas, and
+ * parameters of HFSDP gathered. */
 enum zero_hybrid {
-    ZERO_HYBRID_NONE = 0,
-    /* parameters, gradients and optimizer states are cut within a group, and whole across groups: what stage
-     * 3 is in a group and stage 0 among groups */
-    ZERO_HYBRID_HSDP = 1,
-    /* the optimizer's states are cut across groups as well, which then gather updated parameters: stage 3 in
-     * a group and stage 1 among groups */
-    ZERO_HYBRID_HFSDP = 2
+    /* nothing: parameters, gradients and optimizer states are sharded in each replica, and all replicas hold
+     * the same. It is stage 3 in a replica and stage 0 among replicas */
+    ZERO_HSDP = 0,
+    /* the optimizer's states: replicas gather updated parameters from each other. It is stage 3 in a replica
+     * and stage 1 among replicas */
+    ZERO_HFSDP = 1
+};
+
+/* cfg.mesh: how many ranks lie along each axis. Axes are outermost first: the ranks along tp are neighbours.
+ * A rank is its number along tp, plus tp times its number along cp, and so on outwards. The product is the
+ * world. */
+struct zero_mesh {
+    /* + ranks that have the stages of a pipeline (zero_next); default 1 */
+    int32_t pp;
+    /* + replicas of what dp_shard shards. Above 1 at stage 3: HSDP, or with cfg.hybrid HFSDP. At stages 0 to
+     * 2 all data-parallel ranks are one group, which a warning says. ZERO_AUTO ("auto"): one replica per
+     * host, whose ranks are consecutive and as many as those of any other host; then dp_shard is 0. Ranks are
+     * on one host where they can map each other's memory. Default 1 */
+    int32_t dp_replicate;
+    /* + ranks that stages 1 to 3 shard over; default 0: what the other axes leave of the world */
+    int32_t dp_shard;
+    /* + 1, the default: the library has no context parallelism yet */
+    int32_t cp;
+    /* + ranks that the model's layers are cut over (tensor parallelism). Each wraps its own part, and all of
+     * them compute on the same data; default 1 */
+    int32_t tp;
 };
 
 /* "Choose for me", where a field below says by what. */
@@ -294,21 +310,11 @@ struct zero_config {
      * Default ZERO_AUTO: on, but off with nccl, with grad_in_place, and for a hybrid over several hosts with
      * grad_accum_steps above 1. */
     int32_t deterministic;
-    /* + with hybrid: how many ranks share one copy of the parameters; a number that divides the world, of
-     * neighbours: ranks are counted host by host. Default ZERO_AUTO: those of a host, of which all must have
-     * as many (ranks are on one host where they can map each other's memory). 1, or all ranks: there is
-     * nothing left of the hybrid, which a warning says. Without hybrid it has no effect, which a warning
-     * says too: ZERO_HYBRID=none alone makes a hybrid's program run as stage 3 */
-    int32_t shard_group;
-    /* + enum zero_hybrid: stage 3 in groups of shard_group ranks; default ZERO_HYBRID_NONE: one group of all
-     * ranks. With stage 3 only */
+    /* + enum zero_hybrid, used with dp_replicate above 1 at stage 3: hsdp, hfsdp. Default hsdp. */
     int32_t hybrid;
-    /* what zero_mesh_open gave, of this rank: the model is cut over tp, the data over dp; with hybrid,
-     * shard_group is its dp_shard. Where values are rank 0's, reads, writes, means and buffers those of
-     * all ranks, or memory and plans of N ranks, they are then the lowest's, and those, of the ranks that
-     * have the same part. Read by zero_wrap and zero_plan, and not kept; default NULL: all ranks are data-
-     * parallel */
-    const struct zero_mesh *mesh;
+    /* How the ranks are laid out. With tp or pp above 1, ranks that have the same part of the model are a
+     * world of their own: what other comments say about all ranks and about rank 0 is said of these. */
+    struct zero_mesh mesh;
     /* + enum zero_optimizer; default ZERO_AUTO: update where that is set, else adamw */
     int32_t optimizer;
     /* + 0 and more, below 1; default ZERO_AUTO: by optimizer (see there) */
@@ -467,8 +473,11 @@ struct zero_weight {
     X(memory.prefetch, 2)                                                                                    \
     X(deterministic, ZERO_AUTO)                                                                              \
     X(memory.param_budget_bytes, ZERO_AUTO)                                                                  \
+    X(mesh.pp, 1)                                                                                            \
+    X(mesh.dp_replicate, 1)                                                                                  \
+    X(mesh.cp, 1)                                                                                            \
+    X(mesh.tp, 1)                                                                                            \
     X(launch.copy_engine, ZERO_AUTO)                                                                         \
-    X(shard_group, ZERO_AUTO)                                                                                \
     X(launch.start_timeout_ms, ZERO_AUTO)                                                                    \
     X(pipeline.stages_per_rank, 1)
 

@@ -72,8 +72,20 @@ struct zero_plan_info {
     /* the ZeRO paper's formula for the same model, stage and world: parameters, gradients and optimizer state
      * only */
     int64_t paper_bytes;
-    /* as in struct zero_stats */
-    int32_t shard_group, hybrid;
+    /* as it runs: ranks that share one copy of the parameters, all data-parallel ranks without HSDP and
+     * HFSDP; and enum zero_hybrid */
+    int32_t dp_shard, hybrid;
+};
+
+/* This rank's place in cfg.mesh: its number along each axis, and how many ranks lie along it. */
+struct zero_place {
+    /* local_rank: this process's number on its host if the launcher gives one, else the rank */
+    int32_t rank, world, local_rank;
+    /* for a data loader: this rank reads part `data` of n_data. Ranks along tp, cp and pp share one */
+    int32_t data, n_data;
+    /* -1 before zero_wrap with cfg.mesh.dp_replicate ZERO_AUTO: dp_replicate and dp_shard, and their n_ */
+    int32_t pp, dp_replicate, dp_shard, cp, tp;
+    int32_t n_pp, n_dp_replicate, n_dp_shard, n_cp, n_tp;
 };
 
 /* What a rank has done since zero_wrap. */
@@ -102,8 +114,8 @@ struct zero_stats {
     const char *path;
     /* steps given up by zero_drop; they count in nothing else */
     int64_t n_dropped;
-    /* as it runs: ranks that share one copy, which is world without a hybrid; and enum zero_hybrid */
-    int32_t shard_group, hybrid;
+    /* as in struct zero_plan_info */
+    int32_t dp_shard, hybrid;
     /* as it runs: this rank's micro-batches in a step; and how often the job was started before, as its
      * launcher counts */
     int32_t grad_accum_steps, attempt;
@@ -117,6 +129,10 @@ struct zero_stats {
     int64_t tp, tp_bytes;
     /* the same of pp, and of what came from the stages beside this one */
     int64_t pp, pp_bytes;
+    /* as zero_find_place has it, with all of its numbers known */
+    struct zero_place place;
+    /* 0 */
+    int32_t reserved;
 };
 
 /* A pipeline: cfg.mesh's pp cuts the model into stages, one after another, of which each rank of pp wraps its

@@ -10,7 +10,7 @@ static struct zr_options options_of(const struct zr_verify_case *c)
 {
     return (struct zr_options){.stage = c->stage,
                                .hybrid = (enum zr_hybrid)c->hybrid,
-                               .shard_group = c->group,
+                               .dp_shard = c->group,
                                .grad_in_place = c->grad_in_place};
 }
 

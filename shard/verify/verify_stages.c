@@ -266,7 +266,7 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
         assume_order(s);
     s->opt = (struct zr_options){.stage = c->stage,
                                  .hybrid = (enum zr_hybrid)c->hybrid,
-                                 .shard_group = c->group,
+                                 .dp_shard = c->group,
                                  .pp = c->pp,
                                  .parts = c->tp,
                                  .optimizer = c->sgd ? ZR_SGD : ZR_ADAMW,

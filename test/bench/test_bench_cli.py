@@ -105,14 +105,16 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--model=gpt2-nano'], '--model', 'llama-3-405B')
         self.refused(['scale', '--machine=h101'], '--machine', 'b200')
         self.refused(['scale', '--compute=1.5'], '--compute')
-        self.refused(['scale', '--stage=2', '--hybrid=hsdp'], '--hybrid', 'stage 3')
-        self.refused(['scale', '--shard-group=4'], '--shard-group', '--hybrid')
+        self.refused(['scale', '--stage=2', '--dp-replicate=auto'], '--dp-replicate', 'stage 3')
+        self.refused(['scale', '--hybrid=hfsdp'], '--hybrid=hfsdp', '--dp-shard')
+        self.refused(['scale', '--dp-shard=4', '--dp-replicate=auto'], '--dp-shard', '--dp-replicate=auto')
+        self.refused(['scale', '--dp-replicate=2'], '--dp-replicate', 'auto')
         self.refused(['scale', '--stage=2', '--budget=1G'], '--budget', 'stage 3')
         self.refused(['scale', '--stage=2', '--prefetch=2'], '--prefetch', 'stage 3')
         self.refused(['scale', '--wire-dtype=f32'], '--wire-dtype=f32', 'bf16 travel as they are')
         for given in ['--compute=1', '--links=0.5', '--worlds=8']:
             self.refused(['scale', '--fit=/nonexistent', given], given.split('=')[0], '--fit')
-        self.refused(['scale', '--worlds=12', '--hybrid=hfsdp'], '12 GPUs', 'shard_group is 8')
+        self.refused(['scale', '--worlds=12', '--dp-replicate=auto', '--hybrid=hfsdp'], '12 GPUs', 'dp_shard is 8')
         self.refused(['scale', '--worlds=8', '--budget=1K'], 'param_budget_bytes is 1024')
         for form in [[], ['--json']]:
             self.refused(['scale', '--worlds=8', '--batch=1000000', '--context=10000000', '--compute=0.001', *form],
@@ -125,8 +127,8 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--worlds=60', '--model=gpt2-1.5B', '--tp=5'], '--tp', 'hosts of 8 GPUs')
         self.refused(['scale', '--worlds=66', '--pp=33'], '--pp', '33 stages', '32 layers')
         self.refused(['scale', '--worlds=8,12', '--pp=8', '--json', '--worlds=12'], '12 GPUs', '8 stages', '--pp')
-        self.refused(['scale', '--worlds=48', '--pp=2', '--tp=8', '--hybrid=hsdp', '--shard-group=2'], '48 GPUs', 'shard_group is 2')
-        self.refused(['scale', '--tp=8', '--hybrid=hsdp'], '--hybrid', "host's 8 GPUs have 8 different parts", '--shard-group')
+        self.refused(['scale', '--worlds=48', '--pp=2', '--tp=8', '--dp-shard=2'], '48 GPUs', 'dp_shard is 2')
+        self.refused(['scale', '--tp=8', '--dp-replicate=auto'], '--dp-replicate', "host's 8 GPUs have 8 different parts", '--dp-shard')
         self.refused(['scale', '--schedule=gpipe'], '--schedule', '--pp')
         for how in [], ['--pp=2'], ['--pp=2', '--schedule=1f1b'], ['--schedule=gpipe']:
             wanted = '--schedule: is of' if how == ['--schedule=gpipe'] else '--stages-per-rank: is of --pp with --schedule interleaved or gpipe'
@@ -183,7 +185,7 @@ class Refused(unittest.TestCase):
         self.refused(['plan', '--pp=3', '--world=8'], '--pp', '3 stages', 'world of 8', '--world')
         self.refused(['plan', '--pp=2', '--tp=2', '--world=6'], '--pp', '2 parts', 'world of 6')
         self.refused(['plan', '--pp=2', '--tp=4', '--world=8'], '--tp', '4 parts', '6 heads')
-        self.refused(['plan', '--pp=2', '--world=24', '--shard-group=5'], 'dp_shard 5', 'world of 24')
+        self.refused(['plan', '--pp=2', '--world=24', '--dp-shard=5'], 'dp_shard 5', 'world of 24 ranks')
         self.refused(['plan', '--params=1e6', '--tp=1024', '--pp=2', '--world=2048'], '--params', '1024 parts', '2 stages')
         self.refused(['plan', '--pp=0'], '--pp')
         self.refused(['plan', '--pp=1025'], '--pp', '1024')
@@ -199,13 +201,16 @@ class Refused(unittest.TestCase):
         self.refused(['plan', '--params=0'], '--params')
         self.refused(['plan', '--params=0.5'], '--params')
         self.refused(['plan', '--world=0'], '--world')
-        self.refused(['plan', '--world=8', '--shard-group=3'], 'shard_group is 3, world is 8')
-        self.refused(['plan', '--shard-group=0'], '--shard-group')
+        self.refused(['plan', '--world=8', '--dp-shard=3'], 'dp_shard 3', 'do not multiply to the world of 8 ranks')
+        self.refused(['plan', '--dp-shard=0'], '--dp-shard')
 
     def test_hybrid(self):
         data = ['--data', TEXT, '--steps=1']
-        self.refused(['train', '--hybrid=fsdp', *data], '--hybrid', 'none, hsdp or hfsdp')
-        self.refused(['train', '--hybrid=hsdp', '--stage=2', *data], 'hybrid is hsdp but stage is 2')
+        self.refused(['train', '--hybrid=fsdp', *data], '--hybrid', 'hsdp or hfsdp')
+        self.refused(['train', '--hybrid=none', *data], '--hybrid', 'hsdp or hfsdp')
+        self.refused(['train', '--shard-group=2', *data], '--shard-group')
+        self.refused(['train', '--dp-replicate=2', '--stage=3', *data], 'dp_replicate 2', 'do not divide the world of 1 ranks')
+        self.refused(['train', '--dp-replicate=auto', '--dp-shard=2', *data], 'dp_shard is 2, but dp_replicate is auto')
 
     def test_plot_kind(self):
         self.refused(['memory', '--plot=a.pdf'], '--plot', 'a.pdf', '.svg')
@@ -365,9 +370,9 @@ class Plan(unittest.TestCase):
     def test_hybrids_stand_behind_the_stages(self):
         """Bytes per parameter, of 2: parameters and gradients in a group, states there or in the world."""
         p, world, group = 7500000000, 64, 8
-        args = [f'--params={p}', f'--world={world}', f'--shard-group={group}']
+        args = [f'--params={p}', f'--world={world}', f'--dp-shard={group}']
         stages = lines(bench('plan', '--json', *args).stdout)
-        self.assertEqual([(s['stage'], s.get('hybrid'), s.get('shard_group')) for s in stages],
+        self.assertEqual([(s['stage'], s.get('hybrid'), s.get('dp_shard')) for s in stages],
                          [(0, None, None), (1, None, None), (2, None, None), (3, None, None), (3, 'hsdp', group), (3, 'hfsdp', group)])
         self.assertEqual([s['paper_bytes'] for s in stages[4:]], [16 * p // group, 4 * p // group + 12 * p // world])
         for s, states in (stages[4], group), (stages[5], world):
@@ -379,7 +384,7 @@ class Plan(unittest.TestCase):
 
     def test_groups_taken_for_hosts_are_told_of(self):
         """A plan knows no hosts, and between hosts sums of each micro-batch would be dear: they are not deterministic unless that is asked for."""
-        args = ['--world=8', '--shard-group=2', '--json']
+        args = ['--world=8', '--dp-shard=2', '--json']
         said = {accum: bench('plan', *args, f'--accum={accum}') for accum in [1, 4]}
         self.assertEqual(said[1].stderr, '')
         self.assertEqual([line.split(';')[0] for line in said[4].stderr.splitlines()],
@@ -393,8 +398,8 @@ class Plan(unittest.TestCase):
             self.assertEqual(s.get('outer_bytes', 0) > t.get('outer_bytes', 0), 'hybrid' in s)
         off = bench('plan', *args, '--accum=4', '--deterministic=off')
         self.assertEqual((off.returncode, off.stderr), (0, ''))
-        alone = bench('plan', '--world=8', '--shard-group=8', '--json')
-        self.assertIn('hybrid is hsdp with one group of all ranks: this runs as stage 3', alone.stderr)
+        alone = bench('plan', '--world=8', '--dp-shard=8', '--json')
+        self.assertIn('hybrid is hfsdp but dp_replicate is 1: it has no effect, this runs as stage 3', alone.stderr)
 
     def test_the_number_asked_for_is_met(self):
         for n in [1, 17, 1000, 123457, 10**6, 99999999, 10**8, 10**9 + 7, 175 * 10**9]:
@@ -524,7 +529,7 @@ class PlanOfStages(unittest.TestCase):
             self.assertEqual([s['kept'] for s in rows[0]['pp_stages']], list(range(pp, 0, -1)))
 
     def test_with_parts_and_groups(self):
-        rows = self.of('--params=7e10', '--world=4096', '--pp=8', '--tp=8', '--shard-group=8', '--accum=32', '--deterministic=on')
+        rows = self.of('--params=7e10', '--world=4096', '--pp=8', '--tp=8', '--dp-shard=8', '--accum=32', '--deterministic=on')
         self.assertEqual([(r['stage'], r.get('hybrid')) for r in rows], [(0, None), (1, None), (2, None), (3, None), (3, 'hsdp'), (3, 'hfsdp')])
         for r in rows:
             self.assertEqual(max(s['bytes']['total'] + s['activation_bytes'] for s in r['pp_stages']), r['all_bytes'])
@@ -566,11 +571,11 @@ class Scale(unittest.TestCase):
 
     def test_memory_and_traffic_are_the_plans(self):
         """But for what a model's tensors, here one for each unit, take to be aligned."""
-        planned = lines(bench('plan', '--json', '--world=16', '--model=gpt2-124M', '--shard-group=4').stdout)
+        planned = lines(bench('plan', '--json', '--world=16', '--model=gpt2-124M', '--dp-shard=4').stdout)
         for stage in range(4):
             self.close(planned[stage], *self.of('--worlds=16', '--model=gpt2-124M', f'--stage={stage}'))
         for column, hybrid in enumerate(['hsdp', 'hfsdp'], 4):
-            here, = self.of('--worlds=16', '--model=gpt2-124M', '--shard-group=4', f'--hybrid={hybrid}')
+            here, = self.of('--worlds=16', '--model=gpt2-124M', '--dp-shard=4', f'--hybrid={hybrid}')
             self.close(planned[column], here)
             self.assertAlmostEqual(here['outer_bytes'] / planned[column]['outer_bytes'], 1, delta=0.002)
 
@@ -589,7 +594,7 @@ class Scale(unittest.TestCase):
                 row, = self.of(*args, *given)
                 self.assertEqual((row['step_ms'], row['exposed_ms'], row['memory_bytes'], row['received_bytes']), wanted)
                 self.assertEqual([k for k in self.WITH_MESH if k in row], [])
-        for args in [['--worlds=8,64,512'], ['--model=llama-3-70B', '--hybrid=hfsdp', '--worlds=64', '--recompute']]:
+        for args in [['--worlds=8,64,512'], ['--model=llama-3-70B', '--dp-replicate=auto', '--hybrid=hfsdp', '--worlds=64', '--recompute']]:
             self.assertEqual(bench('scale', *args).stdout, bench('scale', '--tp=1', '--pp=1', *args).stdout)
 
     def test_parts_by_hand(self):
@@ -613,7 +618,7 @@ class Scale(unittest.TestCase):
 
     def test_activations_alone(self):
         """They are in the memory, and nothing else is another."""
-        for args in [['--worlds=64'], ['--worlds=16', '--model=gpt2-1.5B', '--stage=2', '--accum=3'], ['--worlds=64', '--hybrid=hsdp']]:
+        for args in [['--worlds=64'], ['--worlds=16', '--model=gpt2-1.5B', '--stage=2', '--accum=3'], ['--worlds=64', '--dp-replicate=auto']]:
             plain, counted = self.of(*args)[0], self.of(*args, '--activations')[0]
             self.assertAlmostEqual(plain['exposed_ms'], counted['exposed_ms'], delta=1e-9)  # a difference, rounded in another way
             for key in set(plain) - {'fits', 'exposed_ms'}:
@@ -740,9 +745,9 @@ class Scale(unittest.TestCase):
                 with open(path, 'w', encoding='utf-8') as file:
                     file.write('{"rows": [{"model": "gpt2-124M", "world": 16, "mfu_percent": 30},'
                                ' {"model": "gpt2-124M", "world": 12, "mfu_percent": 30, "held_out": %s}]}' % held_out)
-                done = bench('scale', '--fit', path, '--hybrid=hfsdp')
+                done = bench('scale', '--fit', path, '--dp-replicate=auto', '--hybrid=hfsdp')
                 self.assertEqual((done.returncode, done.stdout), (2, ''))
-                self.assertRegex(done.stderr, r'\Azero-bench scale: --fit: row 2: .*shard_group is 8.*\n\Z')
+                self.assertRegex(done.stderr, r'\Azero-bench scale: --fit: row 2: .*dp_shard is 8.*\n\Z')
             with open(path, 'w', encoding='utf-8') as file:
                 file.write('{"rows": [{"world": 8, "batch": 1000000, "context": 10000000, "mfu_percent": 30}]}')
             done = bench('scale', '--json', '--fit', path)

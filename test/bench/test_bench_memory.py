@@ -170,11 +170,11 @@ class Axes(unittest.TestCase):
     def test_planned_is_allocated(self):
         for ranks, args in [(4, ['--tp=2', '--sequence-parallel', '--accum=2']), (4, ['--pp=2', '--schedule=gpipe', '--accum=3']), (4, ['--pp=2', '--tp=2']),
                             (3, ['--pp=3', '--schedule=interleaved', '--stages-per-rank=2']),
-                            (4, ['--pp=2', '--schedule=interleaved', '--stages-per-rank=3', '--accum=8', '--shard-group=2'])]:
+                            (4, ['--pp=2', '--schedule=interleaved', '--stages-per-rank=3', '--accum=8', '--dp-shard=2'])]:
             with self.subTest(ranks=ranks, args=args):
                 measured = self.of(ranks, *args)
                 planned = lines(bench('plan', '--json', f'--world={ranks}', '--dtype=f32', '--deterministic=on', *self.SIZES, *args).stdout)
-                self.assertEqual(len(measured), 6 if '--shard-group=2' in args else 4)
+                self.assertEqual(len(measured), 6 if '--dp-shard=2' in args else 4)
                 for m, p in zip(measured, planned, strict=True):
                     self.assertEqual((m['stage'], m.get('hybrid')), (p['stage'], p.get('hybrid')))
                     self.assertEqual(m['planned_bytes'], m['bytes'])

@@ -97,15 +97,15 @@ class Shape(unittest.TestCase):
 
     def test_groups_are_told(self):
         done = run([ZERO_RUN, '-n', '4', '--raw', ZERO_BENCH, 'train', *TINY, '--layers=6', '--steps=1', '--prefetch=0', '--stage=3', '--hybrid=hfsdp',
-                    '--shard-group=2'])
+                    '--dp-replicate=2'])
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         self.assertIn('stage 3 as hfsdp in groups of 2 on 4 ranks', done.stdout)
         self.assertRegex(done.stdout, r'\nof these from other groups: [0-9.]+ kB in [0-9.]+ reductions and gathers, and the agreement\n')
 
-    def test_groups_without_a_hybrid(self):
-        done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *TINY, '--steps=1', '--stage=2', '--shard-group=2'])
+    def test_replicas_below_stage_3(self):
+        done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *TINY, '--steps=1', '--stage=2', '--dp-replicate=2'])
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertRegex(done.stderr, r'\A[^\n]*warning: shard_group is 2 but hybrid is none: it has no effect[^\n]*\n\Z')
+        self.assertRegex(done.stderr, r'\A[^\n]*warning: dp_replicate is 2 but stage is 2, not 3: all data-parallel ranks are one group[^\n]*\n\Z')
 
 
 class Parity(unittest.TestCase):
@@ -184,7 +184,7 @@ class Hybrids(unittest.TestCase):
     @functools.lru_cache(maxsize=None)
     def plan_of(self, world, group, accum, dtype, prefetch):
         args = [*self.SIZES, f'--accum={accum}', f'--dtype={dtype}', f'--prefetch={prefetch}']
-        done = bench('plan', '--json', f'--world={world}', f'--shard-group={group}', '--deterministic=on', *args)
+        done = bench('plan', '--json', f'--world={world}', f'--dp-shard={group}', '--deterministic=on', *args)
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         return {s.get('hybrid', s['stage']): s for s in lines(done.stdout)}
 
@@ -197,9 +197,9 @@ class Hybrids(unittest.TestCase):
     def check(self, world, group, hybrid, *how):
         plan = self.plan_of(world, group, *how)
         flat, flat_summary = self.run_of(STEPS, world, *how, '--stage=3')
-        groups = ['--stage=3', f'--hybrid={hybrid}', f'--shard-group={group}']
+        groups = ['--stage=3', f'--hybrid={hybrid}', f'--dp-replicate={world // group}']
         got, summary = self.run_of(STEPS, world, *how, *groups)
-        self.assertEqual((summary['hybrid'], summary['shard_group'], summary['stage']), (hybrid, group, 3))
+        self.assertEqual((summary['hybrid'], summary['dp_shard'], summary['stage']), (hybrid, group, 3))
         besides, outer = self.beside(plan[3], world, *how, '--stage=3')
         self.assertIn(besides, range(1, 8192))
         self.assertEqual(outer, 0)
@@ -251,7 +251,7 @@ class Parts(unittest.TestCase):
         print(f'SEED={seed}', flush=True)
         draw = random.Random(seed)
         hows = [(n_dp, *how) for n_dp in (1, 2, 4) for how in [[f'--stage={s}', f'--prefetch={p}'] for s in range(4) for p in (0, 2)]]
-        hows += [(4, '--stage=3', f'--hybrid={h}', '--shard-group=2', '--deterministic=on') for h in ('hsdp', 'hfsdp')]
+        hows += [(4, '--stage=3', f'--hybrid={h}', '--dp-replicate=2', '--deterministic=on') for h in ('hsdp', 'hfsdp')]
         for tp, dtype, near in [(2, 'f32', 2e-5), (3, 'f32', 2e-5), (2, 'bf16', 2e-2)]:  # 3: some ids are nobody's
             whole, whole_summary = self.run_of(1, 1, dtype, '--stage=0')
             first = None
@@ -334,13 +334,13 @@ class Parts(unittest.TestCase):
     def test_plan(self):
         for tp, n_dp in [(2, 1), (2, 4), (3, 2)]:
             args = [*self.SIZES, f'--accum={self.PER_STEP // n_dp}', '--dtype=f32', '--deterministic=on']
-            done = bench('plan', '--json', f'--world={tp * n_dp}', f'--tp={tp}', *(['--shard-group=2'] if n_dp == 4 else []), *args)
+            done = bench('plan', '--json', f'--world={tp * n_dp}', f'--tp={tp}', *(['--dp-shard=2'] if n_dp == 4 else []), *args)
             self.assertEqual((done.returncode, done.stderr), (0, ''))
             plan = {s.get('hybrid', s['stage']): s['bytes'] for s in lines(done.stdout)}
             for stage in range(4):
                 self.assertEqual(self.run_of(tp, n_dp, 'f32', f'--stage={stage}')[1]['bytes'], plan[stage])
             for hybrid in ('hsdp', 'hfsdp') if n_dp == 4 else ():
-                how = ['--stage=3', f'--hybrid={hybrid}', '--shard-group=2', '--deterministic=on']
+                how = ['--stage=3', f'--hybrid={hybrid}', '--dp-replicate=2', '--deterministic=on']
                 self.assertEqual(self.run_of(tp, n_dp, 'f32', *how)[1]['bytes'], plan[hybrid])
         for params in (7 * 10**9, 123457):  # all parts together: the model, and what all of them have once more
             one, part = (bench('plan', '--json', '--world=8', f'--params={params}', f'--tp={tp}') for tp in (1, 8))
@@ -350,17 +350,20 @@ class Parts(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (2, 'zero-bench plan: --tp: 4 parts do not divide the 6 heads\n'))
         done = bench('plan', '--tp=2', '--world=3', *self.SIZES)
         self.assertEqual(done.returncode, 2)
-        self.assertIn('do not multiply to the world of 3', done.stderr)
+        self.assertIn('do not divide the world of 3', done.stderr)
 
     def test_refused(self):
         for world, args, says in [(2, ['--tp=4'], '--tp: 4 parts do not divide the 6 heads'), (2, ['--tp=2', '--plain'], '--tp: not with --plain'),
                                   (1, ['--sequence-parallel'], '--sequence-parallel: is for --tp of 2 or more'),
-                                  (2, ['--tp=3'], 'do not multiply to the world of 2'),
-                                  (2, ['--tp=2', '--hybrid=hsdp', '--stage=3', '--shard-group=2'], 'do not multiply to the world of 2')]:
+                                  (2, ['--tp=3'], 'do not divide the world of 2'),
+                                  (2, ['--tp=2', '--stage=3', '--dp-shard=2'], 'do not multiply to the world of 2')]:
             with self.subTest(args=args):
                 done = run([ZERO_RUN, '-n', str(world), '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES, *args])
                 self.assertNotEqual(done.returncode, 0)
                 self.assertIn(says, done.stderr)
+        done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES], env={'ZERO_TP': '2'})
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn('pp is 1 and tp 2 by ZERO_PP and ZERO_TP, which this program wants as --pp and --tp', done.stderr)
 
 
 class Stages(unittest.TestCase):
@@ -384,7 +387,7 @@ class Stages(unittest.TestCase):
             one = self.run_of(1, 1, tp, f'--dtype={dtype}')
             meshes = [(pp, n_dp) for pp in (2, 3, 4, 5) for n_dp in (1, 2, 4) if pp * n_dp * tp <= 8]
             hows = [(pp, n_dp, schedule, f'--stage={stage}') for pp, n_dp in meshes for schedule in ('1f1b', 'gpipe') for stage in range(4)]
-            hows += [(2, 4, '1f1b', '--stage=3', f'--hybrid={h}', '--shard-group=2', '--deterministic=on') for h in ('hsdp', 'hfsdp') if tp == 1]
+            hows += [(2, 4, '1f1b', '--stage=3', f'--hybrid={h}', '--dp-replicate=2', '--deterministic=on') for h in ('hsdp', 'hfsdp') if tp == 1]
             for pp, n_dp, schedule, *how in hows if os.environ.get('N_MESHES') == 'all' else draw.sample(hows, 4):
                 with self.subTest(tp=tp, dtype=dtype, pp=pp, n_dp=n_dp, schedule=schedule, how=how):
                     self.assertEqual(self.run_of(pp, n_dp, tp, f'--dtype={dtype}', f'--schedule={schedule}', *how), one)
@@ -456,7 +459,7 @@ class Stages(unittest.TestCase):
     def test_plan(self):
         """What plan says of each stage is what its ranks allocate, to the byte; the last one reports of all."""
         sizes = ['--layers=5', '--heads=4', '--channels=32', '--context=32']
-        for pp, n_dp, tp, schedule, more, hybrids in [(2, 1, 1, '1f1b', [], []), (3, 2, 1, 'gpipe', [], []), (2, 2, 2, '1f1b', ['--tp=2'], []), (2, 4, 1, '1f1b', [], ['--shard-group=2']),
+        for pp, n_dp, tp, schedule, more, hybrids in [(2, 1, 1, '1f1b', [], []), (3, 2, 1, 'gpipe', [], []), (2, 2, 2, '1f1b', ['--tp=2'], []), (2, 4, 1, '1f1b', [], ['--dp-shard=2']),
                                                       (2, 1, 2, '1f1b', ['--tp=2', '--sequence-parallel'], []),
                                                       (2, 2, 1, 'interleaved', ['--stages-per-rank=2'], []), (3, 1, 1, 'interleaved', ['--stages-per-rank=2', '--layers=6', '--accum=9'], []),
                                                       (2, 1, 1, '1f1b', self.FEWER_BYTES, [])]:
@@ -464,7 +467,7 @@ class Stages(unittest.TestCase):
             done = bench('plan', '--json', f'--world={pp * n_dp * tp}', *args, *hybrids)
             self.assertEqual((done.returncode, done.stderr), (0, ''))
             for row in lines(done.stdout):
-                how = [f"--stage={row['stage']}", *([f"--hybrid={row['hybrid']}", *hybrids] if 'hybrid' in row else [])]
+                how = [f"--stage={row['stage']}", *([f"--hybrid={row['hybrid']}", f'--dp-replicate={n_dp // 2}', *hybrids] if 'hybrid' in row else [])]
                 with self.subTest(pp=pp, n_dp=n_dp, tp=tp, how=how):
                     _, summary = train(pp * n_dp * tp, *TINY, *args, '--steps=1', *how)
                     self.assertEqual(summary['bytes'], row['pp_stages'][-1]['bytes'])
@@ -532,7 +535,7 @@ class Stages(unittest.TestCase):
 
     def test_refused(self):
         for world, args, says in [(2, ['--pp=6'], '--pp: 6 stages are more than the 5 layers'), (2, ['--pp=2', '--plain'], '--pp: not with --plain'),
-                                  (2, ['--pp=3'], 'do not multiply to the world of 2'), (1, ['--schedule=gpipe'], '--schedule: is of the stages of --pp'),
+                                  (2, ['--pp=3'], 'do not divide the world of 2'), (1, ['--schedule=gpipe'], '--schedule: is of the stages of --pp'),
                                   (1, ['--schedule=zb'], '--schedule'), (1, ['--schedule-file=x'], '--schedule-file: is of the stages of --pp'),
                                   (2, ['--pp=2', '--stages-per-rank=2', '--schedule=gpipe', '--import=/nowhere'], '/nowhere'),
                                   (1, ['--stages-per-rank=2'], '--stages-per-rank: is of the stages of --pp'),
@@ -583,19 +586,19 @@ class Others(unittest.TestCase):
             self.assertGreater(s['peak_rss_bytes'], s['bytes']['total'])
 
     def test_memory_of_hybrids(self):
-        done = bench(*self.MEMORY, '--ranks=4', '--shard-group=2', '--layers=6', '--json')
+        done = bench(*self.MEMORY, '--ranks=4', '--dp-shard=2', '--layers=6', '--json')
         self.assertEqual(done.returncode, 0, done.stderr)
         columns = lines(done.stdout)
-        self.assertEqual([(s['stage'], s.get('hybrid'), s.get('shard_group')) for s in columns],
+        self.assertEqual([(s['stage'], s.get('hybrid'), s.get('dp_shard')) for s in columns],
                          [(0, None, None), (1, None, None), (2, None, None), (3, None, None), (3, 'hsdp', 2), (3, 'hfsdp', 2)])
         for s in columns:
             self.assertEqual(s['planned_bytes'], s['bytes'])
         *_, hsdp, hfsdp = [s['bytes'] for s in columns]
         self.assertEqual(hsdp['moments'], 2 * hfsdp['moments'])  # a copy in each group; one in the world
         self.assertEqual(hsdp['grad_shards'], hfsdp['grad_shards'])
-        done = bench(*self.MEMORY, '--ranks=4', '--shard-group=3')
+        done = bench(*self.MEMORY, '--ranks=4', '--dp-shard=3')
         self.assertEqual((done.returncode, done.stdout), (2, ''))
-        self.assertIn('shard_group is 3, world is 4', done.stderr)
+        self.assertIn('do not multiply to the world of 4 ranks', done.stderr)
         self.assertIn('zero-bench memory: the run of HSDP ended with code 2', done.stderr)
 
     def test_memory_table_and_plot(self):

@@ -13,8 +13,8 @@ from bench_program import ROOT, TEXT, ZERO_BENCH, ZERO_RUN, bench, lines, run, t
 
 NANO = ['--model=gpt2-nano']
 DEEP = ['--layers=9', '--heads=2', '--channels=64', '--context=32', '--vocab=512']
-FIELDS = {'stage': 0, 'hybrid': 0, 'shard_group': -1, 'prefetch': 2, 'param_budget_bytes': -1, 'wire_dtype': 0, 'deterministic': -1}
-WORDS = {'hsdp': 1, 'hfsdp': 2, 'bf16': 2}
+FIELDS = {'stage': 0, 'hybrid': 0, 'mesh.dp_replicate': 1, 'prefetch': 2, 'param_budget_bytes': -1, 'wire_dtype': 0, 'deterministic': -1}
+WORDS = {'hsdp': 0, 'hfsdp': 1, 'bf16': 2}
 
 
 def tune(*args):
@@ -41,7 +41,7 @@ class Search:
 
     def plan(self, group, wire, prefetch, budget=None):
         args = [*self.model, f'--world={self.world}', f'--dtype={self.dtype}', f'--accum={self.accum}', f'--prefetch={prefetch}']
-        args += [f'--shard-group={group}'] if group else []
+        args += [f'--dp-shard={group}'] if group else []
         args += [f'--wire-dtype={wire}'] if wire else []
         args += [f'--budget={budget}'] if budget else []
         args += ['--deterministic=on'] if group and self.accum > 1 and self.per_host == self.world else []
@@ -60,7 +60,7 @@ class Search:
     def keep(self, plan, group, wire, prefetch, budget):
         if plan['stage'] == 3 and not group and not plan['bytes']['param_slots']:
             return  # as stage 2
-        self.found.append({'stage': plan['stage'], 'hybrid': plan.get('hybrid'), 'shard_group': group, 'wire_dtype': wire, 'prefetch': prefetch,
+        self.found.append({'stage': plan['stage'], 'hybrid': plan.get('hybrid'), 'dp_shard': group, 'wire_dtype': wire, 'prefetch': prefetch,
                            'bytes': plan['bytes'], 'wire_bytes': plan['wire_bytes'], 'between_bytes': self.far(plan, group),
                            'fits': plan['bytes']['total'] <= self.limit, 'auto': budget is None})
 
@@ -87,11 +87,11 @@ def place(c):
         return (True, refused, c['bytes']['total'])
     waits = c['prefetch'] == 0 and c['bytes']['param_slots'] > 0
     return (False, refused, waits, c['between_bytes'], c['wire_bytes'], -c['prefetch'], c['bytes']['total'], c['stage'], c['hybrid'] == 'hfsdp',
-            -(c['shard_group'] or 0))
+            -(c['dp_shard'] or 0))
 
 
 def numbers(c):
-    return [c[k] for k in ('stage', 'hybrid', 'shard_group', 'wire_dtype', 'prefetch', 'bytes', 'wire_bytes', 'between_bytes', 'fits')] + [
+    return [c[k] for k in ('stage', 'hybrid', 'dp_shard', 'wire_dtype', 'prefetch', 'bytes', 'wire_bytes', 'between_bytes', 'fits')] + [
         c['auto'] if 'auto' in c else c['budget'] is None]
 
 
@@ -183,14 +183,14 @@ class Order(unittest.TestCase):
             self.assertEqual('\nNote: ' in bench('tune', *args, *more).stdout, gives_up)
 
     def test_only_groups_of(self):
-        candidates, _ = tune(*NANO, '--world=8', '--shard-group=4')
-        self.assertEqual({c['shard_group'] for c in candidates}, {None, 4})
+        candidates, _ = tune(*NANO, '--world=8', '--dp-shard=4')
+        self.assertEqual({c['dp_shard'] for c in candidates}, {None, 4})
 
 
-def fields_of(choice):
+def fields_of(choice, world):
     want = dict(FIELDS, stage=choice['stage'])
     if choice['hybrid']:
-        want.update(hybrid=WORDS[choice['hybrid']], shard_group=choice['shard_group'])
+        want.update({'hybrid': WORDS[choice['hybrid']], 'mesh.dp_replicate': world // choice['dp_shard']})
     if choice['stage'] == 3:
         want.update(prefetch=choice['prefetch'], param_budget_bytes=-1 if choice['budget'] is None else choice['budget'])
     want.update(wire_dtype=WORDS[choice['wire_dtype']] if choice['wire_dtype'] else 0)
@@ -224,9 +224,9 @@ class Lines(unittest.TestCase):
         cc = shutil.which('cc') or shutil.which('gcc')
         if not cc:
             self.skipTest('no C compiler in PATH')
-        choices = [tune(*arguments(*case), *more)[1] for case in CASES[:5] for more in [[], ['--wire-dtype=any'], ['--deterministic=off'], ['--shard-group=2']] if case[1] % 4 == 0]
+        choices = [(tune(*arguments(*case), *more)[1], case[1]) for case in CASES[:5] for more in [[], ['--wire-dtype=any'], ['--deterministic=off'], ['--dp-shard=2']] if case[1] % 4 == 0]
         body = ''
-        for choice in choices:
+        for choice, _ in choices:
             body += '{ struct zero_config cfg = ZERO_CONFIG_INIT;\n' + '\n'.join(choice['c']) + '\n'
             body += ''.join(f'printf("%lld ", (long long)cfg.{field});' for field in FIELDS) + 'puts(""); }\n'
         with tempfile.TemporaryDirectory() as folder:
@@ -236,16 +236,16 @@ class Lines(unittest.TestCase):
             subprocess.run([cc, '-Wall', '-Werror', '-I', ROOT, source, '-o', program], check=True)
             rows = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
         self.assertEqual(len(rows), len(choices))
-        for choice, row in zip(choices, rows):
+        for (choice, world), row in zip(choices, rows):
             got = dict(zip(FIELDS, map(int, row.split())))
-            self.assertEqual(got, fields_of(choice))
+            self.assertEqual(got, fields_of(choice, world))
 
     def test_sums_of_groups_on_one_host(self):
         """Where groups of one host add up micro-batches, zero_wrap keeps the fixed order; a plan has to be asked for it."""
         args = [*DEEP, '--accum=4', '--dtype=f32']
         for c in tune(*args, '--world=4')[0]:
             if c['hybrid'] and c['prefetch'] == 2 and c['budget'] is None and not c['wire_dtype']:
-                _, summary = train(4, *args, '--batch=1', '--data', TEXT, '--steps=1', '--stage=3', f"--hybrid={c['hybrid']}", '--shard-group=2')
+                _, summary = train(4, *args, '--batch=1', '--data', TEXT, '--steps=1', '--stage=3', f"--hybrid={c['hybrid']}", '--dp-replicate=2')
                 self.assertEqual(summary['bytes'], c['bytes'])
         _, off = tune(*args, '--world=4', '--deterministic=off')
         self.assertEqual((off['c'][-1], off['environment'].split()[-1]), ('cfg.deterministic = 0;', 'ZERO_DETERMINISTIC=0'))
@@ -280,7 +280,7 @@ class Probe(unittest.TestCase):
         probed = [c for c in candidates if c['probe']]
         self.assertEqual([c['probe']['steps'] for c in probed], [10] * 3)
         self.assertEqual(probed, candidates[:1] + [c for c in candidates[1:] if c['probe']])  # the first is among them
-        self.assertEqual(len({(c['stage'], c['hybrid'], c['shard_group']) for c in probed}), 3)
+        self.assertEqual(len({(c['stage'], c['hybrid'], c['dp_shard']) for c in probed}), 3)
         for c in probed:
             self.assertLessEqual(0 < c['probe']['ms_lower'], c['probe']['ms_median'])
             self.assertLessEqual(c['probe']['ms_median'], c['probe']['ms_upper'])
@@ -323,9 +323,9 @@ class Refused(unittest.TestCase):
         self.refused([], '--world: with 1 rank there is nothing to shard')
         self.refused(['--world=1'], '--world: with 1 rank there is nothing to shard')
         self.refused(['--world=8', '--ranks-per-host=3'], '--ranks-per-host: 3 does not divide the 8 ranks')
-        self.refused(['--world=12', '--shard-group=5'], '--shard-group: 5 does not divide the 12 ranks')
-        self.refused(['--world=12', '--ranks-per-host=4', '--shard-group=6'], '--shard-group: groups of 6 neither divide the 4 ranks of a host nor fill')
-        self.refused(['--world=4', '--shard-group=4'], '--shard-group: 4 of 4 ranks are no groups')
+        self.refused(['--world=12', '--dp-shard=5'], '--dp-shard: 5 does not divide the 12 ranks')
+        self.refused(['--world=12', '--ranks-per-host=4', '--dp-shard=6'], '--dp-shard: groups of 6 neither divide the 4 ranks of a host nor fill')
+        self.refused(['--world=4', '--dp-shard=4'], '--dp-shard: 4 of 4 ranks are no groups')
         self.refused(['--world=4', '--wire-dtype=f16'], "--wire-dtype: 'f16' is not own, bf16 or any")
         self.refused(['--world=4', '--vocab=10'], '--vocab')
 
@@ -338,7 +338,7 @@ class Refused(unittest.TestCase):
             self.assertEqual(choice['bytes']['total'], least)
 
     def test_variables_that_would_decide(self):
-        for name, value in [('ZERO_STAGE', '2'), ('ZERO_PREFETCH', '1'), ('ZERO_HYBRID', 'hsdp'), ('ZERO_PARAM_BUDGET_BYTES', '1G')]:
+        for name, value in [('ZERO_STAGE', '2'), ('ZERO_PREFETCH', '1'), ('ZERO_HYBRID', 'hfsdp'), ('ZERO_DP_REPLICATE', '2'), ('ZERO_PARAM_BUDGET_BYTES', '1G')]:
             self.refused(['--world=4'], f'{name} is set in the environment and would override every candidate', env={name: value})
 
     def test_another_world(self):

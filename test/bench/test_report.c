@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_report.c: numbers as zero-bench tells them. */
+#include "bench/hybrids.h"
 #include "bench/report.h"
 
 #include <math.h>
@@ -57,7 +58,7 @@ static void no_step_is_no_nan(void **state)
 {
     (void)state;
     struct report r = {0};
-    const struct report_summary s = {.device = "host", .hybrid = ZERO_HYBRID_HSDP, .peak_tflops = 1};
+    const struct report_summary s = {.device = "host", .hybrid = HYBRID_HSDP, .peak_tflops = 1};
     char text[4096];
     FILE *file = tmpfile();
     int out = dup(STDOUT_FILENO);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* saved_model.c: see saved_model.h. */
 #include "test/checkpoint/saved_model.h"
+#include "shard/options.h"
 #include "test/held_port.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
@@ -168,9 +169,9 @@ static void *run_rank(void *arg)
     void *own[MODEL_TENSORS];
     char url[64];
     cfg.stage = o->stage;
-    cfg.hybrid = o->hybrid;
+    cfg.hybrid = o->hybrid == ZR_HFSDP ? ZERO_HFSDP : ZERO_HSDP;
     if (o->hybrid)
-        cfg.shard_group = o->group;
+        cfg.mesh.dp_replicate = o->world / o->group;
     cfg.launch.rank = s->rank;
     cfg.launch.world = o->world;
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", s->port);

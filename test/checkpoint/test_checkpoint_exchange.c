@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_checkpoint_exchange.c: what one stage and world saves, every other loads, bit by bit; and training
  * goes on from it as if nothing had been. */
+#include "shard/options.h"
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/zero/sample.h"
@@ -23,8 +24,7 @@ static const int worlds[] = {1, 2, 3, 4, 5, 8};
 /* Behind the stages. */
 static const struct {
     int hybrid, world, group;
-} hybrids[] = {
-    {ZERO_HYBRID_HSDP, 4, 2}, {ZERO_HYBRID_HFSDP, 4, 2}, {ZERO_HYBRID_HSDP, 8, 4}, {ZERO_HYBRID_HFSDP, 8, 2}};
+} hybrids[] = {{ZR_HSDP, 4, 2}, {ZR_HFSDP, 4, 2}, {ZR_HSDP, 8, 4}, {ZR_HFSDP, 8, 2}};
 #define N_HYBRIDS ((int)(sizeof hybrids / sizeof *hybrids))
 #define N_WAYS    (N_STAGED + N_HYBRIDS)
 

@@ -35,7 +35,7 @@ class Pipelined(unittest.TestCase):
         self.assertIn('8 layers in 3 stages, 8 micro-batches on 1 ranks each: they do not divide', done.stderr)
         done = run([ZERO_RUN, '-n', '3', '--raw', PROGRAM, '2'])
         self.assertEqual(done.returncode, 1)
-        self.assertIn('zero_mesh_open: ', done.stderr)
+        self.assertIn('zero_find_place: ', done.stderr)
 
 
 if __name__ == '__main__':

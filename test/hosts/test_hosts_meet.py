@@ -139,11 +139,13 @@ class Refused(library.Ranks):
             self.assertRegex(first[1], rf'^zero_wrap: 1 of 2 ranks did not come to .* in {TIMEOUT_MS} ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\); last: refused .*(10\.77\.0\.2|fd77:1::2)')
             self.assertRegex(second[1], rf'^zero_wrap: rank 1 .*for rank 0 at host0:{PORT}.*: .*of another job, or with another key: ZERO_JOB_KEY and')
 
-    def test_shard_groups(self):
+    def test_replicas(self):
         with Hosts(2) as net:
-            hybrid = {'ZERO_HYBRID': 'hsdp', 'ZERO_STAGE': 3}
-            self.all_say(start(net, [0, 1, 1], ZERO_SHARD_GROUP=2, **hybrid), 'shard_group is 2')
-            self.all_say(start(net, [0, 1, 1], **hybrid), 'shard_group')
+            hsdp = {'ZERO_DP_REPLICATE': 'auto', 'ZERO_STAGE': 3}
+            for _, errors in ends(start(net, [0, 1, 1], ZERO_DP_REPLICATE=2, ZERO_STAGE=3)):
+                self.assertRegex(errors, r'^zero_find_place: the axes of mesh .* do not divide the world of 3 ranks')
+            self.all_say(start(net, [0, 1, 1], **hsdp), 'dp_replicate is auto, one replica per host, but hosts have unequal numbers of ranks')
+            self.all_say(start(net, [0, 1, 0, 1], **hsdp), 'dp_replicate is auto, one replica per host, but the ranks of a host are not consecutive')
 
 
 if __name__ == '__main__':

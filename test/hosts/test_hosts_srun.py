@@ -120,7 +120,7 @@ class Srun(unittest.TestCase):
                 told = slurm.must(n, [PROGRAM], *options, ZERO_JOB_KEY=library.KEY)
                 self.assertEqual(told, (self.by_zero_run(n, [PROGRAM]), ''))
                 self.assertIn('step 200 loss', told[0])
-        for n, arguments in ((3, []), (4, ['--hybrid=hfsdp', '--shard-group=2', '--accum=2'])):
+        for n, arguments in ((3, []), (4, ['--hybrid=hfsdp', '--dp-replicate=2', '--accum=2'])):
             with self.subTest(n=n, arguments=arguments):
                 out, errors = slurm.must(n, [*TRAIN, *arguments], ZERO_LOG='stderr')
                 self.assertEqual(bits(out), bits(self.by_zero_run(n, [*TRAIN, *arguments])))

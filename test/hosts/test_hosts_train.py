@@ -98,7 +98,7 @@ class Train(unittest.TestCase):
         net = self.start_hosts()
         for hybrid in HYBRIDS:
             arguments = ['--steps=3', f'--hybrid={hybrid}', '--accum=2', '--deterministic=on']
-            self.assertEqual(self.ends(net, hybrid, launch(net, hybrid, arguments)), self.alone(net, [*arguments, '--shard-group=2']))
+            self.assertEqual(self.ends(net, hybrid, launch(net, hybrid, [*arguments, '--dp-replicate=auto'])), self.alone(net, [*arguments, '--dp-shard=2', f'--dp-replicate={WORLD // 2}']))
 
     def test_without_the_backend(self):
         """Then nobody knows where rank 0 is, and the error says what to set. (A launcher may end the others before they can say it too.)"""

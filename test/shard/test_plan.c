@@ -129,8 +129,8 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
     int world = chance(r, 20) ? 1 : 1 + (int)random_below(r, 16);
     if (stage == 3 && chance(r, 50)) {
         p->opt.hybrid = chance(r, 50) ? ZR_HSDP : ZR_HFSDP;
-        p->opt.shard_group = 1 + (int)random_below(r, 4);
-        world = p->opt.shard_group * (1 + (int)random_below(r, 4));
+        p->opt.dp_shard = 1 + (int)random_below(r, 4);
+        world = p->opt.dp_shard * (1 + (int)random_below(r, 4));
     }
     lay_out(p, t, n, world);
     p->opt.grad_accum_steps = chance(r, 50) ? 1 : 1 + (int)random_below(r, 9);
@@ -221,7 +221,7 @@ static void check_gather_arena(const struct zr_plan *p)
 static int64_t copies_of(const struct zr_options *o, const struct zr_layout *l)
 {
     if (o->hybrid == ZR_HSDP)
-        return l->world / o->shard_group;
+        return l->world / o->dp_shard;
     return o->stage == 0 ? l->world : 1;
 }
 
@@ -1060,7 +1060,7 @@ static void memory_and_traffic_of_groups(void **state)
         struct planned p = {.opt = default_options(3)};
         struct zr_tensor *t = calloc(LAYERS, sizeof *t);
         p.opt.hybrid = hybrid;
-        p.opt.shard_group = inner;
+        p.opt.dp_shard = inner;
         p.opt.prefetch = 0;
         p.opt.grad_accum_steps = accum;
         p.opt.deterministic = tree;
@@ -1110,7 +1110,7 @@ static void groups_of_one_and_of_all(void **state)
     for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
         struct planned p = {.opt = default_options(3)}, flat = {.opt = default_options(same[i].stage)};
         p.opt.hybrid = same[i].hybrid;
-        p.opt.shard_group = same[i].group;
+        p.opt.dp_shard = same[i].group;
         plan_layers(&p, 5, 3000, 4);
         plan_layers(&flat, 5, 3000, 4);
         assert_int_equal(p.layout->hash == flat.layout->hash, p.layout->in_place == flat.layout->in_place);
@@ -1124,9 +1124,9 @@ static void groups_of_one_and_of_all(void **state)
     struct planned p = {.opt = default_options(3)};
     struct zr_placement place;
     p.opt.hybrid = ZR_HSDP;
-    p.opt.shard_group = 3;
+    p.opt.dp_shard = 3;
     assert_int_equal(zr_placement_in(&p.opt, 8, &place), ZR_ERR_ARG);
-    assert_non_null(strstr(zr_error_text(), "shard_group is 3, world is 8"));
+    assert_non_null(strstr(zr_error_text(), "dp_shard is 3, world is 8"));
     assert_int_equal(zr_placement_make(2, ZR_HFSDP, false, 2, 2, &place), ZR_ERR_ARG);
 }
 

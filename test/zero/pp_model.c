@@ -206,16 +206,13 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
     struct model **first = out;
     const struct setup *s = r->arg;
     const struct mesh *on = s->mesh;
-    const struct zero_axis axes[] = {
-        {"pp", on->pp}, {"dp_replicate", on->stage > 3 ? on->dp / 2 : 1}, {"dp_shard", -1}, {"tp", on->tp}};
     struct zero_config cfg = toy_config(r, on->stage);
-    zero_mesh *mesh = NULL;
-    OR_RETURN(zero_mesh_open(&mesh, axes, 4, &cfg));
-    OR_RETURN(zero_mesh_rank(mesh, "pp", &at->pp, NULL));
-    OR_RETURN(zero_mesh_rank(mesh, "dp", &at->dp, &at->n_dp));
-    OR_RETURN(zero_mesh_rank(mesh, "tp", &at->tp, NULL));
-    cfg.mesh = mesh;
-    cfg.shard_group = ZERO_AUTO;
+    struct zero_place p;
+    cfg.mesh.pp = on->pp;
+    cfg.mesh.dp_replicate = on->stage > 3 ? on->dp / 2 : 1;
+    cfg.mesh.tp = on->tp;
+    OR_RETURN(zero_find_place(&cfg, &p));
+    *at = (struct place){.pp = p.pp, .dp = p.data, .n_dp = p.n_data, .tp = p.tp};
     cfg.debug.log = toy_forget_line;
     cfg.clip = 0;
     cfg.checkpoint.save_async = s->async;
@@ -240,9 +237,7 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
     }
     if (s->spoil)
         s->spoil(table, n, at->pp);
-    int err = zero_wrap(z, table, n, &cfg);
-    zero_mesh_close(&mesh);
-    return err;
+    return zero_wrap(z, table, n, &cfg);
 }
 
 /* ---- training ---- */

@@ -82,18 +82,14 @@ static void live(struct rank *me)
     struct toy_rank r = {.rank = me->w.rank, .world = me->w.world};
     struct toy m;
     zero_ctx *z = NULL;
-    zero_mesh *mesh = NULL;
-    const struct zero_axis axes[] = {{"dp_shard", -1}, {"tp", now->tp}};
     snprintf(r.url, sizeof r.url, "tcp://127.0.0.1:%d", me->w.port);
     struct zero_config cfg = toy_config(&r, now->stage);
     cfg.launch.timeout_ms = now->kind == KILLED ? 60000 : TIMEOUT_MS;
     cfg.launch.start_timeout_ms = 60000;
     toy_make(&m);
     if (now->tp > 1)
-        RANK_CHECK(me, zero_mesh_open(&mesh, axes, 2, &cfg) == 0, "%s", zero_last_error());
-    cfg.mesh = mesh;
+        cfg.mesh.tp = now->tp;
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg); /* others may be a step ahead */
-    zero_mesh_close(&mesh);
     note_error(me, err ? err : train(me, z, &m));
     leave(me, &z);
     toy_free(&m);

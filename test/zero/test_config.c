@@ -49,6 +49,11 @@ static int clear_environment(void **state)
                                         "ZERO_BACKEND",
                                         "ZERO_TIMEOUT_MS",
                                         "ZERO_HYBRID",
+                                        "ZERO_DP_SHARD",
+                                        "ZERO_DP_REPLICATE",
+                                        "ZERO_TP",
+                                        "ZERO_PP",
+                                        "ZERO_CP",
                                         "ZERO_SHARD_GROUP",
                                         "ZERO_OPTIMIZER",
                                         "ZERO_BETA1",
@@ -106,8 +111,11 @@ static void test_defaults(void **state)
         assert_false(o->check);
         assert_int_equal(both[i].user.launch.world, 0);
         assert_int_equal(both[i].user.device, ZERO_DEVICE_HOST);
-        assert_int_equal(both[i].user.launch.copy_engine, ZERO_AUTO);
-        assert_int_equal(both[i].user.shard_group, ZERO_AUTO);
+        assert_int_equal(both[i].user.copy_engine, ZERO_AUTO);
+        const struct zero_mesh *mesh = &both[i].user.mesh;
+        assert_true(mesh->pp == 1 && mesh->dp_replicate == 1 && mesh->cp == 1 && mesh->tp == 1);
+        assert_int_equal(mesh->dp_shard, 0);
+        assert_int_equal(both[i].user.hybrid, ZERO_HSDP);
         assert_int_equal(zr_config_start_ms(&both[i].user), 600000);
         assert_int_equal(o->hybrid, ZR_HYBRID_NONE);
         zr_config_release(&both[i]);
@@ -199,8 +207,8 @@ struct text_case {
     double raw;
     const char *bad, *allowed;
 };
-/* group: with its point, or nothing. */
-#define AT(group, name) #name, offsetof(struct zero_config, group name)
+#define AT(name)      #name, offsetof(struct zero_config, name)
+#define AT_AXIS(name) #name, offsetof(struct zero_config, mesh.name)
 
 static const struct text_case text_cases[] = {
     {AT(, stage), 'i', true, "3", 3, "4", "allowed: 0, 1, 2, 3"},
@@ -249,35 +257,32 @@ static const struct text_case text_cases[] = {
      "auto (-1) for what prefetch needs"},
     {AT(memory., param_budget_bytes), 'l', true, "64MiB", 64 << 20, "64B",
      "auto (-1) for what prefetch needs"},
-    {AT(memory., param_budget_bytes), 'l', true, "3k", 3000, "3 k", "auto (-1) for what prefetch needs"},
-    {AT(memory., param_budget_bytes), 'l', true, "3M", 3e6, "k", "auto (-1) for what prefetch needs"},
-    {AT(memory., param_budget_bytes), 'l', true, "3G", 3e9, "1.5G", "auto (-1) for what prefetch needs"},
-    {AT(memory., param_budget_bytes), 'l', true, "3Ki", 3072, "9223372036854775807k",
-     "auto (-1) for what prefetch needs"},
-    {AT(memory., param_budget_bytes), 'l', true, "2Gi", 2147483648.0, "9000000000Gi",
-     "auto (-1) for what prefetch needs"},
-    {AT(, deterministic), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
-    {AT(, deterministic), 'i', true, "on", 1, "yes", "allowed: on (1), off (0), auto (-1)"},
-    {AT(, deterministic), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
-    {AT(memory., wire_dtype), 'i', true, "bf16", 2, "f16", "allowed: f32, bf16, or 0"},
-    {AT(memory., wire_dtype), 'i', true, "f32", 1, "fp32", "allowed: f32, bf16, or 0"},
-    {AT(debug., trace), 'i', true, "1", 1, "-1", "allowed: 0, 1"},
-    {AT(checkpoint., save_async), 'i', true, "on", 1, "2", "allowed: 0, 1"},
-    {AT(checkpoint., save_keep), 'i', true, "3", 3, "-1", "1 and more, or 0 for all"},
-    {AT(debug., check), 'i', true, "1", 1, "2", "allowed: 0, 1"},
-    {AT(, device), 'i', true, "cuda", ZERO_DEVICE_CUDA, "gpu", "allowed: host, cuda"},
-    {AT(, device), 'i', true, "host", ZERO_DEVICE_HOST, "0", "allowed: host, cuda"},
-    {AT(launch., copy_engine), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
-    {AT(launch., copy_engine), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
-    {AT(memory., grad_in_place), 'i', true, "on", 1, "2", "allowed: 0, 1"},
-    {AT(, hybrid), 'i', true, "HSDP", ZERO_HYBRID_HSDP, "fsdp", "allowed: none (0), hsdp (1), hfsdp (2)"},
-    {AT(, hybrid), 'i', true, "hfsdp", ZERO_HYBRID_HFSDP, "3", "allowed: none (0), hsdp (1), hfsdp (2)"},
-    {AT(, shard_group), 'i', true, "auto", -1, "0", "a number that divides the world; auto (-1)"},
-    {AT(, shard_group), 'i', true, "auto", -1, "-2", "a number that divides the world; auto (-1)"},
-    {AT(launch., start_timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647; auto (-1)"},
-    {AT(launch., mpi), 'i', true, "ompi", ZERO_MPI_OMPI, "lam", "allowed: auto (0), ompi (1), mpich (2)"},
-    {AT(launch., mpi), 'i', true, "mpich", ZERO_MPI_MPICH, "3", "allowed: auto (0), ompi (1), mpich (2)"},
-    {AT(launch., start_timeout_ms), 'l', true, "auto", -1, "-2", "allowed: 1 to 2147483647; auto (-1)"},
+    {AT(deterministic), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(deterministic), 'i', true, "on", 1, "yes", "allowed: on (1), off (0), auto (-1)"},
+    {AT(deterministic), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(wire_dtype), 'i', true, "bf16", 2, "f16", "allowed: f32, bf16, or 0"},
+    {AT(wire_dtype), 'i', true, "f32", 1, "fp32", "allowed: f32, bf16, or 0"},
+    {AT(trace), 'i', true, "1", 1, "-1", "allowed: 0, 1"},
+    {AT(save_async), 'i', true, "on", 1, "2", "allowed: 0, 1"},
+    {AT(save_keep), 'i', true, "3", 3, "-1", "1 and more, or 0 for all"},
+    {AT(check), 'i', true, "1", 1, "2", "allowed: 0, 1"},
+    {AT(device), 'i', true, "cuda", ZERO_DEVICE_CUDA, "gpu", "allowed: host, cuda"},
+    {AT(device), 'i', true, "host", ZERO_DEVICE_HOST, "0", "allowed: host, cuda"},
+    {AT(copy_engine), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(copy_engine), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(grad_in_place), 'i', true, "on", 1, "2", "allowed: 0, 1"},
+    {AT(hybrid), 'i', true, "HSDP", ZERO_HSDP, "fsdp", "allowed: hsdp (0), hfsdp (1)"},
+    {AT(hybrid), 'i', true, "hfsdp", ZERO_HFSDP, "none", "for neither of them: dp_replicate 1"},
+    {AT_AXIS(pp), 'i', true, "4", 4, "0", "allowed: 1 and more"},
+    {AT_AXIS(dp_replicate), 'i', true, "auto", -1, "0", "1 and more; auto (-1) for one replica per host"},
+    {AT_AXIS(dp_replicate), 'i', true, "2", 2, "-2", "1 and more; auto (-1)"},
+    {AT_AXIS(dp_shard), 'i', true, "0", 0, "auto", "1 and more, or 0 for what the other axes leave"},
+    {AT_AXIS(cp), 'i', true, "1", 1, "0", "allowed: 1 and more"},
+    {AT_AXIS(tp), 'i', true, "2", 2, "auto", "allowed: 1 and more"},
+    {AT(start_timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647; auto (-1)"},
+    {AT(mpi), 'i', true, "ompi", ZERO_MPI_OMPI, "lam", "allowed: auto (0), ompi (1), mpich (2)"},
+    {AT(mpi), 'i', true, "mpich", ZERO_MPI_MPICH, "3", "allowed: auto (0), ompi (1), mpich (2)"},
+    {AT(start_timeout_ms), 'l', true, "auto", -1, "-2", "allowed: 1 to 2147483647; auto (-1)"},
 };
 #define N_TEXT (sizeof text_cases / sizeof *text_cases)
 
@@ -365,9 +370,13 @@ static void test_environment(void **state)
     assert_true(o.stage == 3 && o.optimizer == ZR_SGD && zr_states_of(&o, ZR_OPTIMIZER_NONE) == 0 &&
                 o.prefetch == 0);
     setenv("ZERO_HYBRID", "hfsdp", 1);
-    setenv("ZERO_SHARD_GROUP", "8", 1);
+    setenv("ZERO_DP_REPLICATE", "auto", 1);
+    setenv("ZERO_DP_SHARD", "8", 1);
+    setenv("ZERO_TP", "2", 1);
+    setenv("ZERO_PP", "3", 1);
     struct zr_config c = accepted(&cfg);
-    assert_true(c.options.hybrid == ZR_HFSDP && c.user.shard_group == 8);
+    assert_true(c.user.hybrid == ZERO_HFSDP && c.user.mesh.dp_replicate == ZERO_AUTO &&
+                c.user.mesh.dp_shard == 8 && c.user.mesh.tp == 2 && c.user.mesh.pp == 3);
     clear_environment(state);
 }
 
@@ -400,6 +409,8 @@ static void test_misspelt_variable(void **state)
         {"ZERO_WORLDSIZE", "; did you mean ZERO_WORLD_SIZE?"},
         {"ZERO_RENDEZVOS", "; did you mean ZERO_RENDEZVOUS?"},
         {"ZERO_stage", "; did you mean ZERO_STAGE?"},
+        {"ZERO_SHARD_GROUP", " is not known and was ignored; "},
+        {"ZERO_SHARD_GROUP", "ZERO_DP_REPLICATE"},
         {"ZERO_A_NAME_THAT_IS_LONGER_THAN_ANY_VARIABLE_THAT_THIS_LIBRARY_EVER_KNEW",
          "; the nearest is ZERO_"}};
     for (size_t i = 0; i < sizeof misspelt / sizeof *misspelt; i++) {
@@ -470,10 +481,11 @@ static void test_bad_fields(void **state)
     BAD(memory.param_budget_bytes, -2, "param_budget_bytes is -2; allowed: bytes");
     BAD(memory.prefetch, -1, "prefetch is -1; allowed: 1 and more, or 0 for none");
     BAD(device, 0, "device is 0; allowed: host, cuda");
-    BAD(launch.copy_engine, -2, "copy_engine is -2; allowed: on (1), off (0), auto (-1)");
-    BAD(hybrid, 3, "hybrid is 3; allowed: none (0), hsdp (1), hfsdp (2)");
-    BAD(hybrid, 1, "hybrid is hsdp but stage is 0; allowed: stage 3 with a hybrid");
-    BAD(shard_group, 0, "shard_group is 0; allowed: a number that divides the world");
+    BAD(copy_engine, -2, "copy_engine is -2; allowed: on (1), off (0), auto (-1)");
+    BAD(hybrid, 2, "hybrid is 2; allowed: hsdp (0), hfsdp (1); for neither of them: dp_replicate 1");
+    BAD(mesh.dp_replicate, 0, "dp_replicate is 0; allowed: 1 and more; auto (-1) for one replica per host");
+    BAD(mesh.dp_shard, -1, "dp_shard is -1; allowed: 1 and more, or 0 for what the other axes leave");
+    BAD(mesh.tp, 0, "tp is 0; allowed: 1 and more");
     BAD(weight_decay, NAN, "weight_decay is nan; allowed: ");
     BAD(deterministic, 2, "deterministic is 2; allowed: on (1), off (0), auto (-1)");
     BAD(memory.wire_dtype, 3, "wire_dtype is f16; allowed: f32, bf16, or 0");
@@ -582,7 +594,8 @@ static void test_unknown_key(void **state)
                                           {"prefetch_depth", "prefetch"},
                                           {"param_budget", "param_budget_bytes"},
                                           {"beta3", "beta1"},
-                                          {"", "eps"}};
+                                          {"shard_group", "dp_replicate"},
+                                          {"", "pp"}};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char text[128];
@@ -606,7 +619,7 @@ static void test_not_settable(void **state)
     (void)state;
     static const char *const keys[] = {"size",     "rendezvous", "update",    "update_arg", "order",
                                        "n_order",  "stream",     "log",       "log_arg",    "nccl_comm",
-                                       "mpi_comm", "version",    "interface", "mesh",       "name"};
+                                       "mpi_comm", "version",    "interface", "name"};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char text[64];
@@ -737,7 +750,7 @@ static void test_value_texts(void **state)
     } rows[] = {
         {"backend", ZERO_BACKEND_SHM, "shm"},
         {"device", ZERO_DEVICE_CUDA, "cuda"},
-        {"hybrid", ZERO_HYBRID_NONE, "none"},
+        {"hybrid", ZERO_HFSDP, "hfsdp"},
         {"wire_dtype", ZERO_BF16, "bf16"},
         {"wire_dtype", 0, "0"},
         {"init_from", ZERO_INIT_RANK0, "rank0"},

@@ -499,13 +499,17 @@ static void overridden_on_one_rank(void **state)
 {
     (void)state;
     const struct override all[] = {
-        {"ZERO_HYBRID", "none", TOY_HSDP, ZERO_ERR_MISMATCH, "hybrid is none on rank 3 and hsdp on rank 0"},
+        {"ZERO_HYBRID", "none", TOY_HSDP, ZERO_ERR_ARG, "ZERO_HYBRID is \"none\"; allowed: hsdp (0), hfsdp"},
+        {"ZERO_DP_REPLICATE", "1", TOY_HSDP, ZERO_ERR_MISMATCH,
+         "dp_replicate is 1 on rank 3 and 2 on rank 0"},
+        {"ZERO_TP", "2", TOY_HSDP, ZERO_ERR_MISMATCH, "tp is 2 on rank 3 and 1 on rank 0"},
         {"ZERO_HYBRID", "hfsdp", TOY_HSDP, ZERO_ERR_MISMATCH, "hybrid is hfsdp on rank 3 and hsdp on rank 0"},
-        {"ZERO_SHARD_GROUP", "4", TOY_HFSDP, ZERO_ERR_MISMATCH, "shard_group is 4 on rank 3 and 2 on rank 0"},
-        {"ZERO_SHARD_GROUP", "3", TOY_HFSDP, ZERO_ERR_ARG, "shard_group is 3, world is 4"},
-        {"ZERO_SHARD_GROUP", "auto", TOY_HSDP, ZERO_ERR_MISMATCH, "shard_group is 4 on rank 3"},
-        {"ZERO_SHARD_GROUP", "two", TOY_HSDP, ZERO_ERR_ARG, "ZERO_SHARD_GROUP is \"two\""},
-        {"ZERO_STAGE", "2", TOY_HSDP, ZERO_ERR_ARG, "hybrid is hsdp but stage is 2"},
+        {"ZERO_DP_REPLICATE", "4", TOY_HFSDP, ZERO_ERR_MISMATCH,
+         "dp_replicate is 4 on rank 3 and 2 on rank 0"},
+        {"ZERO_DP_REPLICATE", "3", TOY_HFSDP, ZERO_ERR_ARG, "do not divide the world of 4 ranks"},
+        {"ZERO_DP_REPLICATE", "auto", TOY_HSDP, ZERO_ERR_MISMATCH, "dp_replicate is 1 on rank 3"},
+        {"ZERO_DP_REPLICATE", "two", TOY_HSDP, ZERO_ERR_ARG, "ZERO_DP_REPLICATE is \"two\""},
+        {"ZERO_STAGE", "2", TOY_HSDP, ZERO_ERR_MISMATCH, "stage is 2 on rank 3 and 3 on rank 0"},
         {"ZERO_CHECK", "1", TOY_HSDP, ZERO_ERR_MISMATCH, "check is 1 on rank 3 and 0 on rank 0"},
         {"ZERO_CHECK", "1", TOY_HFSDP, ZERO_ERR_MISMATCH, "check is 1 on rank 3 and 0 on rank 0"},
         {"ZERO_CHECK", "1", 3, ZERO_ERR_MISMATCH, "check is 1 on rank 3 and 0 on rank 0"},

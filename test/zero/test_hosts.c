@@ -354,7 +354,6 @@ static int64_t elems_of_stage(int rank)
 /* The first of two stages has nearly all of the model. To r->ms: what the plan takes. */
 static void wrap_stage(struct toy_rank *r)
 {
-    static const struct zero_axis axes[] = {{"pp", 2}};
     const struct setup *s = r->arg;
     const int64_t n = elems_of_stage(r->rank);
     float *memory = calloc((size_t)n, sizeof *memory);
@@ -369,16 +368,13 @@ static void wrap_stage(struct toy_rank *r)
     };
     struct zero_config cfg = toy_config(r, 3);
     struct zero_stats stats;
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     cfg.debug.log = toy_forget_line;
     cfg.pipeline.activation_bytes = 64;
     cfg.grad_accum_steps = 2;
-    int err = zero_mesh_open(&mesh, axes, 1, &cfg);
-    cfg.mesh = mesh;
+    cfg.mesh.pp = 2;
     pose(r);
-    if (!err)
-        err = zero_wrap(&z, &table, 1, &cfg);
+    int err = zero_wrap(&z, &table, 1, &cfg);
     toy_note(r, err);
     if (!err)
         toy_note(r, err = zero_get_stats(z, &stats));
@@ -388,7 +384,6 @@ static void wrap_stage(struct toy_rank *r)
         toy_note(r, zero_gather_all(z, 0));
     setup_here = NULL;
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free(memory);
 }
 

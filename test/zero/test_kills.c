@@ -160,22 +160,18 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
     int err = 0;
     float x[8] = {0};
     double value = r->rank;
-    zero_mesh *mesh = NULL;
-    const struct zero_axis axes[] = {{"pp", l->pp}, {"dp_shard", -1}, {"tp", l->tp}};
     cfg->launch.timeout_ms = l->timeout_ms;
     cfg->launch.start_timeout_ms = l->timeout_ms;
     cfg->checkpoint.save_async = l->async;
     cfg->memory.prefetch = l->prefetch;
     cfg->checkpoint.save_keep = 2;
-    if (l->tp > 1 || l->pp > 1)
-        err = zero_mesh_open(&mesh, axes, 3, cfg);
-    cfg->mesh = mesh;
+    cfg->mesh.pp = l->pp > 1 ? l->pp : 1;
+    cfg->mesh.tp = l->tp > 1 ? l->tp : 1;
     cfg->pipeline.activation_bytes = 64;
     cfg->grad_accum_steps = l->pp;
     if (l->pp > 1 && r->rank >= WORLD / l->pp)
         name_apart(m);
     DO(WRAP, zero_wrap(z, m->table, TOY_TENSORS, cfg));
-    zero_mesh_close(&mesh);
     for (uint32_t round = 0; !err && *z; round++) {
         for (int step = 0; step < 2; step++) {
             struct zero_action a = {.micro_batch = l->pp > 1 ? 0 : -1};

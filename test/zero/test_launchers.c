@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_launchers.c: the variables of two launchers at once. The innermost launcher decides who this rank is.
- * Where the variables cannot tell which one that is, zero_find_rank and zero_wrap refuse in the same words,
+ * Where the variables cannot tell which one that is, zero_find_place and zero_wrap refuse in the same words,
  * and name both. */
 #include "test/zero/toy_net.h"
 
@@ -111,14 +111,14 @@ static void nest(enum launcher outer, enum launcher inner)
 
 static void expect(const char *what, int32_t want_rank, int32_t want_world)
 {
-    int32_t rank = -7, world = -7;
-    if (zero_find_rank(NULL, &rank, &world, NULL))
+    struct zero_place p;
+    if (zero_find_place(NULL, &p))
         fail_msg("%s: %s", what, zero_last_error());
-    if (rank != want_rank || world != want_world)
-        fail_msg("%s: rank %d of %d", what, rank, world);
+    if (p.rank != want_rank || p.world != want_world)
+        fail_msg("%s: rank %d of %d", what, p.rank, p.world);
 }
 
-/* Each text, up to NULL, is in the message of zero_find_rank, and zero_wrap says the same. */
+/* Each text, up to NULL, is in the message of zero_find_place, and zero_wrap says the same. */
 static void refuse(const char *what, ...)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -126,7 +126,8 @@ static void refuse(const char *what, ...)
     struct toy m;
     zero_ctx *z;
     va_list ap;
-    int err = zero_find_rank(NULL, NULL, NULL, NULL);
+    struct zero_place p;
+    int err = zero_find_place(NULL, &p);
     if (err != ZERO_ERR_ARG)
         fail_msg("%s: code %d", what, err);
     va_start(ap, what);
@@ -134,7 +135,7 @@ static void refuse(const char *what, ...)
         if (!strstr(zero_last_error(), text))
             fail_msg("%s: \"%s\" does not say \"%s\"", what, zero_last_error(), text);
     va_end(ap);
-    snprintf(said, sizeof said, "zero_wrap: %s", zero_last_error() + strlen("zero_find_rank: "));
+    snprintf(said, sizeof said, "zero_wrap: %s", zero_last_error() + strlen("zero_find_place: "));
     toy_make(&m);
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), err);
     assert_string_equal(zero_last_error(), said);

@@ -65,55 +65,47 @@ static void no_eps(struct program *p)
         }                                                                                                    \
     }
 
-static void hybrid_of_any_stage(struct program *p)
+static void hfsdp(struct program *p)
 {
-    p->cfg.hybrid = ZERO_HYBRID_HFSDP;
+    p->cfg.hybrid = ZERO_HFSDP;
 }
 
-static void hybrid_of_two(struct program *p)
+static void hfsdp_of_hosts(struct program *p)
 {
-    p->cfg.hybrid = ZERO_HYBRID_HSDP;
-    p->cfg.shard_group = 2;
+    p->cfg.hybrid = ZERO_HFSDP;
+    p->cfg.mesh.dp_replicate = ZERO_AUTO;
 }
 
-static void hybrid_of_three(struct program *p)
+static void three_replicas(struct program *p)
 {
-    p->cfg.hybrid = ZERO_HYBRID_HSDP;
-    p->cfg.shard_group = 3;
+    p->cfg.mesh.dp_replicate = 3;
 }
 
-static void hybrid_of_one(struct program *p)
+static void replicas_of_one_rank(struct program *p)
 {
-    p->cfg.hybrid = ZERO_HYBRID_HSDP;
-    p->cfg.shard_group = 1;
+    p->cfg.mesh.dp_replicate = p->cfg.launch.world;
 }
 
-static void hybrid_with_cut_states_of_one(struct program *p)
+static void hfsdp_of_one_rank_each(struct program *p)
 {
-    p->cfg.hybrid = ZERO_HYBRID_HFSDP;
-    p->cfg.shard_group = 1;
+    p->cfg.hybrid = ZERO_HFSDP;
+    p->cfg.mesh.dp_replicate = p->cfg.launch.world;
 }
 
-static void group_of_nothing(struct program *p)
+static void no_replicas(struct program *p)
 {
-    p->cfg.shard_group = 0;
-}
-
-static void group_without_hybrid(struct program *p)
-{
-    p->cfg.shard_group = 2;
+    p->cfg.mesh.dp_replicate = 0;
 }
 
 static void other_groups(struct program *p)
 {
-    p->cfg.hybrid = ZERO_HYBRID_HSDP;
-    p->cfg.shard_group = p->odd ? 1 : 2;
+    p->cfg.mesh.dp_replicate = p->odd ? 2 : 1;
 }
 
-static void one_without_hybrid(struct program *p)
+static void hfsdp_on_one(struct program *p)
 {
     if (!p->odd)
-        hybrid_of_two(p);
+        hfsdp(p);
 }
 
 static const struct misuse rows[] = {
@@ -141,61 +133,69 @@ static const struct misuse rows[] = {
      {"param_budget_bytes is 0", "alone needs"}},
     {"a budget of nothing, needed by nobody", S0 | S1 | S2, BOTH, sets_param_budget_bytes, NULL, RIGHT},
     {"eps 0", ALL, BOTH, no_eps, NULL, LINE, 0, {"eps is 0"}},
-    WRONG("a hybrid below stage 3", S0 | S1 | S2, BOTH, hybrid_of_any_stage, NULL, ARG,
-          "hybrid is hfsdp but stage is", "allowed: stage 3"),
-    WRONG("groups that do not divide the world", S3, BOTH, hybrid_of_three, NULL, ARG,
-          "shard_group is 3, world is", "a number that divides the world"),
-    WRONG("groups of nothing", ALL, BOTH, group_of_nothing, NULL, ARG, "shard_group is 0"),
-    {"groups without a hybrid",
-     ALL,
-     BOTH,
-     group_without_hybrid,
+    {"HFSDP below stage 3",
+     S0 | S1 | S2,
+     W2,
+     hfsdp,
      NULL,
      LINE,
      0,
-     {"shard_group is 2 but hybrid is none: it has no effect, stage", "in one group of all ranks"},
+     {"hybrid is hfsdp but stage is", "it has no effect"},
+     .only_rank_0 = true},
+    GOOD("the same, alone", S0 | S1 | S2, W1, hfsdp, NULL),
+    WRONG("replicas that do not divide the world", ALL, BOTH, three_replicas, NULL, ARG, "dp_replicate 3",
+          "do not divide the world of"),
+    WRONG("no replica", ALL, BOTH, no_replicas, NULL, ARG, "dp_replicate is 0; allowed: 1 and more"),
+    {"replicas below stage 3",
+     S0 | S1 | S2,
+     W2,
+     replicas_of_one_rank,
+     NULL,
+     LINE,
+     0,
+     {"dp_replicate is 2 but stage is", "all data-parallel ranks are one group"},
      .only_rank_0 = true},
     WRONG("other groups on one rank", S3, W2, other_groups, NULL, MISMATCH,
-          "shard_group is 1 on rank 1 and 2 on rank 0"),
-    WRONG("a hybrid on one rank only", S3, W2, one_without_hybrid, NULL, MISMATCH,
-          "hybrid is none on rank 1 and hsdp on rank 0"),
-    {"a hybrid with one group of all ranks",
+          "dp_replicate is 2 on rank 1 and 1 on rank 0"),
+    WRONG("a hybrid on one rank only", S3, W2, hfsdp_on_one, NULL, MISMATCH,
+          "hybrid is hsdp on rank 1 and hfsdp on rank 0"),
+    {"HFSDP of hosts, on one host",
      S3,
      W2,
-     hybrid_of_two,
+     hfsdp_of_hosts,
      NULL,
      LINE,
      0,
-     {"hybrid is hsdp with one group of all ranks: this runs as stage 3"},
+     {"dp_replicate is auto and comes to 1", "this runs as stage 3, and hybrid hfsdp has no effect"},
      .only_rank_0 = true},
-    {"the same, of a host",
+    {"HFSDP of one replica",
      S3,
      W2,
-     hybrid_of_any_stage,
+     hfsdp,
      NULL,
      LINE,
      0,
-     {"hybrid is hfsdp", "stage 3"},
+     {"hybrid is hfsdp but dp_replicate is 1", "this runs as stage 3"},
      .only_rank_0 = true},
-    GOOD("the same, on one rank", S3, W1, hybrid_of_any_stage, NULL),
-    GOOD("a group of one rank, on one rank", S3, W1, hybrid_of_one, NULL),
+    GOOD("the same, on one rank", S3, W1, hfsdp, NULL),
+    GOOD("a group of one rank, on one rank", S3, W1, replicas_of_one_rank, NULL),
     {"HSDP with groups of 1 rank",
      S3,
      W2,
-     hybrid_of_one,
+     replicas_of_one_rank,
      NULL,
      LINE,
      0,
-     {"hybrid is hsdp with groups of 1 rank", "nothing is cut: this runs as stage 0"},
+     {"dp_replicate is 2 and dp_shard 1", "nothing is cut: this runs as stage 0"},
      .only_rank_0 = true},
     {"HFSDP with groups of 1 rank",
      S3,
      W2,
-     hybrid_with_cut_states_of_one,
+     hfsdp_of_one_rank_each,
      NULL,
      LINE,
      0,
-     {"hybrid is hfsdp with groups of 1 rank", "optimizer's states are cut: this runs as stage 1"},
+     {"dp_replicate is 2 and dp_shard 1", "optimizer's states are cut: this runs as stage 1"},
      .only_rank_0 = true},
 };
 

@@ -17,27 +17,25 @@
 static void other_hybrid(struct program *p)
 {
     if (p->odd)
-        p->cfg.hybrid = p->cfg.hybrid == ZERO_HYBRID_HSDP ? ZERO_HYBRID_HFSDP : ZERO_HYBRID_HSDP;
+        p->cfg.hybrid = p->cfg.hybrid == ZERO_HSDP ? ZERO_HFSDP : ZERO_HSDP;
 }
 
 static void hybrid_and_none(struct program *p)
 {
-    if (p->odd_group) {
-        p->cfg.hybrid = ZERO_HYBRID_NONE;
-        p->cfg.shard_group = ZERO_AUTO;
-    }
+    if (p->odd_group)
+        p->cfg.mesh.dp_replicate = 1;
 }
 
 /* Of one host all ranks are a group. */
 static void auto_in_one_group(struct program *p)
 {
     if (p->odd_group)
-        p->cfg.shard_group = ZERO_AUTO;
+        p->cfg.mesh.dp_replicate = ZERO_AUTO;
 }
 
 static void auto_is_what_the_others_say(struct program *p)
 {
-    p->cfg.shard_group = p->odd ? ZERO_AUTO : 4;
+    p->cfg.mesh.dp_replicate = p->odd ? 1 : ZERO_AUTO;
 }
 
 static void checked_on_one(struct program *p)
@@ -308,20 +306,20 @@ static int rank_writes_outside(struct program *p)
 /* Elsewhere hybrids run as a stage, and what was asked of stage 3 holds there. */
 static void of_one_rank_each(struct program *p)
 {
-    p->cfg.shard_group = 1;
+    p->cfg.mesh.dp_replicate = 4;
 }
 
 static void of_all(struct program *p)
 {
-    p->cfg.shard_group = 4;
+    p->cfg.mesh.dp_replicate = 1;
 }
 
 static int says_what_it_runs_as(struct program *p, int stage)
 {
     struct zero_stats s;
     int err = zero_get_stats(p->z, &s);
-    if (!err && (s.stage != stage || s.hybrid != ZERO_HYBRID_NONE || s.shard_group != 4))
-        toy_wrong(p->rank, "stage %d, hybrid %d, groups of %d", s.stage, s.hybrid, s.shard_group);
+    if (!err && (s.stage != stage || s.hybrid != ZERO_HSDP || s.dp_shard != 4))
+        toy_wrong(p->rank, "stage %d, hybrid %d, groups of %d", s.stage, s.hybrid, s.dp_shard);
     return err ? err : train(p);
 }
 
@@ -367,9 +365,9 @@ static int writes_half(struct program *p)
 static const struct misuse rows[] = {
     ON_ALL("another hybrid on one rank", other_hybrid, NULL, MISMATCH, "hybrid is h", "sdp on rank 3 and h"),
     ON_ALL("no hybrid in what would be a group", hybrid_and_none, NULL, MISMATCH,
-           "hybrid is none on rank 2 and h"),
+           "dp_replicate is 1 on rank 2 and 2 on rank 0"),
     ON_ALL("groups of a host in one group", auto_in_one_group, NULL, MISMATCH,
-           "shard_group is 4 on rank 2 and 2 on rank 0"),
+           "dp_replicate is 1 on rank 2 and 2 on rank 0"),
     {"groups of a host, as the others say",
      HYBRIDS,
      W4,
@@ -377,7 +375,7 @@ static const struct misuse rows[] = {
      NULL,
      LINE,
      0,
-     {"with one group of all ranks: this runs as stage 3"},
+     {"dp_replicate is auto and comes to 1", "this runs as stage 3"},
      .only_rank_0 = true},
     ON_ALL("granules in one group", granules_in_one_group, NULL, MISMATCH, "tensors[0] (embedding",
            "rank 2 and rank 0 differ", "granule"),
@@ -395,8 +393,8 @@ static const struct misuse rows[] = {
      NULL,
      ERROR,
      ZERO_ERR_ARG,
-     {"shard_group is 3, world is 4", "a number that divides the world"},
-     "ZERO_SHARD_GROUP",
+     {"dp_replicate 3", "do not divide the world of 4 ranks"},
+     "ZERO_DP_REPLICATE",
      "3"},
     DIFFER("begins another unit on one rank", rank_begins_other,
            "rank 3 called zero_begin(unit 2, forward) in step 1",
@@ -456,7 +454,7 @@ static const struct misuse rows[] = {
      {"this runs as stage 1"},
      .only_rank_0 = true},
     {"a hybrid with one group of all",
-     HYBRIDS,
+     HFSDP,
      W4,
      of_all,
      runs_as_3,

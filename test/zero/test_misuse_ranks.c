@@ -95,12 +95,17 @@ static int steps_twice(struct program *p)
 
 static int finds(struct zero_config cfg)
 {
-    int32_t rank, world, local_rank;
-    return zero_find_rank(&cfg, &rank, &world, &local_rank);
+    struct zero_place place;
+    return zero_find_place(&cfg, &place);
 }
 
-AFTER(finds_nothing, zero_find_rank(&p->cfg, NULL, NULL, NULL), train(p))
+AFTER(finds_again, finds(p->cfg), train(p))
 AFTER(finds_without_init, 0, finds((struct zero_config){.stage = 3}))
+
+static int finds_nowhere(struct program *p)
+{
+    return zero_find_place(&p->cfg, NULL);
+}
 
 static int finds_half(struct program *p)
 {
@@ -188,13 +193,15 @@ static const struct misuse rows[] = {
      {"nccl_comm"}},
     {"steps twice", ALL, BOTH, NULL, steps_twice, ERROR, ZERO_ERR_ORDER, {"zero_step: "}},
     WRONG("asks for its rank without ZERO_CONFIG_INIT", S0, W1, NULL, finds_without_init, ARG,
-          "zero_find_rank: ", "ZERO_CONFIG_INIT"),
+          "zero_find_place: ", "ZERO_CONFIG_INIT"),
+    WRONG("asks for its rank with no place for the answer", S0, BOTH, NULL, finds_nowhere, ARG,
+          "zero_find_place: out is NULL"),
     WRONG("asks for its rank with half of a pair", S0, W1, NULL, finds_half, ARG,
-          "zero_find_rank: rank is 1 but world is 0"),
-    WRONG("asks for a rank beyond the world", S0, BOTH, NULL, finds_beyond, ARG, "zero_find_rank: rank is"),
+          "zero_find_place: rank is 1 but world is 0"),
+    WRONG("asks for a rank beyond the world", S0, BOTH, NULL, finds_beyond, ARG, "zero_find_place: rank is"),
     WRONG("asks a communicator on the host for its rank", S0, BOTH, NULL, finds_by_a_communicator, ARG,
-          "zero_find_rank: ", "nccl_comm"),
-    GOOD("asks for its rank, and looks at nothing", ALL, BOTH, NULL, finds_nothing),
+          "zero_find_place: ", "nccl_comm"),
+    GOOD("asks for its rank when it has wrapped", ALL, BOTH, NULL, finds_again),
 };
 
 static void test_misuse(void **state)

@@ -8,6 +8,7 @@
  * changes the result. It is run at stages 0 to 3, several worlds (ranks are threads), prefetch depths and
  * budgets; where the program has a GPU, there, and once on the host. Compared: weights, masters and moments
  * bit by bit, norms, and an fp64 AdamW that knows nothing of sharding. */
+#include "shard/options.h"
 #include "test/held_port.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
@@ -362,9 +363,9 @@ static void *run_rank(void *arg)
     if (r->gpu)
         where_open(r->rank, &cfg);
     cfg.stage = r->stage;
-    cfg.hybrid = r->hybrid;
+    cfg.hybrid = r->hybrid == ZR_HFSDP ? ZERO_HFSDP : ZERO_HSDP;
     if (r->hybrid)
-        cfg.shard_group = r->group;
+        cfg.mesh.dp_replicate = r->world / r->group;
     cfg.launch.rank = r->rank;
     cfg.launch.world = r->world;
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", r->port);
@@ -667,11 +668,11 @@ static void hybrids_agree(void **state)
                                 .world = world,
                                 .brackets = true,
                                 .loose = loose,
-                                .hybrid = same ? ZERO_HYBRID_NONE : ZERO_HYBRID_HSDP,
+                                .hybrid = same ? ZR_HYBRID_NONE : ZR_HSDP,
                                 .group = group},
                   &first);
         assert_near_reference(&m, &first);
-        for (int hybrid = ZERO_HYBRID_HSDP; hybrid <= ZERO_HYBRID_HFSDP; hybrid++) {
+        for (int hybrid = ZR_HSDP; hybrid <= ZR_HFSDP; hybrid++) {
             struct run other;
             run_world(&m,
                       &(struct run){.gpu = where_has_gpu,
@@ -700,8 +701,7 @@ static void granules_change_no_bits(void **state)
     (void)state;
     static const struct {
         int stage, hybrid, group;
-    } ways[] = {
-        {0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {3, 0, 0}, {3, ZERO_HYBRID_HSDP, 2}, {3, ZERO_HYBRID_HFSDP, 2}};
+    } ways[] = {{0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {3, 0, 0}, {3, ZR_HSDP, 2}, {3, ZR_HFSDP, 2}};
     for (int i = 0; i < (n_models + 1) / 2; i++) {
         struct model m;
         draw_model(&m, first_seed + 4000 + (uint64_t)i, false);

@@ -288,22 +288,16 @@ struct place {
     int32_t pp, dp, n_dp, tp;
 };
 
-static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_config *cfg, zero_mesh **mesh,
-                     struct place *at)
+static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_config *cfg, struct place *at)
 {
-    const struct zero_axis axes[] = {
-        {"pp", s->pp}, {"dp_replicate", s->stage > 3 ? s->dp / 2 : 1}, {"dp_shard", -1}, {"tp", s->tp}};
-    int err = zero_mesh_open(mesh, axes, 4, cfg);
-    if (!err)
-        err = zero_mesh_rank(*mesh, "pp", &at->pp, NULL);
-    if (!err)
-        err = zero_mesh_rank(*mesh, "dp", &at->dp, &at->n_dp);
-    if (!err)
-        err = zero_mesh_rank(*mesh, "tp", &at->tp, NULL);
+    struct zero_place p = {0};
+    cfg->mesh.pp = s->pp;
+    cfg->mesh.dp_replicate = s->stage > 3 ? s->dp / 2 : 1;
+    cfg->mesh.tp = s->tp;
+    int err = zero_find_place(cfg, &p);
+    *at = (struct place){.pp = p.pp, .dp = p.data, .n_dp = p.n_data, .tp = p.tp};
     if (!err && (at->pp * at->n_dp + at->dp) * s->tp + at->tp != r->rank)
         toy_wrong(r, "rank %d is %d of pp, %d of dp, %d of tp", r->rank, at->pp, at->dp, at->tp);
-    cfg->mesh = *mesh;
-    cfg->shard_group = ZERO_AUTO;
     cfg->pipeline.schedule = s->schedule;
     cfg->pipeline.stages_per_rank = per_rank(s);
     cfg->pipeline.schedule_file = s->file;
@@ -505,13 +499,12 @@ static int wrap(struct toy_rank *r, struct zero_config *cfg, struct place *at, s
                 struct zero_plan_info *plan)
 {
     const struct setup *s = r->arg;
-    zero_mesh *mesh = NULL;
     *cfg = toy_config(r, s->stage);
     cfg->debug.log = toy_forget_line;
     cfg->memory.prefetch = s->prefetch;
     cfg->debug.check = s->check;
     cfg->clip = 0.5f;
-    int err = open_mesh(r, s, cfg, &mesh, at);
+    int err = open_mesh(r, s, cfg, at);
     if (err)
         return err;
     cfg->grad_accum_steps = MICRO / at->n_dp;
@@ -531,7 +524,6 @@ static int wrap(struct toy_rank *r, struct zero_config *cfg, struct place *at, s
     err = zero_plan((*m)->table, n_tensors, cfg, plan);
     if (!err)
         err = zero_wrap(z, (*m)->table, n_tensors, cfg);
-    zero_mesh_close(&mesh);
     return err;
 }
 
@@ -771,17 +763,15 @@ static void wrap_by_file(struct toy_rank *r)
     const struct bad_file *bad = (const void *)(s + 1);
     struct zero_config cfg = toy_config(r, 0);
     struct place at = {0};
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
     cfg.debug.log = toy_forget_line;
     cfg.grad_accum_steps = 2;
-    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    TOY_TRY(open_mesh(r, s, &cfg, &at));
     struct model *m = make_model(2, at.pp, 1, 0);
     cfg.pipeline.schedule_file = bad->text || at.pp ? s->file : NULL; /* else one stage has it */
     toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), bad->code, bad->says);
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free_model(m);
 }
 
@@ -830,17 +820,15 @@ static void no_file(struct toy_rank *r)
     const struct setup *s = r->arg;
     struct zero_config cfg = toy_config(r, 0);
     struct place at = {0};
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
     cfg.grad_accum_steps = 2;
-    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    TOY_TRY(open_mesh(r, s, &cfg, &at));
     struct model *m = make_model(2, at.pp, 1, 0);
     toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg),
                s->schedule ? ZERO_ERR_ARG : ZERO_ERR_IO,
                s->schedule ? "schedule is set, too; allowed: one of them"
                            : "schedule_file: /nowhere/schedule.csv: No such file");
-    zero_mesh_close(&mesh);
     free_model(m);
 }
 
@@ -993,13 +981,12 @@ static void drop_where_all_is_frozen(struct toy_rank *r)
     const struct setup *s = r->arg;
     struct zero_config cfg = toy_config(r, s->stage);
     struct place at = {0};
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
     cfg.debug.log = toy_forget_line;
     cfg.grad_accum_steps = 2;
     cfg.pipeline.activation_bytes = sizeof(float);
-    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    TOY_TRY(open_mesh(r, s, &cfg, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
     for (int t = 0; t < m->n_layers * OF_LAYER && at.pp == 0; t++)
         m->table[t].grad = NULL;
@@ -1027,7 +1014,6 @@ static void drop_where_all_is_frozen(struct toy_rank *r)
             TOY_TRY(zero_drop(z));
     }
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free_model(m);
 }
 
@@ -1049,13 +1035,12 @@ static void tune_all(struct toy_rank *r)
     const struct setup *s = r->arg;
     struct zero_config cfg = toy_config(r, s->stage);
     struct place at = {0};
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     double loss = 0;
     int err = 0;
     cfg.debug.log = toy_forget_line;
     cfg.grad_accum_steps = MICRO / s->dp;
-    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    TOY_TRY(open_mesh(r, s, &cfg, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
     for (int t = 0; t < m->n_layers * OF_LAYER && at.pp == 0; t++)
         m->table[t].grad = NULL;
@@ -1078,7 +1063,6 @@ static void tune_all(struct toy_rank *r)
     TOY_TRY(zero_step(z, 0.01f, NULL));
     TOY_TRY(zero_mean(z, &loss, 1));
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free_model(m);
 }
 
@@ -1152,11 +1136,10 @@ static void init_by_call(struct toy_rank *r)
     const struct setup *s = r->arg;
     struct zero_config cfg = toy_config(r, s->stage);
     struct place at = {0};
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
     cfg.debug.log = toy_forget_line;
-    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    TOY_TRY(open_mesh(r, s, &cfg, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
     cfg.init_from = ZERO_INIT_CALL;
     cfg.init = init_weight;
@@ -1170,7 +1153,6 @@ static void init_by_call(struct toy_rank *r)
                 toy_wrong(r, "tensor %d has another first value at %d", t, (int)i);
     }
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free_model(m);
 }
 
@@ -1416,14 +1398,13 @@ static void misuse_slots(struct toy_rank *r)
     struct zero_config cfg = toy_config(r, s.stage);
     struct zero_action a;
     struct place at = {0};
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     double loss = 0;
     int err = 0, n;
     cfg.debug.log = keep_slot_line;
     cfg.debug.check = 1;
     cfg.grad_accum_steps = MICRO / s.dp;
-    TOY_TRY(open_mesh(r, &s, &cfg, &mesh, &at));
+    TOY_TRY(open_mesh(r, &s, &cfg, &at));
     struct model *m = make_stages(s.pp, at.pp, per_rank(&s), s.tp, at.tp, &n);
     err = err ? err : zero_wrap(&z, m->table, n, &cfg); /* others may be ahead, and have failed */
     for (int step = 0; !err && step < 2; step++) {
@@ -1442,7 +1423,6 @@ static void misuse_slots(struct toy_rank *r)
     else if (!x->code && err)
         toy_note(r, err);
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free_model(m);
 }
 
@@ -1561,7 +1541,7 @@ static void another_unit(struct zero_config *cfg, struct model *m, const struct 
 static void one_group(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)m, (void)at;
-    cfg->shard_group = 1;
+    cfg->mesh.dp_shard = 1;
 }
 
 static void bad_wrap(struct toy_rank *r)
@@ -1569,19 +1549,17 @@ static void bad_wrap(struct toy_rank *r)
     const struct bad_wrap *b = r->arg;
     struct zero_config cfg = toy_config(r, b->s.stage);
     struct place at = {0};
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
     cfg.debug.log = toy_forget_line;
     cfg.grad_accum_steps = 4;
-    TOY_TRY(open_mesh(r, &b->s, &cfg, &mesh, &at));
+    TOY_TRY(open_mesh(r, &b->s, &cfg, &at));
     struct model *m = make_model(b->s.pp, at.pp, 1, 0);
     b->spoil(&cfg, m, &at);
     toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), b->code, b->says);
     if (z)
         toy_wrong(r, "there is a context");
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free_model(m);
 }
 
@@ -1603,7 +1581,7 @@ static void what_cannot_be_is_refused(void **state)
          "tensors[2] (b3 on rank 3): rank 3 and rank 2 differ in its name, shape, dtype, tp_cut"},
         {another_cut, ZERO_ERR_MISMATCH, "tensors[1] (w23 on rank 3): rank 3 and rank 2 differ"},
         {another_unit, ZERO_ERR_MISMATCH, "tensors[5] (b4 on rank 3): rank 3 and rank 2 differ"},
-        {one_group, ZERO_ERR_ARG, "shard_group is 1, but mesh is set"},
+        {one_group, ZERO_ERR_ARG, "do not multiply to the world of 4 ranks"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -1623,18 +1601,16 @@ static void begin_apart(struct toy_rank *r)
     const struct setup *s = r->arg;
     struct zero_config cfg = toy_config(r, s->stage);
     struct place at = {0};
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
     cfg.debug.log = toy_forget_line;
-    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    TOY_TRY(open_mesh(r, s, &cfg, &at));
     struct model *m = make_model(s->pp, at.pp, s->tp, at.tp);
     if (at.pp == 1 && at.tp == 1)
         m->own[5][0] += 1;
     toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), ZERO_ERR_MISMATCH,
                "tensor b4 has no tp_cut, so that all ranks of tp have the same of it, but rank 2 and rank 3");
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free_model(m);
 }
 
@@ -1655,18 +1631,16 @@ static void wrap_nothing(struct toy_rank *r)
     const struct setup *s = r->arg;
     struct zero_config cfg = toy_config(r, 1);
     struct place at = {0};
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
     cfg.debug.log = toy_forget_line;
-    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    TOY_TRY(open_mesh(r, s, &cfg, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
     if (m->n_layers != (at.pp < LAYERS))
         toy_wrong(r, "stage %d has %d layers", at.pp, m->n_layers);
     toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), ZERO_ERR_ARG,
-               "n_tensors is 0, at number 5 of the 6 along pp; allowed: 1 and more");
+               "n_tensors is 0, with pp 6; allowed: 1 and more");
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free_model(m);
 }
 
@@ -1696,16 +1670,14 @@ static void wrap_few(struct toy_rank *r)
     const struct setup *s = r->arg;
     struct zero_config cfg = toy_config(r, 1);
     struct place at = {0};
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
     cfg.debug.log = r->rank == 0 ? keep_line : toy_forget_line;
     cfg.grad_accum_steps = 2;
-    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
+    TOY_TRY(open_mesh(r, s, &cfg, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
     TOY_TRY(zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg));
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free_model(m);
 }
 
@@ -1801,17 +1773,15 @@ static void bad_stages(struct toy_rank *r)
     const struct bad_stages *b = r->arg;
     struct zero_config cfg = toy_config(r, b->s.stage);
     struct place at = {0};
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0, n;
     cfg.debug.log = toy_forget_line;
     cfg.grad_accum_steps = MICRO / b->s.dp;
-    TOY_TRY(open_mesh(r, &b->s, &cfg, &mesh, &at));
+    TOY_TRY(open_mesh(r, &b->s, &cfg, &at));
     struct model *m = make_stages(b->s.pp, at.pp, per_rank(&b->s), 1, 0, &n);
     b->spoil(&cfg, m->table, &at);
     toy_expect(r, zero_wrap(&z, m->table, n, &cfg), b->code, b->says);
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free_model(m);
 }
 

@@ -200,16 +200,17 @@ static struct way *make_way(const struct setup *s, int part)
     return w;
 }
 
-static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_config *cfg, zero_mesh **mesh,
-                     int32_t *part, int32_t *dp, int32_t *n_dp)
+static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_config *cfg, int32_t *part,
+                     int32_t *dp, int32_t *n_dp)
 {
-    const struct zero_axis axes[] = {
-        {"dp_replicate", s->stage > 3 ? r->world / s->tp / 2 : 1}, {"dp_shard", -1}, {"tp", s->tp}};
-    OR_RETURN(zero_mesh_open(mesh, axes, 3, cfg));
-    OR_RETURN(zero_mesh_rank(*mesh, "tp", part, NULL));
-    cfg->mesh = *mesh;
-    cfg->shard_group = ZERO_AUTO;
-    return zero_mesh_rank(*mesh, "dp", dp, n_dp);
+    struct zero_place p;
+    cfg->mesh.dp_replicate = s->stage > 3 ? r->world / s->tp / 2 : 1;
+    cfg->mesh.tp = s->tp;
+    OR_RETURN(zero_find_place(cfg, &p));
+    *part = p.tp;
+    *dp = p.data;
+    *n_dp = p.n_data;
+    return 0;
 }
 
 /* Weights of bf16 are rounded for each use, and gradients when they are written. */
@@ -300,7 +301,6 @@ static void train(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct zero_config cfg = toy_config(r, s->stage);
-    zero_mesh *mesh = NULL;
     struct zero_stats stats;
     int32_t part = 0, dp = 0, n_dp = 1;
     uint64_t of_whole = 0;
@@ -313,7 +313,7 @@ static void train(struct toy_rank *r)
     cfg.memory.grad_in_place = s->in_place;
     if (s->budget)
         cfg.memory.param_budget_bytes = s->budget;
-    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp));
+    TOY_TRY(open_mesh(r, s, &cfg, &part, &dp, &n_dp));
     if (err)
         return;
     cfg.grad_accum_steps = s->n_micro / n_dp;
@@ -329,7 +329,6 @@ static void train(struct toy_rank *r)
         toy_wrong(r, "allocated is not planned: %lld and %lld bytes", (long long)stats.allocated.total,
                   (long long)stats.planned.total);
     zero_unwrap(&w->z);
-    zero_mesh_close(&mesh);
     free(w);
 }
 
@@ -533,16 +532,14 @@ static int count_bytes(struct toy_rank *r, zero_ctx *z, struct buffers *b)
 static int open_parts(struct toy_rank *r, const struct setup *s, struct way **w)
 {
     struct zero_config cfg = toy_config(r, s->stage);
-    zero_mesh *mesh = NULL;
     int32_t part, dp, n_dp;
     cfg.debug.log = count_line;
     cfg.launch.timeout_ms = 20000;
     cfg.debug.check = s->check;
-    int err = open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp);
+    int err = open_mesh(r, s, &cfg, &part, &dp, &n_dp);
     *w = make_way(s, part);
     if (!err)
         err = zero_wrap(&(*w)->z, (*w)->table, TENSORS, &cfg);
-    zero_mesh_close(&mesh);
     return err;
 }
 

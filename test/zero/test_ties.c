@@ -359,18 +359,16 @@ struct place {
     int32_t pp, dp, n_dp, tp;
 };
 
-static int configure(struct toy_rank *r, struct zero_config *cfg, zero_mesh **mesh, struct place *at)
+static int configure(struct toy_rank *r, struct zero_config *cfg, struct place *at)
 {
     const struct setup *s = r->arg;
-    const struct zero_axis axes[] = {
-        {"pp", s->pp}, {"dp_replicate", s->stage > 3 ? s->dp / 2 : 1}, {"dp_shard", -1}, {"tp", s->tp}};
+    struct zero_place p;
     *cfg = toy_config(r, s->stage);
-    OR_RETURN(zero_mesh_open(mesh, axes, 4, cfg));
-    OR_RETURN(zero_mesh_rank(*mesh, "pp", &at->pp, NULL));
-    OR_RETURN(zero_mesh_rank(*mesh, "dp", &at->dp, &at->n_dp));
-    OR_RETURN(zero_mesh_rank(*mesh, "tp", &at->tp, NULL));
-    cfg->mesh = *mesh;
-    cfg->shard_group = ZERO_AUTO;
+    cfg->mesh.pp = s->pp;
+    cfg->mesh.dp_replicate = s->stage > 3 ? s->dp / 2 : 1;
+    cfg->mesh.tp = s->tp;
+    OR_RETURN(zero_find_place(cfg, &p));
+    *at = (struct place){.pp = p.pp, .dp = p.data, .n_dp = p.n_data, .tp = p.tp};
     cfg->pipeline.schedule = s->file ? ZERO_SCHEDULE_1F1B : s->schedule;
     cfg->pipeline.schedule_file = s->pp > 1 ? s->file : NULL;
     cfg->pipeline.stages_per_rank = s->per_rank ? s->per_rank : 1;
@@ -452,9 +450,8 @@ static int open_model(struct toy_rank *r, struct model **m, struct place *at, ze
     struct zero_tensor table[LAYERS + 4];
     const struct setup *s = r->arg;
     struct zero_config cfg;
-    zero_mesh *mesh = NULL;
     struct zero_call order[4 * LAYERS + 6];
-    OR_RETURN(configure(r, &cfg, &mesh, at));
+    OR_RETURN(configure(r, &cfg, at));
     if (s->pp == 1) {
         cfg.memory.order = order;
         cfg.memory.n_order = declare(order);
@@ -462,7 +459,6 @@ static int open_model(struct toy_rank *r, struct model **m, struct place *at, ze
     int n = make_stages(s, at, m, table), err = zero_plan(table, n, &cfg, plan);
     if (!err)
         err = zero_wrap(z, table, n, &cfg);
-    zero_mesh_close(&mesh);
     return err;
 }
 
@@ -1137,16 +1133,14 @@ static void wrap_wrongly(struct toy_rank *r)
     struct refused *x = r->arg;
     struct zero_config cfg;
     struct place at = {0};
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
     r->arg = &x->s;
-    TOY_TRY(configure(r, &cfg, &mesh, &at));
+    TOY_TRY(configure(r, &cfg, &at));
     struct model *m = make_model(x->s.pp, at.pp, 1, 0, false);
     x->what->change(&cfg, m, &at);
     toy_expect(r, zero_wrap(&z, m->table, m->n_tensors, &cfg), x->what->code, x->what->says);
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free_model(m);
 }
 

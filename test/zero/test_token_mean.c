@@ -217,13 +217,14 @@ static void fill_layer(const struct model *m, int layer, struct layer *own)
         own->b[i] = (float)(layer + i) / 100;
 }
 
-static struct model *make_model(const struct setup *s, const zero_mesh *mesh)
+static struct model *make_model(const struct setup *s, const struct zero_place *p)
 {
     struct model *m = calloc(1, sizeof *m);
     int units = 0;
-    if (zero_mesh_rank(mesh, "pp", &m->pp, NULL) || zero_mesh_rank(mesh, "dp", &m->dp, &m->n_dp) ||
-        zero_mesh_rank(mesh, "tp", &m->tp, NULL))
-        abort();
+    m->pp = p->pp;
+    m->dp = p->data;
+    m->n_dp = p->n_data;
+    m->tp = p->tp;
     m->hidden = H / s->tp;
     for (int k = 0; k < s->per_rank; k++) {
         struct stage *g = &m->stage[k];
@@ -408,18 +409,16 @@ static void train(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct zero_config cfg = toy_config(r, s->stage);
-    const struct zero_axis axes[] = {
-        {"pp", s->pp}, {"dp_replicate", s->hybrid ? s->dp / 2 : 1}, {"dp_shard", -1}, {"tp", s->tp}};
-    zero_mesh *mesh = NULL;
+    struct zero_place place;
     struct model *m = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    TOY_TRY(zero_mesh_open(&mesh, axes, 4, &cfg));
+    cfg.mesh.pp = s->pp;
+    cfg.mesh.dp_replicate = s->hybrid ? s->dp / 2 : 1;
+    cfg.mesh.tp = s->tp;
+    TOY_TRY(zero_find_place(&cfg, &place));
     if (!err)
-        m = make_model(s, mesh);
-    cfg.mesh = mesh;
-    cfg.shard_group = ZERO_AUTO;
-    cfg.hybrid = s->hybrid ? ZERO_HYBRID_HSDP : ZERO_HYBRID_NONE;
+        m = make_model(s, &place);
     cfg.optimizer = ZERO_SGD;
     cfg.weight_decay = 0;
     cfg.clip = 0;
@@ -436,7 +435,6 @@ static void train(struct toy_rank *r)
     for (int step = 0; !err && step < STEPS; step++)
         TOY_TRY(one_step(r, m, z, step));
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free(m);
 }
 

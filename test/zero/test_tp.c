@@ -91,24 +91,23 @@ static struct model *make_model(int tp, int part)
     return m;
 }
 
-/* Every rank's mesh, and its place among the data-parallel ranks. */
-static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_config *cfg, zero_mesh **mesh,
-                     int32_t *part, int32_t *dp, int32_t *n_dp)
+/* Sets every rank's mesh, and finds its place among the data-parallel ranks. */
+static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_config *cfg, int32_t *part,
+                     int32_t *dp, int32_t *n_dp)
 {
-    const struct zero_axis axes[] = {
-        {"dp_replicate", s->stage > 3 ? r->world / s->tp / 2 : 1}, {"dp_shard", -1}, {"tp", s->tp}};
-    int32_t tp;
-    int err = zero_mesh_open(mesh, axes, 3, cfg);
-    if (!err)
-        err = zero_mesh_rank(*mesh, "tp", part, &tp);
-    if (!err)
-        err = zero_mesh_rank(*mesh, "dp", dp, n_dp);
-    if (!err && (*dp * s->tp + *part != r->rank || tp != s->tp || *n_dp * tp != r->world))
-        toy_wrong(r, "rank %d of %d is %d of %d in dp and %d of %d in tp", r->rank, r->world, *dp, *n_dp,
-                  *part, tp);
-    cfg->mesh = *mesh;
-    cfg->shard_group = ZERO_AUTO;
-    return err;
+    struct zero_place p;
+    cfg->mesh.dp_replicate = s->stage > 3 ? r->world / s->tp / 2 : 1;
+    cfg->mesh.tp = s->tp;
+    int err = zero_find_place(cfg, &p);
+    if (err)
+        return err;
+    if (p.data * s->tp + p.tp != r->rank || p.n_tp != s->tp || p.n_data * p.n_tp != r->world)
+        toy_wrong(r, "rank %d of %d is %d of %d in dp and %d of %d in tp", r->rank, r->world, p.data,
+                  p.n_data, p.tp, p.n_tp);
+    *part = p.tp;
+    *dp = p.data;
+    *n_dp = p.n_data;
+    return 0;
 }
 
 static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step, int dp, int n_dp)
@@ -161,7 +160,6 @@ static void train(struct toy_rank *r)
     const struct setup *s = r->arg;
     struct zero_config cfg = toy_config(r, s->stage);
     zero_ctx *z = NULL;
-    zero_mesh *mesh = NULL;
     struct zero_stats stats;
     int32_t part = 0, dp = 0, n_dp = 1;
     int err = 0;
@@ -170,13 +168,12 @@ static void train(struct toy_rank *r)
     cfg.weight_decay = 0;
     cfg.memory.prefetch = s->prefetch;
     cfg.debug.check = s->check;
-    TOY_TRY(open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp));
+    TOY_TRY(open_mesh(r, s, &cfg, &part, &dp, &n_dp));
     if (err)
         return;
     cfg.grad_accum_steps = MICRO / n_dp;
     struct model *m = make_model(s->tp, part);
     TOY_TRY(zero_wrap(&z, m->table, TENSORS, &cfg));
-    TOY_TRY(zero_mesh_close(&mesh));
     for (int step = 0; step < STEPS; step++)
         if (!err)
             TOY_TRY(one_step(r, m, z, step, dp, n_dp));
@@ -186,7 +183,6 @@ static void train(struct toy_rank *r)
         toy_wrong(r, "allocated is not planned: %lld and %lld bytes", (long long)stats.allocated.total,
                   (long long)stats.planned.total);
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free(m);
 }
 
@@ -320,17 +316,15 @@ static int check_sum_in_place(struct toy_rank *r, zero_ctx *z, int64_t n, float 
 static int open_parts(struct toy_rank *r, struct setup *s, zero_ctx **z, struct model **m)
 {
     struct zero_config cfg = toy_config(r, s->stage);
-    zero_mesh *mesh = NULL;
     int32_t part, dp, n_dp;
     *s = (struct setup){.tp = r->world, .stage = s->stage};
     r->arg = s;
     cfg.debug.log = toy_forget_line;
     cfg.launch.timeout_ms = 20000;
-    int err = open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp);
+    int err = open_mesh(r, s, &cfg, &part, &dp, &n_dp);
     *m = make_model(s->tp, part);
     if (!err)
         err = zero_wrap(z, (*m)->table, TENSORS, &cfg);
-    zero_mesh_close(&mesh);
     return err;
 }
 
@@ -417,19 +411,17 @@ static void cut_nothing(struct toy_rank *r)
 {
     struct setup s = {.tp = 2};
     struct zero_config cfg = toy_config(r, 3);
-    zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int32_t part, dp, n_dp;
     int err = 0;
     r->arg = &s;
     cfg.debug.log = count_line;
-    TOY_TRY(open_mesh(r, &s, &cfg, &mesh, &part, &dp, &n_dp));
+    TOY_TRY(open_mesh(r, &s, &cfg, &part, &dp, &n_dp));
     struct model *m = make_model(1, 0);
     for (int t = 0; t < TENSORS; t++)
         m->table[t].tp_cut = 0;
     TOY_TRY(zero_wrap(&z, m->table, TENSORS, &cfg));
     zero_unwrap(&z);
-    zero_mesh_close(&mesh);
     free(m);
 }
 
@@ -518,96 +510,62 @@ static void axes_that_are_refused(void **state)
 {
     (void)state;
     static const struct {
-        struct zero_axis axes[5];
-        int n, code;
+        struct zero_mesh mesh;
+        int code;
         const char *says;
     } rows[] = {
-        {{{"dp", 8}}, 1, ZERO_ERR_ARG, "axes[0] is \"dp\"; allowed: pp, dp_replicate"},
-        {{{NULL, 8}}, 1, ZERO_ERR_ARG, "axes[0] is \"\""},
-        {{{"tp", 2}, {"dp_shard", 4}}, 2, ZERO_ERR_ARG, "axes[1] is dp_shard, behind tp"},
-        {{{"tp", 2}, {"tp", 4}}, 2, ZERO_ERR_ARG, "axes[1] is tp, behind tp"},
-        {{{"dp_shard", 0}, {"tp", 8}}, 2, ZERO_ERR_ARG, "axes[0] (dp_shard) has size 0"},
-        {{{"dp_shard", -2}}, 1, ZERO_ERR_ARG, "has size -2"},
-        {{{"dp_shard", -1}, {"tp", -1}}, 2, ZERO_ERR_ARG, "dp_shard and tp have size -1"},
-        {{{"dp_shard", 4}, {"tp", 3}}, 2, ZERO_ERR_ARG, "do not multiply to the world of 8 ranks"},
-        {{{"dp_shard", -1}, {"tp", 3}}, 2, ZERO_ERR_ARG, "dp_shard -1, cp 1, tp 3) do not multiply"},
-        {{{"dp_shard", 4}}, 1, ZERO_ERR_ARG, "do not multiply to the world of 8 ranks"},
-        {{{"dp_shard", 2147483647}, {"tp", 2147483647}}, 2, ZERO_ERR_ARG, "do not multiply"},
-        {{{"tp", 2}}, -1, ZERO_ERR_ARG, "n_axes is -1"},
-        {{{"dp_shard", -1}, {"cp", 4}}, 2, ZERO_ERR_NOTSUP, "cp is 4"},
+        {{1, 1, 0, 1, 0}, ZERO_ERR_ARG, "tp is 0; allowed: 1 and more"},
+        {{0, 1, 0, 1, 1}, ZERO_ERR_ARG, "pp is 0; allowed: 1 and more"},
+        {{1, 1, 0, 0, 1}, ZERO_ERR_ARG, "cp is 0; allowed: 1 and more"},
+        {{1, 0, 0, 1, 1}, ZERO_ERR_ARG, "dp_replicate is 0; allowed: 1 and more; auto (-1)"},
+        {{1, 1, -1, 1, 1}, ZERO_ERR_ARG, "dp_shard is -1; allowed: 1 and more, or 0"},
+        {{1, 1, 4, 1, 3}, ZERO_ERR_ARG, "do not multiply to the world of 8 ranks"},
+        {{1, 1, 0, 1, 3},
+         ZERO_ERR_ARG,
+         "the axes of mesh (pp 1, dp_replicate 1, dp_shard 0, cp 1, tp 3) do not divide the world of 8 "
+         "ranks"},
+        {{1, 1, 4, 1, 1}, ZERO_ERR_ARG, "do not multiply to the world of 8 ranks"},
+        {{1, 1, 2147483647, 1, 2147483647}, ZERO_ERR_ARG, "do not multiply"},
+        {{2147483647, 2147483647, 0, 1, 1}, ZERO_ERR_ARG, "do not divide"},
+        {{1, ZERO_AUTO, 0, 1, 3}, ZERO_ERR_ARG, "dp_replicate auto, dp_shard 0, cp 1, tp 3) do not divide"},
+        {{1, ZERO_AUTO, 4, 1, 1}, ZERO_ERR_ARG, "dp_shard is 4, but dp_replicate is auto"},
+        {{1, 1, 0, 4, 1}, ZERO_ERR_NOTSUP, "cp is 4"},
     };
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    zero_mesh *m = (zero_mesh *)&cfg;
-    int32_t rank = -7, size = -7;
+    struct zero_place p = {.rank = -7};
+    struct model *model = make_model(2, 1);
+    struct zero_plan_info plan, whole;
     cfg.launch.world = 8;
     cfg.launch.rank = 5;
     cfg.launch.rendezvous = "tcp://127.0.0.1:1";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        SAYS(zero_mesh_open(&m, rows[i].axes, rows[i].n, &cfg), rows[i].code, rows[i].says);
-        assert_non_null(strstr(zero_last_error(), "zero_mesh_open"));
-        assert_null(m);
+        cfg.mesh = rows[i].mesh;
+        SAYS(zero_find_place(&cfg, &p), rows[i].code, rows[i].says);
+        assert_non_null(strstr(zero_last_error(), "zero_find_place"));
+        assert_int_equal(p.rank, -7);
+        SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), rows[i].code, rows[i].says);
     }
-    SAYS(zero_mesh_open(NULL, rows[0].axes, 1, &cfg), ZERO_ERR_ARG, "out is NULL");
-    SAYS(zero_mesh_open(&m, NULL, 1, &cfg), ZERO_ERR_ARG, "axes is NULL");
-    cfg.launch.rank = 8;
-    SAYS(zero_mesh_open(&m, NULL, 0, &cfg), ZERO_ERR_ARG, "rank is 8");
-    cfg.launch.rank = 5;
+    SAYS(zero_find_place(&cfg, NULL), ZERO_ERR_ARG, "out is NULL");
 
-    static const struct zero_axis axes[] = {{"dp_replicate", 2}, {"dp_shard", -1}, {"tp", 2}};
-    assert_int_equal(zero_mesh_open(&m, axes, 3, &cfg), 0);
-    static const struct {
-        const char *name;
-        int32_t rank, size;
-    } groups[] = {{"tp", 1, 2},          {"dp_shard", 0, 2}, {"dp_replicate", 1, 2},
-                  {"dp", 2, 4},          {"pp", 0, 1},       {"dp_replicate+tp", 3, 4},
-                  {"tp+dp_shard", 1, 4}, {"world", 5, 8},    {"dp+tp", 5, 8},
-                  {"cp", 0, 1}};
-    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
-        assert_int_equal(zero_mesh_rank(m, groups[i].name, &rank, &size), 0);
-        if (rank != groups[i].rank || size != groups[i].size)
-            fail_msg("%s: %d of %d", groups[i].name, rank, size);
-    }
-    assert_int_equal(zero_mesh_rank(m, "dp", NULL, NULL), 0);
-    static const char *const bad[] = {"",      "+",   "tp+",     "ep", "tp+tp", "dp+dp_shard",
-                                      "tp tp", "tpp", "world+tp"};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        SAYS(zero_mesh_rank(m, bad[i], &rank, &size), ZERO_ERR_ARG, "zero_mesh_rank: axes is");
-    SAYS(zero_mesh_rank(NULL, "tp", &rank, &size), ZERO_ERR_ARG, "m is NULL");
-    SAYS(zero_mesh_rank(m, NULL, &rank, &size), ZERO_ERR_ARG, "axes is NULL");
-
-    struct model *model = make_model(2, 1);
-    struct zero_plan_info plan, whole;
-    cfg.mesh = m;
+    cfg.mesh = (struct zero_mesh){1, 2, 0, 1, 2};
     cfg.stage = 3;
-    cfg.hybrid = ZERO_HYBRID_HSDP;
     assert_int_equal(zero_plan(model->table, TENSORS, &cfg, &plan), 0);
-    assert_true(plan.world == 4 && plan.shard_group == 2);
-    cfg.mesh = NULL;
+    assert_true(plan.world == 4 && plan.dp_shard == 2 && plan.hybrid == ZERO_HSDP);
+    cfg.mesh.tp = 1;
     cfg.launch.world = 4;
     cfg.launch.rank = 0;
-    cfg.shard_group = 2;
     assert_int_equal(zero_plan(model->table, TENSORS, &cfg, &whole), 0);
     assert_true(plan.bytes.comm == whole.bytes.comm + (3192 << 10)); /* activations on their way */
     assert_true(plan.bytes.total - plan.bytes.comm - plan.bytes.exchange ==
                 whole.bytes.total - whole.bytes.comm - whole.bytes.exchange);
-    cfg.mesh = m;
-    SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_ARG,
-         "mesh is of a world of 8, but world is 4");
-    cfg.launch.world = 0;
-    SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_ARG, "shard_group is 2, but mesh is set");
-    cfg.shard_group = ZERO_AUTO;
-    assert_int_equal(zero_plan(model->table, TENSORS, &cfg, &plan), 0); /* the mesh says the world */
-    assert_int_equal(plan.world, 4);
+    cfg.mesh.tp = 2;
     cfg.device = ZERO_DEVICE_CUDA;
     SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_NOTSUP, "tp is 2, but device is cuda");
+    SAYS(zero_find_place(&cfg, &p), ZERO_ERR_NOTSUP, "tp is 2, but device is cuda");
     cfg.device = ZERO_DEVICE_HOST;
     cfg.launch.backend = ZERO_BACKEND_MPI;
     SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_NOTSUP, "tp is 2, but backend is mpi");
     free(model);
-    assert_int_equal(zero_mesh_close(&m), 0);
-    assert_null(m);
-    assert_int_equal(zero_mesh_close(&m), 0);
-    assert_int_equal(zero_mesh_close(NULL), 0);
 }
 
 static void refuse(struct toy_rank *r)
@@ -713,7 +671,6 @@ static void calls_that_are_refused(void **state)
 struct unwrapped {
     struct setup s;
     struct zero_config cfg;
-    zero_mesh *mesh;
     int32_t part;
     struct model *model;
 };
@@ -726,14 +683,13 @@ static int open_unwrapped(struct toy_rank *r, struct unwrapped *u)
     u->cfg.debug.log = toy_forget_line;
     u->cfg.optimizer = ZERO_SGD;
     u->cfg.weight_decay = 0;
-    int err = open_mesh(r, &u->s, &u->cfg, &u->mesh, &u->part, &dp, &n_dp);
+    int err = open_mesh(r, &u->s, &u->cfg, &u->part, &dp, &n_dp);
     u->model = make_model(2, u->part);
     return err;
 }
 
 static void close_unwrapped(struct unwrapped *u)
 {
-    zero_mesh_close(&u->mesh);
     free(u->model);
 }
 

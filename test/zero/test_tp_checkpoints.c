@@ -107,21 +107,17 @@ static struct model *make_model(int tp)
 static int wrap(struct toy_rank *r, struct model **m, zero_ctx **z, int32_t *part)
 {
     const struct setup *s = r->arg;
-    const struct zero_axis axes[] = {
-        {"dp_replicate", s->mesh->stage > 3 ? s->mesh->dp / 2 : 1}, {"dp_shard", -1}, {"tp", s->mesh->tp}};
+    struct zero_place place = {0};
     struct zero_config cfg = toy_config(r, s->mesh->stage);
-    zero_mesh *mesh = NULL;
-    int err = zero_mesh_open(&mesh, axes, 3, &cfg);
-    if (!err)
-        err = zero_mesh_rank(mesh, "tp", part, NULL);
-    cfg.mesh = mesh;
-    cfg.shard_group = ZERO_AUTO;
+    cfg.mesh.dp_replicate = s->mesh->stage > 3 ? s->mesh->dp / 2 : 1;
+    cfg.mesh.tp = s->mesh->tp;
+    int err = zero_find_place(&cfg, &place);
+    *part = place.tp;
     cfg.debug.log = toy_forget_line;
     cfg.checkpoint.save_async = s->async;
     *m = make_model(s->mesh->tp);
     if (!err)
         err = zero_wrap(z, (*m)->table, TENSORS, &cfg);
-    zero_mesh_close(&mesh);
     return err;
 }
 

@@ -171,8 +171,8 @@ struct zero_config toy_config(struct toy_rank *r, int stage)
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = stage < TOY_HSDP ? stage : 3;
     if (stage >= TOY_HSDP) {
-        cfg.hybrid = stage == TOY_HSDP ? ZERO_HYBRID_HSDP : ZERO_HYBRID_HFSDP;
-        cfg.shard_group = 2;
+        cfg.hybrid = stage == TOY_HSDP ? ZERO_HSDP : ZERO_HFSDP;
+        cfg.mesh.dp_replicate = r->world / 2;
     }
     cfg.launch.rank = r->rank;
     cfg.launch.world = r->world;

@@ -79,7 +79,7 @@ static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, in
     *e = (struct entry){.name = m->name,
                         .tensor = at.tensor,
                         .slice = slice < 0 ? -1 : slice + (int32_t)(at.first / (t->n_elems / t->shape[0])),
-                        .of_stage = t->pp_stage * z->mesh.stages + z->config.pp_at,
+                        .of_stage = t->pp_stage * z->mesh.stages + z->config.place.pp,
                         .transposed = m->transposed};
     return 0;
 }

@@ -90,8 +90,11 @@ int main(void)
 {
     static float w[LAYERS][N]; /* not used again once zero_wrap has them */
     static struct model m;
+    struct zero_place place;
 
-    must(zero_find_rank(NULL, &m.rank, &m.world, NULL));
+    must(zero_find_place(NULL, &place));
+    m.rank = place.data;
+    m.world = place.n_data;
     for (int l = 0; l < LAYERS; l++) {
         m.w[l] = w[l];
         for (int i = 0; i < N; i++)

@@ -147,12 +147,14 @@ int main(int argc, char **argv)
     static float w[LAYERS][N]; /* not used again once zero_wrap has them */
     static struct model m;
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    const struct zero_axis axes[] = {{"pp", argc > 1 ? atoi(argv[1]) : 1}, {"dp_shard", -1}};
-    zero_mesh *mesh;
+    struct zero_place place;
 
-    must(zero_mesh_open(&mesh, axes, 2, &cfg));
-    must(zero_mesh_rank(mesh, "pp", &m.stage, &m.n_stages));
-    must(zero_mesh_rank(mesh, "dp", &m.dp, &m.n_dp));
+    cfg.mesh.pp = argc > 1 ? atoi(argv[1]) : 1;
+    must(zero_find_place(&cfg, &place));
+    m.stage = place.pp;
+    m.n_stages = place.n_pp;
+    m.dp = place.data;
+    m.n_dp = place.n_data;
     if (LAYERS % m.n_stages || MICRO % m.n_dp) {
         fprintf(stderr, "%d layers in %d stages, %d micro-batches on %d ranks each: they do not divide\n",
                 LAYERS, (int)m.n_stages, MICRO, (int)m.n_dp);
@@ -165,7 +167,6 @@ int main(int argc, char **argv)
         for (int i = 0; i < N; i++)
             w[k][i] = (l < LAYERS - 1 ? 1.0f : 0.02f) * sinf((float)(l * N + i));
     }
-    cfg.mesh = mesh;
     train(&m, name + m.stage * m.n_layers, &cfg);
-    return zero_mesh_close(&mesh);
+    return 0;
 }

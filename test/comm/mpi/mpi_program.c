@@ -127,12 +127,12 @@ static int lend(bool reordered)
     cfg.optimizer = ZERO_SGD;
     int err = 0;
     for (int round = 0; round < 2 && !err; round++) { /* MPI stays what it is when a context is closed */
-        int32_t found_rank = -1, found_world = -1;
+        struct zero_place found = {.rank = -1};
         MPI_Comm_split(MPI_COMM_WORLD, 0, mine, &comm);
         cfg.launch.mpi_comm = &comm;
-        err = zero_find_rank(&cfg, &found_rank, &found_world, NULL);
-        if (!err && (found_rank != mine || found_world != world))
-            return printf("found rank %d of %d\n", (int)found_rank, (int)found_world), 1;
+        err = zero_find_place(&cfg, &found);
+        if (!err && (found.rank != mine || found.world != world))
+            return printf("found rank %d of %d\n", (int)found.rank, (int)found.world), 1;
         err = err ? err : wrap(&z, &cfg);
         if (err)
             break;
@@ -258,16 +258,16 @@ static int refuse_one(void)
 static int begin_here(int backend)
 {
     zero_ctx *z;
-    int32_t rank, world;
+    struct zero_place place;
     int ended = 0;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = 2;
     cfg.optimizer = ZERO_SGD;
     cfg.launch.backend = backend;
-    int err = zero_find_rank(&cfg, &rank, &world, NULL);
+    int err = zero_find_place(&cfg, &place);
     for (int round = 0; round < 2 && !err; round++) {
         err = wrap(&z, &cfg);
-        err = err ? err : train(z, MPI_COMM_NULL, rank, world);
+        err = err ? err : train(z, MPI_COMM_NULL, place.rank, place.world);
         if (!err)
             err = zero_unwrap(&z);
     }

@@ -25,8 +25,8 @@ import under_mpi
 KEY, BENCH = sys.argv[1], os.path.abspath(sys.argv[2])
 WORLD = 4
 LIVES_ON = {"ompi": ["--enable-recovery"], "mpich": ["-disable-auto-cleanup"]}[KEY]
-KINDS = [["--stage=0"], ["--stage=1"], ["--stage=2"], ["--stage=3"], ["--stage=3", "--hybrid=hsdp", "--shard-group=2"],
-         ["--stage=3", "--hybrid=hfsdp", "--shard-group=2"]]
+KINDS = [["--stage=0"], ["--stage=1"], ["--stage=2"], ["--stage=3"], ["--stage=3", "--dp-replicate=2"],
+         ["--stage=3", "--hybrid=hfsdp", "--dp-replicate=2"]]
 N_LOST = int(os.environ.get("N_LOST", 2))
 MOST_MS = int(os.environ.get("MOST_MS", 60000))
 SEED = int(os.environ.get("SEED", time.time()))

@@ -63,7 +63,7 @@ class Train(unittest.TestCase):
     def test_same_bits(self):
         """On one host all data go through shared memory; where each rank is a host of its own, over MPI."""
         apart = ["sh", "-c", 'export ZERO_HOST_ID=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; exec "$@"', "sh"]
-        for n, arguments in ((3, ["--stage=3"]), (4, ["--stage=3", "--hybrid=hfsdp", "--shard-group=2", "--accum=2"])):
+        for n, arguments in ((3, ["--stage=3"]), (4, ["--stage=3", "--hybrid=hfsdp", "--dp-replicate=2", "--accum=2"])):
             want = self.train([RUN], n, arguments, ZERO_BACKEND="shm")
             for on_hosts in ([], apart):
                 with self.subTest(n=n, arguments=arguments, on_hosts=on_hosts):
@@ -97,7 +97,7 @@ class Train(unittest.TestCase):
         """One machine as several hosts: shared memory inside each, MPI between, and the bits of one; as the log says, sums by host or not."""
         whole = ["--stage=3", "--accum=2"]
         by_host, by_rank = "2 ranks on each of 2 hosts: shared memory inside a host", "sums are made rank by rank over MPI"
-        hsdp = [*whole, "--hybrid=hsdp", "--shard-group=2"]
+        hsdp = [*whole, "--dp-replicate=2"]
         blocks, robin, uneven, mixed = "R / 2", "R % 2", "R / 3", "(R + 1) / 2 % 2"
         for host, n, arguments, said in ((blocks, 4, whole, by_host), (blocks, 4, [*whole, "--dtype=bf16"], by_host), (blocks, 3, whole, by_rank),
                                          (blocks, 4, hsdp, "shared memory among the 2 ranks of a group"), (robin, 4, whole, by_rank),

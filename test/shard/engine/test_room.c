@@ -185,7 +185,7 @@ static struct zr_options options(int stage, enum zr_hybrid hybrid)
 {
     return (struct zr_options){.stage = stage,
                                .hybrid = hybrid,
-                               .shard_group = hybrid ? GROUP : 0,
+                               .dp_shard = hybrid ? GROUP : 0,
                                .optimizer = ZR_ADAMW,
                                .grad_scale = 1,
                                .grad_accum_steps = 1,

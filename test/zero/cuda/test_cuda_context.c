@@ -548,10 +548,9 @@ static void trains_over_lent(struct toy_rank *r)
     toy_make(&m);
     if (r->rank == l->bad)
         m.table[1].name = NULL;
-    int32_t rank = -1, world = -1, local_rank = -1;
-    if (zero_find_rank(&cfg, &rank, &world, &local_rank) || rank != r->rank || world != r->world ||
-        local_rank != r->rank)
-        toy_wrong(r, "found: rank %d of %d, local %d", rank, world, local_rank);
+    struct zero_place p = {.rank = -1};
+    if (zero_find_place(&cfg, &p) || p.rank != r->rank || p.world != r->world || p.local_rank != r->rank)
+        toy_wrong(r, "found: rank %d of %d, local %d", p.rank, p.world, p.local_rank);
     if (r->rank != l->absent) {
         int64_t began = toy_now_ms();
         toy_note(r, zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
@@ -663,7 +662,8 @@ static void test_lent_wrongly(void **state)
                 fail_msg("\"%s\" lacks \"%s\"", zero_last_error(), cases[i].part[k]);
         /* Which backend is meant is no matter of who the ranks are. */
         int want = cases[i].backend ? 0 : ZERO_ERR_ARG;
-        assert_int_equal(zero_find_rank(&cfg, NULL, NULL, NULL), want);
+        struct zero_place p;
+        assert_int_equal(zero_find_place(&cfg, &p), want);
         assert_true(!want || strstr(zero_last_error(), cases[i].part[1]));
         toy_free(&m);
         unsetenv("RANK"), unsetenv("WORLD_SIZE");

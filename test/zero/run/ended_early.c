@@ -10,11 +10,11 @@ int main(void)
     const struct zero_tensor tensor = {
         .name = "w", .param = (void **)&param, .grad = (void **)&grad, .shape = {8}, .dtype = ZERO_F32};
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    int32_t rank, world;
+    struct zero_place place;
     zero_ctx *z;
-    if (zero_find_rank(NULL, &rank, &world, NULL))
+    if (zero_find_place(NULL, &place))
         return 2;
-    if (rank == 1)
+    if (place.rank == 1)
         return 0;
     int err = zero_wrap(&z, &tensor, 1, &cfg);
     printf("%s\n", err ? zero_last_error() : "wrapped");

@@ -163,7 +163,7 @@ class Torchrun(unittest.TestCase):
                     self.assertEqual(job.stderr, '')
 
     def test_training(self):
-        for n, arguments in ((3, []), (4, ['--hybrid=hfsdp', '--shard-group=2', '--accum=2'])):
+        for n, arguments in ((3, []), (4, ['--hybrid=hfsdp', '--dp-replicate=2', '--accum=2'])):
             with self.subTest(n=n):
                 job = self.launch(n, [*TRAIN, *arguments], ZERO_LOG='stderr')
                 self.assertEqual(bits(job.stdout), bits(of_zero_run(n, [*TRAIN, *arguments])))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_find_rank.c: zero_find_rank says before zero_wrap what zero_wrap then goes by, and refuses what it
+/* test_find_place.c: zero_find_place says before zero_wrap what zero_wrap then finds, and refuses what it
  * refuses, in the same words. */
 #include "test/zero/toy_net.h"
 
@@ -25,6 +25,9 @@ static const char *const known[] = {
     "ZERO_RENDEZVOUS",
     "ZERO_STAGE",
     "ZERO_STGE",
+    "ZERO_TP",
+    "ZERO_CP",
+    "ZERO_DP_REPLICATE",
     "ZERO_JOB_KEY",
     "ZERO_JOB_KEY_FILE",
     "ZERO_ATTEMPT",
@@ -109,24 +112,13 @@ static const struct found {
 
 static void check_found(const struct found *f, const struct zero_config *cfg)
 {
-    int32_t rank = -7, world = -7, local_rank = -7;
-    if (zero_find_rank(cfg, &rank, &world, &local_rank))
+    struct zero_place p;
+    if (zero_find_place(cfg, &p))
         fail_msg("%s: %s", f->what, zero_last_error());
-    if (rank != f->rank || world != f->world || local_rank != f->local_rank)
-        fail_msg("%s: rank %d of %d, local %d", f->what, rank, world, local_rank);
-}
-
-/* Any of the results may be left out. */
-static void check_apart(const struct found *f)
-{
-    int32_t rank = -7, world = -7, local_rank = -7;
-    assert_int_equal(zero_find_rank(NULL, NULL, NULL, NULL), 0);
-    assert_int_equal(zero_find_rank(NULL, &rank, NULL, NULL), 0);
-    assert_int_equal(zero_find_rank(NULL, NULL, &world, NULL), 0);
-    assert_int_equal(zero_find_rank(NULL, NULL, NULL, &local_rank), 0);
-    assert_int_equal(rank, f->rank);
-    assert_int_equal(world, f->world);
-    assert_int_equal(local_rank, f->local_rank);
+    if (p.rank != f->rank || p.world != f->world || p.local_rank != f->local_rank)
+        fail_msg("%s: rank %d of %d, local %d", f->what, p.rank, p.world, p.local_rank);
+    if (p.data != f->rank || p.n_data != f->world)
+        fail_msg("%s: data %d of %d", f->what, p.data, p.n_data);
 }
 
 static void test_sources(void **state)
@@ -138,7 +130,6 @@ static void test_sources(void **state)
         environment(found[i].v);
         check_found(&found[i], NULL);
         check_found(&found[i], &cfg);
-        check_apart(&found[i]);
     }
     environment(NULL);
     assert_true(toy_holds_no_more(before, &now)); /* no socket, no thread */
@@ -161,6 +152,57 @@ static void test_configuration(void **state)
     environment(NULL);
 }
 
+/* ---- places ---- */
+
+static void expect_place(const struct zero_config *cfg, struct zero_place want)
+{
+    struct zero_place p;
+    if (zero_find_place(cfg, &p))
+        fail_msg("%s", zero_last_error());
+    assert_memory_equal(&p, &want, sizeof p);
+}
+
+/* Axes are outermost first: the ranks along tp are neighbours. */
+static void test_places(void **state)
+{
+    (void)state;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.launch.world = 24;
+    cfg.launch.rank = 17;
+    cfg.launch.rendezvous = "tcp://127.0.0.1:4000";
+    environment(NULL);
+    cfg.mesh.pp = 2;
+    cfg.mesh.dp_replicate = 3;
+    cfg.mesh.tp = 2;
+    struct zero_place want = {.rank = 17, .world = 24, .local_rank = 17, .data = 2, .n_data = 6};
+    want.pp = 1;
+    want.dp_replicate = 1;
+    want.tp = 1;
+    want.n_pp = want.n_dp_shard = want.n_tp = 2;
+    want.n_dp_replicate = 3;
+    want.n_cp = 1;
+    expect_place(&cfg, want);
+    cfg.mesh.dp_shard = 2;
+    expect_place(&cfg, want);
+
+    /* Only the hosts say how many replicas there are; what a rank reads is known all the same. */
+    cfg.mesh.dp_replicate = ZERO_AUTO;
+    cfg.mesh.dp_shard = 0;
+    want.dp_replicate = want.dp_shard = want.n_dp_replicate = want.n_dp_shard = -1;
+    expect_place(&cfg, want);
+
+    bool seen[24] = {false};
+    for (cfg.launch.rank = 0; cfg.launch.rank < cfg.launch.world; cfg.launch.rank++) {
+        struct zero_place p;
+        cfg.mesh = (struct zero_mesh){2, 3, 2, 1, 2};
+        assert_int_equal(zero_find_place(&cfg, &p), 0);
+        assert_int_equal(p.data, p.dp_replicate * p.n_dp_shard + p.dp_shard);
+        int32_t r = ((p.pp * 3 + p.dp_replicate) * 2 + p.dp_shard) * 2 + p.tp;
+        assert_true(r == cfg.launch.rank && p.cp == 0 && !seen[r]);
+        seen[r] = true;
+    }
+}
+
 /* ---- what is refused ---- */
 
 static const struct refused {
@@ -169,6 +211,7 @@ static const struct refused {
     int32_t rank, world; /* of the configuration */
     bool no_init;        /* it does not begin with ZERO_CONFIG_INIT */
     const char *says;
+    int code; /* 0: ZERO_ERR_ARG */
 } refused[] = {
     {"half of a pair", {{"RANK", "0"}}, .says = "WORLD_SIZE is not set though RANK is \"0\""},
     {"the other half", {{"WORLD_SIZE", "2"}}, .says = "RANK is not set though WORLD_SIZE is \"2\""},
@@ -189,6 +232,12 @@ static const struct refused {
       {"ZERO_RENDEZVOUS", "tcp://127.0.0.1:4000"}},
      .says = "are both set"},
     {"a stage that there is not", {{"ZERO_STAGE", "7"}}, .says = "ZERO_STAGE is \"7\""},
+    {"a mesh that is not the world", {{"ZERO_TP", "2"}}, .says = "tp 2) do not divide the world of 1 ranks"},
+    {"an axis of later versions",
+     {{"ZERO_CP", "2"}},
+     .says = "cp is 2: this library has no such axis yet",
+     .code = ZERO_ERR_NOTSUP},
+    {"no number of replicas", {{"ZERO_DP_REPLICATE", "two"}}, .says = "ZERO_DP_REPLICATE is \"two\""},
     {"a rank alone", {{0}}, .rank = 1, .says = "rank is 1 but world is 0"},
     {"a rank outside of the configuration's world", {{0}}, .rank = 2, .world = 2, .says = "rank is 2"},
     {"no ZERO_CONFIG_INIT", {{0}}, .no_init = true, .says = "ZERO_CONFIG_INIT"},
@@ -198,7 +247,7 @@ static const struct refused {
 static void check_refused(const struct refused *r)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    int32_t out[3] = {-7, -7, -7};
+    struct zero_place out = {.rank = -7}, was = out;
     char said[1024];
     struct toy m;
     zero_ctx *z;
@@ -208,13 +257,13 @@ static void check_refused(const struct refused *r)
         memset(&cfg, 0, sizeof cfg);
     environment(r->v);
     toy_make(&m);
-    int err = zero_find_rank(&cfg, &out[0], &out[1], &out[2]);
-    if (err != ZERO_ERR_ARG || strncmp(zero_last_error(), "zero_find_rank: ", 16) != 0 ||
+    int err = zero_find_place(&cfg, &out), want = r->code ? r->code : ZERO_ERR_ARG;
+    if (err != want || strncmp(zero_last_error(), "zero_find_place: ", 17) != 0 ||
         !strstr(zero_last_error(), r->says))
         fail_msg("%s: code %d, \"%s\"", r->what, err, err ? zero_last_error() : "");
-    if (out[0] != -7 || out[1] != -7 || out[2] != -7)
+    if (memcmp(&out, &was, sizeof out))
         fail_msg("%s: a result was written", r->what);
-    snprintf(said, sizeof said, "zero_wrap: %s", zero_last_error() + 16);
+    snprintf(said, sizeof said, "zero_wrap: %s", zero_last_error() + 17);
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), err);
     assert_string_equal(zero_last_error(), said);
     toy_free(&m);
@@ -236,6 +285,42 @@ static void count_line(void *arg, const char *line)
         ++*(int *)arg;
 }
 
+/* The hosts are known then. */
+static void wrap_replicas(struct toy_rank *r)
+{
+    struct zero_config cfg = toy_config(r, 3);
+    struct zero_place before;
+    struct zero_stats stats;
+    struct toy m;
+    zero_ctx *z = NULL;
+    int err = 0;
+    cfg.mesh.dp_replicate = ZERO_AUTO;
+    cfg.debug.log = toy_forget_line;
+    toy_make(&m);
+    TOY_TRY(zero_find_place(&cfg, &before));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(zero_get_stats(z, &stats));
+    if (!err && (before.dp_shard != -1 || before.n_dp_replicate != -1 || before.data != r->rank))
+        toy_wrong(r, "before the wrap: dp_shard %d, %d replicas, data %d", before.dp_shard,
+                  before.n_dp_replicate, before.data);
+    const struct zero_place *p = &stats.place;
+    if (!err && (p->n_dp_replicate != 1 || p->dp_replicate || p->n_dp_shard != r->world ||
+                 p->dp_shard != r->rank || p->data != r->rank || p->n_data != r->world))
+        toy_wrong(r, "%d of %d replicas, %d of %d in one", p->dp_replicate, p->n_dp_replicate, p->dp_shard,
+                  p->n_dp_shard);
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void test_after_wrap(void **state)
+{
+    (void)state;
+    struct toy_rank r[2];
+    environment(NULL);
+    toy_ranks(2, wrap_replicas, NULL, r);
+    toy_assert_well(r, 2, "replicas of hosts");
+}
+
 /* What zero_wrap warns of is told once, by zero_wrap; and the rank that was found is the context's. */
 static void test_before_wrap(void **state)
 {
@@ -246,7 +331,7 @@ static void test_before_wrap(void **state)
                                                              {"LOCAL_RANK", "0"},
                                                              {"TORCHELASTIC_RESTART_COUNT", "2"}};
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    int32_t rank, world, local_rank;
+    struct zero_place place;
     struct zero_stats stats;
     int n_reported = 0;
     struct toy m;
@@ -255,12 +340,14 @@ static void test_before_wrap(void **state)
     cfg.debug.log_arg = &n_reported;
     environment(misspelt);
     toy_make(&m);
-    assert_int_equal(zero_find_rank(&cfg, &rank, &world, &local_rank), 0);
+    assert_int_equal(zero_find_place(&cfg, &place), 0);
     assert_int_equal(n_reported, 0);
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
     assert_int_equal(n_reported, 1);
     assert_int_equal(zero_get_stats(z, &stats), 0);
-    assert_true(stats.rank == rank && stats.world == world && stats.local_rank == local_rank);
+    assert_true(stats.rank == place.rank && stats.world == place.world);
+    assert_true(stats.local_rank == place.local_rank);
+    assert_memory_equal(&stats.place, &place, sizeof place);
     assert_int_equal(stats.attempt, 2);
     assert_int_equal(zero_unwrap(&z), 0);
     toy_free(&m);
@@ -270,10 +357,9 @@ static void test_before_wrap(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sources),
-        cmocka_unit_test(test_configuration),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_before_wrap),
+        cmocka_unit_test(test_sources),     cmocka_unit_test(test_configuration),
+        cmocka_unit_test(test_places),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_before_wrap), cmocka_unit_test(test_after_wrap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* find_place.c: which rank this process is, and its place in cfg.mesh, for zero_wrap, zero_plan, and programs
+ * that must know both before the wrap. */
+#include "zero/context.h"
+
+#include <stdio.h>
+
+int zr_find_rank(const struct zero_config *cfg, struct zr_world *out)
+{
+    struct zr_lent_ranks ranks = {0};
+    void *lent;
+    const struct zr_backend *of = zr_backend_of_lent(cfg, &lent);
+    const struct zr_backend *asked = zr_backend_row(cfg->launch.backend);
+    if (!of)
+        return (asked && asked->world_meet ? zr_world_find_by_mpi : zr_world_find)(cfg->launch.rank, cfg->launch.world,
+                                                                                   cfg->launch.rendezvous, out);
+    ranks.name = of->lent_name;
+    int err = of->lent_world(lent, zr_config_start_ms(cfg), &ranks.rank, &ranks.world);
+    if (!err && of->job_world)
+        err = of->job_world(zr_config_start_ms(cfg), &ranks.job_rank, &ranks.job_world);
+    return err ? err : zr_world_lent(&ranks, cfg->launch.rank, cfg->launch.world, cfg->launch.rendezvous, out);
+}
+
+/* ---- the mesh ---- */
+
+/* "pp 1, dp_replicate auto, dp_shard 4, cp 1, tp 2" */
+static void list_sizes(const struct zero_config *c, char *text, size_t n_text)
+{
+    char replicate[16] = "auto";
+    if (c->mesh.dp_replicate != ZERO_AUTO)
+        snprintf(replicate, sizeof replicate, "%d", c->mesh.dp_replicate);
+    snprintf(text, n_text, "pp %d, dp_replicate %s, dp_shard %d, cp %d, tp %d", c->mesh.pp, replicate,
+             c->mesh.dp_shard, c->mesh.cp, c->mesh.tp);
+}
+
+/* The numbers of ranks; those of dp are -1 where only the hosts decide. */
+static int size_axes(const struct zero_config *c, struct zero_place *p)
+{
+    const int32_t size[] = {c->mesh.pp, c->mesh.cp, c->mesh.tp,
+                            c->mesh.dp_replicate == ZERO_AUTO ? 1 : c->mesh.dp_replicate,
+                            c->mesh.dp_shard ? c->mesh.dp_shard : 1};
+    bool leaves_some = c->mesh.dp_replicate == ZERO_AUTO || !c->mesh.dp_shard;
+    int64_t product = 1;
+    char sizes[128];
+    if (c->mesh.dp_replicate == ZERO_AUTO && c->mesh.dp_shard)
+        return zr_fail(ZR_ERR_ARG,
+                       "dp_shard is %d, but dp_replicate is auto, where it is the number of ranks of a host; "
+                       "allowed: dp_shard 0 with dp_replicate auto",
+                       c->mesh.dp_shard);
+    for (size_t i = 0; i < sizeof size / sizeof *size; i++)
+        product *= product <= p->world ? size[i] : 1;
+    if (leaves_some ? p->world % product != 0 : product != p->world) {
+        list_sizes(c, sizes, sizeof sizes);
+        return leaves_some
+                   ? zr_fail(ZR_ERR_ARG, "the axes of mesh (%s) do not divide the world of %d ranks", sizes,
+                             p->world)
+                   : zr_fail(ZR_ERR_ARG, "the axes of mesh (%s) do not multiply to the world of %d ranks",
+                             sizes, p->world);
+    }
+    p->n_pp = c->mesh.pp;
+    p->n_cp = c->mesh.cp;
+    p->n_tp = c->mesh.tp;
+    p->n_data = p->world / (p->n_pp * p->n_cp * p->n_tp);
+    p->n_dp_replicate = c->mesh.dp_replicate;
+    p->n_dp_shard = c->mesh.dp_replicate == ZERO_AUTO ? -1 : p->n_data / c->mesh.dp_replicate;
+    return 0;
+}
+
+static int refuse_later_axes(const struct zero_config *c)
+{
+    const struct {
+        const char *name;
+        int32_t size;
+    } on_host[] = {{"pp", c->mesh.pp}, {"tp", c->mesh.tp}};
+    if (c->mesh.cp > 1)
+        return zr_fail(ZR_ERR_NOTSUP, "cp is %d: this library has no such axis yet; allowed: 1", c->mesh.cp);
+    for (size_t i = 0; i < sizeof on_host / sizeof *on_host; i++)
+        if (c->device == ZERO_DEVICE_CUDA && on_host[i].size > 1)
+            return zr_fail(ZR_ERR_NOTSUP,
+                           "%s is %d, but device is cuda, where this library has no such axis yet; "
+                           "allowed: %s 1, or device host",
+                           on_host[i].name, on_host[i].size, on_host[i].name);
+    return 0;
+}
+
+int zr_config_mesh(struct zr_config *c, int32_t rank, int32_t world)
+{
+    struct zero_place p = {.rank = rank, .world = world};
+    int err = refuse_later_axes(&c->user);
+    if (!err)
+        err = size_axes(&c->user, &p);
+    if (err)
+        return err;
+    int32_t left = rank;
+    p.tp = left % p.n_tp;
+    left /= p.n_tp;
+    p.cp = left % p.n_cp;
+    left /= p.n_cp;
+    p.data = left % p.n_data;
+    p.pp = left / p.n_data;
+    p.dp_replicate = p.n_dp_shard < 0 ? -1 : p.data / p.n_dp_shard;
+    p.dp_shard = p.n_dp_shard < 0 ? -1 : p.data % p.n_dp_shard;
+    c->place = p;
+    c->options.parts = p.n_tp;
+    c->options.pp = p.n_pp;
+    return 0;
+}
+
+/* ---- the call ---- */
+
+static int find_place(struct zr_config *c, struct zero_place *out)
+{
+    struct zr_world found;
+    int err = zr_find_rank(&c->user, &found);
+    if (!err)
+        err = zr_config_mesh(c, found.rank, found.world);
+    if (err)
+        return err;
+    *out = c->place;
+    out->local_rank = found.local_rank;
+    return 0;
+}
+
+int zero_find_place(const struct zero_config *cfg, struct zero_place *out)
+{
+    const struct zero_config plain = ZERO_CONFIG_INIT;
+    struct zr_config config;
+    if (!out)
+        return zr_fail(ZR_ERR_ARG, "zero_find_place: out is NULL");
+    int err = zr_config_resolve_silently(cfg ? cfg : &plain, &config);
+    if (err)
+        return zr_fail_more(err, "zero_find_place");
+    err = find_place(&config, out);
+    zr_config_release(&config);
+    return err ? zr_fail_more(err, "zero_find_place") : 0;
+}
