@@ -120,8 +120,8 @@ int plan_column(const struct plan_options *o, int column, const struct plan_tabl
         cfg.shard_group = (int32_t)o->shard_group;
     cfg.log = column > 0 && t->pp_at == 0 ? report_groups : NULL;
     cfg.world = (int32_t)o->world;
-    cfg.optimizer = o->optimizer;
-    cfg.beta1 = 0.9f;
+    cfg.optim.optimizer = o->optimizer;
+    cfg.optim.beta1 = 0.9f;
     cfg.grad_accum_steps = (int32_t)o->accum;
     cfg.prefetch = (int32_t)o->prefetch;
     cfg.param_budget_bytes = o->budget;

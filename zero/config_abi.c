@@ -22,9 +22,9 @@ static const struct {
     {                                                                                                        \
 #key, "struct " #type, offsetof(struct zero_config, key), END_OF(type, last), sizeof(struct type)    \
     }
-    OTHER(tensor_size, zero_tensor, decay_scale), OTHER(call_size, zero_call, is_end),
-    OTHER(weight_size, zero_weight, transposed),  OTHER(step_info_size, zero_step_info, skipped),
-    OTHER(stats_size, zero_stats, path),          OTHER(plan_info_size, zero_plan_info, paper_bytes),
+    OTHER(tensor_size, zero_tensor, group),      OTHER(call_size, zero_call, is_end),
+    OTHER(weight_size, zero_weight, transposed), OTHER(step_info_size, zero_step_info, skipped),
+    OTHER(stats_size, zero_stats, path),         OTHER(plan_info_size, zero_plan_info, paper_bytes),
     OTHER(action_size, zero_action, kept),
 #undef OTHER
 };

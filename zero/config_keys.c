@@ -68,15 +68,25 @@ struct field {
 #define BYTES_OF_KIND_FLOAT  4
 #define BYTES_OF_KIND_DOUBLE 8
 #define FIELD(name, kind_, where_, names_, lo_, hi_, allowed_)                                               \
-    ANY_FIELD(name, kind_, where_, names_, false, lo_, hi_, allowed_)
+    ANY_FIELD(name, #name, kind_, where_, names_, false, lo_, hi_, allowed_)
 #define FIELD_OR_AUTO(name, kind_, where_, names_, lo_, hi_, allowed_)                                       \
-    ANY_FIELD(name, kind_, where_, names_, true, lo_, hi_, allowed_)
-#define ANY_FIELD(name, kind_, where_, names_, auto_, lo_, hi_, allowed_)                                    \
+    ANY_FIELD(name, #name, kind_, where_, names_, true, lo_, hi_, allowed_)
+#define ANY_FIELD(name, key_, kind_, where_, names_, auto_, lo_, hi_, allowed_)                              \
     {                                                                                                        \
-#name, offsetof(struct zero_config, name),                                                           \
+        key_, offsetof(struct zero_config, name),                                                            \
             sizeof(((struct zero_config *)0)->name) /                                                        \
                 (sizeof(((struct zero_config *)0)->name) == BYTES_OF_##kind_),                               \
             kind_, where_, names_, auto_, lo_, hi_, allowed_                                                 \
+    }
+/* Fields of a nested struct, whose keys are their own names. */
+#define OPTIM(name, kind_, where_, names_, lo_, hi_, allowed_)                                               \
+    ANY_FIELD(optim.name, #name, kind_, where_, names_, false, lo_, hi_, allowed_)
+#define OPTIM_OR_AUTO(name, kind_, where_, names_, lo_, hi_, allowed_)                                       \
+    ANY_FIELD(optim.name, #name, kind_, where_, names_, true, lo_, hi_, allowed_)
+#define OPTIM_FIXED(name, why)                                                                               \
+    {                                                                                                        \
+#name, offsetof(struct zero_config, optim.name), sizeof(((struct zero_config *)0)->optim.name),      \
+            KIND_FIXED, TEXT_ONLY, NULL, false, 0, 0, why                                                    \
     }
 #define FIXED(name, why)                                                                                     \
     {                                                                                                        \
@@ -107,20 +117,22 @@ static const struct field fields[] = {
     FIELD(world, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "1 and more, or 0 to look in the environment"),
     FIXED(rendezvous, "a pointer: set the field itself, or ZERO_RENDEZVOUS in the environment"),
     FIELD(timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 to 2147483647"),
-    FIELD_OR_AUTO(optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 1, ZR_OPTIMIZER_COUNT - 1,
-                  ZR_OPTIMIZER_KEYS "auto (-1)"),
-    FIELD_OR_AUTO(beta1, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE, "0 and more, less than 1; auto (-1)"),
-    FIELD_OR_AUTO(beta2, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE, "0 and more, less than 1; auto (-1)"),
-    FIELD_OR_AUTO(eps, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more; auto (-1)"),
-    FIELD(weight_decay, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
+    OPTIM(optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 1, ZR_OPTIMIZER_COUNT - 1, ZR_OPTIMIZER_KEYS),
+    OPTIM(lr_scale, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
+    OPTIM_OR_AUTO(beta1, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE, "0 and more, less than 1; auto (-1)"),
+    OPTIM_OR_AUTO(beta2, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE, "0 and more, less than 1; auto (-1)"),
+    OPTIM_OR_AUTO(eps, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more; auto (-1)"),
+    OPTIM(weight_decay, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
+    OPTIM(n_states, KIND_INT32, TEXT_ONLY, NULL, 0, ZR_MAX_STATES, "0, 1, 2, 3, 4"),
+    OPTIM_FIXED(update, POINTER),
+    OPTIM_FIXED(update_arg, POINTER),
+    FIXED(optim_groups, POINTER),
+    FIXED(n_optim_groups, "the length of optim_groups: set the field itself"),
     FIELD(clip, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
     FIELD(grad_scale, KIND_DOUBLE, TEXT_AND_ENV, NULL, -DBL_MAX, DBL_MAX, "a finite number other than 0"),
     FIELD(grad_accum_steps, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 and more"),
     FIELD(grad_sum, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
     FIELD(grad_in_place, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
-    FIELD(n_states, KIND_INT32, TEXT_ONLY, NULL, 0, ZR_MAX_STATES, "0, 1, 2, 3, 4"),
-    FIXED(update, POINTER),
-    FIXED(update_arg, POINTER),
     FIELD(prefetch, KIND_INT32, TEXT_AND_ENV, prefetch_names, 0, COUNT_MAX, "1 and more, or 0 for none"),
     FIELD_OR_AUTO(deterministic, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "on (1), off (0), auto (-1)"),
     FIELD_OR_AUTO(param_budget_bytes, KIND_BYTES, TEXT_AND_ENV, NULL, 0, 0x1p63,
@@ -362,15 +374,15 @@ struct zr_value_text zr_config_value_text(const char *key, double value)
     return out;
 }
 
-int zr_config_check_number(const char *key, double value, float *out)
+int zr_config_check_number(const char *key, double value, double *out)
 {
     size_t i = 0;
     while (strcmp(key, fields[i].key) != 0)
         i++;
     const struct field *f = &fields[i];
-    *out = (float)value;
-    bool vanishes = value != 0 && *out == 0;
-    if (isfinite(*out) && (double)*out >= f->lo && (double)*out <= f->hi && !vanishes)
+    *out = f->kind == KIND_FLOAT ? (double)(float)value : value;
+    bool vanishes = value != 0 && *out == 0, is_auto = f->may_be_auto && value == ZERO_AUTO;
+    if (in_range(f, (union value){.f = *out}) && !vanishes && !is_auto)
         return 0;
     return zr_fail(ZR_ERR_ARG, "%s is %.9g; allowed: %.*s", key, value, (int)strcspn(f->allowed, ";"),
                    f->allowed);
@@ -384,6 +396,17 @@ int zr_config_check_fields(const struct zero_config *cfg)
             return err;
     }
     return 0;
+}
+
+int zr_config_check_optim(const struct zero_optim *group)
+{
+    const struct zero_config cfg = {.optim = *group};
+    const size_t first = offsetof(struct zero_config, optim), end = first + sizeof cfg.optim;
+    int err = 0;
+    for (size_t i = 0; !err && i < N_FIELDS; i++)
+        if (fields[i].kind != KIND_FIXED && fields[i].offset >= first && fields[i].offset < end)
+            err = check_field(&cfg, &fields[i]);
+    return err;
 }
 
 /* Insertions, deletions and replacements that make b of a (Levenshtein), case ignored. Only the first 63

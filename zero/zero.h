@@ -52,11 +52,10 @@
  * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() then says
  * what, where, and which rank, unit or tensor. (zero_last_step alone may also return ZERO_PENDING, which is
  * above 0 and no error.) A failed call leaves nothing to clean up and changes nothing, except that a failure
- * among ranks (a lost peer, a timeout, ranks that differ) or of a rank's own work (CUDA, cfg.update, a fault
- * that cfg.check finds) ends the context, on every rank: each is told, with the rank that found it, every
- * later call returns the same cause, and only zero_unwrap and zero_get_stats are left. Where a call's comment
- * says "nothing changed" of ranks that differ, they were compared first, and the context goes on.
- *
+ * among ranks (a lost peer, a timeout, ranks that differ) or of a rank's own work (CUDA, optim.update, a
+ * fault that cfg.check finds) ends the context, on every rank: each is told, with the rank that found it,
+ * every later call returns the same cause, and only zero_unwrap and zero_get_stats are left. Where a call's
+ * comment says "nothing changed" of ranks that differ, they were compared first, and the context goes on.
  * "Collective" means: every rank must make the call, in the same order relative to its other collective
  * calls. zero_begin, zero_end and zero_micro are collective in this sense. They wait for other ranks no
  * longer than for what the model is to read or write next: parameters that are being gathered or updated,
@@ -299,19 +298,19 @@ ZERO_API int zero_norm(zero_ctx *z, double *norm);
  * may be, it is not. */
 ZERO_API int zero_drop(zero_ctx *z);
 
-/* Changes what the next zero_step and those after it are taken with: key is "clip", "beta1", "beta2", "eps"
- * or "weight_decay", within the field's range. optimizer: an enum zero_optimizer that a tensor has; 0:
- * cfg.optimizer's, with "weight_decay" every kind's, and with "clip", which is of the whole step, nothing
- * else. With cfg.update "clip" alone. ZERO_ERR_ARG for a number that the kind does not use, and for a
- * momentum (beta1) of one that began with 0 and keeps none; ZERO_ERR_ORDER when a step has begun; nothing is
- * changed then. Every rank gives the same: waits for no other rank, and where they differ the next zero_step
- * ends the context with ZERO_ERR_MISMATCH. Checkpoints do not hold these numbers: after zero_load those of
- * this context go on, as after zero_wrap those of cfg. */
-ZERO_API int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double value);
+/* Change a number that the next zero_step and those after it use: "lr_scale", "beta1", "beta2", "eps" or
+ * "weight_decay" of a parameter group, or of all with ZERO_ALL; with ZERO_ALL also "clip" or "grad_scale".
+ *
+ * Call between steps. Checkpoints do not hold these numbers: after zero_load the context keeps its own.
+ *
+ * Local; every rank makes the same call, else the next zero_step returns ZERO_ERR_MISMATCH.
+ * Errors: ARG    no such group or key, out of range, not used by the optimizer, or momentum that was 0 before
+ *         ORDER  a step has begun */
+ZERO_API int zero_tune(zero_ctx *z, int32_t group, const char *key, double value);
 
 /* Set the number of the last step, and the step count of every unit, to t (0 to 1e17). info.t and checkpoints
- * go on from the number, bias corrections and cfg.update from the counts. For optimizer states that come from
- * elsewhere: zero_write them, and set the count that they belong to. Between steps. Every rank gives the
+ * go on from the number, bias corrections and optim.update from the counts. For optimizer states that come
+ * from elsewhere: zero_write them, and set the count that they belong to. Between steps. Every rank gives the
  * same, as of zero_tune. Waits for the last step's norm. */
 ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
 
@@ -581,7 +580,7 @@ ZERO_API int zero_trace_write(zero_ctx *z, const char *path);
  * to NULL, also when it returns an error: that of an asynchronous save, or what ended the context. Pointers
  * the library gave to the model are dead, and set to NULL. NULL and pointers to NULL are allowed. In a forked
  * child: ZERO_ERR_ORDER, and only *z is changed. Where a thread of the library's does not come back from a
- * driver or, on a GPU, from cfg.update, it keeps the context's memory, a warning says so, and the process
+ * driver or, on a GPU, from optim.update, it keeps the context's memory, a warning says so, and the process
  * should end. */
 ZERO_API int zero_unwrap(zero_ctx **z);
 

@@ -102,7 +102,7 @@ static void load(const struct earlier *e, int stage, int32_t optimizer, int32_t 
          .grad = &gw,
          .shape = {2, 100},
          .dtype = ZERO_F32,
-         .optimizer = of_layers,
+         .group = of_layers ? 1 : 0,
          .flags = ZERO_STACKED},
         {.name = "bias", .param = &b, .grad = &gb, .shape = {5}, .dtype = ZERO_BF16, .unit = 2},
         {.name = "scale", .param = &f, .shape = {3}, .dtype = ZERO_F32, .unit = 2}};
@@ -110,7 +110,11 @@ static void load(const struct earlier *e, int stage, int32_t optimizer, int32_t 
     zero_ctx *z;
     cfg.stage = stage;
     cfg.world = 1;
-    cfg.optimizer = optimizer;
+    cfg.optim.optimizer = optimizer;
+    struct zero_optim group = ZERO_OPTIM_INIT;
+    group.optimizer = of_layers;
+    cfg.optim_groups = of_layers ? &group : NULL;
+    cfg.n_optim_groups = of_layers ? 1 : 0;
     CHECK_OK(zero_wrap(&z, t, 3, &cfg));
     for (int i = 0; i < 3; i++)
         free(own[i]);
@@ -138,7 +142,7 @@ static void loads(const struct earlier *e)
         load(e, stage, ZERO_ADAMW, e->of_layers, NULL);
     load(e, 1, ZERO_RMSPROP, e->of_layers ? e->of_layers : ZERO_ADAMW,
          "the optimizer of tensor bias is adamw with 2 states there, and rmsprop with 1 in this model");
-    load(e, 1, ZERO_AUTO, ZERO_SGD,
+    load(e, 1, ZERO_ADAMW, ZERO_SGD,
          e->of_layers
              ? "the optimizer of tensor layers is lion with 1 states there, and sgd with 0 in this model"
              : "the optimizer of tensor layers is adamw with 2 states there, and sgd with 0 in this model");

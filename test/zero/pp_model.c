@@ -170,7 +170,7 @@ static void add_tensor(struct model *m, int n_ranks, int tensor)
                                        : s->buffer                         ? ZERO_BUFFER
                                        : tensor == EMBEDDING && !m->untied ? ZERO_TIED
                                                                            : 0,
-                              .optimizer = s->optimizer};
+                              .group = s->optimizer == ZERO_LION};
     memcpy(x->shape, s->shape, sizeof s->shape);
     if (stacked)
         x->shape[0] = m->n_layers;
@@ -209,6 +209,10 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
     const struct zero_axis axes[] = {
         {"pp", on->pp}, {"dp_replicate", on->stage > 3 ? on->dp / 2 : 1}, {"dp_shard", -1}, {"tp", on->tp}};
     struct zero_config cfg = toy_config(r, on->stage);
+    struct zero_optim lion = cfg.optim;
+    lion.optimizer = ZERO_LION;
+    cfg.optim_groups = &lion;
+    cfg.n_optim_groups = 1;
     zero_mesh *mesh = NULL;
     OR_RETURN(zero_mesh_open(&mesh, axes, 4, &cfg));
     OR_RETURN(zero_mesh_rank(mesh, "pp", &at->pp, NULL));

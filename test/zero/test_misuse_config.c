@@ -93,22 +93,27 @@ static void without_call_size(struct program *p)
     {                                                                                                        \
         p->cfg.field = value;                                                                                \
     }
+#define SETS_OPTIM(field, value)                                                                             \
+    static void sets_##field(struct program *p)                                                              \
+    {                                                                                                        \
+        p->cfg.optim.field = value;                                                                          \
+    }
 SETS(timeout_ms, 0)
 SETS(grad_accum_steps, 0)
 SETS(grad_scale, 0)
 SETS(prefetch, -1)
-SETS(beta1, NAN)
-SETS(beta2, 1)
-SETS(eps, -1e-8f)
-SETS(weight_decay, INFINITY)
+SETS_OPTIM(beta1, NAN)
+SETS_OPTIM(beta2, 1)
+SETS_OPTIM(eps, -1e-8f)
+SETS_OPTIM(weight_decay, INFINITY)
 SETS(clip, -1)
 SETS(param_budget_bytes, 0)
 #undef SETS
 
 static void no_eps(struct program *p)
 {
-    p->cfg.optimizer = ZERO_RMSPROP;
-    p->cfg.eps = 0;
+    p->cfg.optim.optimizer = ZERO_RMSPROP;
+    p->cfg.optim.eps = 0;
 }
 
 /* ---- the rows ---- */

@@ -287,8 +287,9 @@ static int descent(void *arg, const struct zero_update *u)
 
 static void update_fails_on_one(struct program *p)
 {
-    p->cfg.update = descent;
-    p->cfg.update_arg = p;
+    p->cfg.optim.update = descent;
+    p->cfg.optim.weight_decay = 0;
+    p->cfg.optim.update_arg = p;
 }
 
 /* The model's own fault on one rank, with everybody watched. */

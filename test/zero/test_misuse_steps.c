@@ -76,7 +76,7 @@ static int tunes_in_a_step(struct program *p)
 
 static void plain_sgd(struct program *p)
 {
-    p->cfg.optimizer = ZERO_SGD;
+    p->cfg.optim.optimizer = ZERO_SGD;
 }
 
 static int begins_a_momentum(struct program *p)

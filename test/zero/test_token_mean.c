@@ -420,8 +420,8 @@ static void train(struct toy_rank *r)
     cfg.mesh = mesh;
     cfg.shard_group = ZERO_AUTO;
     cfg.hybrid = s->hybrid ? ZERO_HYBRID_HSDP : ZERO_HYBRID_NONE;
-    cfg.optimizer = ZERO_SGD;
-    cfg.weight_decay = 0;
+    cfg.optim.optimizer = ZERO_SGD;
+    cfg.optim.weight_decay = 0;
     cfg.clip = 0;
     cfg.log = toy_forget_line;
     cfg.schedule = s->schedule;
