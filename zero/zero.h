@@ -56,6 +56,7 @@
  * fault that cfg.check finds) ends the context, on every rank: each is told, with the rank that found it,
  * every later call returns the same cause, and only zero_unwrap and zero_get_stats are left. Where a call's
  * comment says "nothing changed" of ranks that differ, they were compared first, and the context goes on.
+ *
  * "Collective" means: every rank must make the call, in the same order relative to its other collective
  * calls. zero_begin, zero_end and zero_micro are collective in this sense. They wait for other ranks no
  * longer than for what the model is to read or write next: parameters that are being gathered or updated,
