@@ -179,7 +179,7 @@ static int group_carries_more(struct program *p)
 
 static int group_tunes(struct program *p)
 {
-    int err = p->odd_group ? zero_tune(p->z, 0, "clip", 0.5) : 0;
+    int err = p->odd_group ? zero_tune(p->z, ZERO_ALL, "clip", 0.5) : 0;
     return err ? err : train(p);
 }
 

@@ -318,7 +318,7 @@ static void read_gradients(const struct zero_config *cfg, float grad[TOY_TENSORS
     toy_make(&m);
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, cfg), 0);
     for (int s = 0; s < 4; s++) {
-        assert_int_equal(zero_tune(z, 0, "clip", 0.01 * (s + 1)), 0);
+        assert_int_equal(zero_tune(z, ZERO_ALL, "clip", 0.01 * (s + 1)), 0);
         assert_int_equal(zero_tune(z, 0, "beta1", 0.9 - 0.2 * s), 0);
         assert_int_equal(toy_forward(&m, z, true), 0);
         assert_int_equal(toy_backward(&m, z, true, s, 0), 0);
