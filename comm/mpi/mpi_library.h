@@ -10,7 +10,7 @@
 #include "comm/mpi/mpi_shim.h"
 #include "kernels/log.h"
 
-/* cfg.mpi's. */
+/* cfg.launch.mpi's. */
 enum zr_mpi_kind { ZR_MPI_AUTO, ZR_MPI_OMPI, ZR_MPI_MPICH };
 
 enum { ZR_MPI_VERSION_BYTES = 96 };
@@ -27,8 +27,8 @@ struct zr_mpi_library {
     char version[ZR_MPI_VERSION_BYTES];
 };
 
-/* wanted: cfg.mpi. The library is never closed. ZR_ERR_ARG: what the caller said contradicts what is there;
- * ZR_ERR_NOTSUP: there is none, or none that can be used. MPI has not begun by this. Any thread. */
+/* wanted: cfg.launch.mpi. The library is never closed. ZR_ERR_ARG: what the caller said contradicts what is
+ * there; ZR_ERR_NOTSUP: there is none, or none that can be used. MPI has not begun by this. Any thread. */
 int zr_mpi_load(enum zr_mpi_kind wanted, struct zr_log *log, struct zr_mpi_library *out);
 
 /* An MPI is in this process, whoever has loaded it. */

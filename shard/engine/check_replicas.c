@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_replicas.c: copies that must be equal, compared (cfg.check). With HSDP every group updates a copy of
+/* check_replicas.c: copies that must be equal, compared (cfg.debug.check). With HSDP every group updates a copy of
  * its own, and so does each part of the model of what is not cut (compare_tp.c): the same bits, as long as
  * the update gives the same for the same arguments. A program's own (optim.update) may not, and then copies
  * drift apart with nothing to be seen but a loss that is a little off.

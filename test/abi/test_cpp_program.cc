@@ -61,7 +61,7 @@ int main()
     tensor.shape[0] = 4;
     tensor.dtype = ZERO_F32;
     cfg.stage = 1;
-    cfg.world = 1;
+    cfg.launch.world = 1;
     zero_optim groups[2] = {ZERO_OPTIM_INIT, ZERO_OPTIM_INIT};
     groups[1].optimizer = ZERO_SGD;
     groups[1].lr_scale = 0.5f;

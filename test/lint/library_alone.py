@@ -159,7 +159,7 @@ def check_subproject(folder, meson):
     with open(os.path.join(above, "meson.build"), "w", encoding="utf-8") as f:
         f.write(SUPERPROJECT)
     with open(os.path.join(above, "program.c"), "w", encoding="utf-8") as f:
-        f.write(PROGRAM.replace("cfg.world = 1;", ""))  # who the ranks are is zero-run's matter
+        f.write(PROGRAM.replace("cfg.launch.world = 1;", ""))  # who the ranks are is zero-run's matter
     build = os.path.join(folder, "above-build")
     run(*meson, "setup", build, above, "--wrap-mode=forcefallback", "-Dlibzero:default_library=static", "-Dlibzero:cuda=disabled",
         *FAST[:2])

@@ -114,9 +114,9 @@ static void test_defaults(void **state)
         assert_false(o->save_async);
         assert_int_equal(o->save_keep, 0);
         assert_false(o->check);
-        assert_int_equal(both[i].user.world, 0);
+        assert_int_equal(both[i].user.launch.world, 0);
         assert_int_equal(both[i].user.device, ZERO_DEVICE_HOST);
-        assert_int_equal(both[i].user.copy_engine, ZERO_AUTO);
+        assert_int_equal(both[i].user.launch.copy_engine, ZERO_AUTO);
         assert_int_equal(both[i].user.shard_group, ZERO_AUTO);
         assert_int_equal(zr_config_start_ms(&both[i].user), 600000);
         assert_int_equal(o->hybrid, ZR_HYBRID_NONE);
@@ -198,11 +198,11 @@ static void test_zero_means_zero(void **state)
     (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     *logged = 0;
-    cfg.log = keep_line;
-    cfg.log_arg = logged;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = logged;
     cfg.optim.beta1 = cfg.optim.beta2 = cfg.optim.eps = 0;
-    cfg.prefetch = cfg.deterministic = cfg.copy_engine = 0;
-    cfg.param_budget_bytes = 0;
+    cfg.memory.prefetch = cfg.deterministic = cfg.launch.copy_engine = 0;
+    cfg.memory.param_budget_bytes = 0;
     struct zr_config c = accepted(&cfg);
     struct zr_options o = c.options;
     const struct zr_optim *h = &o.optim[0];
@@ -210,7 +210,7 @@ static void test_zero_means_zero(void **state)
     assert_int_equal(o.prefetch, 0);
     assert_int_equal(o.param_budget_bytes, 0);
     assert_false(o.deterministic);
-    assert_int_equal(c.user.copy_engine, 0);
+    assert_int_equal(c.user.launch.copy_engine, 0);
     assert_string_equal(
         logged, "warning: eps is 0: a weight whose gradient has been 0 in every step becomes NaN (0 / 0)");
     *logged = 0;
@@ -284,30 +284,37 @@ static const struct text_case text_cases[] = {
     {AT(param_budget_bytes), 'l', true, "3G", 3e9, "1.5G", "auto (-1) for what prefetch needs"},
     {AT(param_budget_bytes), 'l', true, "3Ki", 3072, "9223372036854775807k",
      "auto (-1) for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "2Gi", 2147483648.0, "9000000000Gi",
+    {AT(memory., param_budget_bytes), 'l', true, "64MiB", 64 << 20, "64B",
      "auto (-1) for what prefetch needs"},
-    {AT(deterministic), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
-    {AT(deterministic), 'i', true, "on", 1, "yes", "allowed: on (1), off (0), auto (-1)"},
-    {AT(deterministic), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
-    {AT(wire_dtype), 'i', true, "bf16", 2, "f16", "allowed: f32, bf16, or 0"},
-    {AT(wire_dtype), 'i', true, "f32", 1, "fp32", "allowed: f32, bf16, or 0"},
-    {AT(trace), 'i', true, "1", 1, "-1", "allowed: 0, 1"},
-    {AT(save_async), 'i', true, "on", 1, "2", "allowed: 0, 1"},
-    {AT(save_keep), 'i', true, "3", 3, "-1", "1 and more, or 0 for all"},
-    {AT(check), 'i', true, "1", 1, "2", "allowed: 0, 1"},
-    {AT(device), 'i', true, "cuda", ZERO_DEVICE_CUDA, "gpu", "allowed: host, cuda"},
-    {AT(device), 'i', true, "host", ZERO_DEVICE_HOST, "0", "allowed: host, cuda"},
-    {AT(copy_engine), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
-    {AT(copy_engine), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
-    {AT(grad_in_place), 'i', true, "on", 1, "2", "allowed: 0, 1"},
-    {AT(hybrid), 'i', true, "HSDP", ZERO_HYBRID_HSDP, "fsdp", "allowed: none (0), hsdp (1), hfsdp (2)"},
-    {AT(hybrid), 'i', true, "hfsdp", ZERO_HYBRID_HFSDP, "3", "allowed: none (0), hsdp (1), hfsdp (2)"},
-    {AT(shard_group), 'i', true, "auto", -1, "0", "a number that divides the world; auto (-1)"},
-    {AT(shard_group), 'i', true, "auto", -1, "-2", "a number that divides the world; auto (-1)"},
-    {AT(start_timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647; auto (-1)"},
-    {AT(mpi), 'i', true, "ompi", ZERO_MPI_OMPI, "lam", "allowed: auto (0), ompi (1), mpich (2)"},
-    {AT(mpi), 'i', true, "mpich", ZERO_MPI_MPICH, "3", "allowed: auto (0), ompi (1), mpich (2)"},
-    {AT(start_timeout_ms), 'l', true, "auto", -1, "-2", "allowed: 1 to 2147483647; auto (-1)"},
+    {AT(memory., param_budget_bytes), 'l', true, "3k", 3000, "3 k", "auto (-1) for what prefetch needs"},
+    {AT(memory., param_budget_bytes), 'l', true, "3M", 3e6, "k", "auto (-1) for what prefetch needs"},
+    {AT(memory., param_budget_bytes), 'l', true, "3G", 3e9, "1.5G", "auto (-1) for what prefetch needs"},
+    {AT(memory., param_budget_bytes), 'l', true, "3Ki", 3072, "9223372036854775807k",
+     "auto (-1) for what prefetch needs"},
+    {AT(memory., param_budget_bytes), 'l', true, "2Gi", 2147483648.0, "9000000000Gi",
+     "auto (-1) for what prefetch needs"},
+    {AT(, deterministic), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(, deterministic), 'i', true, "on", 1, "yes", "allowed: on (1), off (0), auto (-1)"},
+    {AT(, deterministic), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(memory., wire_dtype), 'i', true, "bf16", 2, "f16", "allowed: f32, bf16, or 0"},
+    {AT(memory., wire_dtype), 'i', true, "f32", 1, "fp32", "allowed: f32, bf16, or 0"},
+    {AT(debug., trace), 'i', true, "1", 1, "-1", "allowed: 0, 1"},
+    {AT(checkpoint., save_async), 'i', true, "on", 1, "2", "allowed: 0, 1"},
+    {AT(checkpoint., save_keep), 'i', true, "3", 3, "-1", "1 and more, or 0 for all"},
+    {AT(debug., check), 'i', true, "1", 1, "2", "allowed: 0, 1"},
+    {AT(, device), 'i', true, "cuda", ZERO_DEVICE_CUDA, "gpu", "allowed: host, cuda"},
+    {AT(, device), 'i', true, "host", ZERO_DEVICE_HOST, "0", "allowed: host, cuda"},
+    {AT(launch., copy_engine), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(launch., copy_engine), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(memory., grad_in_place), 'i', true, "on", 1, "2", "allowed: 0, 1"},
+    {AT(, hybrid), 'i', true, "HSDP", ZERO_HYBRID_HSDP, "fsdp", "allowed: none (0), hsdp (1), hfsdp (2)"},
+    {AT(, hybrid), 'i', true, "hfsdp", ZERO_HYBRID_HFSDP, "3", "allowed: none (0), hsdp (1), hfsdp (2)"},
+    {AT(, shard_group), 'i', true, "auto", -1, "0", "a number that divides the world; auto (-1)"},
+    {AT(, shard_group), 'i', true, "auto", -1, "-2", "a number that divides the world; auto (-1)"},
+    {AT(launch., start_timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647; auto (-1)"},
+    {AT(launch., mpi), 'i', true, "ompi", ZERO_MPI_OMPI, "lam", "allowed: auto (0), ompi (1), mpich (2)"},
+    {AT(launch., mpi), 'i', true, "mpich", ZERO_MPI_MPICH, "3", "allowed: auto (0), ompi (1), mpich (2)"},
+    {AT(launch., start_timeout_ms), 'l', true, "auto", -1, "-2", "allowed: 1 to 2147483647; auto (-1)"},
 };
 #define N_TEXT (sizeof text_cases / sizeof *text_cases)
 
@@ -404,8 +411,8 @@ static void test_environment(void **state)
 static void test_misspelt_variable(void **state)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.log = keep_line;
-    cfg.log_arg = logged;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = logged;
     setenv("ZERO_STAGE", "2", 1);
     setenv("ZERO_RANK", "1", 1);
     setenv("ZERO_ISA", "avx2", 1);
@@ -462,19 +469,19 @@ static void test_bad_fields(void **state)
     } while (0)
     BAD(stage, 4, "stage is 4; allowed: 0, 1, 2, 3");
     BAD(stage, -1, "stage is -1; allowed: 0, 1, 2, 3");
-    BAD(backend, 99, "backend is 99; allowed: auto, self, shm, nccl, mpi");
-    BAD(rank, -1, "rank is -1; allowed: 0 to world - 1");
-    BAD(rank, 2, "rank is 2 but world is 0; allowed: ");
-    BAD(world, -1, "world is -1; allowed: 1 and more");
-    BAD(timeout_ms, -30, "timeout_ms is -30; allowed: 1 to 2147483647");
-    BAD(timeout_ms, INT64_MAX, "timeout_ms is 9223372036854775807; allowed: ");
-    BAD(timeout_ms, 0, "timeout_ms is 0; allowed: 1 to 2147483647");
-    BAD(mpi, 3, "mpi is 3; allowed: auto (0), ompi (1), mpich (2)");
-    BAD(start_timeout_ms, 0, "start_timeout_ms is 0; allowed: 1 to 2147483647; auto (-1)");
-    BAD(name, "0123456789012345678901234567890123456789012345678901234567890123",
+    BAD(launch.backend, 99, "backend is 99; allowed: auto, self, shm, nccl, mpi");
+    BAD(launch.rank, -1, "rank is -1; allowed: 0 to world - 1");
+    BAD(launch.rank, 2, "rank is 2 but world is 0; allowed: ");
+    BAD(launch.world, -1, "world is -1; allowed: 1 and more");
+    BAD(launch.timeout_ms, -30, "timeout_ms is -30; allowed: 1 to 2147483647");
+    BAD(launch.timeout_ms, INT64_MAX, "timeout_ms is 9223372036854775807; allowed: ");
+    BAD(launch.timeout_ms, 0, "timeout_ms is 0; allowed: 1 to 2147483647");
+    BAD(launch.mpi, 3, "mpi is 3; allowed: auto (0), ompi (1), mpich (2)");
+    BAD(launch.start_timeout_ms, 0, "start_timeout_ms is 0; allowed: 1 to 2147483647; auto (-1)");
+    BAD(launch.name, "0123456789012345678901234567890123456789012345678901234567890123",
         "name is \"0123456789012345678901234567890123456789012345678901234567890123\"; allowed: up to 63 "
         "characters, none of them a control character");
-    BAD(name, "a\nb\x7f",
+    BAD(launch.name, "a\nb\x7f",
         "name is \"a\\x0ab\\x7f\"; allowed: up to 63 characters, none of them a control character");
     BAD(optim.optimizer, 0,
         "optimizer is 0: a struct zero_optim starts from ZERO_OPTIM_INIT; allowed: adamw, adam, sgd, "
@@ -502,20 +509,20 @@ static void test_bad_fields(void **state)
     BAD(param_budget_bytes, -2, "param_budget_bytes is -2; allowed: bytes");
     BAD(prefetch, -1, "prefetch is -1; allowed: 1 and more, or 0 for none");
     BAD(device, 0, "device is 0; allowed: host, cuda");
-    BAD(copy_engine, -2, "copy_engine is -2; allowed: on (1), off (0), auto (-1)");
+    BAD(launch.copy_engine, -2, "copy_engine is -2; allowed: on (1), off (0), auto (-1)");
     BAD(hybrid, 3, "hybrid is 3; allowed: none (0), hsdp (1), hfsdp (2)");
     BAD(hybrid, 1, "hybrid is hsdp but stage is 0; allowed: stage 3 with a hybrid");
     BAD(shard_group, 0, "shard_group is 0; allowed: a number that divides the world");
     BAD(optim.weight_decay, NAN, "weight_decay is nan; allowed: ");
     BAD(deterministic, 2, "deterministic is 2; allowed: on (1), off (0), auto (-1)");
-    BAD(wire_dtype, 3, "wire_dtype is f16; allowed: f32, bf16, or 0");
-    BAD(wire_dtype, -1, "wire_dtype is -1; allowed: f32, bf16, or 0");
-    BAD(n_order, -1, "n_order is -1; allowed: 0 and more");
-    BAD(n_order, 3, "order is NULL but n_order is 3; allowed: both");
-    BAD(trace, 7, "trace is 7; allowed: 0, 1");
+    BAD(memory.wire_dtype, 3, "wire_dtype is f16; allowed: f32, bf16, or 0");
+    BAD(memory.wire_dtype, -1, "wire_dtype is -1; allowed: f32, bf16, or 0");
+    BAD(memory.n_order, -1, "n_order is -1; allowed: 0 and more");
+    BAD(memory.n_order, 3, "order is NULL but n_order is 3; allowed: both");
+    BAD(debug.trace, 7, "trace is 7; allowed: 0, 1");
 #undef BAD
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.world = cfg.rank = 3;
+    cfg.launch.world = cfg.launch.rank = 3;
     refuse(&cfg, "rank is 3; allowed: 0 to 2 (world is 3)");
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
     cfg.optim.update = an_update;
@@ -529,7 +536,7 @@ static void test_bad_fields(void **state)
      * where there is nothing to sum in place, both may stand. */
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
     cfg.stage = 1;
-    cfg.grad_in_place = cfg.deterministic = 1;
+    cfg.memory.grad_in_place = cfg.deterministic = 1;
     cfg.grad_accum_steps = 4;
     refuse(&cfg, "grad_in_place is 1 and deterministic is 1, with grad_accum_steps 4");
     cfg.deterministic = ZERO_AUTO;
@@ -541,7 +548,7 @@ static void test_bad_fields(void **state)
     assert_true(accepted(&cfg).options.deterministic);
     struct zero_call call = {0, ZERO_FORWARD, 0};
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
-    cfg.order = &call;
+    cfg.memory.order = &call;
     refuse(&cfg, "order is set but n_order is 0");
 }
 
@@ -581,7 +588,7 @@ static void test_head(void **state)
         assert_message("build it anew with this library's zero.h");
     }
 
-    const size_t short_of[] = {0, 1, 8, 100, offsetof(struct zero_config, copy_engine)};
+    const size_t short_of[] = {0, 1, 8, 100, offsetof(struct zero_config, launch.copy_engine)};
     for (size_t i = 0; i < sizeof short_of / sizeof *short_of; i++) {
         char text[64];
         cfg.size = short_of[i];
@@ -710,8 +717,8 @@ static void test_locale(void **state)
 static void refuse_order(const struct zero_call *order, int n, const char *message)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.order = order;
-    cfg.n_order = n;
+    cfg.memory.order = order;
+    cfg.memory.n_order = n;
     refuse(&cfg, message);
 }
 
@@ -724,8 +731,8 @@ static void test_order(void **state)
                                      {1, F, 1}, {0, B, 0}, {1, B, 1}, {0, B, 1}};
     const int n = sizeof good / sizeof *good;
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.order = good;
-    cfg.n_order = n;
+    cfg.memory.order = good;
+    cfg.memory.n_order = n;
     struct zr_config c = accepted(&cfg);
     assert_int_equal(c.options.n_order, n);
     assert_ptr_equal(c.options.order, c.order);
@@ -742,7 +749,7 @@ static void test_order(void **state)
         int open = 0;
         for (int i = 0; i < cut; i++)
             open += good[i].is_end ? -1 : 1;
-        cfg.n_order = cut;
+        cfg.memory.n_order = cut;
         struct zr_config part;
         int err = zr_config_resolve(&cfg, &part);
         assert_int_equal(err, open ? ZERO_ERR_ARG : 0);
@@ -785,15 +792,15 @@ static void test_backend_rows(void **state)
     assert_null(zr_backend_row(-1));
     struct zero_config cfg = ZERO_CONFIG_INIT;
     void *lent;
-    cfg.nccl_comm = &lent; /* of another device */
+    cfg.launch.nccl_comm = &lent; /* of another device */
     assert_null(zr_backend_of_lent(&cfg, &lent));
     assert_null(lent);
-    cfg.mpi_comm = &cfg;
+    cfg.launch.mpi_comm = &cfg;
     assert_ptr_equal(zr_backend_of_lent(&cfg, &lent), zr_backend_row(ZERO_BACKEND_MPI));
     assert_ptr_equal(lent, &cfg);
     cfg.device = ZERO_DEVICE_CUDA;
     assert_ptr_equal(zr_backend_of_lent(&cfg, &lent), zr_backend_row(ZERO_BACKEND_NCCL));
-    assert_ptr_equal(lent, cfg.nccl_comm);
+    assert_ptr_equal(lent, cfg.launch.nccl_comm);
 }
 
 static void test_value_texts(void **state)
@@ -852,7 +859,7 @@ static void test_backend(void **state)
         for (int deterministic = -1; deterministic <= 1; deterministic++) {
             struct zero_config cfg = ZERO_CONFIG_INIT;
             cfg.device = cases[i].device;
-            cfg.backend = cases[i].backend;
+            cfg.launch.backend = cases[i].backend;
             cfg.deterministic = deterministic;
             struct zr_config c = accepted(&cfg);
             const struct zr_backend *got = NULL;

@@ -89,7 +89,7 @@ static void train(struct toy_rank *r)
     cfg.optim.update = update;
     cfg.optim.weight_decay = 0;
     cfg.optim.update_arg = &rule;
-    cfg.param_budget_bytes = 8192;
+    cfg.memory.param_budget_bytes = 8192;
     for (int t = 0; t < TOY_TENSORS; t++)
         m.table[t].granule = sets[g->set][t];
     int err = 0;

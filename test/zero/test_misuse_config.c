@@ -84,14 +84,14 @@ static void without_call_size(struct program *p)
 {
     static const struct zero_call order[] = {{0, ZERO_FORWARD, 0}, {0, ZERO_FORWARD, 1}};
     p->cfg.call_size = 0;
-    p->cfg.order = order;
-    p->cfg.n_order = 2;
+    p->cfg.memory.order = order;
+    p->cfg.memory.n_order = 2;
 }
 
-#define SETS(field, value)                                                                                   \
+#define SETS(group, field, value)                                                                            \
     static void sets_##field(struct program *p)                                                              \
     {                                                                                                        \
-        p->cfg.field = value;                                                                                \
+        p->cfg.group field = value;                                                                          \
     }
 #define SETS_OPTIM(field, value)                                                                             \
     static void sets_##field(struct program *p)                                                              \

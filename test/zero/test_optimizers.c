@@ -212,7 +212,7 @@ static void set_groups(struct zero_config *cfg)
 static struct zero_config configure(struct toy_rank *r, const struct run *o, struct model *m)
 {
     struct zero_config cfg = toy_config(r, o->stage);
-    cfg.prefetch = o->prefetch;
+    cfg.memory.prefetch = o->prefetch;
     set_groups(&cfg);
     for (int t = 0; o->regrouped && t < TENSORS; t++) {
         m->own[t] = groups[specs[t].group];
@@ -390,11 +390,11 @@ static void kinds_are_reported(void **state)
     struct zero_config cfg = ZERO_CONFIG_INIT;
     make_model(&m);
     memcpy(own, m.param, sizeof own);
-    cfg.world = 1;
+    cfg.launch.world = 1;
     set_groups(&cfg);
     m.table[5].group = 6;
-    cfg.log = keep_line;
-    cfg.log_arg = lines;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = lines;
     assert_int_equal(zero_wrap(&z, m.table, TENSORS, &cfg), 0);
     zero_unwrap(&z);
     for (size_t i = 0; i < sizeof says / sizeof *says; i++)
@@ -436,7 +436,7 @@ static void plan_of(int32_t optimizer, float beta1, struct zero_plan_info *out)
     cfg.optim_groups = m.own;
     cfg.n_optim_groups = 1;
     cfg.stage = 1;
-    cfg.world = 2;
+    cfg.launch.world = 2;
     if (zero_plan(m.table, TENSORS, &cfg, out))
         fail_msg("%s", zero_last_error());
 }
@@ -514,7 +514,7 @@ static void run_own(struct toy_rank *r)
     cfg.optim = m.own[0];
     cfg.optim_groups = m.own + 1;
     cfg.n_optim_groups = GROUPS - 1;
-    cfg.prefetch = o->prefetch;
+    cfg.memory.prefetch = o->prefetch;
     make_model(&m);
     memcpy(own, m.param, sizeof own);
     int err = zero_wrap(&z, m.table, TENSORS, &cfg);
