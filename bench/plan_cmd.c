@@ -107,8 +107,8 @@ int plan_column(const struct plan_options *o, int column, const struct plan_tabl
     cfg.launch.rank = (int32_t)(t->pp_at * (o->world / o->pp));
     cfg.debug.log = column > 0 && t->pp_at == 0 ? report_groups : NULL;
     cfg.launch.world = (int32_t)o->world;
-    cfg.optimizer = o->optimizer;
-    cfg.beta1 = 0.9f;
+    cfg.optim.optimizer = o->optimizer;
+    cfg.optim.beta1 = 0.9f;
     cfg.grad_accum_steps = (int32_t)o->accum;
     cfg.memory.prefetch = (int32_t)o->prefetch;
     cfg.memory.param_budget_bytes = o->budget;

@@ -135,10 +135,10 @@ static int wrap(struct run *r, struct zero_config cfg)
         cfg.init = draw_weights;
         cfg.init_arg = r;
     }
-    cfg.optimizer = (int32_t)o->optimizer;
-    cfg.beta1 = (float)o->beta1;
-    cfg.beta2 = (float)o->beta2;
-    cfg.weight_decay = (float)o->weight_decay;
+    cfg.optim.optimizer = (int32_t)o->optimizer;
+    cfg.optim.beta1 = (float)o->beta1;
+    cfg.optim.beta2 = (float)o->beta2;
+    cfg.optim.weight_decay = (float)o->weight_decay;
     cfg.clip = (float)o->clip;
     cfg.grad_accum_steps = (int32_t)o->accum;
     if (r->at.n_stages > 1) {

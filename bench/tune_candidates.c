@@ -56,8 +56,8 @@ static int plan(struct planning *p, struct candidate *c)
     p->warned = true;
     cfg.launch.world = (int32_t)o->world;
     cfg.device = o->device;
-    cfg.optimizer = o->optimizer;
-    cfg.beta1 = 0.9f;
+    cfg.optim.optimizer = o->optimizer;
+    cfg.optim.beta1 = 0.9f;
     cfg.grad_accum_steps = (int32_t)o->accum;
     cfg.memory.order = p->order;
     cfg.memory.n_order = p->n_order;

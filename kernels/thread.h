@@ -2,7 +2,7 @@
 /* thread.h: the library's own threads. Each has a name, which debuggers and profilers show, and blocks the
  * program's signals, which are for the program's threads. Those that a thread raises by what it does stay
  * open: the kernel ends a process at once, past every handler, when a thread faults on a signal that it
- * blocks, and user callbacks (cfg.update) run on threads of the library. */
+ * blocks, and user callbacks (optim.update) run on threads of the library. */
 #ifndef ZR_KERNELS_THREAD_H
 #define ZR_KERNELS_THREAD_H
 

@@ -4,7 +4,6 @@
 #include "kernels/asserts.h"
 #include "shard/layout_cut.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -106,12 +105,14 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
     return 0;
 }
 
-/* Of different optimizers apart: a kind's states are kept for its own flats only. So is what the parts of the
- * model share, whose gradients the norm has once; and what another stage owns, which snapshots leave out. */
+/* Tensors of different optimizers, or with other numbers of states, lie in different flats, so that each flat
+ * keeps its own states only. So does what the parts of the model share, whose gradients the norm has once;
+ * and what another stage owns, which snapshots leave out. */
 static bool same_key(const struct zr_tensor *a, const struct zr_tensor *b)
 {
-    return a->dtype == b->dtype && !a->grad == !b->grad && (!a->grad || a->optimizer == b->optimizer) &&
-           a->cut == b->cut && (a->tie == ZR_TIE_COPY) == (b->tie == ZR_TIE_COPY);
+    return a->dtype == b->dtype && !a->grad == !b->grad &&
+           (!a->grad || (a->optimizer == b->optimizer && a->n_states == b->n_states)) && a->cut == b->cut &&
+           (a->tie == ZR_TIE_COPY) == (b->tie == ZR_TIE_COPY);
 }
 
 static bool goes_in_place(const struct zr_layout *l, const struct zr_tensor *t)
@@ -143,6 +144,7 @@ static struct zr_flat *open_flat(struct zr_layout *l, int32_t unit, const struct
     *f = (struct zr_flat){.unit = unit,
                           .dtype = t->dtype,
                           .optimizer = t->grad ? t->optimizer : ZR_OPTIMIZER_NONE,
+                          .n_states = t->grad ? t->n_states : 0,
                           .trainable = t->grad != NULL,
                           .in_place = goes_in_place(l, t),
                           .cut = t->cut,
@@ -264,13 +266,9 @@ const struct zr_flat *zr_piece_flat(const struct zr_layout *l, int32_t piece)
 
 uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
 {
-    const float scales[] = {t->lr_scale, t->decay_scale};
-    uint64_t scale_bits;
-    _Static_assert(sizeof scales == sizeof scale_bits, "both scales, as one word");
-    memcpy(&scale_bits, scales, sizeof scale_bits);
-    int64_t v[] = {
-        t->dtype,     t->n_elems,  t->n_slices,          t->unit,      t->grad != NULL,     t->stacked,
-        t->overwrite, t->resident, t->pointer_per_begin, t->optimizer, (int64_t)scale_bits, t->buffer};
+    int64_t v[] = {t->dtype,     t->n_elems,  t->n_slices,          t->unit,      t->grad != NULL, t->stacked,
+                   t->overwrite, t->resident, t->pointer_per_begin, t->optimizer, t->n_states,     t->group,
+                   t->no_decay,  t->buffer};
     const int64_t cut[] = {t->cut_dim, t->cut_blocks, t->cut_size, -1};
     const int64_t tie[] = {t->tie, t->tied_grad != NULL};
     if (!zr_granule_fits(t->granule)) /* else it changes nothing */
@@ -320,7 +318,6 @@ static int count_tensors(struct zr_layout *l)
             continue;
         }
         l->n_params += t->n_elems;
-        l->most_lr_scale = fmaxf(l->most_lr_scale, t->lr_scale);
     }
     return 0;
 }

@@ -3,9 +3,9 @@
  *
  *   tensor  what the model names. A stacked tensor is n_slices equal slices, slice l belonging to unit + l.
  *   unit    what is gathered together.
- *   flat    the tensors of one unit that share dtype, trainability, optimizer and whether the model's parts
- *           have different elements of them, laid end to end: a run of bytes that is cut into equal slices,
- *           one for each rank of the job. Collectives move whole flats.
+ *   flat    the tensors of one unit that share dtype, trainability, optimizer, the number of its states and
+ *           whether the model's parts have different elements of them, laid end to end: a run of bytes that
+ *           is cut into equal slices, one for each rank of the job. Collectives move whole flats.
  *   piece   one tensor slice inside a flat.
  *
  * Two kinds of flat. A *packed* flat holds all pieces of its key (unit, dtype, trainable, optimizer, cut),
@@ -51,11 +51,12 @@ struct zr_tensor {
     int32_t unit;
     /* of the rank's pipeline stages, which; all tensors of a unit are of one */
     int32_t pp_stage;
-    /* ZR_OPTIMIZER_NONE: that of the options */
+    /* of the options, which group it is in; and that group's optimizer, with the states that it keeps */
+    int32_t group;
     enum zr_optimizer optimizer;
-
-    /* multiply the learning rate and the kind's weight decay; finite, not negative */
-    float lr_scale, decay_scale;
+    int32_t n_states;
+    /* the group's weight decay is not its */
+    bool no_decay;
     /* elements of a slice that stay on one rank, counted from its first; 0 is 1 */
     int64_t granule;
 
@@ -88,8 +89,9 @@ struct zr_piece {
 struct zr_flat {
     int32_t unit;
     enum zr_dtype dtype;
-    /* as its tensors have it; NONE too of frozen ones */
+    /* as its tensors have them; NONE and 0 too of frozen ones */
     enum zr_optimizer optimizer;
+    int32_t n_states;
 
     bool trainable, in_place, cut;
     /* of tensors that another pipeline stage owns: their values come from there, and are saved there */
@@ -157,8 +159,6 @@ struct zr_layout {
     bool has_places;
     /* what a copy of all buffers takes, one after the other: see zr_buffer_room */
     int64_t buffer_bytes;
-    /* the largest lr_scale of its tensors */
-    float most_lr_scale;
     /* of everything that must agree between ranks */
     uint64_t hash;
 };

@@ -10,7 +10,8 @@
 
 #include "kernels/device.h"
 
-#define ZR_MAX_STATES 4 /* fp32 arrays like the weights that an optimizer may keep */
+#define ZR_MAX_STATES  4   /* fp32 arrays like the weights that an optimizer may keep */
+#define ZR_MOST_OPTIMS 256 /* parameter groups */
 
 /* One call of a micro-batch, as the model is expected to make it. */
 struct zr_call {
@@ -63,9 +64,14 @@ struct zr_user_update {
     void *native_stream;
 };
 
-/* What the tensors of one kind of optimizer are updated with. True values: a zero here means zero. */
-struct zr_hyper {
-    float beta1, beta2, eps, weight_decay;
+/* A parameter group: what updates its tensors, and with which numbers. A zero here means zero. No padding, as
+ * groups are hashed by bytes. */
+struct zr_optim {
+    /* ZR_OPTIMIZER_NONE: the user's update callback */
+    enum zr_optimizer optimizer;
+    /* fp32 arrays kept per weight, 0..4 */
+    int32_t n_states;
+    float lr_scale, beta1, beta2, eps, weight_decay;
 };
 
 /* Stage 3 in groups of ranks, each with a copy of the parameters. */
@@ -90,13 +96,12 @@ struct zr_options {
     /* and of tensors that the first and the last stage have (engine_tied.c) */
     int64_t tied_bytes;
 
-    /* of tensors that name none; ZR_OPTIMIZER_NONE: the user's update callback */
-    enum zr_optimizer optimizer;
-    /* by kind, at first (zr_engine_tune) */
-    struct zr_hyper hyper[ZR_OPTIMIZER_COUNT];
+    /* parameter groups, n_optims of them, at first (zr_engine_tune) */
+    struct zr_optim optim[ZR_MOST_OPTIMS];
+    int32_t n_optims;
     /* global L2 norm above which gradients are scaled down; 0: no clipping; at first */
     float clip;
-    /* multiplies gradients before everything else; finite, not 0 */
+    /* multiplies gradients before everything else; finite, not 0; at first */
     double grad_scale;
     /* micro-batches per step, >= 1 */
     int grad_accum_steps;
@@ -105,12 +110,10 @@ struct zr_options {
     /* sum over ranks and micro-batches instead of their mean */
     bool grad_sum;
 
-    /* The model's own optimizer, or NULL. Non-zero: the step fails. Called on a thread of the device's
-     * (host). */
+    /* The model's own optimizer, for groups without a kind, or NULL. Non-zero: the step fails. Called on a
+     * thread of the device's (host). */
     int (*update)(void *arg, const struct zr_user_update *u);
     void *update_arg;
-    /* of update: fp32 arrays kept per weight, 0..4 */
-    int n_states;
 
     /* units gathered ahead; 0: none */
     int prefetch;
@@ -166,19 +169,6 @@ static inline bool zr_order_declared(const struct zr_options *o)
 static inline int32_t zr_model_ranks(const struct zr_options *o)
 {
     return (o->pp > 1 ? o->pp : 1) * (o->parts > 1 ? o->parts : 1);
-}
-
-/* The kind that updates a tensor which names `kind`, ZR_OPTIMIZER_NONE: none. */
-static inline enum zr_optimizer zr_kind_of(const struct zr_options *o, enum zr_optimizer kind)
-{
-    return kind ? kind : o->optimizer;
-}
-
-/* And the fp32 arrays that it keeps per weight. */
-static inline int zr_states_of(const struct zr_options *o, enum zr_optimizer kind)
-{
-    enum zr_optimizer k = zr_kind_of(o, kind);
-    return k ? zr_optimizer_states(k, o->hyper[k].beta1) : o->n_states;
 }
 
 #endif

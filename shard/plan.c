@@ -122,16 +122,11 @@ int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f)
     return f->elems;
 }
 
-int zr_plan_states(const struct zr_plan *p, const struct zr_flat *f)
-{
-    return f->trainable ? p->states_of[f->optimizer] : 0;
-}
-
-bool zr_plan_saves(const struct zr_plan *p, const struct zr_flat *f, int kind)
+bool zr_plan_saves(const struct zr_flat *f, int kind)
 {
     if (kind == -2)
         return !f->trainable || f->dtype != ZR_F32;
-    return f->trainable && kind < zr_plan_states(p, f);
+    return f->trainable && kind < f->n_states;
 }
 
 int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind)
@@ -267,13 +262,10 @@ static void place_grads(struct zr_plan *p, const struct zr_options *opt)
                                  p->bytes[ZR_MEM_GRAD_GATHERED];
 }
 
-/* How many states each kind in use keeps. */
-static void count_states(struct zr_plan *p, const struct zr_options *opt)
+static void count_states(struct zr_plan *p)
 {
-    for (int kind = 0; kind < ZR_OPTIMIZER_COUNT; kind++)
-        p->states_of[kind] = zr_states_of(opt, (enum zr_optimizer)kind);
     for (int32_t i = 0; i < p->layout->n_flats; i++)
-        p->n_states = (int32_t)zr_max(p->n_states, zr_plan_states(p, &p->layout->flats[i]));
+        p->n_states = (int32_t)zr_max(p->n_states, p->layout->flats[i].n_states);
 }
 
 static void place_state(struct zr_plan *p, const struct zr_options *opt)
@@ -287,14 +279,14 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
             p->master_elems += zr_plan_kept_elems(p, f);
         }
         for (int s = 0; s < p->n_states; s++) {
-            bool has = s < zr_plan_states(p, f);
+            bool has = s < f->n_states;
             p->state_at[s * l->n_flats + i] = has ? p->state_elems[s] : -1;
             p->state_elems[s] += has ? zr_plan_kept_elems(p, f) : 0;
         }
     }
     for (int32_t i = 0; opt->save_async && i < l->n_flats; i++)
         for (int kind = -2; kind < p->n_states; kind++)
-            if (zr_plan_saves(p, &l->flats[i], kind) && !l->flats[i].copy)
+            if (zr_plan_saves(&l->flats[i], kind) && !l->flats[i].copy)
                 p->snapshot_bytes += zr_plan_snapshot_bytes(&l->flats[i], kind);
     p->snapshot_buffers_at = p->snapshot_bytes;
     p->snapshot_bytes += opt->save_async ? l->buffer_bytes : 0;
@@ -427,7 +419,6 @@ static uint64_t hash_plan(const struct zr_plan *p)
     h = XXH64(p->place.grad, sizeof p->place.grad, h);
     h = XXH64(p->place.state, sizeof p->place.state, h);
     h = XXH64(p->bytes, sizeof p->bytes, h);
-    h = XXH64(p->states_of, sizeof p->states_of, h);
     h = XXH64(s->param_slot_bytes, (size_t)s->n_param_slots * sizeof *s->param_slot_bytes, h);
     h = XXH64(s->grad_slot_bytes, (size_t)s->n_grad_slots * sizeof *s->grad_slot_bytes, h);
     for (int32_t i = 0; i < p->spec.n_order; i++) {
@@ -485,7 +476,7 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     p->grad_at = calloc((size_t)l->n_units, sizeof *p->grad_at);
     p->resident = calloc((size_t)l->n_units, sizeof *p->resident);
     p->master_at = calloc((size_t)l->n_flats, sizeof *p->master_at);
-    count_states(p, opt);
+    count_states(p);
     p->state_at = calloc((size_t)(p->n_states * (int64_t)l->n_flats + 1), sizeof *p->state_at);
     p->sum_in_place = calloc((size_t)l->n_units, sizeof *p->sum_in_place);
     p->sum_at = calloc((size_t)l->n_flats, sizeof *p->sum_at);

@@ -148,11 +148,8 @@ struct zr_plan {
     int64_t *master_at;
     /* fp32 */
     int64_t master_elems;
-    /* the most that any kind in use keeps */
+    /* the most that any flat has */
     int32_t n_states;
-
-    /* states that each kind keeps; [ZR_OPTIMIZER_NONE]: the kind of tensors that name none */
-    int32_t states_of[ZR_OPTIMIZER_COUNT];
     /* fp32, of each state's array */
     int64_t state_elems[ZR_MAX_STATES];
 
@@ -213,12 +210,9 @@ int64_t zr_plan_outer_reduce_wire(const struct zr_plan *p, int32_t unit, struct 
 int64_t zr_plan_outer_sum_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 int64_t zr_plan_outer_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 
-/* The fp32 states that each weight of the flat has; 0 of a frozen one. */
-int zr_plan_states(const struct zr_plan *p, const struct zr_flat *f);
-
 /* A checkpoint holds this value of the flat (a kind as in zr_engine_read): f32 weights are their own masters
  * and are held once. */
-bool zr_plan_saves(const struct zr_plan *p, const struct zr_flat *f, int kind);
+bool zr_plan_saves(const struct zr_flat *f, int kind);
 /* What the snapshot reserves for it: bytes, one rank's. */
 int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind);
 

@@ -9,15 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 struct card {
     ZR_VERDICT(ZR_ERROR_BYTES);
-    double version, hybrid, dp_replicate, dp_shard, stage, optimizer, n_states, beta1, beta2, eps,
-        weight_decay, clip, grad_scale, grad_sum;
+    double version, hybrid, dp_replicate, dp_shard, stage, n_optim_groups, clip, grad_scale, grad_sum;
     double save_async, device, backend, copy_engine, check, init_from;
     double pp, tp, schedule, stages_per_rank, activation_bytes;
     double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
         n_tensors;
-    uint64_t layout_hash, plan_hash, tied_hash, schedule_hash;
+    uint64_t optim_hash, layout_hash, plan_hash, tied_hash, schedule_hash;
     uint64_t groups[ZR_MOST_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
     int64_t host_bytes;
     /* what need not be equal, but rarely differs on purpose */
@@ -40,12 +42,7 @@ struct card {
     X(dp_replicate)                                                                                          \
     X(dp_shard)                                                                                              \
     X(stage)                                                                                                 \
-    X(optimizer)                                                                                             \
-    X(n_states)                                                                                              \
-    X(beta1)                                                                                                 \
-    X(beta2)                                                                                                 \
-    X(eps)                                                                                                   \
-    X(weight_decay)                                                                                          \
+    X(n_optim_groups)                                                                                        \
     X(clip)                                                                                                  \
     X(grad_scale)                                                                                            \
     X(grad_sum)                                                                                              \
@@ -88,13 +85,8 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->dp_replicate = z->config.place.n_dp_replicate;
     c->dp_shard = z->config.place.n_dp_shard;
     c->stage = o->stage;
-    const struct zr_hyper *h = &o->hyper[o->optimizer]; /* those of other kinds are the library's own */
-    c->optimizer = o->optimizer;
-    c->n_states = zr_states_of(o, ZR_OPTIMIZER_NONE);
-    c->beta1 = (double)h->beta1;
-    c->beta2 = (double)h->beta2;
-    c->eps = (double)h->eps;
-    c->weight_decay = (double)z->config.user.weight_decay;
+    c->n_optim_groups = o->n_optims - 1;
+    c->optim_hash = XXH64(o->optim, (size_t)o->n_optims * sizeof *o->optim, 0);
     c->clip = (double)o->clip;
     c->grad_scale = o->grad_scale;
     c->grad_sum = o->grad_sum;
@@ -157,12 +149,11 @@ static int fail_tensor(struct zero_ctx *z, int32_t i, int32_t r, int32_t first)
     char name[SHOWN_NAME];
     int err = name_on(z, i, r, name);
     return err ? err
-               : zr_fail(
-                     ZR_ERR_MISMATCH,
-                     "tensors[%d] (%s on rank %d): rank %d and rank %d differ in its name, shape, dtype, "
-                     "tp_cut, tp_blocks, tp_size, unit, pp_stage, flags, optimizer, lr_scale, decay_scale, "
-                     "granule or whether it has a gradient",
-                     i, name, r, r, first);
+               : zr_fail(ZR_ERR_MISMATCH,
+                         "tensors[%d] (%s on rank %d): rank %d and rank %d differ in its name, shape, dtype, "
+                         "tp_cut, tp_blocks, tp_size, unit, pp_stage, flags, group, "
+                         "granule or whether it has a gradient",
+                         i, name, r, r, first);
 }
 
 /* The first tensor that differs between any rank and the first of its stage. All ranks get the same hashes
@@ -199,9 +190,51 @@ static int fail_field(const char *field, double its, int rank, double of_first, 
     bool own = !strcmp(field, "optimizer"); /* whose number is 0 */
     struct zr_value_text a = zr_config_value_text(field, its), b = zr_config_value_text(field, of_first);
     return zr_fail(ZR_ERR_MISMATCH, "%s is %s on rank %d and %s on rank %d; all ranks%s must have the same",
-                   field, own && its == 0 ? "cfg.update" : a.text, rank,
-                   own && of_first == 0 ? "cfg.update" : b.text, first,
+                   field, own && its == 0 ? "optim.update" : a.text, rank,
+                   own && of_first == 0 ? "optim.update" : b.text, first,
                    of_stage ? " of a pipeline stage" : "");
+}
+
+#define GROUP_FIELDS(X)                                                                                      \
+    X(optimizer)                                                                                             \
+    X(n_states)                                                                                              \
+    X(lr_scale)                                                                                              \
+    X(beta1)                                                                                                 \
+    X(beta2)                                                                                                 \
+    X(eps)                                                                                                   \
+    X(weight_decay)
+
+/* The first number of rank r's groups that differs from rank 0's, in entry i of a group's table. */
+static int compare_group(const struct zr_optim *its, const struct zr_optim *of_first, int32_t i, int r)
+{
+    char entry[32];
+    int err = 0;
+#define COMPARE(field)                                                                                       \
+    if (!err && its->field != of_first->field)                                                               \
+        err = fail_field(#field, (double)its->field, r, (double)of_first->field, 0, false);
+    GROUP_FIELDS(COMPARE)
+#undef COMPARE
+    snprintf(entry, sizeof entry, "optim_groups[%d]", i - 1);
+    return err && i ? zr_fail_more(err, entry) : err;
+}
+
+/* Ranks have as many parameter groups, and differ in some. */
+static int name_group(struct zero_ctx *z)
+{
+    const struct zr_options *o = &z->config.options;
+    size_t bytes = (size_t)o->n_optims * sizeof *o->optim;
+    struct zr_optim *all = malloc(bytes * (size_t)z->world.world);
+    if (!all)
+        return zr_rendezvous_fail(
+            z->rendezvous,
+            zr_fail(ZR_ERR_NOMEM,
+                    "ranks disagree on parameter groups, and there is no memory to tell which"));
+    int err = zr_rendezvous_exchange(z->rendezvous, o->optim, bytes, all);
+    for (int r = 1; !err && r < z->world.world; r++)
+        for (int32_t i = 0; !err && i < o->n_optims; i++)
+            err = compare_group(&all[r * o->n_optims + i], &all[i], i, r);
+    free(all);
+    return err;
 }
 
 /* A number at this offset of the card, of the ranks of each pipeline stage, which have the same tensors. */
@@ -258,6 +291,9 @@ static int compare(struct zero_ctx *z, const struct card *cards)
         CARD_FIELDS(COMPARE)
 #undef COMPARE
     }
+    for (int r = 1; r < world; r++)
+        if (cards[r].optim_hash != cards[0].optim_hash)
+            return name_group(z);
     int err = compare_in_stages(z, cards, "n_tensors", offsetof(struct card, n_tensors));
     if (err)
         return err;

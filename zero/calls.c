@@ -161,19 +161,28 @@ static void report_progress(struct zero_ctx *z)
     zr_progress_step(&z->progress, facts.t);
 }
 
+static int check_lr(const struct zero_ctx *z, float lr)
+{
+    const struct zr_tuned *now = zr_engine_tuned(z->engine);
+    if (!isfinite(lr))
+        return zr_fail(ZR_ERR_ARG, "zero_step: lr is %g; it must be finite", (double)lr);
+    for (int32_t i = 0; i < z->config.options.n_optims; i++)
+        if (!isfinite(lr * now->optim[i].lr_scale))
+            return zr_fail(ZR_ERR_ARG,
+                           "zero_step: lr is %g, and times lr_scale %g, which group %d has, not finite",
+                           (double)lr, (double)now->optim[i].lr_scale, i);
+    return 0;
+}
+
 int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 {
     ZR_IN_CALL(z, ZR_CALLED_STEP, false, -1);
     int err = need_healthy(z, "zero_step");
     if (err)
         return err;
-    if (!isfinite(lr))
-        return zr_fail(ZR_ERR_ARG, "zero_step: lr is %g; it must be finite", (double)lr);
-    if (!isfinite(lr * z->layout->most_lr_scale))
-        return zr_fail(ZR_ERR_ARG,
-                       "zero_step: lr is %g, and times lr_scale %g, which a tensor has, not finite",
-                       (double)lr, (double)z->layout->most_lr_scale);
-    err = zr_awaited_refuse(z, "zero_step", -1);
+    err = check_lr(z, lr);
+    if (!err)
+        err = zr_awaited_refuse(z, "zero_step", -1);
     if (!err)
         err = zr_schedule_over(z, "zero_step");
     if (!err)
@@ -248,18 +257,17 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
         return zr_fail(ZR_ERR_ARG, "%s: tensor is %d; allowed: 0..%d", call, tensor,
                        z->layout->n_tensors - 1);
     const struct zr_tensor *t = &z->layout->tensors[tensor];
-    int n_states = t->grad ? z->plan->states_of[t->optimizer] : 0;
+    int n_states = t->grad ? t->n_states : 0;
     bool grad = value == ZERO_VALUE_GRAD;
     if (value < ZERO_VALUE_PARAM || (t->grad && value >= ZERO_VALUE_STATE + n_states && !grad)) {
-        enum zr_optimizer kind_of = zr_kind_of(&z->config.options, t->optimizer);
         char states[128];
         snprintf(states, sizeof states, "%d states per weight", n_states);
-        if (kind_of)
-            zr_optimizer_list_states(kind_of, n_states, states, sizeof states);
+        if (t->optimizer)
+            zr_optimizer_list_states(t->optimizer, n_states, states, sizeof states);
         return zr_fail(ZR_ERR_ARG,
                        "%s: value is %d; allowed: 0..%d (tensor %s has those of %s, %s), and ZERO_VALUE_GRAD "
                        "(64) to read",
-                       call, value, ZERO_VALUE_STATE + n_states - 1, t->name, zr_optimizer_name(kind_of),
+                       call, value, ZERO_VALUE_STATE + n_states - 1, t->name, zr_optimizer_name(t->optimizer),
                        states);
     }
     if (value != ZERO_VALUE_PARAM && t->buffer)

@@ -50,16 +50,6 @@ static int check_together(const struct zero_config *c)
         return zr_fail(ZR_ERR_ARG,
                        "rank is %d but world is 0; allowed: both given, or both 0 to look in the environment",
                        c->launch.rank);
-    if (c->update && c->optimizer != ZERO_AUTO)
-        return zr_fail(
-            ZR_ERR_ARG,
-            "optimizer is %s but update is set as well; allowed: one of the two (optimizer ZERO_AUTO)",
-            zr_config_value_text("optimizer", c->optimizer).text);
-    if (!c->update && c->n_states != 0)
-        return zr_fail(
-            ZR_ERR_ARG,
-            "n_states is %d but update is NULL; allowed: 0 (the states of a named optimizer are known)",
-            c->n_states);
     if (c->memory.grad_in_place && c->deterministic > 0 && c->grad_accum_steps > 1)
         return zr_fail(
             ZR_ERR_ARG,
@@ -210,11 +200,9 @@ static float or_default(float value, float fallback)
 
 static struct zr_options resolve_fields(const struct zero_config *c)
 {
-    enum zr_optimizer kind = c->optimizer == ZERO_AUTO ? ZR_ADAMW : (enum zr_optimizer)c->optimizer;
-    struct zr_options o = {
+    return (struct zr_options){
         .stage = c->stage,
-        .optimizer = c->update ? ZR_OPTIMIZER_NONE : kind,
-        .n_states = c->n_states,
+        .n_optims = 1 + c->n_optim_groups,
         .clip = c->clip,
         .grad_scale = c->grad_scale,
         .grad_accum_steps = c->grad_accum_steps,
@@ -232,23 +220,100 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .save_keep = c->checkpoint.save_keep,
         .check = c->debug.check,
     };
-    for (int i = 1; i < ZR_OPTIMIZER_COUNT; i++) {
-        const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)i);
-        bool chosen = i == (int)kind; /* whose numbers are the configuration's */
-        o.hyper[i] = (struct zr_hyper){.beta1 = chosen ? or_default(c->beta1, row->beta1) : row->beta1,
-                                       .beta2 = chosen ? or_default(c->beta2, row->beta2) : row->beta2,
-                                       .eps = chosen ? or_default(c->eps, row->eps) : row->eps,
-                                       .weight_decay = c->weight_decay};
+}
+
+/* ---- parameter groups ---- */
+
+/* A program's own update takes lr_scale, and no other number. */
+static int check_own_update(const struct zero_optim *g)
+{
+    if (g->optimizer != ZERO_ADAMW)
+        return zr_fail(ZR_ERR_ARG,
+                       "optimizer is %s but update is set as well; allowed: one of the two (optimizer adamw, "
+                       "the default)",
+                       zr_config_value_text("optimizer", g->optimizer).text);
+    if (g->beta1 != ZERO_AUTO || g->beta2 != ZERO_AUTO || g->eps != ZERO_AUTO || g->weight_decay != 0)
+        return zr_fail(ZR_ERR_ARG,
+                       "beta1 is %.9g, beta2 %.9g, eps %.9g and weight_decay %.9g, but update is set, which "
+                       "takes lr_scale alone; allowed: auto (-1), and weight_decay 0",
+                       (double)g->beta1, (double)g->beta2, (double)g->eps, (double)g->weight_decay);
+    return 0;
+}
+
+static int check_group(const struct zero_optim *g)
+{
+    if (g->optimizer == 0)
+        return zr_fail(ZR_ERR_ARG,
+                       "optimizer is 0: a struct zero_optim starts from ZERO_OPTIM_INIT; allowed: %s",
+                       ZR_OPTIMIZER_KEYS);
+    int err = zr_config_check_optim(g);
+    if (err || g->update)
+        return err ? err : check_own_update(g);
+    if (g->n_states != 0)
+        return zr_fail(
+            ZR_ERR_ARG,
+            "n_states is %d but update is NULL; allowed: 0 (the states of a named optimizer are known)",
+            g->n_states);
+    return 0;
+}
+
+static struct zr_optim resolve_group(const struct zero_optim *g)
+{
+    if (g->update)
+        return (struct zr_optim){.n_states = g->n_states, .lr_scale = g->lr_scale};
+    enum zr_optimizer kind = (enum zr_optimizer)g->optimizer;
+    const struct zr_optimizer_kind *row = zr_optimizer_kind(kind);
+    struct zr_optim out = {.optimizer = kind,
+                           .lr_scale = g->lr_scale,
+                           .beta1 = or_default(g->beta1, row->beta1),
+                           .beta2 = or_default(g->beta2, row->beta2),
+                           .eps = or_default(g->eps, row->eps),
+                           .weight_decay = g->weight_decay};
+    out.n_states = zr_optimizer_states(kind, out.beta1);
+    return out;
+}
+
+/* Copies the groups to *out and checks each. Group 0 is named by its fields alone. */
+static int copy_groups(const struct zero_config *c, struct zero_optim **out)
+{
+    if (c->n_optim_groups < 0 || c->n_optim_groups >= ZR_MOST_OPTIMS)
+        return zr_fail(ZR_ERR_ARG, "n_optim_groups is %d; allowed: 0 to %d", c->n_optim_groups,
+                       ZR_MOST_OPTIMS - 1);
+    if (!c->optim_groups != (c->n_optim_groups == 0))
+        return zr_fail(ZR_ERR_ARG,
+                       "optim_groups is %s but n_optim_groups is %d; allowed: both given, or NULL and 0",
+                       c->optim_groups ? "set" : "NULL", c->n_optim_groups);
+    int32_t n = 1 + c->n_optim_groups;
+    struct zero_optim *groups = malloc((size_t)n * sizeof *groups);
+    int err = groups ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d parameter groups", n);
+    for (int32_t i = 0; !err && i < n; i++) {
+        char entry[32];
+        groups[i] = i ? c->optim_groups[i - 1] : c->optim;
+        err = check_group(&groups[i]);
+        snprintf(entry, sizeof entry, "optim_groups[%d]", i - 1);
+        if (err && i)
+            zr_fail_more(err, entry);
     }
-    return o;
+    if (err)
+        free(groups);
+    else
+        *out = groups;
+    return err;
 }
 
 /* The update divides by the root of the second moment, which is 0 until a weight has had a gradient. */
 static void report_zero_eps(const struct zr_config *c)
 {
-    enum zr_optimizer kind = c->options.optimizer;
-    if (kind && c->options.hyper[kind].eps == 0 && zr_optimizer_kind(kind)->eps_divides)
-        zr_warn(c->log, "eps is 0: a weight whose gradient has been 0 in every step becomes NaN (0 / 0)");
+    for (int32_t i = 0; i < c->options.n_optims; i++) {
+        const struct zr_optim *g = &c->options.optim[i];
+        char entry[32] = "";
+        if (!g->optimizer || g->eps != 0 || !zr_optimizer_kind(g->optimizer)->eps_divides)
+            continue;
+        if (i)
+            snprintf(entry, sizeof entry, "optim_groups[%d]: ", i - 1);
+        zr_warn(c->log, "%seps is 0: a weight whose gradient has been 0 in every step becomes NaN (0 / 0)",
+                entry);
+    }
 }
 
 static int resolve(const struct zero_config *user, bool has_log, struct zr_config *out)
@@ -260,13 +325,16 @@ static int resolve(const struct zero_config *user, bool has_log, struct zr_confi
     c.user = *user;
     if (has_log && (err = zr_log_open(c.user.debug.log, c.user.debug.log_arg, getenv("ZERO_LOG"), &c.log)))
         return err;
-    if ((err = zr_config_apply_env(&c.user, c.log)) || (err = zr_config_check_fields(&c.user)) ||
-        (err = check_name(&c.user)) || (err = check_together(&c.user)) ||
-        (err = resolve_order(&c.user, &c.order))) {
+    if ((err = zr_config_apply_env(&c.user, c.log)) || (err = copy_groups(&c.user, &c.groups)) ||
+        (err = zr_config_check_fields(&c.user)) || (err = check_name(&c.user)) ||
+        (err = check_together(&c.user)) || (err = resolve_order(&c.user, &c.order))) {
+        free(c.groups);
         zr_log_close(c.log);
         return err;
     }
     c.options = resolve_fields(&c.user);
+    for (int32_t i = 0; i < c.options.n_optims; i++)
+        c.options.optim[i] = resolve_group(&c.groups[i]);
     report_zero_eps(&c);
     c.options.log = c.log;
     c.options.order = c.order;
@@ -290,6 +358,8 @@ void zr_config_release(struct zr_config *config)
     if (!config)
         return;
     free(config->order);
+    free(config->groups);
+    config->groups = NULL;
     zr_log_close(config->log);
     config->log = config->options.log = NULL;
     config->order = NULL;
@@ -297,27 +367,13 @@ void zr_config_release(struct zr_config *config)
     config->options.n_order = 0;
 }
 
-/* What each tensor's optimizer means beside the configuration. */
-static int check_optimizers(const struct zr_config *config, struct zr_tensor *t, int32_t n)
+/* What each tensor's group means for it. */
+static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_t n)
 {
-    const struct zr_options *o = &config->options;
     for (int32_t i = 0; i < n; i++) {
-        if (o->optimizer == ZR_OPTIMIZER_NONE && t[i].optimizer)
-            return zr_fail(
-                ZR_ERR_ARG,
-                "tensors[%d] (%s): optimizer is %s but cfg.update is set, which updates every tensor; "
-                "allowed: 0",
-                i, t[i].name, zr_optimizer_kind(t[i].optimizer)->name);
-        if (o->optimizer == ZR_OPTIMIZER_NONE && t[i].decay_scale != 0 && t[i].decay_scale != 1)
-            return zr_fail(
-                ZR_ERR_ARG,
-                "tensors[%d] (%s): decay_scale is %g but cfg.update is set, whose decay is its own; "
-                "allowed: 0 or 1",
-                i, t[i].name, (double)t[i].decay_scale);
-        if (t[i].optimizer == o->optimizer) /* named or not, they are one kind */
-            t[i].optimizer = ZR_OPTIMIZER_NONE;
+        t[i].optimizer = o->optim[t[i].group].optimizer;
+        t[i].n_states = o->optim[t[i].group].n_states;
     }
-    return 0;
 }
 
 int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, int32_t n_tensors, int world,
@@ -326,12 +382,11 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
     const struct zr_options *o = &config->options;
     struct zr_placement place;
     int err = zr_placement_in(o, world, &place);
-    if (!err)
-        err = check_optimizers(config, tensors, n_tensors);
     if (err) {
         zr_tensors_free(tensors, n_tensors);
         return err;
     }
+    apply_groups(o, tensors, n_tensors);
     /* Where the memory behind a gradient cannot be closed to the model. */
     bool gaps = o->check && place.model_holds && config->user.device != ZERO_DEVICE_CUDA;
     return zr_layout_make(tensors, n_tensors, place.size[ZR_INNER], place.size[ZR_OUTER], place.model_holds,

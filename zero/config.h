@@ -13,9 +13,9 @@
 #include "shard/options.h"
 #include "zero/zero.h"
 
-/* "adamw, adam, ... ", for messages. */
-#define ZR_OPTIMIZER_KEY(name, value, key, text) #key ", "
-#define ZR_OPTIMIZER_KEYS                        ZERO_OPTIMIZER_MAP(ZR_OPTIMIZER_KEY)
+/* "adamw, adam, ...", for messages. */
+#define ZR_OPTIMIZER_KEY(name, value, key, text) ", " #key
+#define ZR_OPTIMIZER_KEYS                        (&(ZERO_OPTIMIZER_MAP(ZR_OPTIMIZER_KEY))[2])
 /* ", self, shm, ..." */
 #define ZR_BACKEND_KEY(name, value, key, text) ", " #key
 #define ZR_BACKEND_KEYS                        ZERO_BACKEND_MAP(ZR_BACKEND_KEY)
@@ -30,8 +30,10 @@ struct zr_config {
     struct zero_config user;
 
     /* all defaults filled in. update and update_arg are left NULL: whoever knows the tensors' names puts an
-     * adapter to user.update there (user.update set: optimizer 0) */
+     * adapter to the groups' there */
     struct zr_options options;
+    /* (options.n_optims) the program's parameter groups: cfg.optim, then cfg.optim_groups */
+    struct zero_optim *groups;
     /* This rank's, by zr_config_mesh, and with dp_replicate auto by zr_config_groups. local_rank is 0. */
     struct zero_place place;
     /* what options.order points to; NULL: none */
@@ -96,11 +98,14 @@ int zr_config_apply_env(struct zero_config *cfg, struct zr_log *log);
 /* The same of those that can be read; the others are as if they were not set. */
 void zr_config_apply_legible(struct zero_config *cfg);
 
-/* What the field named key may hold as a number, ZERO_AUTO apart, as a float; it is one of the floats. */
-int zr_config_check_number(const char *key, double value, float *out);
+/* What the field named key may hold as a number, except ZERO_AUTO, rounded as the field holds it. The field
+ * is a float or a double. */
+int zr_config_check_number(const char *key, double value, double *out);
 
 /* Every field by itself against its range. */
 int zr_config_check_fields(const struct zero_config *cfg);
+/* The same for the fields of one parameter group. */
+int zr_config_check_optim(const struct zero_optim *group);
 
 /* A field's value in messages: by name where it is one of an enum, else the number. A key that is no field's
  * is allowed, and gives the number. */

@@ -111,17 +111,21 @@ static const struct field fields[] = {
           "1 and more, or 0 for what the other axes leave"),
     FIELD(mesh., cp, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 and more"),
     FIELD(mesh., tp, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 and more"),
-    FIELD_OR_AUTO(, optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 1, ZR_OPTIMIZER_COUNT - 1,
-                  ZR_OPTIMIZER_KEYS "auto (-1)"),
-    FIELD_OR_AUTO(, beta1, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE,
+    FIELD(optim., optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 1, ZR_OPTIMIZER_COUNT - 1,
+          ZR_OPTIMIZER_KEYS),
+    FIELD(optim., lr_scale, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
+    FIELD_OR_AUTO(optim., beta1, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE,
                   "0 and more, less than 1; auto (-1)"),
-    FIELD_OR_AUTO(, beta2, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE,
+    FIELD_OR_AUTO(optim., beta2, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE,
                   "0 and more, less than 1; auto (-1)"),
-    FIELD_OR_AUTO(, eps, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more; auto (-1)"),
-    FIELD(, weight_decay, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
-    FIELD(, n_states, KIND_INT32, TEXT_ONLY, NULL, 0, ZR_MAX_STATES, "0, 1, 2, 3, 4"),
-    FIXED(, update, POINTER),
-    FIXED(, update_arg, POINTER),
+    FIELD_OR_AUTO(optim., eps, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX,
+                  "a finite number, 0 or more; auto (-1)"),
+    FIELD(optim., weight_decay, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
+    FIELD(optim., n_states, KIND_INT32, TEXT_ONLY, NULL, 0, ZR_MAX_STATES, "0, 1, 2, 3, 4"),
+    FIXED(optim., update, POINTER),
+    FIXED(optim., update_arg, POINTER),
+    FIXED(, optim_groups, POINTER),
+    FIXED(, n_optim_groups, "the length of optim_groups: set the field itself"),
     FIELD(memory., prefetch, KIND_INT32, TEXT_AND_ENV, prefetch_names, 0, COUNT_MAX,
           "1 and more, or 0 for none"),
     FIELD_OR_AUTO(memory., param_budget_bytes, KIND_BYTES, TEXT_AND_ENV, NULL, 0, 0x1p63,
@@ -366,15 +370,15 @@ struct zr_value_text zr_config_value_text(const char *key, double value)
     return out;
 }
 
-int zr_config_check_number(const char *key, double value, float *out)
+int zr_config_check_number(const char *key, double value, double *out)
 {
     size_t i = 0;
     while (strcmp(key, fields[i].key) != 0)
         i++;
     const struct field *f = &fields[i];
-    *out = (float)value;
-    bool vanishes = value != 0 && *out == 0;
-    if (isfinite(*out) && (double)*out >= f->lo && (double)*out <= f->hi && !vanishes)
+    *out = f->kind == KIND_FLOAT ? (double)(float)value : value;
+    bool vanishes = value != 0 && *out == 0, is_auto = f->may_be_auto && value == ZERO_AUTO;
+    if (in_range(f, (union value){.f = *out}) && !vanishes && !is_auto)
         return 0;
     return zr_fail(ZR_ERR_ARG, "%s is %.9g; allowed: %.*s", key, value, (int)strcspn(f->allowed, ";"),
                    f->allowed);
@@ -388,6 +392,17 @@ int zr_config_check_fields(const struct zero_config *cfg)
             return err;
     }
     return 0;
+}
+
+int zr_config_check_optim(const struct zero_optim *group)
+{
+    const struct zero_config cfg = {.optim = *group};
+    const size_t first = offsetof(struct zero_config, optim), end = first + sizeof cfg.optim;
+    int err = 0;
+    for (size_t i = 0; !err && i < N_FIELDS; i++)
+        if (fields[i].kind != KIND_FIXED && fields[i].offset >= first && fields[i].offset < end)
+            err = check_field(&cfg, &fields[i]);
+    return err;
 }
 
 /* Insertions, deletions and replacements that make b of a (Levenshtein), case ignored. Only the first 63

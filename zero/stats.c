@@ -51,7 +51,7 @@ static int64_t paper_bytes(const struct zr_plan *p)
         if (!t->grad)
             continue;
         grads += elems * size;
-        state += elems * (4.0 * p->states_of[t->optimizer] + (t->dtype == ZR_F32 ? 0 : 4));
+        state += elems * (4.0 * t->n_states + (t->dtype == ZR_F32 ? 0 : 4));
     }
     return (int64_t)(params / shares(p, p->place.param) + grads / shares(p, p->place.grad) +
                      state / shares(p, p->place.state) + 0.5);

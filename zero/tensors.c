@@ -2,7 +2,6 @@
 /* tensors.c: checks the model's tensor table field by field and copies it. */
 #include "zero/context.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,34 +46,6 @@ static int64_t count_elems(const struct zero_tensor *t, int32_t i)
     return n;
 }
 
-/* 0 means 1, so that a table need not name it. */
-static int check_scale(const struct zero_tensor *t, int32_t i, const char *field, float scale)
-{
-    if (isfinite(scale) && scale >= 0)
-        return 0;
-    return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): %s is %g; allowed: finite numbers above 0, or 0 for 1", i,
-                   t->name, field, (double)scale);
-}
-
-static int check_optimizer(const struct zero_tensor *t, int32_t i)
-{
-    int err = check_scale(t, i, "lr_scale", t->lr_scale);
-    if (!err)
-        err = check_scale(t, i, "decay_scale", t->decay_scale);
-    if (err)
-        return err;
-    if (t->optimizer < 0 || t->optimizer >= ZR_OPTIMIZER_COUNT)
-        return zr_fail(ZR_ERR_ARG,
-                       "tensors[%d] (%s): optimizer is %d; allowed: " ZR_OPTIMIZER_KEYS
-                       "or 0 for cfg.optimizer",
-                       i, t->name, t->optimizer);
-    if ((t->flags & ZERO_NO_DECAY) && t->decay_scale != 0 && t->decay_scale != 1)
-        return zr_fail(ZR_ERR_ARG,
-                       "tensors[%d] (%s): decay_scale is %g with ZERO_NO_DECAY; allowed: one of the two", i,
-                       t->name, (double)t->decay_scale);
-    return 0;
-}
-
 /* n: elements of the tensor, or of a layer. */
 static int check_granule(const struct zero_tensor *t, int32_t i, int64_t n)
 {
@@ -115,11 +86,6 @@ static int check_cut(const struct zero_tensor *t, int32_t i)
     return 0;
 }
 
-static float scale_of(float scale)
-{
-    return scale == 0 ? 1 : scale;
-}
-
 static int check_buffer(const struct zero_tensor *t, int32_t i)
 {
     if (t->grad)
@@ -130,9 +96,8 @@ static int check_buffer(const struct zero_tensor *t, int32_t i)
             "tensors[%d] (%s): flags is 0x%x; allowed with ZERO_BUFFER: no other flag, as a buffer "
             "belongs to no unit and has no gradient",
             i, t->name, t->flags);
-    if (t->optimizer != 0 || t->lr_scale != 0 || t->decay_scale != 0)
-        return bad(t, i,
-                   "optimizer, lr_scale or decay_scale is set, but a ZERO_BUFFER is not trained; allowed: 0");
+    if (t->group != 0)
+        return bad(t, i, "group is set, but a ZERO_BUFFER is not trained; allowed: 0");
     if (t->granule != 0)
         return bad(t, i, "granule is set, but a ZERO_BUFFER is not cut; allowed: 0");
     if (t->tp_cut != 0)
@@ -201,8 +166,6 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
         return err;
     if (t->unit < 0 && !buffer)
         return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): unit is %d; allowed: 0 and more", i, t->name, t->unit);
-    if (!buffer && (err = check_optimizer(t, i)))
-        return err;
     int64_t n = count_elems(t, i);
     if (n < 0)
         return ZR_ERR_ARG;
@@ -232,9 +195,8 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                               .pp_stage = t->pp_stage,
                               .buffer = buffer,
                               .stacked = stacked,
-                              .optimizer = (enum zr_optimizer)t->optimizer,
-                              .lr_scale = scale_of(t->lr_scale),
-                              .decay_scale = t->flags & ZERO_NO_DECAY ? 0 : scale_of(t->decay_scale),
+                              .group = t->group,
+                              .no_decay = t->flags & ZERO_NO_DECAY,
                               .overwrite = t->flags & ZERO_GRAD_OVERWRITE,
                               .resident = t->flags & (ZERO_RESIDENT | ZERO_TIED),
                               .cut = t->tp_cut > 0,
@@ -377,6 +339,9 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
         if (!err && (one->pp_stage < 0 || one->pp_stage >= cfg->pipeline.stages_per_rank))
             err = zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): pp_stage is %d; allowed: 0..%d, by stages_per_rank",
                           i, t[i].name, one->pp_stage, cfg->pipeline.stages_per_rank - 1);
+        if (!err && (one->group < 0 || one->group > cfg->n_optim_groups))
+            err = zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): group is %d; allowed: 0..%d, by n_optim_groups", i,
+                          t[i].name, one->group, cfg->n_optim_groups);
         slices += t[i].n_slices;
         elems += t[i].n_elems;
         if (!err && elems > MOST_ELEMS)

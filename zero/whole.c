@@ -21,7 +21,7 @@ struct head {
 
 struct row {
     int64_t shape[8], n_elems, cut_size;
-    int32_t dtype, optimizer, cut_dim, cut_blocks, tie, pp_stage;
+    int32_t dtype, optimizer, n_states, cut_dim, cut_blocks, tie, pp_stage;
     uint8_t stacked, trained, buffer, cut;
 };
 
@@ -47,6 +47,7 @@ static void fill_row(const struct zr_tensor *t, struct row *r)
     r->cut_size = t->cut_size;
     r->dtype = t->dtype;
     r->optimizer = t->optimizer;
+    r->n_states = t->n_states;
     r->cut_dim = t->cut_dim;
     r->cut_blocks = t->cut_blocks;
     r->tie = t->tie;
@@ -180,8 +181,8 @@ static int by_name_and_stage(const void *a, const void *b)
 static bool alike(const struct row *a, const struct row *b)
 {
     return !memcmp(a->shape + 1, b->shape + 1, sizeof a->shape - sizeof *a->shape) && a->dtype == b->dtype &&
-           a->optimizer == b->optimizer && a->trained == b->trained && a->cut == b->cut &&
-           a->cut_dim == b->cut_dim && a->cut_blocks == b->cut_blocks;
+           a->optimizer == b->optimizer && a->n_states == b->n_states && a->trained == b->trained &&
+           a->cut == b->cut && a->cut_dim == b->cut_dim && a->cut_blocks == b->cut_blocks;
 }
 
 /* x is of the same name as an earlier stage's. */
@@ -239,6 +240,7 @@ static int add_whole(struct zr_whole *w, const struct listed *x)
                             .n_elems = r->n_elems / r->shape[0] * x->layers,
                             .n_slices = r->stacked ? x->layers : !r->buffer,
                             .optimizer = (enum zr_optimizer)r->optimizer,
+                            .n_states = r->n_states,
                             .stacked = r->stacked,
                             .cut = r->cut,
                             .cut_dim = r->cut_dim,

@@ -21,10 +21,11 @@ enum {
     REMIND_MS = 30000      /* between lines that say for whom zero_wrap waits */
 };
 
-/* Calls cfg.update, which is given zero.h's struct. */
+/* Calls optim.update, which is given zero.h's struct. */
 static int user_update(void *arg, const struct zr_user_update *u)
 {
-    struct zero_ctx *z = arg;
+    const struct zero_ctx *z = arg;
+    const struct zero_optim *group = &z->config.groups[z->layout->tensors[u->tensor].group];
     struct zero_update out = {.tensor = z->layout->tensors[u->tensor].name,
                               .tensor_index = u->tensor,
                               .first = u->first,
@@ -36,7 +37,7 @@ static int user_update(void *arg, const struct zr_user_update *u)
                               .stream = u->native_stream};
     _Static_assert(sizeof out.state == sizeof u->state, "as many states");
     memcpy(out.state, u->state, sizeof out.state);
-    return z->config.user.update(z->config.user.update_arg, &out);
+    return group->update(group->update_arg, &out);
 }
 
 /* A forked child is the same rank as its parent, and both may wrap. By this name children meet children. */
@@ -136,10 +137,11 @@ static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int
 /* Everything that needs no other rank, but who is where. */
 static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors)
 {
-    if (z->config.user.update) {
-        z->config.options.update = user_update;
-        z->config.options.update_arg = z;
-    }
+    for (int32_t i = 0; i < z->config.options.n_optims; i++)
+        if (z->config.groups[i].update) {
+            z->config.options.update = user_update;
+            z->config.options.update_arg = z;
+        }
     z->from_all = malloc((size_t)z->world.world * ZR_EXCHANGE_BYTES);
     z->sharers = calloc((size_t)z->world.world, sizeof *z->sharers);
     if (!z->from_all || !z->sharers)

@@ -107,30 +107,31 @@ static void report_wire_dtype(const struct zero_ctx *z)
     }
 }
 
-/* Lists the optimizers and what they update, if there is more than one. */
-static void report_optimizers(const struct zero_ctx *z)
+/* Lists the parameter groups and what they update, if there is more than one. */
+static void report_groups(const struct zero_ctx *z)
 {
-    const struct zr_layout *l = z->layout;
-    int32_t n_tensors[ZR_OPTIMIZER_COUNT] = {0};
-    int64_t n_elems[ZR_OPTIMIZER_COUNT] = {0};
-    bool any = false;
-    for (int32_t i = 0; i < l->n_tensors; i++) {
-        const struct zr_tensor *t = &l->tensors[i];
-        enum zr_optimizer kind = zr_kind_of(&z->config.options, t->optimizer);
-        n_tensors[kind] += t->grad != NULL;
-        n_elems[kind] += t->grad ? t->n_elems : 0;
-        any |= t->grad && t->optimizer;
-    }
-    for (int kind = 1; any && z->world.rank == 0 && kind < ZR_OPTIMIZER_COUNT; kind++) {
-        const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)kind);
-        char states[128];
-        if (!n_tensors[kind])
-            continue;
-        zr_optimizer_list_states((enum zr_optimizer)kind,
-                                 zr_states_of(&z->config.options, (enum zr_optimizer)kind), states,
-                                 sizeof states);
-        zr_info(z->config.options.log, "%s (%s) updates %d tensors of %lld elements; %s", row->name,
-                row->source, n_tensors[kind], (long long)n_elems[kind], states);
+    const struct zr_options *o = &z->config.options;
+    for (int32_t g = 0; o->n_optims > 1 && z->world.rank == 0 && g < o->n_optims; g++) {
+        enum zr_optimizer kind = o->optim[g].optimizer;
+        const char *source = kind ? zr_optimizer_kind(kind)->source : "the program's";
+        char states[128] = "";
+        int32_t n_tensors = 0, n_trained = 0;
+        int64_t n_elems = 0;
+        for (int32_t i = 0; i < z->layout->n_tensors; i++) {
+            const struct zr_tensor *t = &z->layout->tensors[i];
+            bool trained = t->group == g && t->grad;
+            n_tensors += t->group == g && !t->buffer;
+            n_trained += trained;
+            n_elems += trained ? t->n_elems : 0;
+        }
+        snprintf(states, sizeof states, "%d states per weight", o->optim[g].n_states);
+        if (kind)
+            zr_optimizer_list_states(kind, o->optim[g].n_states, states, sizeof states);
+        zr_info(o->log, "group %d: %s (%s) updates %d tensors of %lld elements; %s", g,
+                kind ? zr_optimizer_kind(kind)->name : "optim.update", source, n_trained, (long long)n_elems,
+                states);
+        if (g && !n_tensors && zr_stages(z) == 1)
+            zr_warn(o->log, "optim_groups[%d] is of no tensor: no zero_tensor.group is %d", g - 1, g);
     }
 }
 
@@ -141,7 +142,7 @@ void zr_wrap_report(struct zero_ctx *z)
     report_nothing_sharded(z);
     report_parts(z);
     report_bubble(z);
-    report_optimizers(z);
+    report_groups(z);
     report_how_gradients_add_up(z);
     report_default_stream(z);
     report_wire_dtype(z);

@@ -269,15 +269,15 @@ ZERO_API int zero_norm(zero_ctx *z, double *norm);
  * Errors: ORDER  a bracket is open, or there is nothing to drop */
 ZERO_API int zero_drop(zero_ctx *z);
 
-/* Changes what the next zero_step and those after it are taken with: key is "clip", "beta1", "beta2", "eps"
- * or "weight_decay", within the field's range. optimizer: an enum zero_optimizer that a tensor has; 0:
- * cfg.optimizer's, with "weight_decay" every kind's, and with "clip", which is of the whole step, nothing
- * else. With cfg.update "clip" alone. ZERO_ERR_ARG for a number that the kind does not use, and for a
- * momentum (beta1) of one that began with 0 and keeps none; ZERO_ERR_ORDER when a step has begun; nothing is
- * changed then. Every rank gives the same: waits for no other rank, and where they differ the next zero_step
- * ends the context with ZERO_ERR_MISMATCH. Checkpoints do not hold these numbers: after zero_load those of
- * this context go on, as after zero_wrap those of cfg. */
-ZERO_API int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double value);
+/* Change a number that the next zero_step and those after it use: "lr_scale", "beta1", "beta2", "eps" or
+ * "weight_decay" of a parameter group, or of all with ZERO_ALL; with ZERO_ALL also "clip" or "grad_scale".
+ *
+ * Call between steps. Checkpoints do not hold these numbers: after zero_load the context keeps its own.
+ *
+ * Local; every rank makes the same call, else the next zero_step returns ZERO_ERR_MISMATCH.
+ * Errors: ARG    no such group or key, out of range, not used by the optimizer, or momentum that was 0 before
+ *         ORDER  a step has begun */
+ZERO_API int zero_tune(zero_ctx *z, int32_t group, const char *key, double value);
 
 /* Set the number of the last step, and the step count of every unit, to t (0 to 1e17).
  * For optimizer states from elsewhere: write them by zero_write and set the count that they belong to.

@@ -148,17 +148,12 @@ struct zero_tensor {
     int32_t unit;
     /* ZERO_STACKED and the others above, or-ed; 0: none */
     uint32_t flags;
-    /* What updates it: enum zero_optimizer; 0: cfg.optimizer. cfg.beta1, beta2 and eps are those of
-     * cfg.optimizer; the other kinds have their defaults. Not with cfg.update, which updates every tensor. A
-     * kind's states are kept for its own tensors only. */
-    int32_t optimizer;
-    /* multiplies the lr of zero_step; 0: 1. A tensor that is not to move has grad NULL */
-    float lr_scale;
-    /* multiplies cfg.weight_decay; 0: 1. For none: ZERO_NO_DECAY */
-    float decay_scale;
+    /* Parameter group, which says what updates the tensor (struct zero_optim). 0: cfg.optim; g above 0:
+     * cfg.optim_groups[g - 1]. Of a buffer 0. */
+    int32_t group;
     /* Elements that stay together on one rank, counted from the first of the tensor, or of a layer of a
      * stacked one; the last ones may be fewer. 0: 1. At most the tensor's elements, or a layer's. For an
-     * optimizer of cfg.update, or a quantiser, that works on blocks, on rows of a matrix or on all of it:
+     * optimizer of optim.update, or a quantiser, that works on blocks, on rows of a matrix or on all of it:
      * every range that it gets is of whole granules. Ranks may then own more than others, or nothing; all
      * reserve what the largest needs. Element by element the results are those without. */
     int64_t granule;
@@ -188,7 +183,7 @@ struct zero_call {
 
 typedef struct CUstream_st *zero_stream;
 
-/* A range of elements for cfg.update. All pointers are device memory of this rank; arrays hold n fp32
+/* A range of elements for optim.update. All pointers are device memory of this rank; arrays hold n fp32
  * elements. A range lies within one layer of a stacked tensor, begins at a multiple of 32 elements of it, and
  * has a multiple of 32 elements unless it ends with the layer, so blocks of 32 are never cut, and neither are
  * granules (struct zero_tensor). Each element is in one range of a step on the rank that updates it (at stage
@@ -207,15 +202,46 @@ struct zero_update {
     float *master;
     /* reduced over ranks and micro-batches, scaled and clipped */
     const float *grad;
-    /* cfg.n_states of them, zero at first */
+    /* n_states of the group, zero at first; the others are NULL */
     float *state[4];
-    /* as given to zero_step, times the tensor's lr_scale */
+    /* as given to zero_step, times the group's lr_scale */
     float lr;
     /* Steps that have updated the range's unit, this one included. At least 1. */
     int64_t t;
     /* NULL on the host: compute at once on the calling thread; on a GPU: put it there */
     zero_stream stream;
 };
+
+/* A parameter group: what updates its tensors, and with which numbers.
+ *
+ * Start from ZERO_OPTIM_INIT, which writes every default. From then on 0 means 0. cfg.optim is group 0 and
+ * cfg.optim_groups are the others; zero_tensor.group names a tensor's group. Keys and environment variables
+ * set group 0. zero_tune changes the numbers between steps. */
+struct zero_optim {
+    /* + enum zero_optimizer. Default ZERO_ADAMW. With update only the default is allowed, and not used. */
+    int32_t optimizer;
+    /* + Factor of zero_step's lr, 0 and more. With 0 the weights stay, and states go on. Default 1. */
+    float lr_scale;
+    /* + 0 and more, below 1. Default ZERO_AUTO: the optimizer's (ZERO_OPTIMIZER_MAP). */
+    float beta1, beta2;
+    /* + 0 and more. With 0 a weight whose gradient was always 0 becomes NaN; the log warns. Default
+     * ZERO_AUTO: the optimizer's. */
+    float eps;
+    /* + 0 and more. Per step, lr * weight_decay of the weight is subtracted (decoupled), or weight_decay of it
+     * is added to the gradient, as the optimizer defines. Not for ZERO_NO_DECAY. Default 0. */
+    float weight_decay;
+    /* fp32 arrays like the weights that update keeps, 0 to 4. Default 0. */
+    int32_t n_states;
+    /* The program's own optimizer, element by element. The library calls it on one of its threads, or in a
+     * world of 1 on the caller of zero_step, one call at a time. It must not call zero_*, and gets lr_scale
+     * alone of the numbers above. If it returns non-zero, the context fails with ZERO_ERR_FAILED, and the
+     * message has the tensor and the value. Default NULL. */
+    int (*update)(void *arg, const struct zero_update *u);
+    void *update_arg;
+};
+
+/* "All groups", for zero_tune. */
+#define ZERO_ALL (-1)
 
 /* cfg.pipeline.schedule: in which order the stages of a pipeline take the micro-batches of a step. Sums have
  * the same bits by each. 1f1b and gpipe wait as long. */
@@ -315,23 +341,11 @@ struct zero_config {
     /* How the ranks are laid out. With tp or pp above 1, ranks that have the same part of the model are a
      * world of their own: what other comments say about all ranks and about rank 0 is said of these. */
     struct zero_mesh mesh;
-    /* + enum zero_optimizer; default ZERO_AUTO: update where that is set, else adamw */
-    int32_t optimizer;
-    /* + 0 and more, below 1; default ZERO_AUTO: by optimizer (see there) */
-    float beta1, beta2;
-    /* + default ZERO_AUTO: by optimizer. 0, with a warning: a weight whose gradient was always 0 becomes
-     * NaN */
-    float eps;
-    /* + 0 and more: per step, lr * weight_decay of the weight (decoupled) or weight_decay of it added to the
-     * gradient, by optimizer; not of tensors with ZERO_NO_DECAY; default 0 */
-    float weight_decay;
-    /* fp32 arrays like the weights that update keeps, 0 to 4; default 0 */
-    int32_t n_states;
-    /* the model's own optimizer, element-wise; called on a thread of the library's, or where there is none (a
-     * world of 1) on the one that calls zero_step; one call at a time. Must not call zero_*. Non-zero: the
-     * context ends with ZERO_ERR_FAILED, naming the tensor and what was returned. NULL: none */
-    int (*update)(void *arg, const struct zero_update *u);
-    void *update_arg;
+    /* Parameter group 0. */
+    struct zero_optim optim;
+    /* Further parameter groups, 0 to 255, each begun with ZERO_OPTIM_INIT; copied. Default NULL and 0. */
+    const struct zero_optim *optim_groups;
+    int32_t n_optim_groups;
 
     /* Memory and the traffic of parameters and gradients. */
     struct {
@@ -458,16 +472,39 @@ struct zero_weight {
  * out has the whole tensor, not the first slice in silence. */
 #define ZERO_SLICE(i) (0x40000000 + (i))
 
+/* What ZERO_OPTIM_INIT writes; every other field is 0. X(field, value) */
+#define ZERO_OPTIM_DEFAULTS(X)                                                                               \
+    X(optimizer, ZERO_ADAMW)                                                                                 \
+    X(lr_scale, 1)                                                                                           \
+    X(beta1, ZERO_AUTO)                                                                                      \
+    X(beta2, ZERO_AUTO)                                                                                      \
+    X(eps, ZERO_AUTO)
+
+#ifdef __cplusplus
+static inline zero_optim zero_optim_started(void)
+{
+    zero_optim o = zero_optim();
+#define ZERO_OPTIM_ASSIGN(field, value) o.field = value;
+    ZERO_OPTIM_DEFAULTS(ZERO_OPTIM_ASSIGN)
+#undef ZERO_OPTIM_ASSIGN
+    return o;
+}
+#define ZERO_OPTIM_INIT zero_optim_started()
+#else
+#define ZERO_OPTIM_FIELD(field, value) .field = value,
+#define ZERO_OPTIM_INIT                                                                                      \
+    {                                                                                                        \
+        ZERO_OPTIM_DEFAULTS(ZERO_OPTIM_FIELD)                                                                \
+    }
+#endif
+
 /* What ZERO_CONFIG_INIT writes; every other field is 0. X(field, value) */
 #define ZERO_CONFIG_DEFAULTS(X)                                                                              \
     X(size, sizeof(struct zero_config))                                                                      \
     X(version, ZERO_ABI_VERSION)                                                                             \
     X(device, ZERO_DEVICE_HOST)                                                                              \
     X(launch.timeout_ms, 30000)                                                                              \
-    X(optimizer, ZERO_AUTO)                                                                                  \
-    X(beta1, ZERO_AUTO)                                                                                      \
-    X(beta2, ZERO_AUTO)                                                                                      \
-    X(eps, ZERO_AUTO)                                                                                        \
+    X(optim, ZERO_OPTIM_INIT)                                                                                \
     X(grad_scale, 1)                                                                                         \
     X(grad_accum_steps, 1)                                                                                   \
     X(memory.prefetch, 2)                                                                                    \

@@ -23,6 +23,8 @@
     X(GATHER_ALL, "zero_gather_all")                                                                         \
     X(CARRY, "zero_carry")                                                                                   \
     X(TUNE_CLIP, "zero_tune(clip)")                                                                          \
+    X(TUNE_GRAD_SCALE, "zero_tune(grad_scale)")                                                              \
+    X(TUNE_LR_SCALE, "zero_tune(lr_scale)")                                                                  \
     X(TUNE_BETA1, "zero_tune(beta1)")                                                                        \
     X(TUNE_BETA2, "zero_tune(beta2)")                                                                        \
     X(TUNE_EPS, "zero_tune(eps)")                                                                            \

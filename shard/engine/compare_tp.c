@@ -275,7 +275,7 @@ int zr_engine_compare_gradients(struct zr_engine *e)
         return err;
     struct zr_received before = zr_received_so_far(e);
     const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_NONE, 0, 0);
-    err = find_gradient(e, e->m.result.grad_norm / fabs(zr_unclipped_scale(e)), &here);
+    err = find_gradient(e, e->m.result.grad_norm / fabs(zr_unclipped_scale(e, zr_engine_tuned(e))), &here);
     found = here;
     if (!err)
         err = most_of_world(e, &tag, &found);

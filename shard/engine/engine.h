@@ -163,16 +163,19 @@ int zr_engine_drop(struct zr_engine *e);
 
 /* What steps are taken with, and may change between them (engine_tune.c). */
 struct zr_tuned {
-    struct zr_hyper hyper[ZR_OPTIMIZER_COUNT];
+    struct zr_optim optim[ZR_MOST_OPTIMS];
     float clip;
+    double grad_scale;
     /* before the first step: states were written, loaded or are those of other steps */
     bool has_states;
     /* the engine's own: the last one that reads it; 0: none does */
     uint64_t last_job;
 };
 /* Between steps: what the next step is taken with, to be changed at once; every rank gives the same. Waits
- * for the step before the last to have been issued. opt.hyper and opt.clip are what the engine began with. */
+ * for the step before the last to have been issued. opt has what the engine began with. */
 struct zr_tuned *zr_engine_tune(struct zr_engine *e);
+/* The same, to be read. Local. */
+const struct zr_tuned *zr_engine_tuned(const struct zr_engine *e);
 /* Sets the number of the last step, and the count of every unit, to t, to which the optimizer's states
  * belong. Between steps. Every rank gives the same. Waits for the last step's norm. */
 int zr_engine_set_step(struct zr_engine *e, int64_t t);

@@ -67,7 +67,7 @@ void zr_engine_stuck(void *arg, int64_t ms)
         snprintf(of, sizeof of, " of unit %d", unit);
     snprintf(text, sizeof text, "the library's own thread has not moved for %lld ms: it is in %s%s%s",
              (long long)ms, kind ? zr_action_name(kind) : "none of its jobs", of,
-             user             ? ", and has called cfg.update"
+             user             ? ", and has called optim.update"
              : kind && on_gpu ? ", in a call of CUDA's or of the communicator's"
                               : "");
     zr_engine_fail(e, ZR_ERR_TIMEOUT, text);

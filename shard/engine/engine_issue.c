@@ -182,7 +182,7 @@ static int issue_job(struct zr_engine *e, const struct zr_job *job)
 /* What a job puts on a communicator at most: REDUCE, and the gather of what it summed. */
 enum { MOST_JOB_OPS = 2 };
 
-/* There is room for it; and cfg.update on a GPU is called once it is known whether the step is skipped. */
+/* There is room for it; and optim.update on a GPU is called once it is known whether the step is skipped. */
 bool zr_engine_is_ready(void *arg, const struct zr_job *job)
 {
     struct zr_engine *e = arg;

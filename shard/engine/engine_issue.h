@@ -63,7 +63,7 @@ int zr_hop_barrier(struct zr_engine *e, const struct zr_hop_run *h, const struct
 /* engine_issue_step.c: the jobs NORM and UPDATE; the factor of gradients before they are clipped. */
 int zr_issue_norm(struct zr_engine *e, const struct zr_job *job);
 int zr_issue_update(struct zr_engine *e, const struct zr_job *job);
-double zr_unclipped_scale(const struct zr_engine *e);
+double zr_unclipped_scale(const struct zr_engine *e, const struct zr_tuned *tuned);
 
 /* ---- engine_parts.c ---- */
 

@@ -8,15 +8,16 @@
 #include <stdio.h>
 #include <string.h>
 
-double zr_unclipped_scale(const struct zr_engine *e)
+double zr_unclipped_scale(const struct zr_engine *e, const struct zr_tuned *tuned)
 {
-    double scale = e->opt.grad_scale;
+    double scale = tuned->grad_scale;
     return e->opt.grad_sum ? scale : scale / ((double)e->world * e->opt.grad_accum_steps);
 }
 
 /* Elements whose squares are still to be summed. */
 struct squares {
     struct zr_engine *e;
+    const struct zr_tuned *tuned;
     const float *x;
     int64_t n;
 };
@@ -28,7 +29,7 @@ static int put_squares(struct squares *q)
 {
     struct zr_engine *e = q->e;
     struct zr_own_squares *own = zr_engine_norm_at(e);
-    double from = ldexp(ZR_MOST_NORM_SQUARED / fabs(zr_unclipped_scale(e)), -20);
+    double from = ldexp(ZR_MOST_NORM_SQUARED / fabs(zr_unclipped_scale(e, q->tuned)), -20);
     const struct zr_largest largest = {
         .word = &own->largest, .at = q->x - (const float *)e->reduce_base, .from = from * from};
     return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, q->n, &largest) : 0;
@@ -52,10 +53,10 @@ static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece 
 
 /* The squares of what this rank owns of the gradients that the step has. Of what every part of the model has,
  * one part counts them. */
-static int sum_own_squares(struct zr_engine *e)
+static int sum_own_squares(struct zr_engine *e, const struct zr_tuned *tuned)
 {
     struct zr_own_squares *norm = zr_engine_norm_at(e);
-    struct squares q = {.e = e};
+    struct squares q = {.e = e, .tuned = tuned};
     ZR_TRY(e->dev->ops->zero(e->reduce_stream, norm, sizeof *norm));
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *flat = &e->layout->flats[i];
@@ -66,15 +67,14 @@ static int sum_own_squares(struct zr_engine *e)
     return put_squares(&q);
 }
 
-/* An optimizer of this rank's tensors keeps squares of the gradient. What cfg.update keeps is not known, and
- * is the program's to look after. */
+/* An optimizer of this rank's tensors keeps squares of the gradient. What optim.update keeps is not known,
+ * and is the program's to look after. */
 static bool keeps_squares(const struct zr_engine *e)
 {
     bool keeps = false;
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[i];
-        enum zr_optimizer kind = zr_kind_of(&e->opt, f->optimizer);
-        keeps |= f->trainable && kind && zr_optimizer_kind(kind)->keeps_squares;
+        keeps |= f->optimizer && zr_optimizer_kind(f->optimizer)->keeps_squares;
     }
     return keeps;
 }
@@ -97,7 +97,7 @@ static int begin_agreement(struct zr_engine *e, const struct zr_job *job)
 static int end_agreement(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_agree_end end = {.all = zr_engine_agreement(e),
-                                     .scale = zr_unclipped_scale(e),
+                                     .scale = zr_unclipped_scale(e, job->tuned),
                                      .clip = job->tuned->clip,
                                      .n_carried = job->given->n,
                                      .n_ranks = e->n_all,
@@ -128,7 +128,7 @@ int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
         ZR_TRY(wait_for_tail(e, e->reduce_outer_stream, e->ev.reduce_outer_tail[0]));
     ZR_TRY(
         zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
-    ZR_TRY(sum_own_squares(e));
+    ZR_TRY(sum_own_squares(e, job->tuned));
     if (job->compares_tp)
         ZR_TRY(zr_tp_look_at_gradients(e));
     memset(e->i.left_out, 0, (size_t)e->layout->n_units * sizeof *e->i.left_out);
@@ -172,7 +172,7 @@ static void call_user(void *arg)
     struct user_call *c = arg;
     if (c->e->agreed->skipped || c->e->agreed->differs || zr_engine_status(c->e))
         return;
-    zr_guard_callback("cfg.update");
+    zr_guard_callback("optim.update");
     int err = c->e->opt.update(c->e->opt.update_arg, &c->u);
     zr_guard_callback(NULL);
     if (err) {
@@ -193,7 +193,7 @@ static int await_norm(struct zr_engine *e)
         return zr_engine_wait(e, e->ev.step_norm);
     int done = e->dev->ops->event_query(e->ev.step_norm);
     int err = done < 0 ? done : zr_engine_status(e);
-    return err || done ? err : zr_fail(ZR_ERR_FAILED, "cfg.update: the step's norm is not known yet");
+    return err || done ? err : zr_fail(ZR_ERR_FAILED, "optim.update: the step's norm is not known yet");
 }
 
 static int update_by_user(struct updating *up, const struct zr_update *k, const struct zr_flat *f,
@@ -209,16 +209,16 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
                            .grad = k->grad,
                            .lr = k->lr,
                            .t = k->t}};
-    for (int i = 0; i < e->opt.n_states; i++)
+    for (int i = 0; i < f->n_states; i++)
         c.u.state[i] = zr_engine_state_at(e, f, i, first);
     ZR_TRY(d->scale(e->reduce_stream, (float *)k->grad, k->n, k->scalars));
     if (d->host_memory) {
         int64_t bytes = k->n * (int64_t)sizeof(float);
         struct zr_access used[3 + ZR_MAX_STATES] = {
             {e->agreed, sizeof *e->agreed, false}, {k->grad, bytes, false}, {k->master, bytes, true}};
-        for (int i = 0; i < e->opt.n_states; i++)
+        for (int i = 0; i < f->n_states; i++)
             used[3 + i] = (struct zr_access){c.u.state[i], bytes, true};
-        zr_declare(e->dev, e->reduce_stream, used, 3 + e->opt.n_states);
+        zr_declare(e->dev, e->reduce_stream, used, 3 + f->n_states);
         ZR_TRY(d->call(e->reduce_stream, call_user, &c, sizeof c));
     } else {
         /* It puts its own kernels on the stream, and only if the step is not skipped. */
@@ -231,24 +231,28 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
     return 0;
 }
 
-/* The pieces of a flat are updated by one operation, which is a kernel's launch on a GPU: they differ in
- * their tensors' scales alone. cfg.update has a call for each. */
+/* Everything that a span does not say for itself. */
+static bool has_numbers_of(const struct zr_update *a, const struct zr_update *b)
+{
+    return a->beta1 == b->beta1 && a->beta2 == b->beta2 && a->eps == b->eps;
+}
+
+/* The pieces of a flat whose groups have the same betas and eps are updated by one operation, which is a
+ * kernel's launch on a GPU. optim.update has a call for each. */
 static int update_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first,
                         int64_t n)
 {
     struct updating *up = arg;
     struct zr_engine *e = up->e;
-    const struct zr_options *o = &e->opt;
     const struct zr_tensor *t = &e->layout->tensors[p->tensor];
-    enum zr_optimizer kind = zr_kind_of(o, f->optimizer);
-    const struct zr_hyper *hyper = &up->job->tuned->hyper[kind];
-    struct zr_update k = {.kind = kind,
+    const struct zr_optim *group = &up->job->tuned->optim[t->group];
+    struct zr_update k = {.kind = f->optimizer,
                           .param_dtype = f->dtype,
-                          .lr = up->job->lr * t->lr_scale,
-                          .beta1 = hyper->beta1,
-                          .beta2 = hyper->beta2,
-                          .eps = hyper->eps,
-                          .decay = hyper->weight_decay * t->decay_scale,
+                          .lr = up->job->lr * group->lr_scale,
+                          .beta1 = group->beta1,
+                          .beta2 = group->beta2,
+                          .eps = group->eps,
+                          .decay = t->no_decay ? 0 : group->weight_decay,
                           .c1 = 1,
                           .c2 = 1,
                           .t = up->job->t,
@@ -257,11 +261,11 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
                           .param = zr_engine_param_at(e, f, first),
                           .grad = up->grad + (first - up->first_kept),
                           .scalars = zr_engine_scalars(e)};
-    if (!kind)
+    if (!f->optimizer)
         return update_by_user(up, &k, f, p, first);
-    for (int i = 0; i < zr_plan_states(e->plan, f); i++)
+    for (int i = 0; i < f->n_states; i++)
         k.state[i] = zr_engine_state_at(e, f, i, first);
-    if (zr_optimizer_kind(kind)->bias_correction) {
+    if (zr_optimizer_kind(f->optimizer)->bias_correction) {
         /* In float, as the loops of C models have it. */
         k.c1 = 1.0f - powf(k.beta1, (float)k.t);
         k.c2 = 1.0f - powf(k.beta2, (float)k.t);
@@ -269,6 +273,8 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     /* A kind whose first step makes its states of the gradient alone goes on from those that there are. */
     if (k.t == 1 && up->job->tuned->has_states)
         k.t = 2;
+    if (up->n_spans > 0 && !has_numbers_of(&k, &up->u))
+        ZR_TRY(put_update(up));
     if (up->n_spans == 0)
         up->u = k;
     int64_t at = k.grad - up->u.grad;

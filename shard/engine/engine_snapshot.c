@@ -89,7 +89,7 @@ static int for_runs(struct zr_engine *e, bool to_load, int (*fn)(void *arg, cons
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[i];
         for (int kind = ZR_VALUE_PARAM; kind < e->plan->n_states; kind++) {
-            if (!zr_plan_saves(e->plan, f, kind) || (f->copy && !to_load))
+            if (!zr_plan_saves(f, kind) || (f->copy && !to_load))
                 continue;
             struct zr_run run = {.flat = f, .kind = kind, .snapshot_at = at};
             fill_run(e, &run, to_load ? level_to_load(e, f, kind) : ZR_LEVEL_FINE);

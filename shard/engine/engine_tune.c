@@ -13,13 +13,19 @@
 
 void zr_tuned_open(struct zr_engine *e)
 {
-    memcpy(e->m.tuned[0].hyper, e->opt.hyper, sizeof e->opt.hyper);
+    memcpy(e->m.tuned[0].optim, e->opt.optim, sizeof e->opt.optim);
     e->m.tuned[0].clip = e->opt.clip;
+    e->m.tuned[0].grad_scale = e->opt.grad_scale;
+}
+
+const struct zr_tuned *zr_engine_tuned(const struct zr_engine *e)
+{
+    return &e->m.tuned[e->m.tuned_now];
 }
 
 struct zr_tuned *zr_engine_tune(struct zr_engine *e)
 {
-    const struct zr_tuned *now = &e->m.tuned[e->m.tuned_now];
+    const struct zr_tuned *now = zr_engine_tuned(e);
     if (!now->last_job) /* no step was begun with it */
         return &e->m.tuned[e->m.tuned_now];
     e->m.tuned_now ^= 1;
@@ -61,13 +67,13 @@ void zr_engine_renumber(struct zr_engine *e, int64_t last)
 
 uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried)
 {
-    const struct zr_tuned *now = &e->m.tuned[e->m.tuned_now];
-    struct {
-        struct zr_hyper hyper[ZR_OPTIMIZER_COUNT];
+    const struct zr_tuned *now = zr_engine_tuned(e);
+    const struct {
+        double grad_scale;
         float clip;
         int32_t n_carried;
-        int64_t t;
-    } all = {.clip = now->clip, .n_carried = n_carried, .t = e->m.t}; /* states may be of one stage alone */
-    memcpy(all.hyper, now->hyper, sizeof all.hyper);
-    return (uint32_t)XXH3_64bits(&all, sizeof all);
+        int64_t t; /* states may be of one stage alone */
+    } all = {now->grad_scale, now->clip, n_carried, e->m.t};
+    uint64_t groups = XXH3_64bits(now->optim, (size_t)e->opt.n_optims * sizeof *now->optim);
+    return (uint32_t)XXH3_64bits_withSeed(&all, sizeof all, groups);
 }

@@ -8,8 +8,8 @@
  * Waking a loop costs a system call, so the producer makes it only when the loop has said that it is about to
  * sleep.
  *
- * A job may call what is not ours (a driver, cfg.update, a log function) and may so never come back. Whoever
- * waits for the loop therefore watches whether it still turns (zr_loop_limit). */
+ * A job may call what is not ours (a driver, optim.update, a log function) and may so never come back.
+ * Whoever waits for the loop therefore watches whether it still turns (zr_loop_limit). */
 #ifndef ZR_SHARD_LOOP_H
 #define ZR_SHARD_LOOP_H
 

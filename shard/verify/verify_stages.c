@@ -269,7 +269,7 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
                                  .dp_shard = c->group,
                                  .pp = c->pp,
                                  .parts = c->tp,
-                                 .optimizer = c->sgd ? ZR_SGD : ZR_ADAMW,
+                                 .n_optims = ZR_OPTIMIZER_COUNT,
                                  .clip = 1,
                                  .grad_scale = 1,
                                  .grad_accum_steps = c->accum,
@@ -283,14 +283,17 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
                                  .order_assumed = assumed,
                                  .timeout_ms = 1000,
                                  .save_async = c->snapshots > 0};
-    for (int kind = 1; kind < ZR_OPTIMIZER_COUNT; kind++) {
+    for (int kind = 1; kind < ZR_OPTIMIZER_COUNT; kind++) { /* a group for each */
         const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)kind);
-        s->opt.hyper[kind] = (struct zr_hyper){.beta1 = row->beta1, .beta2 = row->beta2, .eps = row->eps};
+        s->opt.optim[kind] = (struct zr_optim){.optimizer = (enum zr_optimizer)kind,
+                                               .lr_scale = 1,
+                                               .beta1 = row->beta1,
+                                               .beta2 = row->beta2,
+                                               .eps = row->eps};
     }
     if (c->user_update) {
-        s->opt.optimizer = 0;
+        s->opt.optim[ZR_OPTIMIZER_NONE].lr_scale = 1;
         s->opt.update = zr_rank_user_update;
-        s->opt.n_states = 2;
     }
     if (zr_in_stages(c))
         s->opt.pipe_bytes = zr_pipe_room_bytes(&s->room);

@@ -22,6 +22,16 @@ static void name_tensor(struct zr_tensor *t, int32_t i)
 
 static void *nowhere;
 
+/* NONE: the case's own. Each kind has a group. */
+static void set_optimizer(const struct zr_verify_case *c, enum zr_optimizer kind, struct zr_tensor *t)
+{
+    if (!kind && !c->user_update)
+        kind = c->sgd ? ZR_SGD : ZR_ADAMW;
+    t->optimizer = kind;
+    t->group = kind;
+    t->n_states = kind ? zr_optimizer_states(kind, zr_optimizer_kind(kind)->beta1) : 2;
+}
+
 /* All that both stages say of it alike. */
 static int tied_tensor(const struct zr_verify_case *c, bool owner, int32_t unit, struct zr_tensor *out)
 {
@@ -30,8 +40,6 @@ static int tied_tensor(const struct zr_verify_case *c, bool owner, int32_t unit,
                           .param = &nowhere,
                           .n_slices = 1,
                           .unit = unit,
-                          .lr_scale = 1,
-                          .decay_scale = 1,
                           .resident = true,
                           .tie = owner ? ZR_TIE_OWNER : ZR_TIE_COPY};
     t.n_elems = any_size(&s);
@@ -41,6 +49,7 @@ static int tied_tensor(const struct zr_verify_case *c, bool owner, int32_t unit,
     t.partial = c->tp > 1 && zr_verify_chance(&s, c->partial);
     t.cut = c->tp > 1 && !t.partial && zr_verify_chance(&s, 60);
     t.granule = zr_min(c->granule, t.n_elems);
+    set_optimizer(c, ZR_OPTIMIZER_NONE, &t);
     *out = t;
     return t.name ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a name");
 }
@@ -112,10 +121,11 @@ static int add_stage(struct table *to, int32_t stage, int32_t own, int32_t first
                 x->dtype = ZR_BF16;
             if (zr_verify_chance(&s, c->frozen))
                 x->grad = NULL;
-            x->lr_scale = 1;
-            x->decay_scale = zr_verify_chance(&s, 30) ? 0 : 1;
-            if (c->mixed) /* of several kinds, some without state */
-                x->optimizer = (enum zr_optimizer)((c->seed + (uint64_t)to->n * 7) % ZR_OPTIMIZER_COUNT);
+            x->no_decay = zr_verify_chance(&s, 30);
+            set_optimizer(c, /* mixed: of several kinds, some without state */
+                          c->mixed ? (enum zr_optimizer)((c->seed + (uint64_t)to->n * 7) % ZR_OPTIMIZER_COUNT)
+                                   : ZR_OPTIMIZER_NONE,
+                          x);
             /* Stored instead of added: only where the model writes each gradient just once before it is
              * handed in. */
             bool often =

@@ -381,7 +381,7 @@ void zr_verify_expect_norm(struct zr_verify_rank *r);
 /* verify_rank.c: opening leaves a rank that waits for its first turn. Closing NULL or half opened ones is
  * allowed; the communicators go with them. */
 int zr_rank_open(struct zr_verify_world *v, int id);
-/* cfg.update; arg is the rank. */
+/* optim.update; arg is the rank. */
 int zr_rank_user_update(void *arg, const struct zr_user_update *u);
 void zr_ranks_close(struct zr_verify_world *v);
 

@@ -139,8 +139,7 @@ uint64_t model_hash(struct model_rank *m)
         int64_t n = elems(x);
         size_t size = table[t].buffer == ZERO_I64 ? 8 : 4;
         void *values = malloc((size_t)n * size);
-        int last = x->grad ? ZERO_VALUE_STATE + m->z->plan->states_of[m->z->layout->tensors[t].optimizer]
-                           : ZERO_VALUE_PARAM + 1;
+        int last = x->grad ? ZERO_VALUE_STATE + m->z->layout->tensors[t].n_states : ZERO_VALUE_PARAM + 1;
         for (int v = ZERO_VALUE_PARAM; v < last; v++) {
             memset(values, 0xff, (size_t)n * size);
             CHECK_OK(zero_read(m->z, t, v, 0, n, values));
@@ -181,7 +180,7 @@ static void *run_rank(void *arg)
     if (o->budget)
         cfg.memory.param_budget_bytes = o->budget;
     cfg.launch.timeout_ms = 60000;
-    cfg.weight_decay = 0.1f;
+    cfg.optim.weight_decay = 0.1f;
     cfg.clip = 1;
     cfg.checkpoint.save_async = o->async;
     cfg.checkpoint.save_keep = o->keep;

@@ -408,7 +408,7 @@ static void make_another(struct zero_tensor *t, struct zero_config *cfg)
         t[6].name = "scales";
         break;
     case 5:
-        cfg->optimizer = ZERO_SGD;
+        cfg->optim.optimizer = ZERO_SGD;
         break;
     }
 }

@@ -23,16 +23,26 @@
 
 static struct memory_files *files;
 
+/* Groups 1 to 6. */
+#define DEFAULTS .beta1 = ZERO_AUTO, .beta2 = ZERO_AUTO, .eps = ZERO_AUTO
+static const struct zero_optim groups[] = {
+    {.optimizer = ZERO_LION, .lr_scale = 0.25f, .weight_decay = 0.1f, DEFAULTS},
+    {.optimizer = ZERO_SGD, .lr_scale = 1, .weight_decay = 0.1f, DEFAULTS}, /* no state */
+    {.optimizer = ZERO_NESTEROV, .lr_scale = 1, .weight_decay = 0.3f, DEFAULTS},
+    {.optimizer = ZERO_RMSPROP, .lr_scale = 1, .weight_decay = 0.1f, DEFAULTS},
+    {.optimizer = ZERO_ADAMW, .lr_scale = 1, .weight_decay = 0.1f, DEFAULTS},
+    {.optimizer = ZERO_NESTEROV, .lr_scale = 0.5f, DEFAULTS},
+};
+
 /* embedding, layers/w, layers/b, position, mask, head, scale */
 static void mixed(struct zero_tensor *t, struct zero_config *cfg)
 {
-    t[0].optimizer = ZERO_LION;
-    t[0].lr_scale = 0.25f;
-    t[1].optimizer = ZERO_SGD; /* no state */
-    t[2].optimizer = ZERO_NESTEROV;
-    t[2].decay_scale = 3;
-    t[5].optimizer = ZERO_RMSPROP;
-    (void)cfg;
+    t[0].group = 1;
+    t[1].group = 2;
+    t[2].group = 3;
+    t[5].group = 4;
+    cfg->optim_groups = groups;
+    cfg->n_optim_groups = sizeof groups / sizeof *groups;
 }
 
 /* ---- from every stage and world into every other ---- */
@@ -124,23 +134,23 @@ static void another(struct zero_tensor *t, struct zero_config *cfg)
     mixed(t, cfg);
     switch (change) {
     case 0:
-        t[0].optimizer = 0;
+        t[0].group = 0;
         break;
-    case 1: /* the same name, with momentum: what tensors without a name have stays */
-        cfg->optimizer = ZERO_SGD;
-        cfg->beta1 = 0.5f;
-        t[6].optimizer = ZERO_ADAMW;
+    case 1: /* the same name, with momentum: what the other tensors have stays */
+        cfg->optim.optimizer = ZERO_SGD;
+        cfg->optim.beta1 = 0.5f;
+        t[1].group = 0;
+        t[6].group = 5;
         break;
     case 2:
-        cfg->optimizer = ZERO_ADAM;
+        cfg->optim.optimizer = ZERO_ADAM;
         break;
     default:
-        cfg->update = own_update;
-        cfg->n_states = 1;
-        for (int i = 0; i < MODEL_TENSORS; i++) {
-            t[i].optimizer = 0;
-            t[i].decay_scale = 0;
-        }
+        cfg->optim.update = own_update;
+        cfg->optim.n_states = 1;
+        cfg->optim.weight_decay = 0;
+        for (int i = 0; i < MODEL_TENSORS; i++)
+            t[i].group = 0;
     }
 }
 
@@ -165,14 +175,14 @@ static void another_optimizer_is_refused(void **state)
     }
 }
 
-/* By default or by name, and whatever the rates: those are the program's. */
+/* Other groups of the same kinds, whatever the rates: those are the program's. */
 static void renamed(struct zero_tensor *t, struct zero_config *cfg)
 {
     mixed(t, cfg);
-    cfg->optimizer = ZERO_LION;
-    t[0].optimizer = 0;
-    t[6].optimizer = ZERO_ADAMW;
-    t[0].lr_scale = t[2].decay_scale = 1;
+    cfg->optim.optimizer = ZERO_LION;
+    t[0].group = 0;
+    t[2].group = 6;
+    t[6].group = 5;
 }
 
 static void load_same(struct model_rank *m, void *arg)

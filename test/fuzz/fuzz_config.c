@@ -31,7 +31,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     if (!err) {
         const struct zr_options *o = &resolved.options;
         if (o->stage < 0 || o->stage > 3 || o->grad_accum_steps < 1 || o->prefetch < 0 ||
-            o->timeout_ms <= 0 || o->grad_scale == 0 || o->n_states > ZR_MAX_STATES)
+            o->timeout_ms <= 0 || o->grad_scale == 0 || o->optim[0].n_states > ZR_MAX_STATES)
             abort();
         zr_config_release(&resolved);
     } else if (!*zero_last_error()) {

@@ -48,7 +48,7 @@ int run(void)
     tensor.dtype = ZERO_F32;
     tensor.flags = ZERO_STACKED;
     cfg.stage = 3;
-    cfg.beta1 = ZERO_AUTO;
+    cfg.optim.beta1 = ZERO_AUTO;
     cfg.deterministic = ZERO_AUTO;
     if (zero_config_init(&other, sizeof other) || (err = zero_wrap(&z, &tensor, 1, &cfg)) == ZERO_ERR_NOMEM)
         return 1;

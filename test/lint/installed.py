@@ -31,7 +31,7 @@ int main(void)
     zero_ctx *z;
     cfg.launch.world = 1;
     cfg.stage = 1;
-    cfg.optimizer = ZERO_SGD;
+    cfg.optim.optimizer = ZERO_SGD;
     if (zero_wrap(&z, &tensor, 1, &cfg))
         return fprintf(stderr, "%s\n", zero_last_error()), 1;
     for (int i = 0; i < 4; i++)
@@ -79,7 +79,7 @@ static int train(void *library)
     cfg.launch.world = 1;
     cfg.stage = 3;
     cfg.debug.check = 1;
-    cfg.update = update;
+    cfg.optim.update = update;
     if (my_zero_wrap(&z, &tensor, 1, &cfg) || my_zero_begin(z, 0, ZERO_FORWARD) || my_zero_end(z, 0, ZERO_FORWARD) ||
         my_zero_begin(z, 0, ZERO_BACKWARD))
         return fprintf(stderr, "%s\n", my_zero_last_error()), 1;

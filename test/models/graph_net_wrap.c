@@ -182,13 +182,13 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
                              .first = first,
                              .covered = o->covered ? o->covered + rank * o->covered_stride : NULL};
     if (o->library_rmsprop) {
-        cfg.optimizer = ZERO_RMSPROP;
-        cfg.beta2 = DECAY;
-        cfg.eps = EPS;
+        cfg.optim.optimizer = ZERO_RMSPROP;
+        cfg.optim.beta2 = DECAY;
+        cfg.optim.eps = EPS;
     } else {
-        cfg.update = own_update;
-        cfg.update_arg = &own;
-        cfg.n_states = 1;
+        cfg.optim.update = own_update;
+        cfg.optim.update_arg = &own;
+        cfg.optim.n_states = 1;
     }
     RUN_TRY(log, zero_wrap(&z, tensors, n, &cfg));
     free(a->x);

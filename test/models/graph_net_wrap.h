@@ -10,7 +10,7 @@
 
 struct graph_net_options {
     int steps;
-    /* the update is libzero's RMSprop, in PyTorch's form; else the net's own through cfg.update */
+    /* the update is libzero's RMSprop, in PyTorch's form; else the net's own through optim.update */
     bool library_rmsprop;
     /* the middle layer is constant */
     bool frozen;

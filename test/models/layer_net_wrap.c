@@ -247,14 +247,14 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
     struct zero_config cfg = run_config(setup, rank, url);
     struct own_update own = {{ROWS, 0.0f, net->momentum, net->decay}, w.tensors};
     if (o->own_update) {
-        cfg.update = own_update;
-        cfg.update_arg = &own;
-        cfg.n_states = 1;
+        cfg.optim.update = own_update;
+        cfg.optim.update_arg = &own;
+        cfg.optim.n_states = 1;
         cfg.grad_sum = 1;
     } else {
-        cfg.optimizer = ZERO_SGD;
-        cfg.beta1 = net->momentum;
-        cfg.weight_decay = net->decay;
+        cfg.optim.optimizer = ZERO_SGD;
+        cfg.optim.beta1 = net->momentum;
+        cfg.optim.weight_decay = net->decay;
         cfg.grad_scale = -1.0 / B;
     }
     float *old[4 * MAX_UNIT];

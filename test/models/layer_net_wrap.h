@@ -8,7 +8,7 @@
 
 struct layer_net_options {
     int steps;
-    /* the update is the net's own momentum arithmetic through cfg.update; else libzero's SGD */
+    /* the update is the net's own momentum arithmetic through cfg.optim.update; else libzero's SGD */
     bool own_update;
     /* the first layer is not trained: a unit without gradients */
     bool frozen;

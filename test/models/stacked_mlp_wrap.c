@@ -376,14 +376,14 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
 
     struct zero_config cfg = run_config(setup, rank, url);
     if (o->own_update) {
-        cfg.update = own_update;
-        cfg.update_arg = initial;
-        cfg.n_states = 2;
+        cfg.optim.update = own_update;
+        cfg.optim.update_arg = initial;
+        cfg.optim.n_states = 2;
     } else {
-        cfg.beta1 = BETA1;
-        cfg.beta2 = BETA2;
-        cfg.eps = EPS;
-        cfg.weight_decay = DECAY;
+        cfg.optim.beta1 = BETA1;
+        cfg.optim.beta2 = BETA2;
+        cfg.optim.eps = EPS;
+        cfg.optim.weight_decay = DECAY;
     }
     cfg.clip = o->clip;
     struct zero_call order[64];

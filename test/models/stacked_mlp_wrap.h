@@ -45,7 +45,7 @@ struct mlp_options {
     bool overwrite;
     /* after step 2, a row of wte is set anew by zero_write */
     bool edit;
-    /* wrapped: the model's own AdamW through cfg.update */
+    /* wrapped: the model's own AdamW through optim.update */
     bool own_update;
     /* wrapped: each layer's bracket is opened and closed once before, inside its neighbour's */
     bool early;

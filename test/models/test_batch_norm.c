@@ -238,7 +238,7 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
     if (rank)
         w->net.layers[0].running_mean[0] = 1e6f * (float)rank;
     struct zero_config cfg = run_config(setup, rank, url);
-    cfg.optimizer = ZERO_SGD;
+    cfg.optim.optimizer = ZERO_SGD;
     cfg.grad_accum_steps = MICROS / setup->world;
     list_tensors(w);
     void *old[2 * MOST_TENSORS] = {0};

@@ -60,8 +60,7 @@ static inline struct zr_tensor make_tensor(const char *name, int64_t n_elems, in
                           .dtype = ZR_F32,
                           .n_elems = n_elems,
                           .n_slices = 1,
-                          .lr_scale = 1,
-                          .decay_scale = 1,
+                          .n_states = 2,
                           .unit = unit};
     assert_non_null(t.name);
     return t;
@@ -84,19 +83,22 @@ static inline struct zr_tensor random_tensor(struct random_source *r, int32_t i,
     if (chance(r, frozen_percent))
         t.grad = NULL;
     t.dtype = chance(r, 50) ? ZR_F32 : ZR_BF16;
-    t.decay_scale = chance(r, 30) ? 0 : 1;
+    t.no_decay = chance(r, 30);
     t.overwrite = chance(r, 30);
     t.resident = chance(r, 4);
     return t;
 }
 
-/* In every other model some tensors name an optimizer. Drawn from the model, so that models stay as they are.
- */
+/* In every other model some tensors have an optimizer; the others are updated by the program. Drawn from the
+ * model, so that models stay as they are. */
 static inline void mix_optimizers(struct zr_tensor *t, int32_t n)
 {
-    for (int32_t i = 0; n % 2 && i < n; i++)
-        if ((t[i].n_elems + i) % 3 == 0)
+    for (int32_t i = 0; i < n; i++) {
+        if (n % 2 && (t[i].n_elems + i) % 3 == 0)
             t[i].optimizer = (enum zr_optimizer)((t[i].n_elems / 3 + i) % ZR_OPTIMIZER_COUNT);
+        t[i].n_states =
+            t[i].optimizer ? zr_optimizer_states(t[i].optimizer, i % 2 ? 0.9f : 0) : n % (ZR_MAX_STATES + 1);
+    }
 }
 
 /* In every third model some tensors have a granule; drawn from the model, as above. */

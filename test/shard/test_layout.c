@@ -18,7 +18,8 @@ static void check_pieces(const struct zr_layout *l)
             const struct zr_flat *f = zr_piece_flat(l, at);
             CHECK(at >= f->first_piece && at < f->first_piece + f->n_pieces, "piece %d", at);
             CHECK(f->unit == x->unit + s && f->dtype == x->dtype && f->trainable == (x->grad != NULL) &&
-                      f->optimizer == (x->grad ? x->optimizer : ZR_OPTIMIZER_NONE),
+                      f->optimizer == (x->grad ? x->optimizer : ZR_OPTIMIZER_NONE) &&
+                      f->n_states == (x->grad ? x->n_states : 0),
                   "piece %d", at);
             CHECK(f->in_place == (l->in_place && x->stacked), "piece %d", at);
             CHECK(p->first * zr_dtype_bytes(f->dtype) % ZR_PIECE_ALIGN == 0, "piece %d", at);
@@ -155,7 +156,7 @@ static void check_unit(const struct zr_layout *l, const struct zr_unit *u)
         for (int32_t j = 0; j < i; j++) {
             const struct zr_flat *g = &l->flats[u->first_flat + j];
             CHECK(g->in_place || g->dtype != f->dtype || g->trainable != f->trainable ||
-                      g->optimizer != f->optimizer,
+                      g->optimizer != f->optimizer || g->n_states != f->n_states,
                   "two packed flats of one key");
         }
         CHECK(f->param_at >= param && f->param_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
@@ -398,8 +399,9 @@ static void hash_covers_what_must_agree(void **state)
     DIFFERS(t.n_elems = 101);
     DIFFERS(t.stacked = true);
     DIFFERS((t.stacked = true, t.n_slices = 2));
-    DIFFERS(t.decay_scale = 0);
-    DIFFERS(t.lr_scale = 0.5f);
+    DIFFERS(t.no_decay = true);
+    DIFFERS(t.group = 1);
+    DIFFERS(t.n_states = 1);
     DIFFERS(t.optimizer = ZR_SGD);
     DIFFERS(t.overwrite = true);
     DIFFERS(t.resident = true);

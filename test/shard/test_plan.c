@@ -25,7 +25,6 @@ static struct zr_options default_options(int stage)
 {
     return (struct zr_options){.stage = stage,
                                .grad_accum_steps = 1,
-                               .n_states = 2,
                                .prefetch = 2,
                                .param_budget_bytes = -1,
                                .deterministic = true,
@@ -134,8 +133,6 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
     }
     lay_out(p, t, n, world);
     p->opt.grad_accum_steps = chance(r, 50) ? 1 : 1 + (int)random_below(r, 9);
-    p->opt.n_states = (int)random_below(r, ZR_MAX_STATES + 1);
-    p->opt.hyper[ZR_SGD].beta1 = p->opt.n_states % 2 ? 0.9f : 0; /* with a state, and without */
     p->opt.prefetch = chance(r, 10) ? 100 : (int)random_below(r, 5);
     p->opt.deterministic = chance(r, 50);
     p->opt.grad_in_place = !p->opt.deterministic && chance(r, 50);
@@ -374,7 +371,7 @@ static void check_states(const struct zr_plan *p, int64_t copies)
         int64_t end = 0;
         for (int32_t i = 0; i < l->n_flats; i++) {
             const struct zr_flat *f = &l->flats[i];
-            bool has = f->trainable && s < p->states_of[f->optimizer];
+            bool has = f->trainable && s < f->n_states;
             CHECK(s >= p->n_states ? !has : p->state_at[s * l->n_flats + i] == (has ? end : -1),
                   "flat %d, state %d", i, s);
             end += has ? kept_elems(l, f, copies) : 0;
@@ -528,11 +525,6 @@ static void check_plan(const struct planned *p)
 {
     const struct zr_plan *q = p->plan;
     CHECK(q->world == p->layout->world, "world %d", q->world);
-    for (int kind = 0; kind < ZR_OPTIMIZER_COUNT; kind++)
-        CHECK(q->states_of[kind] ==
-                  (kind ? zr_optimizer_states((enum zr_optimizer)kind, p->opt.hyper[kind].beta1)
-                        : p->opt.n_states),
-              "optimizer %d keeps %d states", kind, q->states_of[kind]);
     CHECK(q->n_sums == (p->opt.deterministic ? sums_for(p->opt.grad_accum_steps) : 1), "%d sums", q->n_sums);
     check_gather_arena(q);
     check_reduce_arena(q);
@@ -1309,7 +1301,6 @@ static void hash_covers_the_options(void **state)
     DIFFERS(p.opt.stage = 2);
     DIFFERS(p.opt.prefetch = 1);
     DIFFERS(p.opt.grad_accum_steps = 2);
-    DIFFERS(p.opt.n_states = 1);
     DIFFERS(p.opt.param_budget_bytes = 2 * p.layout->units[0].param_bytes);
     for (int i = 0; i < 16; i++)
         p.order[i] = (struct zr_call){.unit = i < 8 ? i / 2 : 7 - i / 2, .backward = i >= 8, .is_end = i & 1};

@@ -384,7 +384,6 @@ static struct zr_options options(int stage)
 {
     return (struct zr_options){.stage = stage,
                                .grad_accum_steps = 1,
-                               .n_states = 2,
                                .prefetch = 2,
                                .param_budget_bytes = -1,
                                .deterministic = true};

@@ -85,7 +85,8 @@ int refuses(void *arg, const struct zero_update *u)
 
 void update_that_refuses(struct program *p)
 {
-    p->cfg.update = refuses;
+    p->cfg.optim.update = refuses;
+    p->cfg.optim.weight_decay = 0;
 }
 
 int trains_and_settles(struct program *p)

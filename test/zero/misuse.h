@@ -19,6 +19,8 @@ struct program {
     struct toy_rank *rank;
     struct toy model;
     struct zero_config cfg;
+    /* of cfg.optim_groups */
+    struct zero_optim group;
     zero_ctx *z;
     int32_t n_tensors;
     /* the model's table, unless a row of misuses gives a wider one */

@@ -170,7 +170,7 @@ static void add_tensor(struct model *m, int n_ranks, int tensor)
                                        : s->buffer                         ? ZERO_BUFFER
                                        : tensor == EMBEDDING && !m->untied ? ZERO_TIED
                                                                            : 0,
-                              .optimizer = s->optimizer};
+                              .group = s->optimizer == ZERO_LION};
     memcpy(x->shape, s->shape, sizeof s->shape);
     if (stacked)
         x->shape[0] = m->n_layers;
@@ -207,6 +207,10 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
     const struct setup *s = r->arg;
     const struct mesh *on = s->mesh;
     struct zero_config cfg = toy_config(r, on->stage);
+    struct zero_optim lion = cfg.optim;
+    lion.optimizer = ZERO_LION;
+    cfg.optim_groups = &lion;
+    cfg.n_optim_groups = 1;
     struct zero_place p;
     cfg.mesh.pp = on->pp;
     cfg.mesh.dp_replicate = on->stage > 3 ? on->dp / 2 : 1;

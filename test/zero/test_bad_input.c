@@ -245,17 +245,19 @@ static int any_update(void *arg, const struct zero_update *u)
 }
 static void update_and_optimizer(struct call *c)
 {
-    c->cfg.update = any_update;
-    c->cfg.optimizer = ZERO_SGD;
+    c->cfg.optim.update = any_update;
+    c->cfg.optim.weight_decay = 0;
+    c->cfg.optim.optimizer = ZERO_SGD;
 }
 static void states_without_update(struct call *c)
 {
-    c->cfg.n_states = 1;
+    c->cfg.optim.n_states = 1;
 }
 static void five_states(struct call *c)
 {
-    c->cfg.update = any_update;
-    c->cfg.n_states = 5;
+    c->cfg.optim.update = any_update;
+    c->cfg.optim.weight_decay = 0;
+    c->cfg.optim.n_states = 5;
 }
 static void clip_nan(struct call *c)
 {
@@ -985,8 +987,9 @@ static void train_spoilt(struct toy_rank *r)
     cfg.clip = 0.5f;
     cfg.grad_accum_steps = s->accum;
     if (s->own_update) {
-        cfg.update = sgd;
-        cfg.n_states = 2;
+        cfg.optim.update = sgd;
+        cfg.optim.weight_decay = 0;
+        cfg.optim.n_states = 2;
     }
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
@@ -1146,8 +1149,9 @@ static void train_refusing(struct toy_rank *r)
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, s->stage);
-    cfg.update = refusing_update;
-    cfg.update_arg = &me;
+    cfg.optim.update = refusing_update;
+    cfg.optim.weight_decay = 0;
+    cfg.optim.update_arg = &me;
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg), step = 0;
     if (err)

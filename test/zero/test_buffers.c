@@ -509,7 +509,7 @@ static void test_tables(void **state)
         uint32_t flags;
         enum zero_dtype dtype;
         bool has_grad, no_memory, shares, alone, no_flag;
-        float lr_scale;
+        int32_t group;
         int64_t granule;
         int unit_w;
     } rows[] = {
@@ -520,8 +520,7 @@ static void test_tables(void **state)
          (enum zero_dtype)9},
         {"tensors[1] (b): dtype is ZERO_I64, which is for a ZERO_BUFFER", 0, ZERO_I64, .no_flag = true},
         {"tensors[1] (b): *param is NULL", 0, ZERO_F32, .no_memory = true},
-        {"tensors[1] (b): optimizer, lr_scale or decay_scale is set, but a ZERO_BUFFER is not trained", 0,
-         ZERO_F32, .lr_scale = 2},
+        {"tensors[1] (b): group is set, but a ZERO_BUFFER is not trained", 0, ZERO_F32, .group = 1},
         {"tensors[1] (b): granule is set, but a ZERO_BUFFER is not cut", 0, ZERO_F32, .granule = 1},
         {"*param of tensors w and b share memory", 0, ZERO_F32, .shares = true},
         {"all 1 tensors are buffers; a model has at least one parameter", 0, ZERO_F32, .alone = true},
@@ -541,7 +540,7 @@ static void test_tables(void **state)
              .grad = rows[i].has_grad ? &grad : NULL,
              .shape = {2},
              .dtype = rows[i].dtype,
-             .lr_scale = rows[i].lr_scale,
+             .group = rows[i].group,
              .granule = rows[i].granule,
              .flags = rows[i].flags | (rows[i].no_flag ? 0 : ZERO_BUFFER)}};
         if (rows[i].alone)

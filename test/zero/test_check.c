@@ -431,9 +431,10 @@ static void reading_rank(struct toy_rank *r)
     toy_make(&m);
     struct zero_config cfg = toy_config(r, f->stage);
     cfg.debug.check = 1;
-    cfg.update = update_that_reads;
+    cfg.optim.update = update_that_reads;
+    cfg.optim.weight_decay = 0;
     float *closed = NULL;
-    cfg.update_arg = &closed;
+    cfg.optim.update_arg = &closed;
     struct zero_ctx *z = NULL;
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     closed = m.param[0];
@@ -447,7 +448,7 @@ static void reading_rank(struct toy_rank *r)
 static void test_update_that_reads(void **state)
 {
     (void)state;
-    const char *text = "the model's fault: in cfg.update, it reads tensor embedding (unit 0, element 3) "
+    const char *text = "the model's fault: in optim.update, it reads tensor embedding (unit 0, element 3) "
                        "which it was not given";
     for (int stage = 2; stage < 4; stage++)
         for (int world = 1; world < 3; world++) {
@@ -497,8 +498,9 @@ static void drifting_rank(struct toy_rank *r)
     toy_make(&m);
     struct zero_config cfg = toy_config(r, d->stage);
     cfg.debug.check = d->check || (d->checks_alone && r->rank == 1);
-    cfg.update = noisy_update;
-    cfg.update_arg = &a;
+    cfg.optim.update = noisy_update;
+    cfg.optim.weight_decay = 0;
+    cfg.optim.update_arg = &a;
     struct zero_ctx *z = NULL;
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     for (int i = 0; !err && i < DRIFT_STEPS / STEPS; i++)
@@ -525,7 +527,7 @@ static void test_copies_that_drift_apart(void **state)
     (void)state;
     const char *at_once = "check: after step 1 rank 0 and rank 2 hold copies of the same part of tensor "
                           "embedding that differ: with hybrid hsdp every group updates its own copy, so "
-                          "cfg.update must give the same weights for the same arguments";
+                          "optim.update must give the same weights for the same arguments";
     struct drift d = {.stage = TOY_HSDP, .check = true, .tensor = 0, .from_step = 1};
     expect_drift(&d, ZERO_ERR_MISMATCH, at_once);
     d.from_step = 3; /* looked at after 1, 2, 4 */

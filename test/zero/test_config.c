@@ -38,7 +38,9 @@ static struct zr_config accepted(const struct zero_config *cfg)
     if (err)
         fail_msg("refused: %s", zero_last_error());
     zr_log_close(c.log); /* most callers look at the options alone, and release nothing */
+    free(c.groups);
     c.log = c.options.log = NULL;
+    c.groups = NULL;
     return c;
 }
 
@@ -90,14 +92,15 @@ static void test_defaults(void **state)
     for (int i = 0; i < 2; i++) {
         const struct zr_options *o = &both[i].options;
         assert_int_equal(o->stage, 0);
-        assert_int_equal(o->optimizer, ZR_ADAMW);
-        const struct zr_hyper *h = &o->hyper[ZR_ADAMW];
+        assert_int_equal(o->n_optims, 1);
+        const struct zr_optim *h = &o->optim[0];
+        assert_int_equal(h->optimizer, ZR_ADAMW);
         assert_true(h->beta1 == 0.9f && h->beta2 == 0.999f && h->eps == 1e-8f);
-        assert_true(h->weight_decay == 0 && o->clip == 0 && o->grad_scale == 1);
+        assert_true(h->lr_scale == 1 && h->weight_decay == 0 && o->clip == 0 && o->grad_scale == 1);
         assert_int_equal(o->grad_accum_steps, 1);
         assert_false(o->grad_sum);
         assert_null(o->update);
-        assert_int_equal(zr_states_of(o, ZR_OPTIMIZER_NONE), 2);
+        assert_int_equal(h->n_states, 2);
         assert_int_equal(o->prefetch, 2);
         assert_int_equal(o->param_budget_bytes, -1);
         assert_true(o->deterministic);
@@ -134,31 +137,52 @@ static void test_defaults_by_optimizer(void **state)
 {
     (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.optimizer = ZERO_SGD;
-    struct zr_options o = accepted(&cfg).options;
-    assert_true(o.hyper[ZR_SGD].beta1 == 0 && zr_states_of(&o, ZR_OPTIMIZER_NONE) == 0);
-    cfg.beta1 = 0.5f;
-    o = accepted(&cfg).options;
-    assert_true(o.hyper[ZR_SGD].beta1 == 0.5f && zr_states_of(&o, ZR_OPTIMIZER_NONE) == 1);
-    /* The numbers are of the kind that it names; the others have their own. */
-    assert_true(o.hyper[ZR_ADAMW].beta1 == 0.9f && o.hyper[ZR_LION].beta2 == 0.99f);
-    assert_true(zr_states_of(&o, ZR_ADAMW) == 2 && zr_states_of(&o, ZR_SGD) == 1);
+    cfg.optim.optimizer = ZERO_SGD;
+    struct zr_optim o = accepted(&cfg).options.optim[0];
+    assert_true(o.optimizer == ZR_SGD && o.beta1 == 0 && o.n_states == 0);
+    cfg.optim.beta1 = 0.5f;
+    o = accepted(&cfg).options.optim[0];
+    assert_true(o.beta1 == 0.5f && o.n_states == 1);
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
-    cfg.optimizer = ZERO_RMSPROP;
-    o = accepted(&cfg).options;
-    assert_true(o.hyper[ZR_RMSPROP].beta2 == 0.99f && zr_states_of(&o, ZR_OPTIMIZER_NONE) == 1);
-    assert_int_equal(zr_states_of(&o, ZR_SGD), 0);
-    cfg.optimizer = ZERO_ADAM;
-    o = accepted(&cfg).options;
-    assert_true(o.optimizer == ZR_ADAM && o.hyper[ZR_ADAM].beta2 == 0.999f);
-    assert_int_equal(zr_states_of(&o, ZR_OPTIMIZER_NONE), 2);
+    cfg.optim.optimizer = ZERO_RMSPROP;
+    o = accepted(&cfg).options.optim[0];
+    assert_true(o.beta2 == 0.99f && o.n_states == 1);
+    cfg.optim.optimizer = ZERO_ADAM;
+    o = accepted(&cfg).options.optim[0];
+    assert_true(o.optimizer == ZR_ADAM && o.beta2 == 0.999f && o.n_states == 2);
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
-    cfg.update = an_update;
-    cfg.n_states = 3;
+    cfg.optim.update = an_update;
+    cfg.optim.n_states = 3;
     struct zr_config c = accepted(&cfg);
-    assert_true(c.options.optimizer == 0 && c.options.n_states == 3);
-    assert_ptr_equal(c.user.update, an_update);
+    assert_true(c.options.optim[0].optimizer == 0 && c.options.optim[0].n_states == 3);
+    assert_ptr_equal(c.user.optim.update, an_update);
     assert_null(c.options.update); /* an adapter goes there */
+}
+
+/* Each group has its own numbers, and the defaults of its own optimizer. */
+static void test_groups(void **state)
+{
+    (void)state;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    struct zero_optim groups[2] = {ZERO_OPTIM_INIT, ZERO_OPTIM_INIT};
+    groups[0].optimizer = ZERO_LION;
+    groups[0].lr_scale = 0;
+    groups[1].beta1 = 0.5f;
+    groups[1].weight_decay = 2;
+    cfg.optim_groups = groups;
+    cfg.n_optim_groups = 2;
+    setenv("ZERO_BETA1", "0.25", 1); /* of group 0 */
+    struct zr_options o = accepted(&cfg).options;
+    clear_environment(state);
+    assert_int_equal(o.n_optims, 3);
+    assert_true(o.optim[0].optimizer == ZR_ADAMW && o.optim[0].beta1 == 0.25f &&
+                o.optim[0].weight_decay == 0);
+    assert_true(o.optim[1].optimizer == ZR_LION && o.optim[1].lr_scale == 0 && o.optim[1].beta1 == 0.9f &&
+                o.optim[1].beta2 == 0.99f && o.optim[1].n_states == 1);
+    assert_true(o.optim[2].optimizer == ZR_ADAMW && o.optim[2].beta1 == 0.5f && o.optim[2].beta2 == 0.999f &&
+                o.optim[2].weight_decay == 2);
+    groups[1].eps = NAN;
+    refuse(&cfg, "optim_groups[1]: eps is nan; allowed: a finite number");
 }
 
 static char logged[512];
@@ -177,12 +201,12 @@ static void test_zero_means_zero(void **state)
     *logged = 0;
     cfg.debug.log = keep_line;
     cfg.debug.log_arg = logged;
-    cfg.beta1 = cfg.beta2 = cfg.eps = 0;
+    cfg.optim.beta1 = cfg.optim.beta2 = cfg.optim.eps = 0;
     cfg.memory.prefetch = cfg.deterministic = cfg.launch.copy_engine = 0;
     cfg.memory.param_budget_bytes = 0;
     struct zr_config c = accepted(&cfg);
     struct zr_options o = c.options;
-    const struct zr_hyper *h = &o.hyper[ZR_ADAMW];
+    const struct zr_optim *h = &o.optim[0];
     assert_true(h->beta1 == 0 && h->beta2 == 0 && h->eps == 0);
     assert_int_equal(o.prefetch, 0);
     assert_int_equal(o.param_budget_bytes, 0);
@@ -191,7 +215,7 @@ static void test_zero_means_zero(void **state)
     assert_string_equal(
         logged, "warning: eps is 0: a weight whose gradient has been 0 in every step becomes NaN (0 / 0)");
     *logged = 0;
-    cfg.optimizer = ZERO_SGD; /* which divides by nothing */
+    cfg.optim.optimizer = ZERO_SGD; /* which divides by nothing */
     accepted(&cfg);
     assert_string_equal(logged, "");
 }
@@ -207,8 +231,9 @@ struct text_case {
     double raw;
     const char *bad, *allowed;
 };
-#define AT(name)      #name, offsetof(struct zero_config, name)
-#define AT_AXIS(name) #name, offsetof(struct zero_config, mesh.name)
+
+/* group: with its point, or nothing. */
+#define AT(group, name) #name, offsetof(struct zero_config, group name)
 
 static const struct text_case text_cases[] = {
     {AT(, stage), 'i', true, "3", 3, "4", "allowed: 0, 1, 2, 3"},
@@ -227,21 +252,22 @@ static const struct text_case text_cases[] = {
     {AT(launch., world), 'i', false, "8", 8, "-1", "allowed: 1 and more"},
     {AT(launch., timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647"},
     {AT(launch., timeout_ms), 'l', true, "2147483647", 2147483647, "2147483648", "allowed: 1 to 2147483647"},
-    {AT(, optimizer), 'i', true, "adamw", 1, "adagrad", "allowed: adamw, adam, sgd, rmsprop"},
-    {AT(, optimizer), 'i', true, "adam", 2, "99", "allowed: adamw, adam, sgd, rmsprop"},
-    {AT(, optimizer), 'i', true, "sgd", 3, "-2", "allowed: adamw, adam, sgd, rmsprop"},
-    {AT(, optimizer), 'i', true, "auto", -1, "0", "auto (-1)"},
-    {AT(, optimizer), 'i', true, "rmsprop", 4, "rms", "allowed: adamw, adam, sgd, rmsprop"},
-    {AT(, beta1), 'f', true, "0.75", 0.75, "1", "allowed: 0 and more, less than 1; auto (-1)"},
-    {AT(, beta1), 'f', true, "-1", -1, "nan", "allowed: 0 and more, less than 1"},
-    {AT(, beta1), 'f', true, "auto", -1, "-0.5", "allowed: 0 and more, less than 1"},
-    {AT(, beta1), 'f', true, "0", 0, "automatic", "allowed: 0 and more, less than 1"},
-    {AT(, beta2), 'f', true, "0.5", 0.5, "1.5", "allowed: 0 and more, less than 1"},
-    {AT(, eps), 'f', true, "0.25", 0.25, "inf", "allowed: a finite number"},
-    {AT(, eps), 'f', true, "0.125", 0.125, "1e-60", "allowed: a finite number"}, /* would be 0 */
-    {AT(, eps), 'f', true, "Auto", -1, "-1e-8", "allowed: a finite number, 0 or more; auto (-1)"},
-    {AT(, weight_decay), 'f', true, "0.5", 0.5, "-0.5", "allowed: a finite number, 0 or more"},
-    {AT(, weight_decay), 'f', true, "5e-1", 0.5, "1e39", "allowed: a finite number, 0 or more"},
+    {AT(optim., optimizer), 'i', true, "adamw", 1, "adagrad", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(optim., optimizer), 'i', true, "adam", 2, "99", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(optim., optimizer), 'i', true, "sgd", 3, "-2", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(optim., optimizer), 'i', true, "nesterov", 6, "auto", "rmsprop, lion, nesterov"},
+    {AT(optim., lr_scale), 'f', true, "0", 0, "-1", "allowed: a finite number, 0 or more"},
+    {AT(optim., optimizer), 'i', true, "rmsprop", 4, "rms", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(optim., beta1), 'f', true, "0.75", 0.75, "1", "allowed: 0 and more, less than 1; auto (-1)"},
+    {AT(optim., beta1), 'f', true, "-1", -1, "nan", "allowed: 0 and more, less than 1"},
+    {AT(optim., beta1), 'f', true, "auto", -1, "-0.5", "allowed: 0 and more, less than 1"},
+    {AT(optim., beta1), 'f', true, "0", 0, "automatic", "allowed: 0 and more, less than 1"},
+    {AT(optim., beta2), 'f', true, "0.5", 0.5, "1.5", "allowed: 0 and more, less than 1"},
+    {AT(optim., eps), 'f', true, "0.25", 0.25, "inf", "allowed: a finite number"},
+    {AT(optim., eps), 'f', true, "0.125", 0.125, "1e-60", "allowed: a finite number"}, /* would be 0 */
+    {AT(optim., eps), 'f', true, "Auto", -1, "-1e-8", "allowed: a finite number, 0 or more; auto (-1)"},
+    {AT(optim., weight_decay), 'f', true, "0.5", 0.5, "-0.5", "allowed: a finite number, 0 or more"},
+    {AT(optim., weight_decay), 'f', true, "5e-1", 0.5, "1e39", "allowed: a finite number, 0 or more"},
     {AT(, clip), 'f', true, "1", 1, "-1", "allowed: a finite number, 0 or more"},
     {AT(, clip), 'f', true, "1.5", 1.5, "1,5", "allowed: a finite number, 0 or more"},
     {AT(, grad_scale), 'd', true, "-0.125", -0.125, "1e400", "allowed: a finite number other than 0"},
@@ -249,7 +275,7 @@ static const struct text_case text_cases[] = {
     {AT(, grad_accum_steps), 'i', true, "16", 16, "0", "allowed: 1 and more"},
     {AT(, grad_sum), 'i', true, "1", 1, "2", "allowed: 0, 1"},
     {AT(, grad_sum), 'i', true, "on", 1, "-1", "allowed: 0, 1"},
-    {AT(, n_states), 'i', false, "4", 4, "5", "allowed: 0, 1, 2, 3, 4"},
+    {AT(optim., n_states), 'i', false, "4", 4, "5", "allowed: 0, 1, 2, 3, 4"},
     {AT(memory., prefetch), 'i', true, "7", 7, "-1", "allowed: 1 and more, or 0 for none"},
     {AT(memory., prefetch), 'i', true, "none", 0, "2147483648", "or 0 for none"},
     {AT(memory., param_budget_bytes), 'l', true, "4096", 4096, "-2", "auto (-1) for what prefetch needs"},
@@ -257,32 +283,39 @@ static const struct text_case text_cases[] = {
      "auto (-1) for what prefetch needs"},
     {AT(memory., param_budget_bytes), 'l', true, "64MiB", 64 << 20, "64B",
      "auto (-1) for what prefetch needs"},
-    {AT(deterministic), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
-    {AT(deterministic), 'i', true, "on", 1, "yes", "allowed: on (1), off (0), auto (-1)"},
-    {AT(deterministic), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
-    {AT(wire_dtype), 'i', true, "bf16", 2, "f16", "allowed: f32, bf16, or 0"},
-    {AT(wire_dtype), 'i', true, "f32", 1, "fp32", "allowed: f32, bf16, or 0"},
-    {AT(trace), 'i', true, "1", 1, "-1", "allowed: 0, 1"},
-    {AT(save_async), 'i', true, "on", 1, "2", "allowed: 0, 1"},
-    {AT(save_keep), 'i', true, "3", 3, "-1", "1 and more, or 0 for all"},
-    {AT(check), 'i', true, "1", 1, "2", "allowed: 0, 1"},
-    {AT(device), 'i', true, "cuda", ZERO_DEVICE_CUDA, "gpu", "allowed: host, cuda"},
-    {AT(device), 'i', true, "host", ZERO_DEVICE_HOST, "0", "allowed: host, cuda"},
-    {AT(copy_engine), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
-    {AT(copy_engine), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
-    {AT(grad_in_place), 'i', true, "on", 1, "2", "allowed: 0, 1"},
-    {AT(hybrid), 'i', true, "HSDP", ZERO_HSDP, "fsdp", "allowed: hsdp (0), hfsdp (1)"},
-    {AT(hybrid), 'i', true, "hfsdp", ZERO_HFSDP, "none", "for neither of them: dp_replicate 1"},
-    {AT_AXIS(pp), 'i', true, "4", 4, "0", "allowed: 1 and more"},
-    {AT_AXIS(dp_replicate), 'i', true, "auto", -1, "0", "1 and more; auto (-1) for one replica per host"},
-    {AT_AXIS(dp_replicate), 'i', true, "2", 2, "-2", "1 and more; auto (-1)"},
-    {AT_AXIS(dp_shard), 'i', true, "0", 0, "auto", "1 and more, or 0 for what the other axes leave"},
-    {AT_AXIS(cp), 'i', true, "1", 1, "0", "allowed: 1 and more"},
-    {AT_AXIS(tp), 'i', true, "2", 2, "auto", "allowed: 1 and more"},
-    {AT(start_timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647; auto (-1)"},
-    {AT(mpi), 'i', true, "ompi", ZERO_MPI_OMPI, "lam", "allowed: auto (0), ompi (1), mpich (2)"},
-    {AT(mpi), 'i', true, "mpich", ZERO_MPI_MPICH, "3", "allowed: auto (0), ompi (1), mpich (2)"},
-    {AT(start_timeout_ms), 'l', true, "auto", -1, "-2", "allowed: 1 to 2147483647; auto (-1)"},
+    {AT(memory., param_budget_bytes), 'l', true, "3k", 3000, "3 k", "auto (-1) for what prefetch needs"},
+    {AT(memory., param_budget_bytes), 'l', true, "3M", 3e6, "k", "auto (-1) for what prefetch needs"},
+    {AT(memory., param_budget_bytes), 'l', true, "3G", 3e9, "1.5G", "auto (-1) for what prefetch needs"},
+    {AT(memory., param_budget_bytes), 'l', true, "3Ki", 3072, "9223372036854775807k",
+     "auto (-1) for what prefetch needs"},
+    {AT(memory., param_budget_bytes), 'l', true, "64MiB", 64 << 20, "64B",
+     "auto (-1) for what prefetch needs"},
+    {AT(, deterministic), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(, deterministic), 'i', true, "on", 1, "yes", "allowed: on (1), off (0), auto (-1)"},
+    {AT(, deterministic), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(memory., wire_dtype), 'i', true, "bf16", 2, "f16", "allowed: f32, bf16, or 0"},
+    {AT(memory., wire_dtype), 'i', true, "f32", 1, "fp32", "allowed: f32, bf16, or 0"},
+    {AT(debug., trace), 'i', true, "1", 1, "-1", "allowed: 0, 1"},
+    {AT(checkpoint., save_async), 'i', true, "on", 1, "2", "allowed: 0, 1"},
+    {AT(checkpoint., save_keep), 'i', true, "3", 3, "-1", "1 and more, or 0 for all"},
+    {AT(debug., check), 'i', true, "1", 1, "2", "allowed: 0, 1"},
+    {AT(, device), 'i', true, "cuda", ZERO_DEVICE_CUDA, "gpu", "allowed: host, cuda"},
+    {AT(, device), 'i', true, "host", ZERO_DEVICE_HOST, "0", "allowed: host, cuda"},
+    {AT(launch., copy_engine), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(launch., copy_engine), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(memory., grad_in_place), 'i', true, "on", 1, "2", "allowed: 0, 1"},
+    {AT(, hybrid), 'i', true, "HSDP", ZERO_HSDP, "fsdp", "allowed: hsdp (0), hfsdp (1)"},
+    {AT(, hybrid), 'i', true, "hfsdp", ZERO_HFSDP, "none", "for neither of them: dp_replicate 1"},
+    {AT(mesh., pp), 'i', true, "4", 4, "0", "allowed: 1 and more"},
+    {AT(mesh., dp_replicate), 'i', true, "auto", -1, "0", "1 and more; auto (-1) for one replica per host"},
+    {AT(mesh., dp_replicate), 'i', true, "2", 2, "-2", "1 and more; auto (-1)"},
+    {AT(mesh., dp_shard), 'i', true, "0", 0, "auto", "1 and more, or 0 for what the other axes leave"},
+    {AT(mesh., cp), 'i', true, "1", 1, "0", "allowed: 1 and more"},
+    {AT(mesh., tp), 'i', true, "2", 2, "auto", "allowed: 1 and more"},
+    {AT(launch., start_timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647; auto (-1)"},
+    {AT(launch., mpi), 'i', true, "ompi", ZERO_MPI_OMPI, "lam", "allowed: auto (0), ompi (1), mpich (2)"},
+    {AT(launch., mpi), 'i', true, "mpich", ZERO_MPI_MPICH, "3", "allowed: auto (0), ompi (1), mpich (2)"},
+    {AT(launch., start_timeout_ms), 'l', true, "auto", -1, "-2", "allowed: 1 to 2147483647; auto (-1)"},
 };
 #define N_TEXT (sizeof text_cases / sizeof *text_cases)
 
@@ -367,7 +400,7 @@ static void test_environment(void **state)
     setenv("ZERO_RANK", "not ours to read", 1);
     setenv("ZERO_WORLD_SIZE", "nor this", 1);
     struct zr_options o = accepted(&cfg).options;
-    assert_true(o.stage == 3 && o.optimizer == ZR_SGD && zr_states_of(&o, ZR_OPTIMIZER_NONE) == 0 &&
+    assert_true(o.stage == 3 && o.optim[0].optimizer == ZR_SGD && o.optim[0].n_states == 0 &&
                 o.prefetch == 0);
     setenv("ZERO_HYBRID", "hfsdp", 1);
     setenv("ZERO_DP_REPLICATE", "auto", 1);
@@ -457,17 +490,19 @@ static void test_bad_fields(void **state)
         "characters, none of them a control character");
     BAD(launch.name, "a\nb\x7f",
         "name is \"a\\x0ab\\x7f\"; allowed: up to 63 characters, none of them a control character");
-    BAD(optimizer, 0, "optimizer is 0; allowed: adamw, adam, sgd, rmsprop");
-    BAD(optimizer, 99, "optimizer is 99; allowed: adamw, adam, sgd, rmsprop");
-    BAD(beta1, 1.0f, "beta1 is 1; allowed: 0 and more, less than 1");
-    BAD(beta1, -0.5f, "beta1 is -0.5; allowed: 0 and more, less than 1; auto (-1)");
-    BAD(eps, -1e-8f, "eps is -9.99999994e-09; allowed: a finite number, 0 or more; auto (-1)");
-    BAD(eps, NAN, "eps is nan; allowed: ");
-    BAD(beta1, NAN, "beta1 is nan; allowed: ");
-    BAD(beta2, 2.5f, "beta2 is 2.5; allowed: 0 and more, less than 1");
-    BAD(beta2, -INFINITY, "beta2 is -inf; allowed: ");
-    BAD(eps, INFINITY, "eps is inf; allowed: a finite number");
-    BAD(weight_decay, -0.5f, "weight_decay is -0.5; allowed: a finite number, 0 or more");
+    BAD(optim.optimizer, 0,
+        "optimizer is 0: a struct zero_optim starts from ZERO_OPTIM_INIT; allowed: adamw, adam, sgd, "
+        "rmsprop");
+    BAD(optim.optimizer, 99, "optimizer is 99; allowed: adamw, adam, sgd, rmsprop");
+    BAD(optim.beta1, 1.0f, "beta1 is 1; allowed: 0 and more, less than 1");
+    BAD(optim.beta1, -0.5f, "beta1 is -0.5; allowed: 0 and more, less than 1; auto (-1)");
+    BAD(optim.eps, -1e-8f, "eps is -9.99999994e-09; allowed: a finite number, 0 or more; auto (-1)");
+    BAD(optim.eps, NAN, "eps is nan; allowed: ");
+    BAD(optim.beta1, NAN, "beta1 is nan; allowed: ");
+    BAD(optim.beta2, 2.5f, "beta2 is 2.5; allowed: 0 and more, less than 1");
+    BAD(optim.beta2, -INFINITY, "beta2 is -inf; allowed: ");
+    BAD(optim.eps, INFINITY, "eps is inf; allowed: a finite number");
+    BAD(optim.weight_decay, -0.5f, "weight_decay is -0.5; allowed: a finite number, 0 or more");
     BAD(clip, -1.0f, "clip is -1; allowed: a finite number, 0 or more");
     BAD(clip, NAN, "clip is nan; allowed: ");
     BAD(grad_scale, (double)NAN, "grad_scale is nan; allowed: a finite number other than 0");
@@ -476,17 +511,17 @@ static void test_bad_fields(void **state)
     BAD(grad_accum_steps, -4, "grad_accum_steps is -4; allowed: 1 and more");
     BAD(grad_accum_steps, 0, "grad_accum_steps is 0; allowed: 1 and more");
     BAD(grad_sum, 2, "grad_sum is 2; allowed: 0, 1");
-    BAD(n_states, 5, "n_states is 5; allowed: 0, 1, 2, 3, 4");
-    BAD(n_states, 1, "n_states is 1 but update is NULL; allowed: 0");
+    BAD(optim.n_states, 5, "n_states is 5; allowed: 0, 1, 2, 3, 4");
+    BAD(optim.n_states, 1, "n_states is 1 but update is NULL; allowed: 0");
     BAD(memory.param_budget_bytes, -2, "param_budget_bytes is -2; allowed: bytes");
     BAD(memory.prefetch, -1, "prefetch is -1; allowed: 1 and more, or 0 for none");
     BAD(device, 0, "device is 0; allowed: host, cuda");
-    BAD(copy_engine, -2, "copy_engine is -2; allowed: on (1), off (0), auto (-1)");
+    BAD(launch.copy_engine, -2, "copy_engine is -2; allowed: on (1), off (0), auto (-1)");
     BAD(hybrid, 2, "hybrid is 2; allowed: hsdp (0), hfsdp (1); for neither of them: dp_replicate 1");
     BAD(mesh.dp_replicate, 0, "dp_replicate is 0; allowed: 1 and more; auto (-1) for one replica per host");
     BAD(mesh.dp_shard, -1, "dp_shard is -1; allowed: 1 and more, or 0 for what the other axes leave");
     BAD(mesh.tp, 0, "tp is 0; allowed: 1 and more");
-    BAD(weight_decay, NAN, "weight_decay is nan; allowed: ");
+    BAD(optim.weight_decay, NAN, "weight_decay is nan; allowed: ");
     BAD(deterministic, 2, "deterministic is 2; allowed: on (1), off (0), auto (-1)");
     BAD(memory.wire_dtype, 3, "wire_dtype is f16; allowed: f32, bf16, or 0");
     BAD(memory.wire_dtype, -1, "wire_dtype is -1; allowed: f32, bf16, or 0");
@@ -498,9 +533,13 @@ static void test_bad_fields(void **state)
     cfg.launch.world = cfg.launch.rank = 3;
     refuse(&cfg, "rank is 3; allowed: 0 to 2 (world is 3)");
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
-    cfg.update = an_update;
-    cfg.optimizer = ZERO_ADAM;
+    cfg.optim.update = an_update;
+    cfg.optim.optimizer = ZERO_ADAM;
     refuse(&cfg, "optimizer is adam but update is set");
+    cfg.optim.optimizer = ZERO_ADAMW;
+    cfg.optim.beta1 = 0;
+    refuse(&cfg,
+           "beta1 is 0, beta2 -1, eps -1 and weight_decay 0, but update is set, which takes lr_scale alone");
     /* The model's own sums are in no fixed order: said twice it is refused, and as a default it gives way;
      * where there is nothing to sum in place, both may stand. */
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
@@ -619,7 +658,7 @@ static void test_not_settable(void **state)
     (void)state;
     static const char *const keys[] = {"size",     "rendezvous", "update",    "update_arg", "order",
                                        "n_order",  "stream",     "log",       "log_arg",    "nccl_comm",
-                                       "mpi_comm", "version",    "interface", "name"};
+                                       "mpi_comm", "version",    "interface", "name",       "optim_groups"};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char text[64];
@@ -815,13 +854,21 @@ static void test_backend(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),        cmocka_unit_test(test_defaults_by_optimizer),
-        cmocka_unit_test(test_zero_means_zero), cmocka_unit_test(test_set),
-        cmocka_unit_test(test_environment),     cmocka_unit_test(test_misspelt_variable),
-        cmocka_unit_test(test_bad_fields),      cmocka_unit_test(test_head),
-        cmocka_unit_test(test_unknown_key),     cmocka_unit_test(test_not_settable),
-        cmocka_unit_test(test_locale),          cmocka_unit_test(test_order),
-        cmocka_unit_test(test_backend),         cmocka_unit_test(test_backend_rows),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_defaults_by_optimizer),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_zero_means_zero),
+        cmocka_unit_test(test_set),
+        cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_misspelt_variable),
+        cmocka_unit_test(test_bad_fields),
+        cmocka_unit_test(test_head),
+        cmocka_unit_test(test_unknown_key),
+        cmocka_unit_test(test_not_settable),
+        cmocka_unit_test(test_locale),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_backend),
+        cmocka_unit_test(test_backend_rows),
         cmocka_unit_test(test_value_texts),
     };
     return cmocka_run_group_tests_name("config", tests, clear_environment, NULL);

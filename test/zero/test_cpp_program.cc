@@ -11,6 +11,16 @@ static int fail(const char *what)
     return 1;
 }
 
+static bool operator==(const zero_optim &a, const zero_optim &b)
+{
+    bool same = true;
+#define SAME(field, value) same = same && a.field == b.field;
+    ZERO_OPTIM_DEFAULTS(SAME)
+#undef SAME
+    return same && a.weight_decay == b.weight_decay && a.n_states == b.n_states && a.update == b.update &&
+           a.update_arg == b.update_arg;
+}
+
 // Every field that has a default other than 0, and some of the others. Padding may differ.
 static bool alike(const zero_config &a, const zero_config &b)
 {
@@ -18,8 +28,9 @@ static bool alike(const zero_config &a, const zero_config &b)
 #define SAME(field, value) same = same && a.field == b.field;
     ZERO_CONFIG_DEFAULTS(SAME)
 #undef SAME
-    return same && a.stage == b.stage && a.world == b.world && a.order == b.order && a.update == b.update &&
-           a.clip == b.clip && a.check == b.check && a.nccl_comm == b.nccl_comm;
+    return same && a.stage == b.stage && a.world == b.world && a.order == b.order &&
+           a.n_optim_groups == b.n_optim_groups && a.clip == b.clip && a.check == b.check &&
+           a.nccl_comm == b.nccl_comm;
 }
 
 int main()
@@ -40,7 +51,12 @@ int main()
     tensor.dtype = ZERO_F32;
     cfg.stage = 1;
     cfg.launch.world = 1;
-    cfg.optimizer = ZERO_SGD;
+    zero_optim groups[2] = {ZERO_OPTIM_INIT, ZERO_OPTIM_INIT};
+    groups[1].optimizer = ZERO_SGD;
+    groups[1].lr_scale = 0.5f;
+    cfg.optim_groups = groups;
+    cfg.n_optim_groups = 2;
+    tensor.group = 2;
     zero_ctx *z;
     zero_step_info info;
     zero_stats stats;
@@ -48,7 +64,7 @@ int main()
         return fail("zero_wrap");
     for (int i = 0; i < 4; i++)
         static_cast<float *>(grad)[i] = 0.5f;
-    if (zero_step(z, 2.0f, &info) || zero_get_stats(z, &stats) ||
+    if (zero_step(z, 4.0f, &info) || zero_get_stats(z, &stats) ||
         zero_read(z, 0, ZERO_VALUE_PARAM, 0, 4, back) || zero_unwrap(&z))
         return fail("a step");
     for (int i = 0; i < 4; i++)

@@ -253,8 +253,9 @@ static void train_until_death(struct toy_rank *r)
     cfg.debug.log = on_log;
     cfg.debug.log_arg = &a;
     if (d->at == IN_UPDATE) {
-        cfg.update = sgd;
-        cfg.update_arg = &a;
+        cfg.optim.update = sgd;
+        cfg.optim.weight_decay = 0;
+        cfg.optim.update_arg = &a;
     }
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
@@ -601,7 +602,7 @@ static void other_wire(struct wrapping *w)
 }
 static void other_optimizer(struct wrapping *w)
 {
-    w->cfg.optimizer = ZERO_RMSPROP;
+    w->cfg.optim.optimizer = ZERO_RMSPROP;
 }
 static int own_update(void *arg, const struct zero_update *u)
 {
@@ -611,11 +612,12 @@ static int own_update(void *arg, const struct zero_update *u)
 }
 static void update_of_its_own(struct wrapping *w)
 {
-    w->cfg.update = own_update;
+    w->cfg.optim.update = own_update;
+    w->cfg.optim.weight_decay = 0;
 }
 static void other_decay(struct wrapping *w)
 {
-    w->cfg.weight_decay = 0.2f;
+    w->cfg.optim.weight_decay = 0.2f;
 }
 static void other_calls(struct wrapping *w)
 {
@@ -683,7 +685,7 @@ static const struct disagreement {
     {"update of its own",
      update_of_its_own,
      ZERO_ERR_MISMATCH,
-     {"optimizer is cfg.update on rank", "and adamw on rank 0"}},
+     {"optimizer is optim.update on rank", "and adamw on rank 0"}},
     {"other decay", other_decay, ZERO_ERR_MISMATCH, {"weight_decay is 0.2", "and 0.1"}},
     {"other calls", other_calls, ZERO_ERR_MISMATCH, {"n_order is 2 on rank", "on rank 0"}},
     {"other world", other_world, ZERO_ERR_MISMATCH, {"has world", "rank 0 has world"}},

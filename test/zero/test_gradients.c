@@ -79,9 +79,9 @@ static void train(struct toy_rank *r)
     float(*grad)[MOST_VALUES] = calloc(TOY_TENSORS, sizeof *grad);
     struct zero_config cfg = toy_config(r, s->stage);
     int err = 0, n_given = 0, n_not_zero = 0;
-    cfg.weight_decay = 0;
-    cfg.update = keep;
-    cfg.update_arg = g;
+    cfg.optim.weight_decay = 0;
+    cfg.optim.update = keep;
+    cfg.optim.update_arg = g;
     cfg.clip = s->clip;
     cfg.grad_scale = s->grad_scale;
     cfg.grad_accum_steps = s->accum;

@@ -86,8 +86,9 @@ static void train(struct toy_rank *r)
     toy_make(&m);
     struct rule rule = {r, m.table, sets[g->set], false};
     struct zero_config cfg = toy_config(r, g->stage);
-    cfg.update = update;
-    cfg.update_arg = &rule;
+    cfg.optim.update = update;
+    cfg.optim.weight_decay = 0;
+    cfg.optim.update_arg = &rule;
     cfg.memory.param_budget_bytes = 8192;
     for (int t = 0; t < TOY_TENSORS; t++)
         m.table[t].granule = sets[g->set][t];

@@ -31,12 +31,7 @@ static const struct zero_tensor shape_of[TENSORS] = {
     {.name = "equal", .shape = {4096}, .dtype = ZERO_BF16, .unit = 2},
     {.name = "frozen", .shape = {3000}, .dtype = ZERO_F32, .unit = 3, .granule = 3000},
     /* as large as all others together, so that at stage 3 not all of them stay */
-    {.name = "even",
-     .shape = {4, 24576},
-     .dtype = ZERO_F32,
-     .unit = 0,
-     .optimizer = ZERO_SGD,
-     .flags = ZERO_STACKED},
+    {.name = "even", .shape = {4, 24576}, .dtype = ZERO_F32, .unit = 0, .group = 1, .flags = ZERO_STACKED},
     {.name = "bias", .shape = {600}, .dtype = ZERO_F32, .unit = 3, .granule = 200},
 };
 
@@ -216,6 +211,11 @@ static void train(struct toy_rank *r)
     make_net(&m, s->granules);
     open_cfg = toy_config(r, s->stage);
     where_open(r->rank, &open_cfg);
+    struct zero_optim sgd = ZERO_OPTIM_INIT;
+    sgd.optimizer = ZERO_SGD;
+    sgd.weight_decay = open_cfg.optim.weight_decay;
+    open_cfg.optim_groups = &sgd;
+    open_cfg.n_optim_groups = 1;
     open_cfg.deterministic = !s->loose;
     open_cfg.grad_accum_steps = s->accum;
     open_cfg.memory.prefetch = 0; /* else the slots would hold all units */

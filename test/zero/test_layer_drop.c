@@ -170,9 +170,9 @@ static struct zero_config config_of(struct toy_rank *r, const struct setup *s, i
     cfg.debug.log = toy_forget_line;
     cfg.grad_accum_steps = s->accum;
     cfg.memory.prefetch = s->prefetch;
-    cfg.optimizer = s->optimizer;
+    cfg.optim.optimizer = s->optimizer;
     if (s->optimizer == ZERO_SGD)
-        cfg.beta1 = 0.9f;
+        cfg.optim.beta1 = 0.9f;
     return cfg;
 }
 
@@ -351,7 +351,8 @@ static void count_per_unit(struct toy_rank *r)
     struct zero_config cfg = toy_config(r, *stage);
     int err = 0;
     cfg.debug.log = toy_forget_line;
-    cfg.update = see;
+    cfg.optim.update = see;
+    cfg.optim.weight_decay = 0;
     toy_make(&m);
     memset(seen_t, 0, sizeof seen_t);
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));

@@ -183,8 +183,8 @@ static void train(struct toy_rank *r)
     struct zero_config cfg = toy_config(r, s->stage);
     float w[UNITS][N];
     int err = 0, at[MOST_PARTS + 1];
-    cfg.optimizer = ZERO_SGD;
-    cfg.weight_decay = 0;
+    cfg.optim.optimizer = ZERO_SGD;
+    cfg.optim.weight_decay = 0;
     cfg.grad_scale = s->grad_scale;
     cfg.grad_accum_steps = s->accum;
     cfg.memory.grad_in_place = s->in_place;

@@ -41,18 +41,18 @@ SETS(launch., timeout_ms, 0)
 SETS(, grad_accum_steps, 0)
 SETS(, grad_scale, 0)
 SETS(memory., prefetch, -1)
-SETS(, beta1, NAN)
-SETS(, beta2, 1)
-SETS(, eps, -1e-8f)
-SETS(, weight_decay, INFINITY)
+SETS(optim., beta1, NAN)
+SETS(optim., beta2, 1)
+SETS(optim., eps, -1e-8f)
+SETS(optim., weight_decay, INFINITY)
 SETS(, clip, -1)
 SETS(memory., param_budget_bytes, 0)
 #undef SETS
 
 static void no_eps(struct program *p)
 {
-    p->cfg.optimizer = ZERO_RMSPROP;
-    p->cfg.eps = 0;
+    p->cfg.optim.optimizer = ZERO_RMSPROP;
+    p->cfg.optim.eps = 0;
 }
 
 /* ---- the rows ---- */

@@ -177,7 +177,7 @@ static int group_carries_more(struct program *p)
 
 static int group_tunes(struct program *p)
 {
-    int err = p->odd_group ? zero_tune(p->z, 0, "clip", 0.5) : 0;
+    int err = p->odd_group ? zero_tune(p->z, ZERO_ALL, "clip", 0.5) : 0;
     return err ? err : train(p);
 }
 
@@ -285,8 +285,9 @@ static int descent(void *arg, const struct zero_update *u)
 
 static void update_fails_on_one(struct program *p)
 {
-    p->cfg.update = descent;
-    p->cfg.update_arg = p;
+    p->cfg.optim.update = descent;
+    p->cfg.optim.weight_decay = 0;
+    p->cfg.optim.update_arg = p;
 }
 
 /* The model's own fault on one rank, with everybody watched. */

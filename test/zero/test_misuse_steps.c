@@ -71,12 +71,12 @@ static int tunes_to_no_number(struct program *p)
 static int tunes_in_a_step(struct program *p)
 {
     int err = micro_batch(p, 0, 0);
-    return err ? err : zero_tune(p->z, 0, "clip", 1);
+    return err ? err : zero_tune(p->z, ZERO_ALL, "clip", 1);
 }
 
 static void plain_sgd(struct program *p)
 {
-    p->cfg.optimizer = ZERO_SGD;
+    p->cfg.optim.optimizer = ZERO_SGD;
 }
 
 static int begins_a_momentum(struct program *p)
@@ -86,7 +86,7 @@ static int begins_a_momentum(struct program *p)
 
 static int odd_one_tunes(struct program *p)
 {
-    int err = zero_tune(p->z, 0, "clip", p->odd ? 2 : 1);
+    int err = zero_tune(p->z, ZERO_ALL, "clip", p->odd ? 2 : 1);
     return err ? err : train(p);
 }
 
@@ -288,7 +288,7 @@ static const struct misuse rows[] = {
      begins_a_momentum,
      ERROR,
      ZERO_ERR_ARG,
-     {"beta1 of sgd is", "was 0 at zero_wrap"}},
+     {"beta1 of group 0 (sgd) is", "was 0 at zero_wrap"}},
     {"tunes on one rank",
      ALL,
      W2,

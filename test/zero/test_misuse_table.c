@@ -7,6 +7,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -35,53 +36,101 @@ static void values_of_nothing(struct program *p)
     p->model.param[2] = NULL;
 }
 
+static const struct zero_optim plain_group = ZERO_OPTIM_INIT;
+
+/* A second group, for the program to change, and the tensor that is in it. */
+static struct zero_optim *second_group(struct program *p, int tensor)
+{
+    p->group = plain_group;
+    p->cfg.optim_groups = &p->group;
+    p->cfg.n_optim_groups = 1;
+    p->model.table[tensor].group = 1;
+    return &p->group;
+}
+
 static void unknown_optimizer(struct program *p)
 {
-    p->model.table[1].optimizer = 99;
+    second_group(p, 1)->optimizer = 99;
+}
+
+static void group_of_zeros(struct program *p)
+{
+    memset(second_group(p, 1), 0, sizeof plain_group);
+}
+
+static void group_there_is_not(struct program *p)
+{
+    second_group(p, 1);
+    p->model.table[1].group = 2;
+}
+
+static void group_of_a_frozen_tensor_there_is_not(struct program *p)
+{
+    p->model.table[TOY_FROZEN].group = -1;
+}
+
+static void number_of_groups_alone(struct program *p)
+{
+    p->cfg.n_optim_groups = 1;
+}
+
+static void too_many_groups(struct program *p)
+{
+    second_group(p, 1);
+    p->cfg.n_optim_groups = 256;
 }
 
 static void negative_rate(struct program *p)
 {
-    p->model.table[2].lr_scale = -0.5f;
+    second_group(p, 2)->lr_scale = -0.5f;
 }
 
 static void rate_that_is_no_number(struct program *p)
 {
-    p->model.table[TOY_FROZEN].lr_scale = NAN;
+    p->cfg.optim.lr_scale = NAN;
 }
 
 static void infinite_decay(struct program *p)
 {
-    p->model.table[0].decay_scale = INFINITY;
-}
-
-static void decay_and_none(struct program *p)
-{
-    p->model.table[2].decay_scale = 0.5f;
+    second_group(p, 0)->weight_decay = INFINITY;
 }
 
 static void own_update_beside_optimizer(struct program *p)
 {
-    p->cfg.update = refuses;
-    p->model.table[1].optimizer = ZERO_SGD;
+    struct zero_optim *g = second_group(p, 1);
+    g->update = refuses;
+    g->optimizer = ZERO_SGD;
 }
 
 static void own_update_beside_decay(struct program *p)
 {
-    p->cfg.update = refuses;
-    p->model.table[1].decay_scale = 2;
+    struct zero_optim *g = second_group(p, 1);
+    g->update = refuses;
+    g->weight_decay = 2;
 }
 
 static void other_optimizer(struct program *p)
 {
     if (p->odd)
-        p->model.table[1].optimizer = ZERO_SGD;
+        second_group(p, 1)->optimizer = ZERO_SGD;
+    else
+        second_group(p, 1);
 }
 
 static void other_rate(struct program *p)
 {
+    second_group(p, 4)->lr_scale = p->odd ? 0.5f : 1;
+}
+
+static void other_number_of_groups(struct program *p)
+{
     if (p->odd)
-        p->model.table[4].lr_scale = 0.5f;
+        second_group(p, 4);
+}
+
+static void other_group(struct program *p)
+{
+    second_group(p, p->odd ? 4 : 2);
 }
 
 static void negative_granule(struct program *p)
@@ -112,7 +161,7 @@ static void other_small_granule(struct program *p)
 
 static void large_rate(struct program *p)
 {
-    p->model.table[4].lr_scale = 1e30f;
+    second_group(p, 4)->lr_scale = 1e30f;
 }
 
 static int large_lr(struct program *p)
@@ -127,16 +176,9 @@ static int reads_a_state_too_many(struct program *p)
     return zero_read(p->z, 1, ZERO_VALUE_STATE + 1, 0, 1, &x);
 }
 
-/* That of one kind named and of the same by default is one. */
-static void names_what_it_has(struct program *p)
-{
-    p->model.table[0].optimizer = p->odd ? ZERO_ADAMW : 0;
-    p->model.table[0].lr_scale = p->odd ? 1.0f : 0;
-}
-
 static void one_by_nesterov(struct program *p)
 {
-    p->model.table[1].optimizer = ZERO_NESTEROV;
+    second_group(p, 1)->optimizer = ZERO_NESTEROV;
 }
 
 /* ---- the rows ---- */
@@ -149,7 +191,47 @@ static const struct misuse rows[] = {
      NULL,
      ERROR,
      ZERO_ERR_ARG,
-     {"tensors[1] (layers): optimizer is 99", "allowed: adamw", "or 0 for cfg.optimizer"}},
+     {"optim_groups[0]: optimizer is 99; allowed: adamw"}},
+    {"leaves a group zero",
+     ALL,
+     BOTH,
+     group_of_zeros,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"optim_groups[0]: optimizer is 0: a struct zero_optim starts from ZERO_OPTIM_INIT; allowed: adamw"}},
+    {"names a group that there is not",
+     ALL,
+     BOTH,
+     group_there_is_not,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[1] (layers): group is 2; allowed: 0..1, by n_optim_groups"}},
+    {"names a group below 0 for a frozen tensor",
+     ALL,
+     W1,
+     group_of_a_frozen_tensor_there_is_not,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[3] (frozen): group is -1; allowed: 0..0"}},
+    {"gives a number of groups alone",
+     ALL,
+     W1,
+     number_of_groups_alone,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"optim_groups is NULL but n_optim_groups is 1"}},
+    {"gives too many groups",
+     ALL,
+     W1,
+     too_many_groups,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"n_optim_groups is 256; allowed: 0 to 255"}},
     {"asks for a granule of less than nothing",
      ALL,
      BOTH,
@@ -190,31 +272,23 @@ static const struct misuse rows[] = {
      NULL,
      ERROR,
      ZERO_ERR_ARG,
-     {"tensors[2] (bias): lr_scale is -0.5", "or 0 for 1"}},
-    {"scales the learning rate of a frozen tensor by NaN",
+     {"optim_groups[0]: lr_scale is -0.5; allowed: a finite number, 0 or more"}},
+    {"scales the learning rate by NaN",
      ALL,
      W1,
      rate_that_is_no_number,
      NULL,
      ERROR,
      ZERO_ERR_ARG,
-     {"tensors[3] (frozen): lr_scale is nan", "or 0 for 1"}},
-    {"scales the decay by infinity",
+     {"lr_scale is nan; allowed: a finite number"}},
+    {"has an infinite decay",
      ALL,
      W1,
      infinite_decay,
      NULL,
      ERROR,
      ZERO_ERR_ARG,
-     {"tensors[0] (embedding): decay_scale is inf", "or 0 for 1"}},
-    {"scales the decay of a tensor that has none",
-     ALL,
-     W1,
-     decay_and_none,
-     NULL,
-     ERROR,
-     ZERO_ERR_ARG,
-     {"tensors[2] (bias): decay_scale is 0.5 with ZERO_NO_DECAY"}},
+     {"optim_groups[0]: weight_decay is inf"}},
     {"names an optimizer beside its own update",
      ALL,
      W1,
@@ -222,15 +296,15 @@ static const struct misuse rows[] = {
      NULL,
      ERROR,
      ZERO_ERR_ARG,
-     {"tensors[1] (layers): optimizer is sgd but cfg.update is set"}},
-    {"scales the decay beside its own update",
+     {"optim_groups[0]: optimizer is sgd but update is set as well"}},
+    {"has a decay beside its own update",
      ALL,
      W1,
      own_update_beside_decay,
      NULL,
      ERROR,
      ZERO_ERR_ARG,
-     {"tensors[1] (layers): decay_scale is 2 but cfg.update is set"}},
+     {"optim_groups[0]: beta1 is -1, beta2 -1, eps -1 and weight_decay 2, but update is set"}},
     {"names another optimizer on one rank",
      ALL,
      W2,
@@ -238,7 +312,7 @@ static const struct misuse rows[] = {
      NULL,
      ERROR,
      ZERO_ERR_MISMATCH,
-     {"tensors[1] (layers", "rank 1 and rank 0 differ", "optimizer"}},
+     {"optim_groups[0]: optimizer is sgd on rank 1 and adamw on rank 0; all ranks must have the same"}},
     {"scales the learning rate otherwise on one rank",
      ALL,
      W2,
@@ -246,8 +320,23 @@ static const struct misuse rows[] = {
      NULL,
      ERROR,
      ZERO_ERR_MISMATCH,
-     {"tensors[4] (head", "rank 1 and rank 0 differ", "lr_scale"}},
-    {"names the optimizer that it has, on one rank", ALL, W2, names_what_it_has, NULL, RIGHT},
+     {"optim_groups[0]: lr_scale is 0.5 on rank 1 and 1 on rank 0"}},
+    {"has more groups on one rank",
+     ALL,
+     W2,
+     other_number_of_groups,
+     NULL,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"n_optim_groups is 1 on rank 1 and 0 on rank 0"}},
+    {"has a tensor in another group on one rank",
+     ALL,
+     W2,
+     other_group,
+     NULL,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"tensors[2] (bias", "rank 1 and rank 0 differ", "group"}},
     {"steps by a rate that its scale makes infinite",
      ALL,
      BOTH,
@@ -255,7 +344,7 @@ static const struct misuse rows[] = {
      large_lr,
      ERROR,
      ZERO_ERR_ARG,
-     {"zero_step: lr is 1e+30", "lr_scale 1e+30"}},
+     {"zero_step: lr is 1e+30", "lr_scale 1e+30, which group 1 has"}},
     {"reads a state that the tensor's optimizer has not",
      ALL,
      BOTH,

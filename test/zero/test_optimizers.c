@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_optimizers.c: each tensor is updated by its own optimizer, with its own rates.
+/* test_optimizers.c: each tensor is updated by its group's optimizer, with the group's numbers.
  *
  * A model whose units hold tensors of several kinds is trained at every stage, by one to three ranks; a plain
  * program does the same with the references of the kernels' tests, in fp32. Weights and states are the same
- * to the bit, and memory is what each kind's states take. The ranges that cfg.update gets are looked at too.
- */
+ * to the bit, and memory is what each kind's states take. The ranges that optim.update gets are looked at
+ * too. */
 #include "test/kernels/optimizer_references.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TENSORS = 9, UNITS = 4, MOST_ELEMS = 400, STEPS = 4, MOST_LINES = 4096 };
+enum { TENSORS = 11, UNITS = 4, MOST_ELEMS = 400, STEPS = 4, MOST_LINES = 4096 };
 
 struct spec {
     const char *name;
@@ -22,25 +22,42 @@ struct spec {
     bool bf16, frozen;
     int32_t unit;
     uint32_t flags;
-    int32_t optimizer;
-    float lr_scale, decay_scale;
+    int32_t group;
 };
 
-/* cfg.optimizer is adam, with numbers of its own. Several kinds in one unit and dtype; a stacked tensor, of
- * layers that are not a multiple of anything; a state for some. */
+/* Several kinds in one unit and dtype; two groups of one kind in one flat, with other numbers; a stacked
+ * tensor, of layers that are not a multiple of anything; a state for some. */
 static const struct spec specs[TENSORS] = {
-    {"embedding", {37, 9}, .unit = 0, .optimizer = ZERO_ADAMW, .decay_scale = 2},
-    {"position", {130}, .unit = 0, .optimizer = ZERO_SGD, .lr_scale = 0.5f},
-    {"table", {65}, .unit = 0, .optimizer = ZERO_LION, .lr_scale = 0.125f},
-    {"frozen", {20}, .frozen = true, .unit = 0, .optimizer = ZERO_LION},
-    {"layers", {2, 91}, .unit = 1, .flags = ZERO_STACKED, .optimizer = ZERO_NESTEROV},
+    {"embedding", {37, 9}, .unit = 0, .group = 1},
+    {"position", {130}, .unit = 0, .group = 2},
+    {"table", {65}, .unit = 0, .group = 3},
+    {"frozen", {20}, .frozen = true, .unit = 0, .group = 3},
+    {"types", {50}, .unit = 0, .group = 6},
+    {"segments", {40}, .unit = 0, .group = 7},
+    {"layers", {2, 91}, .unit = 1, .flags = ZERO_STACKED, .group = 4},
     {"bias", {70}, .bf16 = true, .unit = 1, .flags = ZERO_NO_DECAY},
-    {"gate", {64}, .bf16 = true, .unit = 1, .optimizer = ZERO_RMSPROP, .decay_scale = 0.25f},
-    {"norm", {33}, .unit = 2, .optimizer = ZERO_ADAM, .lr_scale = 1, .decay_scale = 1}, /* as with none */
-    {"head", {257}, .bf16 = true, .unit = 3, .optimizer = ZERO_SGD},
+    {"gate", {64}, .bf16 = true, .unit = 1, .group = 5},
+    {"norm", {33}, .unit = 2},
+    {"head", {257}, .bf16 = true, .unit = 3, .group = 2},
 };
 
-static const float LR = 0.0625f, DECAY = 0.1f, BETA1 = 0.75f, BETA2 = 0.96875f, EPS = 1e-6f;
+#define AUTO .beta1 = ZERO_AUTO, .beta2 = ZERO_AUTO, .eps = ZERO_AUTO
+static const float LR = 0.0625f;
+static const struct zero_optim groups[] = {
+    {.optimizer = ZERO_ADAM,
+     .lr_scale = 1,
+     .beta1 = 0.75f,
+     .beta2 = 0.96875f,
+     .eps = 1e-6f,
+     .weight_decay = 0.1f},
+    {.optimizer = ZERO_ADAMW, .lr_scale = 1, .weight_decay = 0.2f, AUTO},
+    {.optimizer = ZERO_SGD, .lr_scale = 0.5f, .weight_decay = 0.1f, AUTO},
+    {.optimizer = ZERO_LION, .lr_scale = 0.125f, AUTO},
+    {.optimizer = ZERO_NESTEROV, .lr_scale = 1, .weight_decay = 0.1f, AUTO},
+    {.optimizer = ZERO_RMSPROP, .lr_scale = 1, .weight_decay = 0.025f, AUTO},
+    {.optimizer = ZERO_ADAMW, .lr_scale = 0.25f, .beta1 = 0.5f, .beta2 = 0.75f, .eps = 1e-3f},
+    {.optimizer = ZERO_SGD, .lr_scale = 1, .beta1 = 0.5f, .beta2 = ZERO_AUTO, .eps = ZERO_AUTO}};
+enum { GROUPS = sizeof groups / sizeof *groups };
 
 static int64_t elems(int t)
 {
@@ -89,12 +106,13 @@ static float gradient(int t, int64_t i, float weight, int step, int rank)
 
 static enum zr_optimizer kind_of(int t)
 {
-    return (enum zr_optimizer)(specs[t].optimizer ? specs[t].optimizer : ZERO_ADAM);
+    return (enum zr_optimizer)groups[specs[t].group].optimizer;
 }
 
 static float beta1_of(int t)
 {
-    return kind_of(t) == ZR_ADAM ? BETA1 : zr_optimizer_kind(kind_of(t))->beta1;
+    float beta1 = groups[specs[t].group].beta1;
+    return beta1 == ZERO_AUTO ? zr_optimizer_kind(kind_of(t))->beta1 : beta1;
 }
 
 static int states_of(int t)
@@ -113,15 +131,13 @@ static void plain_step(struct plain *p, int step, int world)
     float scale = (float)(1.0 / world);
     for (int t = 0; t < TENSORS; t++) {
         const struct zr_optimizer_kind *row = zr_optimizer_kind(kind_of(t));
-        bool own = kind_of(t) == ZR_ADAM; /* cfg's numbers are adam's */
-        float lr_scale = specs[t].lr_scale == 0 ? 1 : specs[t].lr_scale,
-              decay_scale = specs[t].decay_scale == 0 ? 1 : specs[t].decay_scale;
+        const struct zero_optim *g = &groups[specs[t].group];
         struct zr_update u = {.kind = kind_of(t),
-                              .lr = LR * lr_scale,
+                              .lr = LR * g->lr_scale,
                               .beta1 = beta1_of(t),
-                              .beta2 = own ? BETA2 : row->beta2,
-                              .eps = own ? EPS : row->eps,
-                              .decay = specs[t].flags & ZERO_NO_DECAY ? 0 : DECAY * decay_scale,
+                              .beta2 = g->beta2 == ZERO_AUTO ? row->beta2 : g->beta2,
+                              .eps = g->eps == ZERO_AUTO ? row->eps : g->eps,
+                              .decay = specs[t].flags & ZERO_NO_DECAY ? 0 : g->weight_decay,
                               .c1 = 1,
                               .c2 = 1,
                               .t = step + 1};
@@ -154,6 +170,7 @@ static struct plain *plain_run(int world)
 
 struct run {
     int stage, prefetch;
+    bool regrouped;           /* every tensor has a group of its own, with the same numbers */
     const struct plain *want; /* NULL: the model's own optimizer */
     struct ranges *ranges;    /* of all ranks */
 };
@@ -161,6 +178,7 @@ struct run {
 struct model {
     void *param[TENSORS], *grad[TENSORS];
     struct zero_tensor table[TENSORS];
+    struct zero_optim own[TENSORS];
 };
 
 static void make_model(struct model *m)
@@ -175,9 +193,7 @@ static void make_model(struct model *m)
                                            .dtype = s->bf16 ? ZERO_BF16 : ZERO_F32,
                                            .unit = s->unit,
                                            .flags = s->flags,
-                                           .optimizer = s->optimizer,
-                                           .lr_scale = s->lr_scale,
-                                           .decay_scale = s->decay_scale};
+                                           .group = s->group};
         for (int64_t i = 0; i < elems(t); i++)
             if (s->bf16)
                 ((uint16_t *)m->param[t])[i] = to_bf16(first_weight(t, i));
@@ -186,15 +202,24 @@ static void make_model(struct model *m)
     }
 }
 
-static struct zero_config configure(struct toy_rank *r, const struct run *o)
+static void set_groups(struct zero_config *cfg)
+{
+    cfg->optim = groups[0];
+    cfg->optim_groups = groups + 1;
+    cfg->n_optim_groups = GROUPS - 1;
+}
+
+static struct zero_config configure(struct toy_rank *r, const struct run *o, struct model *m)
 {
     struct zero_config cfg = toy_config(r, o->stage);
     cfg.memory.prefetch = o->prefetch;
-    cfg.optimizer = ZERO_ADAM;
-    cfg.beta1 = BETA1;
-    cfg.beta2 = BETA2;
-    cfg.eps = EPS;
-    cfg.weight_decay = DECAY;
+    set_groups(&cfg);
+    for (int t = 0; o->regrouped && t < TENSORS; t++) {
+        m->own[t] = groups[specs[t].group];
+        m->table[t].group = 1 + t;
+        cfg.optim_groups = m->own;
+        cfg.n_optim_groups = TENSORS;
+    }
     return cfg;
 }
 
@@ -241,7 +266,7 @@ static int64_t state_bytes(int stage, int world)
         int64_t end = elems(t) / layers(t) * size;
         for (int o = t + 1; !in_place && o < TENSORS; o++)
             if (layers(o) == 1 && !specs[o].frozen && specs[o].unit == specs[t].unit &&
-                specs[o].bf16 == specs[t].bf16 && kind_of(o) == kind_of(t)) {
+                specs[o].bf16 == specs[t].bf16 && kind_of(o) == kind_of(t) && states_of(o) == states_of(t)) {
                 end = (end + 255) / 256 * 256 + elems(o) * size;
                 counted[o] = true;
             }
@@ -312,9 +337,9 @@ static void run_rank(struct toy_rank *r)
     struct model m = {0};
     zero_ctx *z = NULL;
     void *own[TENSORS];
-    struct zero_config cfg = configure(r, o);
-    where_open(r->rank, &cfg);
     make_model(&m);
+    struct zero_config cfg = configure(r, o, &m);
+    where_open(r->rank, &cfg);
     memcpy(own, m.param, sizeof own);
     int err = zero_wrap(&z, m.table, TENSORS, &cfg);
     if (!err)
@@ -350,10 +375,13 @@ static void keep_line(void *arg, const char *line)
 static void kinds_are_reported(void **state)
 {
     static const char *const says[] = {
-        "sgd (PyTorch's SGD) updates 2 tensors of 387 elements; 0 states per weight\n",
-        "lion (arXiv:2302.06675) updates 1 tensors of 65 elements; 1 state per weight: momentum\n",
-        "adam (arXiv:1412.6980) updates 2 tensors of 103 elements; 2 states per weight: first moment, second "
-        "moment\n"};
+        "group 0: adam (arXiv:1412.6980) updates 2 tensors of 103 elements; 2 states per weight: first "
+        "moment, "
+        "second moment\n",
+        "group 2: sgd (PyTorch's SGD) updates 2 tensors of 387 elements; 0 states per weight\n",
+        "group 3: lion (arXiv:2302.06675) updates 1 tensors of 65 elements; 1 state per weight: momentum\n",
+        "group 7: sgd (PyTorch's SGD) updates 0 tensors of 0 elements; 1 state per weight: momentum\n",
+        "optim_groups[6] is of no tensor: no zero_tensor.group is 7\n"};
     (void)state;
     static char lines[MOST_LINES];
     struct model m = {0};
@@ -363,7 +391,8 @@ static void kinds_are_reported(void **state)
     make_model(&m);
     memcpy(own, m.param, sizeof own);
     cfg.launch.world = 1;
-    cfg.optimizer = ZERO_ADAM;
+    set_groups(&cfg);
+    m.table[5].group = 6;
     cfg.debug.log = keep_line;
     cfg.debug.log_arg = lines;
     assert_int_equal(zero_wrap(&z, m.table, TENSORS, &cfg), 0);
@@ -381,8 +410,11 @@ static void each_by_its_own(void **state)
     for (int world = 1; world <= 3; world++) {
         struct plain *p = plain_run(world);
         for (int stage = 0; stage < 4; stage++)
-            run_ranks(world, run_rank,
-                      &(struct run){.stage = stage, .prefetch = stage == 3 ? 0 : 2, .want = p});
+            for (int regrouped = 0; regrouped < 2; regrouped++)
+                run_ranks(
+                    world, run_rank,
+                    &(struct run){
+                        .stage = stage, .prefetch = stage == 3 ? 0 : 2, .regrouped = regrouped, .want = p});
         free(p);
     }
 }
@@ -393,21 +425,22 @@ static void plan_of(int32_t optimizer, float beta1, struct zero_plan_info *out)
 {
     struct model m = {0};
     struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.optim.optimizer = optimizer;
+    cfg.optim.beta1 = beta1;
     make_model(&m);
     for (int t = 0; t < TENSORS; t++) {
-        m.table[t].optimizer = t % 2 ? 0 : optimizer;
+        m.table[t].group = t % 2;
         free(m.param[t]);
     }
-    cfg.optimizer = optimizer;
-    cfg.beta1 = beta1;
+    m.own[0] = cfg.optim;
+    cfg.optim_groups = m.own;
+    cfg.n_optim_groups = 1;
     cfg.stage = 1;
     cfg.launch.world = 2;
     if (zero_plan(m.table, TENSORS, &cfg, out))
         fail_msg("%s", zero_last_error());
 }
 
-/* By name or by default, the layout is the same; beta1 of the configuration is of its own kind, named or not.
- */
 static void stateless_kinds_take_none(void **state)
 {
     (void)state;
@@ -421,7 +454,7 @@ static void stateless_kinds_take_none(void **state)
                      momentum.bytes.total - momentum.bytes.exchange - momentum.bytes.moments);
 }
 
-/* ---- the ranges of cfg.update ---- */
+/* ---- the ranges of optim.update ---- */
 
 /* How often each element was updated in this step, by all ranks. */
 struct ranges {
@@ -435,7 +468,7 @@ static int look_at_range(void *arg, const struct zero_update *u)
     struct ranges *s = arg;
     int t = u->tensor_index;
     int64_t layer = elems(t) / layers(t), at = u->first % layer, end = at + u->n;
-    float scale = specs[t].lr_scale == 0 ? 1 : specs[t].lr_scale;
+    float scale = groups[specs[t].group].lr_scale;
     bool own_place = layers(t) == 1 || layer % 64 == 0;
     pthread_mutex_lock(&s->lock);
     const char *what = u->n < 1 || u->first < 0 || u->first + u->n > elems(t) ? "lies outside its tensor"
@@ -449,7 +482,7 @@ static int look_at_range(void *arg, const struct zero_update *u)
                        : (uintptr_t)u->master % 4 || (uintptr_t)u->grad % 4 ? "is not made of floats"
                        : u->lr != LR * scale                                ? "has another learning rate"
                        : strcmp(u->tensor, specs[t].name) != 0              ? "has another tensor's name"
-                       : u->state[2] || u->state[3]                         ? "has states beyond cfg.n_states"
+                       : u->state[2] || u->state[3]                         ? "has states beyond n_states"
                                                                             : NULL;
     if (what)
         snprintf(s->wrong, sizeof s->wrong, "tensor %s, elements %lld..%lld: the range %s", u->tensor,
@@ -471,16 +504,19 @@ static void run_own(struct toy_rank *r)
     zero_ctx *z = NULL;
     void *own[TENSORS];
     struct zero_config cfg = toy_config(r, o->stage);
-    cfg.update = look_at_range;
-    cfg.update_arg = o->ranges;
-    cfg.n_states = 2;
+    for (int g = 0; g < GROUPS; g++) {
+        m.own[g] = (struct zero_optim)ZERO_OPTIM_INIT;
+        m.own[g].lr_scale = groups[g].lr_scale;
+        m.own[g].update = look_at_range;
+        m.own[g].update_arg = o->ranges;
+        m.own[g].n_states = 2;
+    }
+    cfg.optim = m.own[0];
+    cfg.optim_groups = m.own + 1;
+    cfg.n_optim_groups = GROUPS - 1;
     cfg.memory.prefetch = o->prefetch;
     make_model(&m);
     memcpy(own, m.param, sizeof own);
-    for (int t = 0; t < TENSORS; t++) {
-        m.table[t].optimizer = 0;
-        m.table[t].decay_scale = 0;
-    }
     int err = zero_wrap(&z, m.table, TENSORS, &cfg);
     if (!err)
         err = train(r, &m, z, &cfg);

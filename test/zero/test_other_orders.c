@@ -115,11 +115,11 @@ static int tune(zero_ctx *z, uint64_t *s)
 {
     switch (below(s, 4)) {
     case 0:
-        return zero_tune(z, 0, "clip", one_in(s, 2) ? 0.05 : 0);
+        return zero_tune(z, ZERO_ALL, "clip", one_in(s, 2) ? 0.05 : 0);
     case 1:
         return zero_set_step(z, 1 + below(s, 100));
     case 2:
-        return zero_tune(z, ZERO_ADAMW, "beta1", 0.5);
+        return zero_tune(z, 0, "beta1", 0.5);
     }
     return 0;
 }
@@ -198,7 +198,7 @@ static void run_rank(struct toy_rank *r)
     cfg.debug.log = toy_forget_line;
     cfg.deterministic = !w->loose;
     if (w->p->loose) /* what a gradient near 0 is divided by: a last bit must not turn its update around */
-        cfg.eps = 1e-3f;
+        cfg.optim.eps = 1e-3f;
     if (w->p->bf16_wire)
         cfg.memory.wire_dtype = ZERO_BF16;
     if (w->p->declared) {

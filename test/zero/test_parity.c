@@ -376,7 +376,7 @@ static void *run_rank(void *arg)
         cfg.memory.param_budget_bytes = r->budget;
     cfg.grad_accum_steps = m->accum / r->world > 0 ? m->accum / r->world : 1;
     cfg.clip = m->clip;
-    cfg.weight_decay = 0.1f;
+    cfg.optim.weight_decay = 0.1f;
     cfg.launch.timeout_ms = 20000;
     if (m->bf16_wire)
         cfg.memory.wire_dtype = ZERO_BF16;

@@ -1028,7 +1028,7 @@ static void a_frozen_stage_drops_with_the_others(void **state)
     }
 }
 
-/* The first stage is frozen, and a tensor of the second has an optimizer of its own: all ranks change its
+/* The first stage is frozen, and a tensor of the second is in another group: all ranks change its
  * numbers and those of the others. */
 static void tune_all(struct toy_rank *r)
 {
@@ -1045,13 +1045,17 @@ static void tune_all(struct toy_rank *r)
     for (int t = 0; t < m->n_layers * OF_LAYER && at.pp == 0; t++)
         m->table[t].grad = NULL;
     if (at.pp == 1)
-        m->table[1].optimizer = ZERO_LION;
+        m->table[1].group = 1;
+    struct zero_optim lion = ZERO_OPTIM_INIT;
+    lion.optimizer = ZERO_LION;
+    cfg.optim_groups = &lion;
+    cfg.n_optim_groups = 1;
     TOY_TRY(zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg));
     TOY_TRY(zero_tune(z, 0, "eps", 1e-6));
-    TOY_TRY(zero_tune(z, ZERO_LION, "beta1", 0.5));
-    TOY_TRY(zero_tune(z, 0, "weight_decay", 0.25));
+    TOY_TRY(zero_tune(z, 1, "beta1", 0.5));
+    TOY_TRY(zero_tune(z, ZERO_ALL, "weight_decay", 0.25));
     if (!err)
-        toy_expect(r, zero_tune(z, ZERO_SGD, "beta1", 0.5), ZERO_ERR_ARG, "but no tensor's is sgd");
+        toy_expect(r, zero_tune(z, 2, "beta1", 0.5), ZERO_ERR_ARG, "group is 2; allowed: 0..1");
     struct zero_action a = {0};
     TOY_TRY(zero_next(z, &a));
     while (!err && a.micro_batch >= 0) {
@@ -1211,7 +1215,7 @@ static void misuse_calls(struct toy_rank *r)
         toy_expect(r, zero_mean(z, &scale, 1), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_loss_scale(z, 1, &scale), ZERO_ERR_ORDER, says);
-        toy_expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_tune(z, ZERO_ALL, "clip", 1), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_save(z, "nowhere"), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_save_wait(z), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_load(z, "nowhere"), ZERO_ERR_ORDER, says);
@@ -1869,7 +1873,7 @@ struct alone {
 
 static int tune_alone(zero_ctx *z)
 {
-    return zero_tune(z, 0, "clip", 3);
+    return zero_tune(z, ZERO_ALL, "clip", 3);
 }
 
 static int count_alone(zero_ctx *z)

@@ -424,7 +424,7 @@ static void change_a_cut(struct zero_tensor *table, int n, int stage)
 static void change_an_optimizer(struct zero_tensor *table, int n, int stage)
 {
     if (stage == 1)
-        named(table, n, "proj")->optimizer = ZERO_LION;
+        named(table, n, "proj")->group = 1;
 }
 
 static void freeze_in_one(struct zero_tensor *table, int n, int stage)

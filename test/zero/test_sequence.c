@@ -306,8 +306,8 @@ static void train(struct toy_rank *r)
     uint64_t of_whole = 0;
     int err = 0;
     cfg.debug.log = count_line;
-    cfg.optimizer = ZERO_SGD;
-    cfg.weight_decay = 0;
+    cfg.optim.optimizer = ZERO_SGD;
+    cfg.optim.weight_decay = 0;
     cfg.memory.prefetch = s->prefetch;
     cfg.debug.check = s->check;
     cfg.memory.grad_in_place = s->in_place;

@@ -88,12 +88,14 @@ static void train(struct toy_rank *r)
     uint64_t before = 0, after = 0;
     int err = 0, n_states = s->own_update ? 0 : s->optimizer == ZERO_ADAMW ? 2 : s->optimizer != ZERO_SGD;
     bool skipped = s->says[0];
-    cfg.optimizer = s->own_update ? ZERO_AUTO : s->optimizer;
+    cfg.optim.optimizer = s->own_update ? ZERO_ADAMW : s->optimizer;
     cfg.clip = s->clip;
     cfg.debug.log = keep_line;
     cfg.debug.log_arg = &log;
-    if (s->own_update)
-        cfg.update = take;
+    if (s->own_update) {
+        cfg.optim.update = take;
+        cfg.optim.weight_decay = 0;
+    }
     toy_make(&m);
     where_open(r->rank, &cfg);
     my_cfg = &cfg;

@@ -2,7 +2,7 @@
 /* test_sums_in_place.c: where one rank keeps all of an f32 gradient (stage 0, world 1) its sum lies where
  * backward wrote it: what that costs, that it changes no bit, and whose the gradient is in the meantime.
  *
- * The model is trained by plain gradient descent, in its own loop (cfg.update), so that the plain program's
+ * The model is trained by plain gradient descent, in its own loop (optim.update), so that the plain program's
  * weights are known to the bit. */
 #include "test/kernels/random.h"
 #include "test/zero/sample.h"
@@ -312,7 +312,8 @@ static void run_rank(struct toy_rank *r)
     char lines[4096] = "";
     make(&m);
     struct zero_config cfg = toy_config(r, h->stage);
-    cfg.update = descend;
+    cfg.optim.update = descend;
+    cfg.optim.weight_decay = 0;
     cfg.debug.log = keep_line;
     cfg.debug.log_arg = lines;
     cfg.debug.check = h->check;

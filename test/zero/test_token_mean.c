@@ -419,8 +419,8 @@ static void train(struct toy_rank *r)
     TOY_TRY(zero_find_place(&cfg, &place));
     if (!err)
         m = make_model(s, &place);
-    cfg.optimizer = ZERO_SGD;
-    cfg.weight_decay = 0;
+    cfg.optim.optimizer = ZERO_SGD;
+    cfg.optim.weight_decay = 0;
     cfg.clip = 0;
     cfg.debug.log = toy_forget_line;
     cfg.pipeline.schedule = s->schedule;

@@ -164,8 +164,8 @@ static void train(struct toy_rank *r)
     int32_t part = 0, dp = 0, n_dp = 1;
     int err = 0;
     cfg.debug.log = toy_forget_line;
-    cfg.optimizer = ZERO_SGD;
-    cfg.weight_decay = 0;
+    cfg.optim.optimizer = ZERO_SGD;
+    cfg.optim.weight_decay = 0;
     cfg.memory.prefetch = s->prefetch;
     cfg.debug.check = s->check;
     TOY_TRY(open_mesh(r, s, &cfg, &part, &dp, &n_dp));
@@ -681,8 +681,8 @@ static int open_unwrapped(struct toy_rank *r, struct unwrapped *u)
     *u = (struct unwrapped){.s = {.stage = *(int *)r->arg, .tp = 2}};
     u->cfg = toy_config(r, u->s.stage);
     u->cfg.debug.log = toy_forget_line;
-    u->cfg.optimizer = ZERO_SGD;
-    u->cfg.weight_decay = 0;
+    u->cfg.optim.optimizer = ZERO_SGD;
+    u->cfg.optim.weight_decay = 0;
     int err = open_mesh(r, &u->s, &u->cfg, &u->part, &dp, &n_dp);
     u->model = make_model(2, u->part);
     return err;

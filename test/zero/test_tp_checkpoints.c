@@ -92,7 +92,7 @@ static struct model *make_model(int tp)
                                   .dtype = (enum zero_dtype)s->dtype,
                                   .unit = s->unit,
                                   .flags = s->flags,
-                                  .optimizer = s->optimizer};
+                                  .group = s->optimizer == ZERO_LION};
         memcpy(x->shape, s->shape, sizeof s->shape);
         if (s->cut >= 0) {
             x->shape[s->cut] = rows_of_part(s, tp);
@@ -109,6 +109,10 @@ static int wrap(struct toy_rank *r, struct model **m, zero_ctx **z, int32_t *par
     const struct setup *s = r->arg;
     struct zero_place place = {0};
     struct zero_config cfg = toy_config(r, s->mesh->stage);
+    struct zero_optim lion = cfg.optim;
+    lion.optimizer = ZERO_LION;
+    cfg.optim_groups = &lion;
+    cfg.n_optim_groups = 1;
     cfg.mesh.dp_replicate = s->mesh->stage > 3 ? s->mesh->dp / 2 : 1;
     cfg.mesh.tp = s->mesh->tp;
     int err = zero_find_place(&cfg, &place);

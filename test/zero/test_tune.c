@@ -21,8 +21,9 @@ enum { STEPS = 6, WORLDS = 3, MOST_VALUES = 2048 };
 /* A number, and what it is at first. */
 struct knob {
     const char *key;
-    int optimizer; /* of the configuration */
+    int optimizer; /* of every group */
     float first, then;
+    int32_t group; /* group 1 has two of the tensors */
 };
 
 static const struct knob knobs[] = {
@@ -31,7 +32,11 @@ static const struct knob knobs[] = {
     {"eps", ZERO_ADAMW, 1e-8f, 1e-2f},      {"weight_decay", ZERO_ADAMW, 0.1f, 0.5f},
     {"beta1", ZERO_SGD, 0.9f, 0.25f},       {"weight_decay", ZERO_SGD, 0, 0.25f},
     {"beta2", ZERO_RMSPROP, 0.99f, 0.5f},   {"beta1", ZERO_LION, 0.9f, 0.1f},
-    {"beta1", ZERO_NESTEROV, 0.9f, 0.125f}, {"eps", ZERO_RMSPROP, 1e-8f, 1e-3f}};
+    {"beta1", ZERO_NESTEROV, 0.9f, 0.125f}, {"eps", ZERO_RMSPROP, 1e-8f, 1e-3f},
+    {"grad_scale", ZERO_ADAMW, 1, 1e6f},    {"grad_scale", ZERO_SGD, 1, -0.5f},
+    {"lr_scale", ZERO_ADAMW, 1, 0.25f},     {"lr_scale", ZERO_SGD, 0.5f, 0, 1},
+    {"lr_scale", ZERO_ADAMW, 0, 1.5f, 1},   {"weight_decay", ZERO_ADAMW, 0.1f, 0.5f, 1},
+    {"beta1", ZERO_ADAMW, 0.9f, 0.5f, 1},   {"eps", ZERO_ADAMW, 1e-8f, 1e-2f, 1}};
 enum { N_KNOBS = sizeof knobs / sizeof *knobs };
 
 struct setup {
@@ -49,15 +54,30 @@ static int n_states_of(int optimizer)
     return optimizer == ZERO_ADAMW || optimizer == ZERO_ADAM ? 2 : 1;
 }
 
-static void put(struct zero_config *cfg, const struct knob *k, float x)
+/* group: where group 1 is kept. */
+static void put(struct zero_config *cfg, const struct knob *k, float x, struct toy *m,
+                struct zero_optim *group)
 {
+    struct zero_config of_group = ZERO_CONFIG_INIT;
     char text[64];
     snprintf(text, sizeof text, "%.9g", (double)x);
-    cfg->optimizer = k->optimizer;
+    cfg->optim.optimizer = of_group.optim.optimizer = k->optimizer;
+    if (!k->group)
+        of_group.optim.weight_decay = 0.1f;
     if (k->optimizer == ZERO_SGD)
-        cfg->beta1 = 0.9f;
-    if (zero_config_set(cfg, k->key, text))
+        cfg->optim.beta1 = of_group.optim.beta1 = 0.9f;
+    if (zero_config_set(k->group ? &of_group : cfg, k->key, text))
         abort();
+    *group = of_group.optim;
+    cfg->optim_groups = group;
+    cfg->n_optim_groups = 1;
+    m->table[0].group = m->table[TOY_STACKED].group = 1;
+}
+
+static int tune(zero_ctx *z, const struct knob *k)
+{
+    bool of_step = !strcmp(k->key, "clip") || !strcmp(k->key, "grad_scale");
+    return zero_tune(z, of_step ? ZERO_ALL : k->group, k->key, (double)k->then);
 }
 
 static int train(struct toy *m, zero_ctx *z, int step, int rank, struct zero_step_info *info)
@@ -74,14 +94,15 @@ static void from_the_start(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
+    struct zero_optim group;
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, s->stage);
     int err = 0;
     toy_make(&m);
-    put(&cfg, s->knob, s->starts_so ? s->knob->then : s->knob->first);
+    put(&cfg, s->knob, s->starts_so ? s->knob->then : s->knob->first, &m, &group);
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     if (!s->starts_so)
-        TOY_TRY(zero_tune(z, 0, s->knob->key, (double)s->knob->then));
+        TOY_TRY(tune(z, s->knob));
     for (int step = 0; !err && step < 3; step++)
         TOY_TRY(train(&m, z, step, r->rank, NULL));
     TOY_TRY(toy_hash(z, n_states_of(s->knob->optimizer), &r->hash));
@@ -104,8 +125,8 @@ static void tuned_before_the_first_step(void **state)
             toy_assert_well(b, world, "tuned");
             for (int k = 0; k < world; k++)
                 if (b[k].hash != a[0].hash)
-                    fail_msg("%s of optimizer %d, stage %d, world %d: other weights", knobs[i].key,
-                             knobs[i].optimizer, stage, world);
+                    fail_msg("%s of optimizer %d, group %d, stage %d, world %d: other weights", knobs[i].key,
+                             knobs[i].optimizer, knobs[i].group, stage, world);
         }
 }
 
@@ -114,25 +135,25 @@ static void half_way(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m, again;
+    struct zero_optim group;
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, s->stage);
     int err = 0;
     toy_make(&m);
     toy_make(&again);
-    put(&cfg, s->knob, s->knob->first);
+    put(&cfg, s->knob, s->knob->first, &m, &group);
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     struct toy *now = &m;
     for (int step = 0; !err && step < STEPS; step++) {
         if (step == STEPS / 2 && s->resumes) {
             TOY_TRY(zero_save(z, s->folder));
             TOY_TRY(zero_unwrap(&z));
-            put(&cfg, s->knob, s->knob->then);
+            put(&cfg, s->knob, s->knob->then, &again, &group);
             now = &again;
             TOY_TRY(zero_wrap(&z, now->table, TOY_TENSORS, &cfg));
             TOY_TRY(zero_load(z, s->folder));
         } else if (step == STEPS / 2) {
-            TOY_TRY(zero_tune(z, s->knob->optimizer * (strcmp(s->knob->key, "clip") != 0), s->knob->key,
-                              (double)s->knob->then));
+            TOY_TRY(tune(z, s->knob));
         }
         TOY_TRY(train(now, z, step, r->rank, NULL));
     }
@@ -177,9 +198,10 @@ static void every_step(struct toy_rank *r)
     toy_make(&m);
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     for (int step = 0; !err && step < 4 * STEPS; step++) {
-        TOY_TRY(zero_tune(z, 0, "clip", 0.001 * (step + 1)));
+        TOY_TRY(zero_tune(z, ZERO_ALL, "clip", 0.001 * (step + 1)));
         TOY_TRY(zero_tune(z, 0, "beta1", 0.9 - 0.03 * step));
-        TOY_TRY(zero_tune(z, ZERO_ADAMW, "beta2", 0.999 - 0.03 * step));
+        TOY_TRY(zero_tune(z, ZERO_ALL, "grad_scale", 1 + 0.25 * step));
+        TOY_TRY(zero_tune(z, ZERO_ALL, "beta2", 0.999 - 0.03 * step));
         TOY_TRY(zero_tune(z, 0, "eps", 1e-8 * (step + 1)));
         TOY_TRY(zero_tune(z, 0, "weight_decay", 0.1 * step));
         TOY_TRY(train(&m, z, step, r->rank, s->waits ? &info : NULL));
@@ -213,9 +235,9 @@ static void tuned_at_every_step(void **state)
 static struct zero_config config_of(struct toy_rank *r, const struct setup *s)
 {
     struct zero_config cfg = toy_config(r, s->stage);
-    cfg.optimizer = s->optimizer;
+    cfg.optim.optimizer = s->optimizer;
     if (s->optimizer == ZERO_SGD)
-        cfg.beta1 = 0.9f;
+        cfg.optim.beta1 = 0.9f;
     return cfg;
 }
 
@@ -316,55 +338,60 @@ static void call_wrongly(struct toy_rank *r)
     struct zero_config cfg = toy_config(r, s->stage);
     int err = 0;
     toy_make(&m);
-    cfg.optimizer = ZERO_SGD;
-    m.table[0].optimizer = ZERO_RMSPROP;
+    cfg.optim.optimizer = ZERO_SGD;
+    struct zero_optim groups[2] = {ZERO_OPTIM_INIT, ZERO_OPTIM_INIT};
+    groups[0].optimizer = ZERO_RMSPROP;
+    groups[1].update = user_update;
+    cfg.optim_groups = groups;
+    cfg.n_optim_groups = 2;
+    m.table[0].group = 1;
+    m.table[TOY_STACKED].group = 2;
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     TOY_TRY(train(&m, z, 0, r->rank, NULL));
-    toy_expect(r, zero_tune(NULL, 0, "clip", 1), ZERO_ERR_ARG, "zero_tune: z is NULL");
+    toy_expect(r, zero_tune(NULL, ZERO_ALL, "clip", 1), ZERO_ERR_ARG, "zero_tune: z is NULL");
     toy_expect(r, zero_tune(z, 0, NULL, 1), ZERO_ERR_ARG, "zero_tune: key is NULL");
-    toy_expect(r, zero_tune(z, 0, "lr", 1), ZERO_ERR_ARG, "zero_tune: key is \"lr\"; allowed: clip, beta1");
-    toy_expect(r, zero_tune(z, 0, "grad_scale", 1), ZERO_ERR_ARG, "zero_tune: key is \"grad_scale\"");
-    toy_expect(r, zero_tune(z, 0, "clip", NAN), ZERO_ERR_ARG,
+    toy_expect(r, zero_tune(z, 0, "lr", 1), ZERO_ERR_ARG,
+               "zero_tune: key is \"lr\"; allowed: clip, grad_scale");
+    toy_expect(r, zero_tune(z, ZERO_ALL, "grad_scale", 0), ZERO_ERR_ARG,
+               "zero_tune: grad_scale is 0; allowed");
+    toy_expect(r, zero_tune(z, 1, "grad_scale", 1), ZERO_ERR_ARG,
+               "group is 1 but grad_scale is of the whole step; allowed: ZERO_ALL (-1)");
+    toy_expect(r, zero_tune(z, 1, "lr_scale", -1), ZERO_ERR_ARG,
+               "zero_tune: lr_scale is -1; allowed: a finite");
+    toy_expect(r, zero_tune(z, ZERO_ALL, "clip", NAN), ZERO_ERR_ARG,
                "zero_tune: clip is nan; allowed: a finite number");
-    toy_expect(r, zero_tune(z, 0, "clip", -1), ZERO_ERR_ARG, "zero_tune: clip is -1");
-    toy_expect(r, zero_tune(z, 0, "clip", 1e300), ZERO_ERR_ARG, "zero_tune: clip is 1e+300");
-    toy_expect(r, zero_tune(z, 0, "clip", 1e-300), ZERO_ERR_ARG, "zero_tune: clip is 1e-300");
-    toy_expect(r, zero_tune(z, ZERO_SGD, "clip", 1), ZERO_ERR_ARG, "clip is of the whole step");
+    toy_expect(r, zero_tune(z, ZERO_ALL, "clip", -1), ZERO_ERR_ARG, "zero_tune: clip is -1");
+    toy_expect(r, zero_tune(z, ZERO_ALL, "clip", 1e300), ZERO_ERR_ARG, "zero_tune: clip is 1e+300");
+    toy_expect(r, zero_tune(z, ZERO_ALL, "clip", 1e-300), ZERO_ERR_ARG, "zero_tune: clip is 1e-300");
+    toy_expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_ARG, "clip is of the whole step");
     toy_expect(r, zero_tune(z, 0, "weight_decay", INFINITY), ZERO_ERR_ARG, "zero_tune: weight_decay is inf");
-    toy_expect(r, zero_tune(z, ZERO_RMSPROP, "beta2", 1), ZERO_ERR_ARG,
-               "zero_tune: beta2 is 1; allowed: 0 and");
-    toy_expect(r, zero_tune(z, ZERO_RMSPROP, "beta2", 0.99999999999), ZERO_ERR_ARG, "zero_tune: beta2 is");
-    toy_expect(r, zero_tune(z, ZERO_RMSPROP, "beta2", ZERO_AUTO), ZERO_ERR_ARG, "zero_tune: beta2 is -1");
-    toy_expect(r, zero_tune(z, ZERO_RMSPROP, "beta1", 0.5), ZERO_ERR_ARG, "rmsprop uses no beta1");
-    toy_expect(r, zero_tune(z, 0, "beta2", 0.5), ZERO_ERR_ARG, "sgd uses no beta2");
-    toy_expect(r, zero_tune(z, 0, "eps", 0.5), ZERO_ERR_ARG, "sgd uses no eps");
-    toy_expect(r, zero_tune(z, ZERO_LION, "beta1", 0.5), ZERO_ERR_ARG, "no tensor's is lion");
-    toy_expect(r, zero_tune(z, 99, "beta1", 0.5), ZERO_ERR_ARG, "zero_tune: optimizer is 99");
-    toy_expect(r, zero_tune(z, -1, "beta1", 0.5), ZERO_ERR_ARG, "zero_tune: optimizer is -1");
-    toy_expect(r, zero_tune(z, 0, "beta1", 0.5), ZERO_ERR_ARG, "beta1 of sgd is 0.5, but was 0 at zero_wrap");
-    toy_expect(r, zero_tune(z, ZERO_SGD, "beta1", 0.5), ZERO_ERR_ARG, "keeps no momentum");
+    toy_expect(r, zero_tune(z, 1, "beta2", 1), ZERO_ERR_ARG, "zero_tune: beta2 is 1; allowed: 0 and");
+    toy_expect(r, zero_tune(z, 1, "beta2", 0.99999999999), ZERO_ERR_ARG, "zero_tune: beta2 is");
+    toy_expect(r, zero_tune(z, 1, "beta2", ZERO_AUTO), ZERO_ERR_ARG, "zero_tune: beta2 is -1");
+    toy_expect(r, zero_tune(z, 1, "beta1", 0.5), ZERO_ERR_ARG, "group 1 is of rmsprop, which uses no beta1");
+    toy_expect(r, zero_tune(z, 0, "beta2", 0.5), ZERO_ERR_ARG, "group 0 is of sgd, which uses no beta2");
+    toy_expect(r, zero_tune(z, 0, "eps", 0.5), ZERO_ERR_ARG, "sgd, which uses no eps");
+    toy_expect(r, zero_tune(z, 3, "beta1", 0.5), ZERO_ERR_ARG, "zero_tune: group is 3; allowed: 0..2");
+    toy_expect(r, zero_tune(z, -2, "beta1", 0.5), ZERO_ERR_ARG, "zero_tune: group is -2; allowed: 0..2");
+    toy_expect(r, zero_tune(z, 0, "beta1", 0.5), ZERO_ERR_ARG,
+               "beta1 of group 0 (sgd) is 0.5, but was 0 at zero_wrap, which keeps no momentum");
+    toy_expect(r, zero_tune(z, ZERO_ALL, "beta2", 0.5), ZERO_ERR_ARG,
+               "group 0 is of sgd, which uses no beta2");
+    toy_expect(r, zero_tune(z, 2, "weight_decay", 0.5), ZERO_ERR_ARG,
+               "key is weight_decay but group 2 has an update of its own; allowed: lr_scale");
+    TOY_TRY(zero_tune(z, 2, "lr_scale", 0.5));
     toy_expect(r, zero_set_step(NULL, 1), ZERO_ERR_ARG, "zero_set_step: z is NULL");
     toy_expect(r, zero_set_step(z, -1), ZERO_ERR_ARG, "zero_set_step: t is -1");
     toy_expect(r, zero_set_step(z, INT64_MAX), ZERO_ERR_ARG, "zero_set_step: t is 9223372036854775807");
     TOY_TRY(zero_begin(z, 1, ZERO_FORWARD));
-    toy_expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_ORDER, "zero_tune: unit 1 has an open bracket");
+    toy_expect(r, zero_tune(z, ZERO_ALL, "clip", 1), ZERO_ERR_ORDER, "zero_tune: unit 1 has an open bracket");
     toy_expect(r, zero_set_step(z, 1), ZERO_ERR_ORDER, "zero_set_step: unit 1 has an open bracket");
     TOY_TRY(zero_end(z, 1, ZERO_FORWARD));
     TOY_TRY(toy_forward(&m, z, true));
     TOY_TRY(toy_backward(&m, z, true, 1, r->rank));
-    toy_expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_ORDER, "zero_tune: a step has begun");
+    toy_expect(r, zero_tune(z, ZERO_ALL, "clip", 1), ZERO_ERR_ORDER, "zero_tune: a step has begun");
     toy_expect(r, zero_set_step(z, 1), ZERO_ERR_ORDER, "zero_set_step: a step has begun");
     TOY_TRY(zero_step(z, 1e-2f, NULL));
-    zero_unwrap(&z);
-    toy_free(&m);
-
-    cfg.optimizer = ZERO_AUTO;
-    cfg.update = user_update;
-    toy_make(&m);
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    toy_expect(r, zero_tune(z, 0, "weight_decay", 0.5), ZERO_ERR_ARG, "cfg.update updates every tensor");
-    TOY_TRY(zero_tune(z, 0, "clip", 0.5));
-    TOY_TRY(train(&m, z, 0, r->rank, NULL));
     zero_unwrap(&z);
     toy_free(&m);
 }
@@ -404,7 +431,7 @@ static void differ(struct toy_rank *r)
     if (s->way == 2)
         TOY_TRY(zero_set_step(z, odd ? 5 : 4));
     if ((s->way == 3 || s->way == 4) && !odd)
-        TOY_TRY(zero_tune(z, 0, "clip", 1e-6));
+        TOY_TRY(zero_tune(z, ZERO_ALL, "clip", 1e-6));
     if (s->way == 4) { /* clipped otherwise, they would differ */
         TOY_TRY(toy_forward(&m, z, true));
         TOY_TRY(toy_backward(&m, z, true, 1, r->rank));
@@ -419,7 +446,7 @@ static void differ(struct toy_rank *r)
     if (err != ZERO_ERR_MISMATCH || !strstr(r->text, says[s->way]) || !strstr(r->text, both))
         toy_wrong(r, "%d %s", err, r->text);
     if (s->way < 5) {
-        toy_expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_MISMATCH, "");
+        toy_expect(r, zero_tune(z, ZERO_ALL, "clip", 1), ZERO_ERR_MISMATCH, "");
         toy_expect(r, zero_set_step(z, 1), ZERO_ERR_MISMATCH, "");
     }
     r->err = 0;

@@ -178,7 +178,7 @@ struct zero_config toy_config(struct toy_rank *r, int stage)
     cfg.launch.world = r->world;
     cfg.launch.rendezvous = r->world > 1 ? r->url : NULL;
     cfg.launch.timeout_ms = cfg.launch.start_timeout_ms = 30000;
-    cfg.weight_decay = 0.1f;
+    cfg.optim.weight_decay = 0.1f;
     return cfg;
 }
 

@@ -81,16 +81,15 @@ static bool knows_optimizer(const char *name)
 static int check_optimizer(const struct zr_loading *l, const struct zr_manifest_tensor *m,
                            const struct zr_tensor *t)
 {
-    const char *ours = zr_optimizer_name(zr_kind_of(&l->z->config.options, t->optimizer));
-    int32_t n_states = l->z->plan->states_of[t->optimizer];
-    if (strcmp(m->optimizer, ours) == 0 && m->n_states == n_states)
+    const char *ours = zr_optimizer_name(t->optimizer);
+    if (strcmp(m->optimizer, ours) == 0 && m->n_states == t->n_states)
         return 0;
     return zr_fail(ZR_ERR_ARG,
                    "%s: the optimizer of tensor %s is %s with %d states there%s, and %s with %d in this "
                    "model; use the same one, or take the weights alone by zero_export and zero_import",
                    l->folder, m->name, m->optimizer, m->n_states,
                    knows_optimizer(m->optimizer) ? "" : " (this library has none of that name)", ours,
-                   n_states);
+                   t->n_states);
 }
 
 static const char *kind_name(bool trainable, bool buffer)

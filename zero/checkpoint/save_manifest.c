@@ -12,20 +12,10 @@
 /* A hash of the settings that change what is computed; stage, world and the like do not. */
 static uint64_t config_hash(const struct zr_options *o)
 {
-    const struct zr_hyper *h = &o->hyper[o->optimizer];
-    double v[] = {(double)o->optimizer,
-                  (double)h->beta1,
-                  (double)h->beta2,
-                  (double)h->eps,
-                  (double)h->weight_decay,
-                  (double)o->clip,
-                  o->grad_scale,
-                  o->grad_sum,
-                  (double)zr_states_of(o, ZR_OPTIMIZER_NONE),
-                  o->deterministic,
-                  (double)o->grad_accum_steps,
-                  (double)o->wire_dtype};
-    return XXH64(v, sizeof v, 0);
+    double v[] = {
+        (double)o->clip,      o->grad_scale, o->grad_sum, o->deterministic, (double)o->grad_accum_steps,
+        (double)o->wire_dtype};
+    return XXH64(v, sizeof v, XXH64(o->optim, (size_t)o->n_optims * sizeof *o->optim, 0));
 }
 
 /* Of one that is cut: the whole's shape, and into what. */
@@ -70,9 +60,8 @@ int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
         memcpy(t->shape, l->tensors[i].shape, sizeof t->shape);
         t->trainable = l->tensors[i].grad != NULL;
         if (t->trainable) {
-            enum zr_optimizer kind = l->tensors[i].optimizer;
-            snprintf(t->optimizer, sizeof t->optimizer, "%s", zr_optimizer_name(zr_kind_of(o, kind)));
-            t->n_states = z->plan->states_of[kind];
+            snprintf(t->optimizer, sizeof t->optimizer, "%s", zr_optimizer_name(l->tensors[i].optimizer));
+            t->n_states = l->tensors[i].n_states;
         }
         t->buffer = l->tensors[i].buffer;
         fill_cut(z, &l->tensors[i], t);

@@ -124,7 +124,7 @@ static int lend(bool reordered)
     MPI_Comm_size(MPI_COMM_WORLD, &world);
     mine = reordered ? world - 1 - rank : rank;
     cfg.stage = 3;
-    cfg.optimizer = ZERO_SGD;
+    cfg.optim.optimizer = ZERO_SGD;
     int err = 0;
     for (int round = 0; round < 2 && !err; round++) { /* MPI stays what it is when a context is closed */
         struct zero_place found = {.rank = -1};
@@ -201,7 +201,7 @@ static int lend_part(void)
     MPI_Comm_size(MPI_COMM_WORLD, &world);
     MPI_Comm_split(MPI_COMM_WORLD, rank == world - 1, rank, &comm);
     cfg.stage = 3;
-    cfg.optimizer = ZERO_SGD;
+    cfg.optim.optimizer = ZERO_SGD;
     cfg.launch.mpi_comm = &comm;
     int err = 0;
     if (rank < world - 1) {
@@ -262,7 +262,7 @@ static int begin_here(int backend)
     int ended = 0;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = 2;
-    cfg.optimizer = ZERO_SGD;
+    cfg.optim.optimizer = ZERO_SGD;
     cfg.launch.backend = backend;
     int err = zero_find_place(&cfg, &place);
     for (int round = 0; round < 2 && !err; round++) {
@@ -299,7 +299,7 @@ static struct task task_of(int number, int start_timeout_ms)
     static const char *const names[] = {"a", "b"};
     struct task t = {.model = &models[number], .cfg = ZERO_CONFIG_INIT};
     t.cfg.stage = 3;
-    t.cfg.optimizer = ZERO_SGD;
+    t.cfg.optim.optimizer = ZERO_SGD;
     t.cfg.launch.backend = ZERO_BACKEND_MPI;
     t.cfg.launch.name = names[number];
     t.cfg.launch.timeout_ms = 20000;

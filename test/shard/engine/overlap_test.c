@@ -35,10 +35,10 @@ static void describe_world(struct world *w, int stage, int n_units, int64_t c, i
     w->c = c;
     w->m = m;
     w->opt = (struct zr_options){.stage = stage,
-                                 .optimizer = ZR_ADAMW,
                                  .grad_scale = 1,
                                  .grad_accum_steps = 1,
-                                 .hyper = {[ZR_ADAMW] = {.beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f}},
+                                 .optim = {{.lr_scale = 1, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f}},
+                                 .n_optims = 1,
                                  .prefetch = prefetch,
                                  .param_budget_bytes = budget,
                                  .deterministic = true,
@@ -57,8 +57,8 @@ static void begin_world(struct world *w, struct zr_device *dev)
                                   .grad = &w->grad[i],
                                   .dtype = ZR_F32,
                                   .n_elems = 4096,
-                                  .lr_scale = 1,
-                                  .decay_scale = 1,
+                                  .optimizer = ZR_ADAMW,
+                                  .n_states = 2,
                                   .n_slices = 1,
                                   .unit = i};
     }

@@ -186,10 +186,10 @@ static struct zr_options options(int stage, enum zr_hybrid hybrid)
     return (struct zr_options){.stage = stage,
                                .hybrid = hybrid,
                                .dp_shard = hybrid ? GROUP : 0,
-                               .optimizer = ZR_ADAMW,
                                .grad_scale = 1,
                                .grad_accum_steps = 1,
-                               .hyper = {[ZR_ADAMW] = {.beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f}},
+                               .optim = {{.lr_scale = 1, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f}},
+                               .n_optims = 1,
                                .prefetch = 1,
                                .param_budget_bytes = -1,
                                .deterministic = true,
@@ -199,9 +199,7 @@ static struct zr_options options(int stage, enum zr_hybrid hybrid)
 /* An update is three operations then. */
 static void by_user(struct zr_options *opt)
 {
-    opt->optimizer = ZR_OPTIMIZER_NONE;
     opt->update = update;
-    opt->n_states = ZR_MAX_STATES;
 }
 
 static void make_layout(struct rank *k, int n)
@@ -209,16 +207,15 @@ static void make_layout(struct rank *k, int n)
     struct zr_tensor *t = calloc((size_t)n, sizeof *t);
     for (int i = 0; i < n; i++) {
         char name[16];
+        enum zr_optimizer kind = k->opt.update ? ZR_OPTIMIZER_NONE : 1 + i / UNITS % (ZR_OPTIMIZER_COUNT - 1);
         snprintf(name, sizeof name, "t%d", i);
         t[i] = (struct zr_tensor){.name = strdup(name),
                                   .param = &k->param[i],
                                   .grad = &k->grad[i],
                                   .dtype = i % 3 ? ZR_F32 : ZR_BF16,
-                                  .optimizer =
-                                      k->opt.update ? ZR_OPTIMIZER_NONE : i / UNITS % ZR_OPTIMIZER_COUNT,
+                                  .optimizer = kind,
+                                  .n_states = kind ? zr_optimizer_states(kind, 0.9f) : ZR_MAX_STATES,
                                   .n_elems = 64,
-                                  .lr_scale = 1,
-                                  .decay_scale = 1,
                                   .n_slices = 1,
                                   .unit = i % UNITS};
     }
@@ -368,7 +365,7 @@ static void sockets_are_served_behind_a_late_rank(void **state)
             close_rank(k, stop_sockets);
             if (!far || !served || !issued)
                 fail_msg("stage %d, %d tensors%s: %s", opt.stage, n_tensors[i],
-                         more & 2 ? ", cfg.update" : "",
+                         more & 2 ? ", optim.update" : "",
                          !far || !issued ? "a job is not issued" : "the loop waits for the reduce stream");
         }
 }

@@ -265,8 +265,9 @@ static void drifting_rank(struct toy_rank *r)
     cfg.device = ZERO_DEVICE_CUDA;
     cfg.stream = stream;
     cfg.debug.check = 1;
-    cfg.update = write_weights;
-    cfg.update_arg = &a;
+    cfg.optim.update = write_weights;
+    cfg.optim.weight_decay = 0;
+    cfg.optim.update_arg = &a;
     struct toy m;
     zero_ctx *z = NULL;
     toy_make(&m);

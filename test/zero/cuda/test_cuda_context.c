@@ -206,8 +206,13 @@ static int64_t launches_of_life(int n, int64_t elements, int n_steps)
                                                     "q", "r", "s", "t", "u", "v", "w", "x"};
     struct zero_config cfg = config(3);
     struct zero_tensor t[MOST_TENSORS] = {0};
+    struct zero_optim groups[2] = {ZERO_OPTIM_INIT, ZERO_OPTIM_INIT};
     void *param[MOST_TENSORS], *grad[MOST_TENSORS];
     zero_ctx *z;
+    groups[0].lr_scale = 2;
+    groups[1].weight_decay = 3;
+    cfg.optim_groups = groups;
+    cfg.n_optim_groups = 2;
     for (int i = 0; i < n; i++) {
         param[i] = calloc((size_t)elements, 2);
         grad[i] = NULL;
@@ -217,7 +222,7 @@ static int64_t launches_of_life(int n, int64_t elements, int n_steps)
                                     .shape = {elements},
                                     .dtype = ZERO_BF16,
                                     .flags = i % 2 ? ZERO_NO_DECAY : 0,
-                                    .lr_scale = 1 + (float)(i % 3)};
+                                    .group = i % 3};
     }
     void *own[MOST_TENSORS];
     memcpy(own, param, sizeof own);
@@ -313,7 +318,7 @@ static void read_gradients(const struct zero_config *cfg, float grad[TOY_TENSORS
     toy_make(&m);
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, cfg), 0);
     for (int s = 0; s < 4; s++) {
-        assert_int_equal(zero_tune(z, 0, "clip", 0.01 * (s + 1)), 0);
+        assert_int_equal(zero_tune(z, ZERO_ALL, "clip", 0.01 * (s + 1)), 0);
         assert_int_equal(zero_tune(z, 0, "beta1", 0.9 - 0.2 * s), 0);
         assert_int_equal(toy_forward(&m, z, true), 0);
         assert_int_equal(toy_backward(&m, z, true, s, 0), 0);
@@ -376,9 +381,9 @@ static void test_own_optimizer(void **state)
             zero_ctx *z;
             struct zero_step_info info;
             if (own)
-                cfg.update = own_sgd;
+                cfg.optim.update = own_sgd;
             else
-                cfg.optimizer = ZERO_SGD;
+                cfg.optim.optimizer = ZERO_SGD;
             toy_make(&m);
             assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
             assert_int_equal(train(&m, z, 0), 0);
@@ -540,7 +545,7 @@ static void trains_over_lent(struct toy_rank *r)
         cfg = toy_config(r, 2);
     cfg.stage = 2;
     cfg.device = ZERO_DEVICE_CUDA;
-    cfg.weight_decay = 0.1f;
+    cfg.optim.weight_decay = 0.1f;
     cfg.deterministic = 1;
     cfg.launch.nccl_comm = comm;
     cfg.launch.timeout_ms = 60000;

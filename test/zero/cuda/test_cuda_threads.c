@@ -107,8 +107,9 @@ static void works_on_its_gpu(struct toy_rank *r)
     cudaSetDevice(r->rank + 1);
     cfg = toy_config(r, w->stage);
     cfg.device = ZERO_DEVICE_CUDA;
-    cfg.update = update;
-    cfg.update_arg = &r->rank;
+    cfg.optim.update = update;
+    cfg.optim.weight_decay = 0;
+    cfg.optim.update_arg = &r->rank;
     cfg.checkpoint.save_async = w->async;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
     toy_make(&m);
@@ -284,8 +285,8 @@ static void trains_with_one_that_fails(struct toy_rank *r)
     cfg.launch.timeout_ms = TOO_LONG_MS;
     cfg.memory.prefetch = 1;
     cfg.debug.check = f->cause == BY_CHECK;
-    cfg.update = f->cause == BY_UPDATE ? updates : NULL;
-    cfg.update_arg = &o;
+    cfg.optim.update = f->cause == BY_UPDATE ? updates : NULL;
+    cfg.optim.update_arg = &o;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
@@ -425,8 +426,9 @@ static void trains_with_one_that_stands(struct toy_rank *r)
     cfg = toy_config(r, 3);
     cfg.device = ZERO_DEVICE_CUDA;
     cfg.launch.timeout_ms = r->rank ? TOO_LONG_MS : 1000;
-    cfg.update = update_that_stands;
-    cfg.update_arg = r;
+    cfg.optim.update = update_that_stands;
+    cfg.optim.weight_decay = 0;
+    cfg.optim.update_arg = r;
     cfg.debug.log = count_left;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
     toy_make(&m);
@@ -454,8 +456,8 @@ static int count_threads(const char *name)
     return atoi(line);
 }
 
-/* The library's thread stands in cfg.update. Whoever calls the library is told which call that is, and closes
- * the context without it; nothing of the program's is called afterwards. */
+/* The library's thread stands in optim.update. Whoever calls the library is told which call that is, and
+ * closes the context without it; nothing of the program's is called afterwards. */
 static void test_an_update_that_does_not_come_back(void **state)
 {
     (void)state;
@@ -463,7 +465,7 @@ static void test_an_update_that_does_not_come_back(void **state)
     run_ranks(RANKS, trains_with_one_that_stands, NULL, r);
     if (r[0].err != ZERO_ERR_TIMEOUT || !strstr(r[0].text, "the library's own thread has not moved for ") ||
         !strstr(r[0].text, " ms: it is in update of unit ") ||
-        !strstr(r[0].text, ", and has called cfg.update"))
+        !strstr(r[0].text, ", and has called optim.update"))
         fail_msg("rank 0: %d \"%s\"", r[0].err, r[0].text);
     if (!r[1].err)
         fail_msg("rank 1 trained on");
