@@ -215,8 +215,6 @@ void zr_config_legible(const struct zero_config *cfg, struct zero_config *out)
         out->timeout_ms = plain.timeout_ms;
     if (out->start_timeout_ms < 1)
         out->start_timeout_ms = plain.start_timeout_ms;
-    if (out->mpi < ZERO_MPI_AUTO || out->mpi > ZERO_MPI_MPICH)
-        out->mpi = plain.mpi;
 }
 
 static float or_default(float value, float fallback)

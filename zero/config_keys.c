@@ -46,8 +46,6 @@ static const struct choice schedule_names[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
                                                {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
                                                {"zero-bubble", ZERO_SCHEDULE_ZERO_BUBBLE},
                                                {NULL, 0}};
-static const struct choice mpi_names[] = {
-    {"auto", ZERO_MPI_AUTO}, {"ompi", ZERO_MPI_OMPI}, {"mpich", ZERO_MPI_MPICH}, {NULL, 0}};
 static const struct choice prefetch_names[] = {{"none", 0}, {NULL, 0}};
 
 struct field {
@@ -146,7 +144,6 @@ static const struct field fields[] = {
     FIELD_OR_AUTO(start_timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
                   "1 to 2147483647; auto (-1): 600000, or timeout_ms if that is longer"),
     FIXED(interface, "a pointer: set the field itself, or ZERO_INTERFACE in the environment"),
-    FIELD(mpi, KIND_INT32, TEXT_AND_ENV, mpi_names, 0, 2, "auto (0), ompi (1), mpich (2)"),
     FIXED(mpi_comm, POINTER),
     FIXED(mesh, POINTER),
     FIELD(schedule, KIND_INT32, TEXT_AND_ENV, schedule_names, 0, 3,
@@ -165,7 +162,7 @@ static const char *const other_variables[] = {
     "ZERO_RANK",       "ZERO_WORLD_SIZE",   "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS", "ZERO_JOB",
     "ZERO_JOB_KEY",    "ZERO_JOB_KEY_FILE", "ZERO_ATTEMPT",    "ZERO_ISA",        "ZERO_POISON",
     "ZERO_FAIL_ALLOC", "ZERO_LOG",          "ZERO_HOST_ID",    "ZERO_PROGRESS",   "ZERO_INTERFACE",
-    "ZERO_MPI_SHIMS",  "ZERO_FLIGHT_DIR",   "ZERO_FLIGHT_FD",
+    "ZERO_FLIGHT_DIR", "ZERO_FLIGHT_FD",
 };
 
 union value {

@@ -55,9 +55,8 @@ struct zero_ctx {
     /* cfg.nccl_comm or cfg.mpi_comm, and whose it is; NULL: there is none */
     void *lent;
     const struct zr_backend *lent_of;
-    /* cfg.backend's row, NULL: auto; and cfg.mpi: for ranks that tell each other where they meet */
+    /* cfg.backend's row, NULL: auto; for ranks that tell each other where they meet */
     const struct zr_backend *asked;
-    int32_t mpi;
     /* who shares a host with whom, and the groups over its places */
     struct zr_topology topology;
     struct zr_mesh mesh;

@@ -64,9 +64,6 @@ enum zero_backend {
 #undef ZERO_BACKEND_ENUM
 };
 
-/* Of backend mpi: whose library. */
-enum zero_mpi { ZERO_MPI_AUTO = 0, ZERO_MPI_OMPI = 1, ZERO_MPI_MPICH = 2 };
-
 /* Where parameters, gradients and optimizer state are, and where the model computes. */
 enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
 
@@ -438,12 +435,6 @@ struct zero_config {
      * number that stands for it, or, where that is a name, on all interfaces, and the system's routes decide
      * for the others */
     const char *interface;
-    /* + mpi: enum zero_mpi: ompi, mpich. It may not contradict the MPI that the process has loaded, nor the
-     * launcher that started it; default ZERO_MPI_AUTO: those decide. All ranks are processes of one mpirun or
-     * mpiexec. Where the program has begun MPI, it has with MPI_THREAD_MULTIPLE, and calls MPI_Finalize after
-     * zero_unwrap; else MPI begins with zero_wrap, with MPI_THREAD_SERIALIZED where the program is not linked
-     * with it, and is finalized when the process ends */
-    int32_t mpi;
     /* mpi: points to the program's own MPI_Comm, to make ours from; default NULL: MPI_COMM_WORLD. It says
      * who the ranks are, and they tell each other over it where to meet: rank, world and rendezvous need not
      * be given. If rank and world are given, they must be its own. It may have some ranks of the job only, or

@@ -279,8 +279,6 @@ static const struct text_case text_cases[] = {
     {AT(shard_group), 'i', true, "auto", -1, "0", "a number that divides the world; auto (-1)"},
     {AT(shard_group), 'i', true, "auto", -1, "-2", "a number that divides the world; auto (-1)"},
     {AT(start_timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647; auto (-1)"},
-    {AT(mpi), 'i', true, "ompi", ZERO_MPI_OMPI, "lam", "allowed: auto (0), ompi (1), mpich (2)"},
-    {AT(mpi), 'i', true, "mpich", ZERO_MPI_MPICH, "3", "allowed: auto (0), ompi (1), mpich (2)"},
     {AT(start_timeout_ms), 'l', true, "auto", -1, "-2", "allowed: 1 to 2147483647; auto (-1)"},
 };
 #define N_TEXT (sizeof text_cases / sizeof *text_cases)
@@ -443,7 +441,6 @@ static void test_bad_fields(void **state)
     BAD(timeout_ms, -30, "timeout_ms is -30; allowed: 1 to 2147483647");
     BAD(timeout_ms, INT64_MAX, "timeout_ms is 9223372036854775807; allowed: ");
     BAD(timeout_ms, 0, "timeout_ms is 0; allowed: 1 to 2147483647");
-    BAD(mpi, 3, "mpi is 3; allowed: auto (0), ompi (1), mpich (2)");
     BAD(start_timeout_ms, 0, "start_timeout_ms is 0; allowed: 1 to 2147483647; auto (-1)");
     BAD(name, "0123456789012345678901234567890123456789012345678901234567890123",
         "name is \"0123456789012345678901234567890123456789012345678901234567890123\"; allowed: up to 63 "
