@@ -26,8 +26,8 @@ struct zr_mpi_library {
 /* The module's file, for tests. NULL: libzero-mpi.so beside libzero. */
 extern const char *zr_mpi_module_file;
 
-/* Loads the module, which is never closed. Does not begin MPI. Any thread. ZR_ERR_ARG: the launcher belongs to
- * another MPI. ZR_ERR_NOTSUP: there is no module, or the process has loaded another MPI. */
+/* Loads the module, which is never closed. Does not begin MPI. Any thread. ZR_ERR_ARG: the launcher belongs
+ * to another MPI. ZR_ERR_NOTSUP: there is no module, or the process has loaded another MPI. */
 int zr_mpi_load(struct zr_log *log, struct zr_mpi_library *out);
 
 /* An MPI is in this process, whoever has loaded it. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_shim.c: the module libzero-mpi.so, which is the table of mpi_shim.h over one MPI library. It is the only
- * file that sees mpi.h.
+/* mpi_shim.c: the module libzero-mpi.so, which is the table of mpi_shim.h over one MPI library. It is the
+ * only file that sees mpi.h.
  *
  * MPI 3.0 is enough. Nothing here waits, cancels or frees a request: a request that was cancelled when it was
  * complete aborts MPICH, and one of a peer that died can do the same. */
