@@ -111,10 +111,9 @@ def main(root, meson):
 
         # MPI: one that is insisted on, an older one that is not, and none.
         write(os.path.join(folder, "mpi", "ompi-c.pc"), "Name: ompi\nDescription: older\nVersion: 3.1.0\nlibdir=/nowhere\n")
-        here = {"PKG_CONFIG_LIBDIR": "", "PKG_CONFIG_PATH": os.path.join(folder, "mpi")}
         why = "ompi-c.pc is of 3.1.0, and 4.1 or newer is needed"
         tries.setup("an older MPI that is insisted on", False, [f"ERROR: Problem encountered: mpi is ompi, and there is none: {why}"], "-Dmpi=ompi",
-                    "-Dcuda=disabled", **here)
+                    "-Dcuda=disabled", PKG_CONFIG_PATH=os.path.join(folder, "mpi"))
         tries.setup("no MPI", True, ["MPI : no: it was configured with -Dmpi=disabled"], "-Dmpi=disabled", "-Dcuda=disabled")
 
     print("\n".join(tries.failures) or f"{tries.n} configurations said what there was to say")
