@@ -82,9 +82,9 @@ static int open_model(struct bench *b, bool async)
     void *own[TRAIN_N_TENSORS];
     int err = 0;
     cfg.stage = (int)b->o->stage;
-    cfg.save_async = async;
-    cfg.log = on_line;
-    cfg.log_arg = b;
+    cfg.checkpoint.save_async = async;
+    cfg.debug.log = on_line;
+    cfg.debug.log_arg = b;
     b->saved = false;
     train_describe_f32(b->tensors, &b->o->model.config, NULL, false);
     b->bytes = 0;

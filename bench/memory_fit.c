@@ -27,8 +27,8 @@ int memory_fit_needed(const struct memory_fit *f, const struct gpt2_config *conf
     struct zero_plan_info info;
     (f->dtype == ZERO_BF16 ? train_describe_bf16 : train_describe_f32)(tensors, config, NULL, false);
     cfg.stage = 0;
-    cfg.world = (int32_t)f->ranks;
-    cfg.log = report_warning;
+    cfg.launch.world = (int32_t)f->ranks;
+    cfg.debug.log = report_warning;
     int err = zero_plan(tensors, TRAIN_N_TENSORS, &cfg, &info);
     if (err)
         return err;

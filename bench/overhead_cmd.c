@@ -145,10 +145,10 @@ static int measure(int device, int stage, struct units *u, int64_t n_passes, str
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.device = device;
     cfg.stage = stage;
-    cfg.world = 1;
-    cfg.backend = ZERO_BACKEND_SELF;
-    cfg.log = report_warning;
-    cfg.log_arg = chosen;
+    cfg.launch.world = 1;
+    cfg.launch.backend = ZERO_BACKEND_SELF;
+    cfg.debug.log = report_warning;
+    cfg.debug.log_arg = chosen;
     for (int32_t i = 0; i < u->n; i++) /* an earlier unwrap has set them to NULL */
         u->params[i] = u->values + (int64_t)i * UNIT_ELEMENTS;
     double *forward = malloc((size_t)n_passes * sizeof *forward),
@@ -208,9 +208,9 @@ static int world_command(const char *name, const struct overhead_options *o, str
         double ns[2];
         cfg.device = o->device;
         cfg.stage = stage;
-        cfg.backend = ZERO_BACKEND_SHM;
-        cfg.log = report_warning;
-        cfg.log_arg = chosen;
+        cfg.launch.backend = ZERO_BACKEND_SHM;
+        cfg.debug.log = report_warning;
+        cfg.debug.log_arg = chosen;
         for (int32_t i = 0; i < units->n; i++) {
             units->tensors[i].flags = ZERO_RESIDENT;
             units->params[i] = units->values + (int64_t)i * UNIT_ELEMENTS;

@@ -62,9 +62,9 @@ static int join(struct worlds *w, int rank)
     for (int k = 0; !err && k < 2; k++) {
         if (rank >= w->world[k])
             continue;
-        w->cfg.rank = rank;
-        w->cfg.world = w->world[k];
-        w->cfg.rendezvous = w->meeting[k];
+        w->cfg.launch.rank = rank;
+        w->cfg.launch.world = w->world[k];
+        w->cfg.launch.rendezvous = w->meeting[k];
         err = zero_wrap(&w->z[k], w->own[k], w->n, &w->cfg);
     }
     return reported(err);

@@ -86,7 +86,7 @@ static const struct option_table table = {
     OPTIONS_WITH_MODEL(struct plan_options),
 };
 
-/* For cfg.log behind stage 0, which has been warned of everything else: what comes of groups. */
+/* For cfg.debug.log behind stage 0, which has been warned of everything else: what comes of groups. */
 static void report_groups(void *arg, const char *line)
 {
     (void)arg;
@@ -104,8 +104,8 @@ static int open_mesh(const struct plan_options *o, int64_t pp_at, const struct z
                                      {"dp_replicate", hybrid ? -1 : 1},
                                      {"dp_shard", hybrid ? (int32_t)o->shard_group : -1},
                                      {"tp", o->model.config.tp > 1 ? (int32_t)o->model.config.tp : 1}};
-    place.rendezvous = "tcp://127.0.0.1:1";
-    place.rank = (int32_t)(pp_at * (o->world / o->pp));
+    place.launch.rendezvous = "tcp://127.0.0.1:1";
+    place.launch.rank = (int32_t)(pp_at * (o->world / o->pp));
     return zero_mesh_open(mesh, axes, 4, &place);
 }
 
@@ -118,20 +118,20 @@ int plan_column(const struct plan_options *o, int column, const struct plan_tabl
     bool meshed = o->model.config.tp > 1 || o->pp > 1;
     if (cfg.hybrid && !meshed)
         cfg.shard_group = (int32_t)o->shard_group;
-    cfg.log = column > 0 && t->pp_at == 0 ? report_groups : NULL;
-    cfg.world = (int32_t)o->world;
+    cfg.debug.log = column > 0 && t->pp_at == 0 ? report_groups : NULL;
+    cfg.launch.world = (int32_t)o->world;
     cfg.optimizer = o->optimizer;
     cfg.beta1 = 0.9f;
     cfg.grad_accum_steps = (int32_t)o->accum;
-    cfg.prefetch = (int32_t)o->prefetch;
-    cfg.param_budget_bytes = o->budget;
-    cfg.wire_dtype = o->wire_dtype;
+    cfg.memory.prefetch = (int32_t)o->prefetch;
+    cfg.memory.param_budget_bytes = o->budget;
+    cfg.memory.wire_dtype = o->wire_dtype;
     cfg.deterministic = o->deterministic;
-    cfg.order = t->order;
-    cfg.n_order = t->n_order;
-    cfg.schedule = o->schedule;
-    cfg.stages_per_rank = (int32_t)o->stages_per_rank;
-    cfg.activation_bytes = o->pp > 1 ? plan_move_bytes(o) : 0;
+    cfg.memory.order = t->order;
+    cfg.memory.n_order = t->n_order;
+    cfg.pipeline.schedule = o->schedule;
+    cfg.pipeline.stages_per_rank = (int32_t)o->stages_per_rank;
+    cfg.pipeline.activation_bytes = o->pp > 1 ? plan_move_bytes(o) : 0;
     zero_mesh *mesh = NULL;
     int err = meshed ? open_mesh(o, t->pp_at, &cfg, &mesh) : 0;
     cfg.mesh = mesh;

@@ -28,7 +28,7 @@ enum profile_part {
 };
 extern const char *const profile_names[PROFILE_N_PARTS];
 
-/* Steps that are measured, at most; and spans that the timeline keeps of the model's track (cfg.trace). */
+/* Most steps that are measured; and spans that the timeline keeps of the model's track (cfg.debug.trace). */
 enum { PROFILE_MOST_STEPS = 50, PROFILE_MOST_SPANS = 16384 };
 
 struct profile {
@@ -58,8 +58,8 @@ enum profile_part profile_enter(struct profile *p, enum profile_part part);
 enum profile_part profile_enter_product(struct profile *p, double flop);
 /* A step has ended; step is 1-based. */
 void profile_step(struct profile *p, int64_t step, bool last);
-/* After the last step, with cfg.trace: deals LIBRARY by the timeline. z NULL: the model is not wrapped. Takes
- * a file in TMPDIR for a moment. Returns 0 or a zero_err. */
+/* After the last step, with cfg.debug.trace: deals LIBRARY by the timeline. z NULL: the model is not wrapped.
+ * Takes a file in TMPDIR for a moment. Returns 0 or a zero_err. */
 int profile_finish(struct profile *p, zero_ctx *z);
 
 #endif

@@ -114,9 +114,9 @@ json_t *report_number(double x);
 /* Prints object as one line and drops the reference. */
 void report_line(json_t *object);
 
-/* For cfg.log of a command that makes several contexts: warnings go to the standard error, but for those that
- * hold one of the texts at arg (const char **, ended by NULL); arg NULL: none goes, as the first context gave
- * them out. */
+/* For cfg.debug.log of a command that makes several contexts: warnings go to the standard error, but for
+ * those that hold one of the texts at arg (const char **, ended by NULL); arg NULL: none goes, as the first
+ * context gave them out. */
 void report_warning(void *arg, const char *line);
 
 #endif

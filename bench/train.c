@@ -141,33 +141,33 @@ static int wrap(struct run *r, struct zero_config cfg)
     cfg.clip = (float)o->clip;
     cfg.grad_accum_steps = (int32_t)o->accum;
     if (r->at.n_stages > 1) {
-        cfg.schedule = o->schedule;
-        cfg.schedule_file = o->schedule_file;
-        cfg.stages_per_rank = r->n_own;
-        cfg.activation_bytes = train_stage_bytes(&o->model.config, o->batch, sizeof(real));
+        cfg.pipeline.schedule = o->schedule;
+        cfg.pipeline.schedule_file = o->schedule_file;
+        cfg.pipeline.stages_per_rank = r->n_own;
+        cfg.pipeline.activation_bytes = train_stage_bytes(&o->model.config, o->batch, sizeof(real));
     }
-    cfg.prefetch = (int32_t)o->prefetch;
-    cfg.param_budget_bytes = o->budget;
+    cfg.memory.prefetch = (int32_t)o->prefetch;
+    cfg.memory.param_budget_bytes = o->budget;
     cfg.deterministic = o->deterministic;
-    cfg.wire_dtype = o->wire_dtype;
-    cfg.save_async = o->save_async;
-    cfg.save_keep = (int32_t)o->keep;
+    cfg.memory.wire_dtype = o->wire_dtype;
+    cfg.checkpoint.save_async = o->save_async;
+    cfg.checkpoint.save_keep = (int32_t)o->keep;
     cfg.device = o->device;
     cfg.stream = place_stream(&r->place);
-    cfg.trace = o->profile || o->trace;
-    cfg.log = o->log ? log_line : NULL;
-    cfg.log_arg = r;
+    cfg.debug.trace = o->profile || o->trace;
+    cfg.debug.log = o->log ? log_line : NULL;
+    cfg.debug.log_arg = r;
     if (o->step_ms && !o->log) {
-        cfg.log = report_warning;
-        cfg.log_arg = timed_on_purpose;
+        cfg.debug.log = report_warning;
+        cfg.debug.log_arg = timed_on_purpose;
     }
     for (int32_t k = 0; k < r->n_own; k++)
         train_parts_join(&r->at, &r->model[k], &r->z);
     struct zero_call *order = malloc((size_t)train_n_calls(r->stage, r->n_own) * sizeof *order);
     if (!order)
         return failed(ZERO_ERR_NOMEM, "no memory for the order of calls");
-    cfg.order = order;
-    cfg.n_order = train_stages_order(order, r->stage, r->n_own);
+    cfg.memory.order = order;
+    cfg.memory.n_order = train_stages_order(order, r->stage, r->n_own);
     int err = reported(zero_wrap(&r->z, r->tensors, r->n_tensors, &cfg));
     free(order);
     if (err)

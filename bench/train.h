@@ -95,7 +95,7 @@ void train_describe_f32(struct zero_tensor out[TRAIN_N_TENSORS], const struct gp
 void train_describe_bf16(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_config *config,
                          struct gpt2 *model, bool stores);
 
-/* The calls of one micro-batch, for cfg.order, of a model or of a pipeline stage's part of it
+/* The calls of one micro-batch, for cfg.memory.order, of a model or of a pipeline stage's part of it
  * (train_stages.h); returns how many: at most TRAIN_N_CALLS(layers), and so many of a whole model. */
 #define TRAIN_N_CALLS(layers) (4 * (layers) + 6)
 int32_t train_call_order(struct zero_call *out, const struct gpt2_config *own);

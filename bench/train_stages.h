@@ -30,7 +30,7 @@ int64_t train_first_layer_unit(const struct gpt2_config *own);
 /* Elements of a tensor of the whole model that are before a stage's, parts counted as in the table. */
 int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *own);
 
-/* Bytes of cfg.activation_bytes: of what one layer gives to the next, of a micro-batch, each of
+/* Bytes of cfg.pipeline.activation_bytes: of what one layer gives to the next, of a micro-batch, each of
  * element_bytes. */
 int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes);
 

@@ -62,9 +62,9 @@ static int settings_of(const struct candidate *c, struct setting out[N_LINES])
         set(&out[n++], "hybrid", hsdp ? "ZERO_HYBRID_HSDP" : "ZERO_HYBRID_HFSDP", hsdp ? "hsdp" : "hfsdp");
         set_number(&out[n++], "shard_group", c->shard_group);
     }
-    if (c->prefetch != init.prefetch)
+    if (c->prefetch != init.memory.prefetch)
         set_number(&out[n++], "prefetch", c->prefetch);
-    if (c->budget != init.param_budget_bytes)
+    if (c->budget != init.memory.param_budget_bytes)
         set_number(&out[n++], "param_budget_bytes", c->budget);
     if (c->wire_dtype)
         set(&out[n++], "wire_dtype", "ZERO_BF16", "bf16");

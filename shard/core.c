@@ -91,7 +91,7 @@ static int no_slot(const struct zr_core *c, const char *kind, int32_t unit, int6
                    "zero_begin: no %s slot for unit %d (%lld bytes): those large enough are held by open "
                    "brackets. Open are units: %s. Was a zero_end forgotten? Otherwise give a tensor of unit "
                    "%d the flag ZERO_RESIDENT, which keeps the %lld bytes of its %ss in memory of their own, "
-                   "or declare the nesting in cfg.order%s",
+                   "or declare the nesting in cfg.memory.order%s",
                    kind, unit, (long long)bytes, open, holder, (long long)holder_bytes, kind, otherwise);
 }
 

@@ -261,7 +261,7 @@ int zr_core_refuse_in_all(const char *call);
 
 #define ZR_OVERRUN_ADVICE                                                                                    \
     "set grad_accum_steps to the micro-batches of a step, or call zero_step oftener; if a pass uses its "    \
-    "units more than once, declare that in cfg.order"
+    "units more than once, declare that in cfg.memory.order"
 
 /* ---- core_valid.c ---- */
 

@@ -64,11 +64,11 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     memset(c, 0, sizeof *c);
     for (int i = 0; i < z->memory.n_groups; i++)
         c->groups[i] = z->memory.group[i].id;
-    c->stages_per_rank = z->config.user.stages_per_rank;
+    c->stages_per_rank = z->config.user.pipeline.stages_per_rank;
     c->sources = zr_source_hash();
-    c->save_keep = z->config.user.save_keep;
-    c->trace = z->config.user.trace;
-    c->timeout_ms = z->config.user.timeout_ms;
+    c->save_keep = z->config.user.checkpoint.save_keep;
+    c->trace = z->config.user.debug.trace;
+    c->timeout_ms = z->config.user.launch.timeout_ms;
     zr_command_line_read(&c->command);
     if (zr_verdict_put(c, err))
         return;
@@ -77,12 +77,12 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->version = ZERO_VERSION_MAJOR * 1e6 + ZERO_VERSION_MINOR * 1e3 + ZERO_VERSION_PATCH;
     c->device = z->config.user.device;
     c->backend = zr_backend_number(z->backend);
-    c->copy_engine = z->config.user.copy_engine;
+    c->copy_engine = z->config.user.launch.copy_engine;
     c->init_from = z->config.user.init_from;
     c->pp = o->pp;
     c->tp = o->parts;
-    c->schedule = z->config.user.schedule;
-    c->activation_bytes = (double)z->config.user.activation_bytes;
+    c->schedule = z->config.user.pipeline.schedule;
+    c->activation_bytes = (double)z->config.user.pipeline.activation_bytes;
     c->hybrid = z->config.user.hybrid;
     c->shard_group = o->shard_group;
     c->stage = o->stage;

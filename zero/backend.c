@@ -46,7 +46,7 @@ const struct zr_backend *zr_backend_of_lent(const struct zero_config *c, void **
 {
     const char *device = c->device == ZERO_DEVICE_CUDA ? "cuda" : "host";
     int i = 1;
-    *lent = c->device == ZERO_DEVICE_CUDA ? c->nccl_comm : c->mpi_comm;
+    *lent = c->device == ZERO_DEVICE_CUDA ? c->launch.nccl_comm : c->launch.mpi_comm;
     if (!*lent)
         return NULL;
     while (i < ZR_BACKEND_COUNT && (!backends[i]->lent_world || strcmp(backends[i]->device, device)))
@@ -109,7 +109,7 @@ static const struct zr_backend *choose_any(const struct zr_config *config, int w
 
 int zr_backend_choose(struct zr_config *config, int world, const struct zr_backend **out)
 {
-    const struct zr_backend *b = zr_backend_row(config->user.backend);
+    const struct zr_backend *b = zr_backend_row(config->user.launch.backend);
     int err = b ? check_asked(config, b, world) : 0;
     if (err)
         return err;
@@ -184,7 +184,7 @@ static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role ro
     case ZR_ROLE_ODD_PAIR:
         return z->mesh.stages > 2 ? &z->mesh.pair[1] : NULL;
     case ZR_ROLE_CLOSING_PAIR:
-        return stages && z->config.user.stages_per_rank > 1 ? &z->mesh.ends : NULL;
+        return stages && z->config.user.pipeline.stages_per_rank > 1 ? &z->mesh.ends : NULL;
     case ZR_ROLE_TIED:
         return stages ? &z->mesh.ends : NULL;
     case ZR_ROLES:
@@ -200,7 +200,7 @@ int zr_backend_open_comms(struct zero_ctx *z)
                                              .start_timeout_ms = z->start_ms,
                                              .deterministic = o->deterministic,
                                              .ragged = zr_backend_is_ragged(z->backend, z->layout, o),
-                                             .copy_engine = z->config.user.copy_engine == 1,
+                                             .copy_engine = z->config.user.launch.copy_engine == 1,
                                              .topology = &z->topology,
                                              .lent = z->lent,
                                              .found_by = z->world.is_given ? NULL : z->world.size_from,

@@ -47,9 +47,9 @@ void zr_config_print_name(const char *name, char *out, size_t n_out)
 static int check_name(const struct zero_config *c)
 {
     char shown[128];
-    if (!c->name || is_name(c->name))
+    if (!c->launch.name || is_name(c->launch.name))
         return 0;
-    zr_config_print_name(c->name, shown, sizeof shown);
+    zr_config_print_name(c->launch.name, shown, sizeof shown);
     return zr_fail(ZR_ERR_ARG,
                    "name is \"%s\"; allowed: up to %d characters, none of them a control character", shown,
                    ZR_NAME_CHARS);
@@ -57,13 +57,13 @@ static int check_name(const struct zero_config *c)
 
 static int check_together(const struct zero_config *c)
 {
-    if (c->world > 0 && c->rank >= c->world)
-        return zr_fail(ZR_ERR_ARG, "rank is %d; allowed: 0 to %d (world is %d)", c->rank, c->world - 1,
-                       c->world);
-    if (c->world == 0 && c->rank != 0)
+    if (c->launch.world > 0 && c->launch.rank >= c->launch.world)
+        return zr_fail(ZR_ERR_ARG, "rank is %d; allowed: 0 to %d (world is %d)", c->launch.rank,
+                       c->launch.world - 1, c->launch.world);
+    if (c->launch.world == 0 && c->launch.rank != 0)
         return zr_fail(ZR_ERR_ARG,
                        "rank is %d but world is 0; allowed: both given, or both 0 to look in the environment",
-                       c->rank);
+                       c->launch.rank);
     if (c->update && c->optimizer != ZERO_AUTO)
         return zr_fail(
             ZR_ERR_ARG,
@@ -74,7 +74,7 @@ static int check_together(const struct zero_config *c)
             ZR_ERR_ARG,
             "n_states is %d but update is NULL; allowed: 0 (the states of a named optimizer are known)",
             c->n_states);
-    if (c->grad_in_place && c->deterministic > 0 && c->grad_accum_steps > 1)
+    if (c->memory.grad_in_place && c->deterministic > 0 && c->grad_accum_steps > 1)
         return zr_fail(
             ZR_ERR_ARG,
             "grad_in_place is 1 and deterministic is 1, with grad_accum_steps %d: gradients that "
@@ -85,17 +85,17 @@ static int check_together(const struct zero_config *c)
         return zr_fail(ZR_ERR_ARG,
                        "init is %s but init_from is %s; allowed: both init and ZERO_INIT_CALL, or neither",
                        c->init ? "set" : "NULL", c->init ? "not ZERO_INIT_CALL" : "ZERO_INIT_CALL");
-    if (c->nccl_comm && c->device != ZERO_DEVICE_CUDA)
+    if (c->launch.nccl_comm && c->device != ZERO_DEVICE_CUDA)
         return zr_fail(ZR_ERR_ARG,
                        "nccl_comm is set but device is host; allowed: device cuda, or nccl_comm NULL");
-    if (c->mpi_comm && c->device != ZERO_DEVICE_HOST)
+    if (c->launch.mpi_comm && c->device != ZERO_DEVICE_HOST)
         return zr_fail(ZR_ERR_ARG,
                        "mpi_comm is set but device is cuda; allowed: device host, or mpi_comm NULL");
-    if (c->n_order < 0)
-        return zr_fail(ZR_ERR_ARG, "n_order is %d; allowed: 0 and more", c->n_order);
-    if (!c->order != (c->n_order == 0))
+    if (c->memory.n_order < 0)
+        return zr_fail(ZR_ERR_ARG, "n_order is %d; allowed: 0 and more", c->memory.n_order);
+    if (!c->memory.order != (c->memory.n_order == 0))
         return zr_fail(ZR_ERR_ARG, "order is %s but n_order is %d; allowed: both given, or NULL and 0",
-                       c->order ? "set" : "NULL", c->n_order);
+                       c->memory.order ? "set" : "NULL", c->memory.n_order);
     return check_hybrid(c);
 }
 
@@ -166,7 +166,7 @@ static int check_brackets(const struct zr_call *order, struct place *places, int
 /* Checks the order and hands out a copy in the lower floors' own form. */
 static int resolve_order(const struct zero_config *c, struct zr_call **out)
 {
-    int n = c->n_order, err = n ? zr_config_needs(c, offsetof(struct zero_config, call_size)) : 0;
+    int n = c->memory.n_order, err = n ? zr_config_needs(c, offsetof(struct zero_config, call_size)) : 0;
     *out = NULL;
     if (n == 0 || err)
         return err;
@@ -176,7 +176,7 @@ static int resolve_order(const struct zero_config *c, struct zr_call **out)
         err = zr_fail(ZR_ERR_NOMEM, "no memory for an order of %d calls", n);
     for (int i = 0; !err && i < n; i++) {
         struct zero_call call;
-        zr_copy_in(&call, sizeof call, c->order, i, c->call_size);
+        zr_copy_in(&call, sizeof call, c->memory.order, i, c->call_size);
         err = check_call(&call, i);
         calls[i] =
             (struct zr_call){.unit = call.unit,
@@ -200,9 +200,9 @@ enum { START_MS = 600000 };
 
 int64_t zr_config_start_ms(const struct zero_config *c)
 {
-    return c->start_timeout_ms != ZERO_AUTO ? c->start_timeout_ms
-           : c->timeout_ms > START_MS       ? c->timeout_ms
-                                            : START_MS;
+    return c->launch.start_timeout_ms != ZERO_AUTO ? c->launch.start_timeout_ms
+           : c->launch.timeout_ms > START_MS       ? c->launch.timeout_ms
+                                                   : START_MS;
 }
 
 void zr_config_legible(const struct zero_config *cfg, struct zero_config *out)
@@ -211,10 +211,10 @@ void zr_config_legible(const struct zero_config *cfg, struct zero_config *out)
     *out = plain;
     (void)zr_config_widen(cfg, out);
     zr_config_apply_legible(out);
-    if (out->timeout_ms < 1)
-        out->timeout_ms = plain.timeout_ms;
-    if (out->start_timeout_ms < 1)
-        out->start_timeout_ms = plain.start_timeout_ms;
+    if (out->launch.timeout_ms < 1)
+        out->launch.timeout_ms = plain.launch.timeout_ms;
+    if (out->launch.start_timeout_ms < 1)
+        out->launch.start_timeout_ms = plain.launch.start_timeout_ms;
 }
 
 static float or_default(float value, float fallback)
@@ -234,18 +234,18 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .grad_scale = c->grad_scale,
         .grad_accum_steps = c->grad_accum_steps,
         .grad_sum = c->grad_sum,
-        .prefetch = c->prefetch,
-        .param_budget_bytes = c->param_budget_bytes,
+        .prefetch = c->memory.prefetch,
+        .param_budget_bytes = c->memory.param_budget_bytes,
         /* deterministic that nobody asked for is turned off instead; see zr_backend_choose. */
-        .deterministic = c->deterministic && !(c->grad_in_place && c->grad_accum_steps > 1),
-        .grad_in_place = c->grad_in_place,
+        .deterministic = c->deterministic && !(c->memory.grad_in_place && c->grad_accum_steps > 1),
+        .grad_in_place = c->memory.grad_in_place,
         .compares_tp = true,
-        .wire_dtype = (enum zr_dtype)c->wire_dtype,
-        .timeout_ms = c->timeout_ms,
-        .trace = c->trace,
-        .save_async = c->save_async,
-        .save_keep = c->save_keep,
-        .check = c->check,
+        .wire_dtype = (enum zr_dtype)c->memory.wire_dtype,
+        .timeout_ms = c->launch.timeout_ms,
+        .trace = c->debug.trace,
+        .save_async = c->checkpoint.save_async,
+        .save_keep = c->checkpoint.save_keep,
+        .check = c->debug.check,
     };
     for (int i = 1; i < ZR_OPTIMIZER_COUNT; i++) {
         const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)i);
@@ -272,7 +272,7 @@ static int resolve(const struct zero_config *user, bool has_log, struct zr_confi
     int err = zr_config_widen(user, &c.user);
     if (err)
         return err;
-    if (has_log && (err = zr_log_open(c.user.log, c.user.log_arg, getenv("ZERO_LOG"), &c.log)))
+    if (has_log && (err = zr_log_open(c.user.debug.log, c.user.debug.log_arg, getenv("ZERO_LOG"), &c.log)))
         return err;
     if ((err = zr_config_apply_env(&c.user, c.log)) || (err = zr_config_check_fields(&c.user)) ||
         (err = check_name(&c.user)) || (err = check_together(&c.user)) ||
@@ -284,7 +284,7 @@ static int resolve(const struct zero_config *user, bool has_log, struct zr_confi
     report_zero_eps(&c);
     c.options.log = c.log;
     c.options.order = c.order;
-    c.options.n_order = c.user.n_order;
+    c.options.n_order = c.user.memory.n_order;
     *out = c;
     return 0;
 }

@@ -38,7 +38,7 @@ struct zr_config {
     int32_t pp_at;
     /* what options.order points to; NULL: none */
     struct zr_call *order;
-    /* options.log: to cfg.log, and where ZERO_LOG says */
+    /* options.log: to cfg.debug.log, and where ZERO_LOG says */
     struct zr_log *log;
 };
 
@@ -78,8 +78,8 @@ int64_t zr_config_start_ms(const struct zero_config *c);
 /* What can be read of a configuration that is refused, and of the environment, to look for the others. */
 void zr_config_legible(const struct zero_config *cfg, struct zero_config *out);
 
-/* Copies cfg.name as it is shown, and as ranks compare it: as much as there is room for, control characters,
- * which are refused, as \xNN. NULL is "". */
+/* Copies cfg.launch.name as it is shown, and as ranks compare it: as much as there is room for, control
+ * characters, which are refused, as \xNN. NULL is "". */
 void zr_config_print_name(const char *name, char *out, size_t n_out);
 
 /* Frees what it holds. NULL and a zeroed struct are allowed. */

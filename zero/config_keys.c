@@ -65,21 +65,21 @@ struct field {
 #define BYTES_OF_KIND_BYTES  8
 #define BYTES_OF_KIND_FLOAT  4
 #define BYTES_OF_KIND_DOUBLE 8
-#define FIELD(name, kind_, where_, names_, lo_, hi_, allowed_)                                               \
-    ANY_FIELD(name, kind_, where_, names_, false, lo_, hi_, allowed_)
-#define FIELD_OR_AUTO(name, kind_, where_, names_, lo_, hi_, allowed_)                                       \
-    ANY_FIELD(name, kind_, where_, names_, true, lo_, hi_, allowed_)
-#define ANY_FIELD(name, kind_, where_, names_, auto_, lo_, hi_, allowed_)                                    \
+#define FIELD(group, name, kind_, where_, names_, lo_, hi_, allowed_)                                        \
+    ANY_FIELD(group, name, kind_, where_, names_, false, lo_, hi_, allowed_)
+#define FIELD_OR_AUTO(group, name, kind_, where_, names_, lo_, hi_, allowed_)                                \
+    ANY_FIELD(group, name, kind_, where_, names_, true, lo_, hi_, allowed_)
+#define ANY_FIELD(group, name, kind_, where_, names_, auto_, lo_, hi_, allowed_)                             \
     {                                                                                                        \
-#name, offsetof(struct zero_config, name),                                                           \
-            sizeof(((struct zero_config *)0)->name) /                                                        \
-                (sizeof(((struct zero_config *)0)->name) == BYTES_OF_##kind_),                               \
+#name, offsetof(struct zero_config, group name),                                                     \
+            sizeof(((struct zero_config *)0)->group name) /                                                  \
+                (sizeof(((struct zero_config *)0)->group name) == BYTES_OF_##kind_),                         \
             kind_, where_, names_, auto_, lo_, hi_, allowed_                                                 \
     }
-#define FIXED(name, why)                                                                                     \
+#define FIXED(group, name, why)                                                                              \
     {                                                                                                        \
-#name, offsetof(struct zero_config, name), sizeof(((struct zero_config *)0)->name), KIND_FIXED,      \
-            TEXT_ONLY, NULL, false, 0, 0, why                                                                \
+#name, offsetof(struct zero_config, group name), sizeof(((struct zero_config *)0)->group name),      \
+            KIND_FIXED, TEXT_ONLY, NULL, false, 0, 0, why                                                    \
     }
 
 #define BELOW_ONE   0x1.fffffep-1 /* the largest float below 1 */
@@ -90,70 +90,78 @@ struct field {
 
 /* In the struct's order. */
 static const struct field fields[] = {
-    FIXED(size, HEAD),
-    FIXED(version, HEAD),
-    FIXED(tensor_size, HEAD),
-    FIXED(call_size, HEAD),
-    FIXED(weight_size, HEAD),
-    FIXED(step_info_size, HEAD),
-    FIXED(stats_size, HEAD),
-    FIXED(plan_info_size, HEAD),
-    FIELD(stage, KIND_INT32, TEXT_AND_ENV, NULL, 0, 3, "0, 1, 2, 3"),
-    FIELD(device, KIND_INT32, TEXT_AND_ENV, device_names, 1, 2, "host, cuda"),
-    FIELD(backend, KIND_INT32, TEXT_AND_ENV, backend_names, 0, ZR_BACKEND_COUNT - 1, "auto" ZR_BACKEND_KEYS),
-    FIELD(rank, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "0 to world - 1"),
-    FIELD(world, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "1 and more, or 0 to look in the environment"),
-    FIXED(rendezvous, "a pointer: set the field itself, or ZERO_RENDEZVOUS in the environment"),
-    FIELD(timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 to 2147483647"),
-    FIELD_OR_AUTO(optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 1, ZR_OPTIMIZER_COUNT - 1,
-                  ZR_OPTIMIZER_KEYS "auto (-1)"),
-    FIELD_OR_AUTO(beta1, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE, "0 and more, less than 1; auto (-1)"),
-    FIELD_OR_AUTO(beta2, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE, "0 and more, less than 1; auto (-1)"),
-    FIELD_OR_AUTO(eps, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more; auto (-1)"),
-    FIELD(weight_decay, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
-    FIELD(clip, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
-    FIELD(grad_scale, KIND_DOUBLE, TEXT_AND_ENV, NULL, -DBL_MAX, DBL_MAX, "a finite number other than 0"),
-    FIELD(grad_accum_steps, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 and more"),
-    FIELD(grad_sum, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
-    FIELD(grad_in_place, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
-    FIELD(n_states, KIND_INT32, TEXT_ONLY, NULL, 0, ZR_MAX_STATES, "0, 1, 2, 3, 4"),
-    FIXED(update, POINTER),
-    FIXED(update_arg, POINTER),
-    FIELD(prefetch, KIND_INT32, TEXT_AND_ENV, prefetch_names, 0, COUNT_MAX, "1 and more, or 0 for none"),
-    FIELD_OR_AUTO(deterministic, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "on (1), off (0), auto (-1)"),
-    FIELD_OR_AUTO(param_budget_bytes, KIND_BYTES, TEXT_AND_ENV, NULL, 0, 0x1p63,
-                  "bytes, with k, M, G, T or Ki, Mi, Gi, Ti; auto (-1) for what prefetch needs"),
-    FIELD(wire_dtype, KIND_INT32, TEXT_AND_ENV, dtype_names, 0, 2, "f32, bf16, or 0 for the tensor's own"),
-    FIXED(n_order, "the length of order: set the field itself"),
-    FIXED(order, POINTER),
-    FIXED(stream, POINTER),
-    FIXED(log, POINTER),
-    FIXED(log_arg, POINTER),
-    FIELD(trace, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
-    FIELD(check, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
-    FIELD(save_async, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
-    FIELD(save_keep, KIND_INT32, TEXT_AND_ENV, NULL, 0, COUNT_MAX, "1 and more, or 0 for all"),
-    FIXED(nccl_comm, POINTER),
-    FIELD_OR_AUTO(copy_engine, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "on (1), off (0), auto (-1)"),
-    FIELD(init_from, KIND_INT32, TEXT_ONLY, init_names, 0, 3, "model (0), rank0 (1), later (2), call (3)"),
-    FIXED(init, POINTER),
-    FIXED(init_arg, POINTER),
-    FIELD_OR_AUTO(shard_group, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
+    FIXED(, size, HEAD),
+    FIXED(, version, HEAD),
+    FIXED(, tensor_size, HEAD),
+    FIXED(, call_size, HEAD),
+    FIXED(, weight_size, HEAD),
+    FIXED(, step_info_size, HEAD),
+    FIXED(, stats_size, HEAD),
+    FIXED(, plan_info_size, HEAD),
+    FIXED(, action_size, HEAD),
+    FIELD(, stage, KIND_INT32, TEXT_AND_ENV, NULL, 0, 3, "0, 1, 2, 3"),
+    FIELD(, device, KIND_INT32, TEXT_AND_ENV, device_names, 1, 2, "host, cuda"),
+    FIXED(, stream, POINTER),
+    FIELD(, grad_accum_steps, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 and more"),
+    FIELD(, clip, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
+    FIELD(, grad_scale, KIND_DOUBLE, TEXT_AND_ENV, NULL, -DBL_MAX, DBL_MAX, "a finite number other than 0"),
+    FIELD(, grad_sum, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
+    FIELD_OR_AUTO(, deterministic, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1,
+                  "on (1), off (0), auto (-1)"),
+    FIELD_OR_AUTO(, shard_group, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
                   "a number that divides the world; auto (-1) for the ranks of a host"),
-    FIELD(hybrid, KIND_INT32, TEXT_AND_ENV, hybrid_names, 0, 2, "none (0), hsdp (1), hfsdp (2)"),
-    FIELD_OR_AUTO(start_timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
-                  "1 to 2147483647; auto (-1): 600000, or timeout_ms if that is longer"),
-    FIXED(interface, "a pointer: set the field itself, or ZERO_INTERFACE in the environment"),
-    FIXED(mpi_comm, POINTER),
-    FIXED(mesh, POINTER),
-    FIELD(schedule, KIND_INT32, TEXT_AND_ENV, schedule_names, 0, 3,
+    FIELD(, hybrid, KIND_INT32, TEXT_AND_ENV, hybrid_names, 0, 2, "none (0), hsdp (1), hfsdp (2)"),
+    FIXED(, mesh, POINTER),
+    FIELD_OR_AUTO(, optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 1, ZR_OPTIMIZER_COUNT - 1,
+                  ZR_OPTIMIZER_KEYS "auto (-1)"),
+    FIELD_OR_AUTO(, beta1, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE,
+                  "0 and more, less than 1; auto (-1)"),
+    FIELD_OR_AUTO(, beta2, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE,
+                  "0 and more, less than 1; auto (-1)"),
+    FIELD_OR_AUTO(, eps, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more; auto (-1)"),
+    FIELD(, weight_decay, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
+    FIELD(, n_states, KIND_INT32, TEXT_ONLY, NULL, 0, ZR_MAX_STATES, "0, 1, 2, 3, 4"),
+    FIXED(, update, POINTER),
+    FIXED(, update_arg, POINTER),
+    FIELD(memory., prefetch, KIND_INT32, TEXT_AND_ENV, prefetch_names, 0, COUNT_MAX,
+          "1 and more, or 0 for none"),
+    FIELD_OR_AUTO(memory., param_budget_bytes, KIND_BYTES, TEXT_AND_ENV, NULL, 0, 0x1p63,
+                  "bytes, with k, M, G, T or Ki, Mi, Gi, Ti; auto (-1) for what prefetch needs"),
+    FIELD(memory., wire_dtype, KIND_INT32, TEXT_AND_ENV, dtype_names, 0, 2,
+          "f32, bf16, or 0 for the tensor's own"),
+    FIELD(memory., grad_in_place, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
+    FIXED(memory., n_order, "the length of order: set the field itself"),
+    FIXED(memory., order, POINTER),
+    FIELD(pipeline., schedule, KIND_INT32, TEXT_AND_ENV, schedule_names, 0, 3,
           "1f1b (0), gpipe (1), interleaved (2), zero-bubble (3)"),
-    FIXED(action_size, HEAD),
-    FIELD(activation_bytes, KIND_BYTES, TEXT_ONLY, NULL, 0, 0x1p40, "0 to 1Ti"),
-    FIXED(schedule_file, POINTER),
-    FIELD(stages_per_rank, KIND_INT32, TEXT_ONLY, NULL, 1, MOST_STAGES, "1 to 1024"),
-    FIELD(reserved, KIND_INT32, TEXT_ONLY, NULL, 0, 0, "0"),
-    FIXED(name, POINTER),
+    FIXED(pipeline., schedule_file, POINTER),
+    FIELD(pipeline., stages_per_rank, KIND_INT32, TEXT_ONLY, NULL, 1, MOST_STAGES, "1 to 1024"),
+    FIELD(pipeline., activation_bytes, KIND_BYTES, TEXT_ONLY, NULL, 0, 0x1p40, "0 to 1Ti"),
+    FIELD(launch., rank, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "0 to world - 1"),
+    FIELD(launch., world, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX,
+          "1 and more, or 0 to look in the environment"),
+    FIXED(launch., rendezvous, "a pointer: set the field itself, or ZERO_RENDEZVOUS in the environment"),
+    FIXED(launch., interface, "a pointer: set the field itself, or ZERO_INTERFACE in the environment"),
+    FIELD(launch., timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 to 2147483647"),
+    FIELD_OR_AUTO(launch., start_timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
+                  "1 to 2147483647; auto (-1): 600000, or timeout_ms if that is longer"),
+    FIXED(launch., name, POINTER),
+    FIELD(launch., backend, KIND_INT32, TEXT_AND_ENV, backend_names, 0, ZR_BACKEND_COUNT - 1,
+          "auto" ZR_BACKEND_KEYS),
+    FIELD(launch., mpi, KIND_INT32, TEXT_AND_ENV, mpi_names, 0, 2, "auto (0), ompi (1), mpich (2)"),
+    FIXED(launch., mpi_comm, POINTER),
+    FIXED(launch., nccl_comm, POINTER),
+    FIELD_OR_AUTO(launch., copy_engine, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1,
+                  "on (1), off (0), auto (-1)"),
+    FIELD(checkpoint., save_async, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
+    FIELD(checkpoint., save_keep, KIND_INT32, TEXT_AND_ENV, NULL, 0, COUNT_MAX, "1 and more, or 0 for all"),
+    FIELD(debug., check, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
+    FIELD(debug., trace, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
+    FIXED(debug., log, POINTER),
+    FIXED(debug., log_arg, POINTER),
+    FIELD(, init_from, KIND_INT32, TEXT_ONLY, init_names, 0, 3, "model (0), rank0 (1), later (2), call (3)"),
+    FIXED(, init, POINTER),
+    FIXED(, init_arg, POINTER),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 

@@ -50,12 +50,12 @@ struct zr_sharer {
 struct zero_ctx {
     struct zr_config config;
     struct zr_world world;
-    /* how long opening waits for the others (cfg.start_timeout_ms) */
+    /* how long opening waits for the others (cfg.launch.start_timeout_ms) */
     int64_t start_ms;
-    /* cfg.nccl_comm or cfg.mpi_comm, and whose it is; NULL: there is none */
+    /* cfg.launch.nccl_comm or cfg.launch.mpi_comm, and whose it is; NULL: there is none */
     void *lent;
     const struct zr_backend *lent_of;
-    /* cfg.backend's row, NULL: auto; for ranks that tell each other where they meet */
+    /* cfg.launch.backend's row, NULL: auto; for ranks that tell each other where they meet */
     const struct zr_backend *asked;
     /* who shares a host with whom, and the groups over its places */
     struct zr_topology topology;
@@ -82,7 +82,7 @@ struct zero_ctx {
     /* (world) */
     struct zr_sharer *sharers;
 
-    /* what watches device and communicators; NULL: cfg.check is off */
+    /* what watches device and communicators; NULL: cfg.debug.check is off */
     struct zr_check *check;
 
     /* By role (struct zr_engine_parts); closed once each. */
@@ -184,7 +184,7 @@ void zr_whole_free(struct zr_whole *w);
 /* Pipeline stages of the whole model. */
 static inline int32_t zr_stages(const struct zero_ctx *z)
 {
-    return z->mesh.stages * z->config.user.stages_per_rank;
+    return z->mesh.stages * z->config.user.pipeline.stages_per_rank;
 }
 
 static inline struct zr_place zr_place_of(const struct zero_ctx *z, int32_t tensor)
@@ -244,7 +244,7 @@ void zr_schedule_free(struct zr_schedule *s);
 const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s);
 uint64_t zr_schedule_file_hash(const struct zr_schedule *s);
 struct zr_pipeline;
-/* schedule_file.c: *out, which the caller closes in any case, is what cfg.schedule_file says. */
+/* schedule_file.c: *out, which the caller closes in any case, is what cfg.pipeline.schedule_file says. */
 int zr_schedule_read(const struct zr_config *c, struct zr_pipeline **out);
 int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct zr_core_event *ev);
 int zr_schedule_over(const struct zero_ctx *z, const char *call);
@@ -411,7 +411,7 @@ void zr_left_out_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase);
 void zr_left_out_step(struct zero_ctx *z);
 void zr_left_out_drop(struct zero_ctx *z);
 
-/* given_up.c: with cfg.check, what the model's pointers still point at is filled with NaN. */
+/* given_up.c: with cfg.debug.check, what the model's pointers still point at is filled with NaN. */
 void zr_given_up_fill(const struct zero_ctx *z);
 
 /* stats.c */

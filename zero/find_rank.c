@@ -7,15 +7,16 @@ int zr_find_rank(const struct zero_config *cfg, struct zr_world *out)
     struct zr_lent_ranks ranks = {0};
     void *lent;
     const struct zr_backend *of = zr_backend_of_lent(cfg, &lent);
-    const struct zr_backend *asked = zr_backend_row(cfg->backend);
+    const struct zr_backend *asked = zr_backend_row(cfg->launch.backend);
     if (!of)
-        return (asked && asked->world_meet ? zr_world_find_by_mpi : zr_world_find)(cfg->rank, cfg->world,
-                                                                                   cfg->rendezvous, out);
+        return (asked && asked->world_meet ? zr_world_find_by_mpi : zr_world_find)(
+            cfg->launch.rank, cfg->launch.world, cfg->launch.rendezvous, out);
     ranks.name = of->lent_name;
     int err = of->lent_world(lent, zr_config_start_ms(cfg), &ranks.rank, &ranks.world);
     if (!err && of->job_world)
         err = of->job_world(zr_config_start_ms(cfg), &ranks.job_rank, &ranks.job_world);
-    return err ? err : zr_world_lent(&ranks, cfg->rank, cfg->world, cfg->rendezvous, out);
+    return err ? err
+               : zr_world_lent(&ranks, cfg->launch.rank, cfg->launch.world, cfg->launch.rendezvous, out);
 }
 
 static int resolve_and_find(const struct zero_config *cfg, struct zr_world *out)

@@ -19,7 +19,7 @@
 struct zr_schedule {
     /* this rank's rows of a step and of an evaluation, and where it is in them */
     struct zr_walk walk;
-    /* of what all ranks do, by cfg.schedule_file; 0: there is none */
+    /* of what all ranks do, by cfg.pipeline.schedule_file; 0: there is none */
     uint64_t file_hash;
     struct zr_pipe_room room;
     /* (n_order) the calls of a step */
@@ -52,13 +52,13 @@ static enum zr_pipeline_kind kind_of(const struct zr_config *c)
                                                  [ZERO_SCHEDULE_GPIPE] = ZR_GPIPE,
                                                  [ZERO_SCHEDULE_INTERLEAVED] = ZR_INTERLEAVED,
                                                  [ZERO_SCHEDULE_ZERO_BUBBLE] = ZR_ZERO_BUBBLE};
-    return kind[c->user.schedule];
+    return kind[c->user.pipeline.schedule];
 }
 
 /* Of one that need not be told: a file's number of micro-batches may be no multiple. */
 static enum zr_pipeline_kind kind_of_evaluation(const struct zr_config *c, const struct zr_walk *w)
 {
-    if (!c->user.schedule_file || w->per_rank == 1)
+    if (!c->user.pipeline.schedule_file || w->per_rank == 1)
         return kind_of(c);
     return w->n_micro > w->pp && w->n_micro % (w->n_micro / w->pp) ? ZR_GPIPE : ZR_INTERLEAVED;
 }
@@ -162,7 +162,7 @@ static int read_row(const struct zr_config *c, struct zr_schedule *s, struct zr_
         s->file_hash = hash_rows(given);
         err = whole ? 0 : zr_pipeline_lower(&lowered, given, zr_pipe_assumed_cost(), 0);
         err = err ? err : check_row(s, whole ? given : lowered, row);
-        err = err ? zr_fail_more(err, "schedule_file %s", c->user.schedule_file) : 0;
+        err = err ? zr_fail_more(err, "schedule_file %s", c->user.pipeline.schedule_file) : 0;
     }
     zr_pipeline_close(lowered);
     zr_pipeline_close(given);
@@ -255,28 +255,29 @@ static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *
 
 static int check_stages(const struct zr_config *c)
 {
-    if (c->user.activation_bytes == 0)
+    if (c->user.pipeline.activation_bytes == 0)
         return zr_fail(
             ZR_ERR_ARG,
             "pp is %d and stages_per_rank %d, but activation_bytes is 0; allowed: the bytes that a "
             "stage gives to the next, of one micro-batch",
-            c->options.pp, c->user.stages_per_rank);
-    if (c->user.stages_per_rank > 1 && c->user.device == ZERO_DEVICE_CUDA)
+            c->options.pp, c->user.pipeline.stages_per_rank);
+    if (c->user.pipeline.stages_per_rank > 1 && c->user.device == ZERO_DEVICE_CUDA)
         return zr_fail(ZR_ERR_NOTSUP,
                        "stages_per_rank is %d, but device is cuda, where this library has no stages yet; "
                        "allowed: stages_per_rank 1, or device host",
-                       c->user.stages_per_rank);
-    if (c->user.schedule == ZERO_SCHEDULE_1F1B && !c->user.schedule_file && c->user.stages_per_rank > 1)
+                       c->user.pipeline.stages_per_rank);
+    if (c->user.pipeline.schedule == ZERO_SCHEDULE_1F1B && !c->user.pipeline.schedule_file &&
+        c->user.pipeline.stages_per_rank > 1)
         return zr_fail(ZR_ERR_ARG,
                        "stages_per_rank is %d, but schedule is 1f1b, of one stage on each rank; allowed with "
                        "it: schedule interleaved or gpipe, or a schedule_file",
-                       c->user.stages_per_rank);
-    if (c->user.schedule == ZERO_SCHEDULE_ZERO_BUBBLE && c->user.stages_per_rank > 1)
+                       c->user.pipeline.stages_per_rank);
+    if (c->user.pipeline.schedule == ZERO_SCHEDULE_ZERO_BUBBLE && c->user.pipeline.stages_per_rank > 1)
         return zr_fail(
             ZR_ERR_ARG,
             "stages_per_rank is %d, but schedule is zero-bubble, of one stage on each rank; allowed "
             "with it: schedule interleaved or gpipe, or a schedule_file",
-            c->user.stages_per_rank);
+            c->user.pipeline.stages_per_rank);
     if (c->options.grad_accum_steps > ZR_PIPE_MOST_ALL / c->options.pp)
         return zr_fail(ZR_ERR_ARG, "grad_accum_steps is %d; allowed with pp %d: 1..%lld",
                        c->options.grad_accum_steps, c->options.pp,
@@ -293,11 +294,11 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
         return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule");
     s->walk.pp = o->pp > 1 ? o->pp : 1;
     s->walk.pp_at = c->pp_at;
-    s->walk.per_rank = c->user.stages_per_rank;
+    s->walk.per_rank = c->user.pipeline.stages_per_rank;
     s->walk.n_micro = o->grad_accum_steps;
     s->walk.step.n = 2 * (int64_t)s->walk.n_micro;
     s->walk.evaluation.n = s->walk.n_micro;
-    if (zr_walk_stages(&s->walk) == 1 && c->user.schedule_file)
+    if (zr_walk_stages(&s->walk) == 1 && c->user.pipeline.schedule_file)
         zr_warn(o->log, "schedule_file is set, but pp is 1: it has no effect");
     if (zr_walk_stages(&s->walk) == 1)
         return 0;
@@ -306,7 +307,7 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
     int err = check_stages(c);
     if (!err)
         err = find_stages(s, l);
-    if (!err && c->user.schedule_file)
+    if (!err && c->user.pipeline.schedule_file)
         err = read_row(c, s, &s->walk.step);
     else if (!err)
         err = make_row(s, kind_of(c), false, &s->walk.step);
@@ -322,9 +323,9 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
         err = make_order(c, l->n_units, s);
     if (err)
         return err;
-    s->room.activation_bytes = c->user.activation_bytes;
+    s->room.activation_bytes = c->user.pipeline.activation_bytes;
     s->room.guard_bytes = o->check ? 4096 : 0;
-    s->room.slot_bytes = zr_round_up(c->user.activation_bytes, 4096) + s->room.guard_bytes;
+    s->room.slot_bytes = zr_round_up(c->user.pipeline.activation_bytes, 4096) + s->room.guard_bytes;
     s->room.tied_bytes = zr_round_up(zr_ties_bytes(l), 4096);
     if (!o->deterministic && s->walk.n_micro > 1) {
         s->room.tied_sum_bytes = zr_round_up(zr_ties_sum_bytes(l), 4096);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* schedule_file.c: cfg.schedule_file, a pipeline schedule of the program's own: read, and held against what
- * zero_next can give. That it can be run at all is for zr_pipeline_check to say. */
+/* schedule_file.c: cfg.pipeline.schedule_file, a pipeline schedule of the program's own: read, and held
+ * against what zero_next can give. That it can be run at all is for zr_pipeline_check to say. */
 #include "shard/pipeline/pipeline.h"
 #include "zero/context.h"
 
@@ -29,19 +29,19 @@ static int check_actions(const struct zr_pipeline *p)
 
 int zr_schedule_read(const struct zr_config *c, struct zr_pipeline **out)
 {
-    const char *path = c->user.schedule_file;
+    const char *path = c->user.pipeline.schedule_file;
     int32_t pp = c->options.pp, n_micro = c->options.grad_accum_steps;
     int err = zr_pipeline_read(out, path);
     if (err)
         return zr_fail_more(err, "schedule_file");
     const struct zr_pipeline *p = *out;
-    if (c->user.schedule != ZERO_SCHEDULE_1F1B)
+    if (c->user.pipeline.schedule != ZERO_SCHEDULE_1F1B)
         err = zr_fail(ZR_ERR_ARG, "schedule is set, too; allowed: one of them");
     else if (p->n_ranks != pp)
         err = zr_fail(ZR_ERR_ARG, "%d ranks; allowed: a line for each of pp, which is %d", p->n_ranks, pp);
-    else if (p->n_stages != pp * c->user.stages_per_rank)
+    else if (p->n_stages != pp * c->user.pipeline.stages_per_rank)
         err = zr_fail(ZR_ERR_ARG, "%d stages; allowed: %d, as pp is %d and stages_per_rank %d", p->n_stages,
-                      pp * c->user.stages_per_rank, pp, c->user.stages_per_rank);
+                      pp * c->user.pipeline.stages_per_rank, pp, c->user.pipeline.stages_per_rank);
     else if (p->n_micro_batches != n_micro)
         err = zr_fail(ZR_ERR_ARG, "%d micro-batches; allowed: grad_accum_steps, which is %d",
                       p->n_micro_batches, n_micro);

@@ -94,8 +94,8 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     if (err)
         return zr_fail_more(err, "zero_plan");
     struct zr_prepared made = {0};
-    int32_t world = config.user.world > 0 ? config.user.world : 1;
-    if (config.user.mesh && config.user.world == 0)
+    int32_t world = config.user.launch.world > 0 ? config.user.launch.world : 1;
+    if (config.user.mesh && config.user.launch.world == 0)
         zero_mesh_rank(config.user.mesh, "world", NULL, &world);
     err = zr_config_needs(&config.user, offsetof(struct zero_config, plan_info_size));
     if (!err)
@@ -166,8 +166,9 @@ int zero_trace_write(zero_ctx *z, const char *path)
     if (!z || !path)
         return zr_fail(ZR_ERR_ARG, "zero_trace_write: %s is NULL", z ? "path" : "z");
     if (!z->config.options.trace)
-        return zr_fail(ZR_ERR_ARG,
-                       "zero_trace_write: trace is 0; set cfg.trace = 1 (or ZERO_TRACE=1) before zero_wrap");
+        return zr_fail(
+            ZR_ERR_ARG,
+            "zero_trace_write: trace is 0; set cfg.debug.trace = 1 (or ZERO_TRACE=1) before zero_wrap");
     int err = zr_engine_check_process(z->engine);
     return err ? err : zr_engine_trace_write(z->engine, path);
 }

@@ -380,9 +380,9 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
         struct zero_tensor one;
         zr_copy_in(&one, sizeof one, tensors, i, cfg->tensor_size);
         err = check_one(&one, i, values, &t[i]);
-        if (!err && (one.pp_stage < 0 || one.pp_stage >= cfg->stages_per_rank))
+        if (!err && (one.pp_stage < 0 || one.pp_stage >= cfg->pipeline.stages_per_rank))
             err = zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): pp_stage is %d; allowed: 0..%d, by stages_per_rank",
-                          i, t[i].name, one.pp_stage, cfg->stages_per_rank - 1);
+                          i, t[i].name, one.pp_stage, cfg->pipeline.stages_per_rank - 1);
         slices += t[i].n_slices;
         elems += t[i].n_elems;
         if (!err && elems > MOST_ELEMS)

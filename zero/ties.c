@@ -11,7 +11,7 @@
 static int check_tied(const struct zr_config *c, const struct zr_tensor *t, int32_t i)
 {
     const struct zr_options *o = &c->options;
-    int32_t stage = t->pp_stage * o->pp + c->pp_at, last = c->user.stages_per_rank * o->pp - 1;
+    int32_t stage = t->pp_stage * o->pp + c->pp_at, last = c->user.pipeline.stages_per_rank * o->pp - 1;
     if (stage > 0 && stage < last)
         return zr_fail(ZR_ERR_NOTSUP,
                        "tensors[%d] (%s): ZERO_TIED on pipeline stage %d; allowed: on the first (0) and the "
@@ -36,11 +36,11 @@ int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n)
         if (t[i].tie == ZR_TIE_NONE)
             continue;
         t[i].tie = ZR_TIE_NONE;
-        if (c->options.pp < 2 && c->user.stages_per_rank > 1)
+        if (c->options.pp < 2 && c->user.pipeline.stages_per_rank > 1)
             return zr_fail(ZR_ERR_NOTSUP,
                            "tensors[%d] (%s): ZERO_TIED with pp 1 and stages_per_rank %d, so that both its "
                            "stages are this rank's; allowed: stages_per_rank 1",
-                           i, t[i].name, c->user.stages_per_rank);
+                           i, t[i].name, c->user.pipeline.stages_per_rank);
         if (c->options.pp < 2) /* one tensor for both uses */
             continue;
         int err = check_tied(c, &t[i], i);

@@ -84,7 +84,8 @@ static void say(struct zero_ctx *z, enum zr_called_name call, int64_t n, int32_t
 }
 
 /* An activation is whole, the same on all ranks of tp, or partial, a contribution of each, or a part of it.
- * cfg.check looks at the bits: what is taken for whole must be, and what is added up is most likely not. */
+ * cfg.debug.check looks at the bits: what is taken for whole must be, and what is added up is most likely
+ * not. */
 static int compare(struct zero_ctx *z, enum zr_called_name call, const void *src, int64_t n, int32_t dtype,
                    enum zero_phase phase, bool whole)
 {

@@ -51,10 +51,10 @@ static void name_fork(struct zr_world *w)
 static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
 {
     z->lent_of = zr_backend_of_lent(cfg, &z->lent);
-    z->asked = zr_backend_row(cfg->backend);
+    z->asked = zr_backend_row(cfg->launch.backend);
     z->start_ms = zr_config_start_ms(cfg);
     int err = zr_find_rank(cfg, &z->world);
-    zr_config_print_name(cfg->name, z->world.name, sizeof z->world.name);
+    zr_config_print_name(cfg->launch.name, z->world.name, sizeof z->world.name);
     name_fork(&z->world);
     return err;
 }
@@ -352,12 +352,12 @@ static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
     struct zr_kept kept;
     zr_keep(&kept, 0);
     zr_config_legible(cfg, &legible);
-    z->config.options.timeout_ms = legible.timeout_ms;
+    z->config.options.timeout_ms = legible.launch.timeout_ms;
     if (find_world(z, &legible))
         z->world.world = 1;
-    if (legible.start_timeout_ms == ZERO_AUTO) /* this rank's own error is what its user waits for */
-        z->start_ms = legible.timeout_ms;
-    (void)zr_world_interface(legible.interface, &z->world);
+    if (legible.launch.start_timeout_ms == ZERO_AUTO) /* this rank's own error is what its user waits for */
+        z->start_ms = legible.launch.timeout_ms;
+    (void)zr_world_interface(legible.launch.interface, &z->world);
     zr_say_again(&kept);
 }
 
@@ -405,7 +405,7 @@ static int resolve(struct zero_ctx *z, const struct zero_config *cfg)
     err = find_world(z, &z->config.user);
     if (err)
         return err;
-    err = zr_world_interface(z->config.user.interface, &z->world);
+    err = zr_world_interface(z->config.user.launch.interface, &z->world);
     if (!err)
         report_world(z);
     return err;
@@ -414,7 +414,7 @@ static int resolve(struct zero_ctx *z, const struct zero_config *cfg)
 /* One rank needs no others, unless it is made to use a communicator that has them. */
 static bool needs_loop(const struct zero_ctx *z)
 {
-    const struct zr_backend *asked = zr_backend_row(z->config.user.backend);
+    const struct zr_backend *asked = zr_backend_row(z->config.user.launch.backend);
     return z->world.world > 1 || z->lent || (asked && !asked->alone);
 }
 

@@ -3,7 +3,7 @@
  * to, and what is allowed but is rarely meant. */
 #include "zero/context.h"
 
-/* Says how gradients are added up if cfg.grad_in_place is set. */
+/* Says how gradients are added up if cfg.memory.grad_in_place is set. */
 static void report_how_gradients_add_up(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;

@@ -110,13 +110,13 @@ enum {
      * resident: give it one of its own. With pp 1 the flag means ZERO_RESIDENT; with pp 1 and several stages
      * on the rank it is refused */
     ZERO_TIED = 1 << 6,
-    /* with a mesh whose tp is above 1: every rank of tp has all of this tensor (tp_cut 0), but its
-     * gradient is of the rank's own rows of the sequence alone, as of norms and of biases behind
-     * zero_tp_scatter. Each contribution is summed over tp, in fp32 in a fixed order, and rounded once to
-     * dtype, before the ranks of dp reduce it: so all ranks of tp keep the same bits. For that the model's
-     * thread waits for the other ranks of tp, in zero_end of backward as a rule. With cfg.check, one line of
-     * the log where all of them hand in the same. With ZERO_TIED, on both stages or on neither. Without a
-     * mesh, with tp 1 and for what is frozen it says nothing */
+    /* with a mesh whose tp is above 1: every rank of tp has all of this tensor (tp_cut 0), but its gradient
+     * is of the rank's own rows of the sequence alone, as of norms and of biases behind zero_tp_scatter. Each
+     * contribution is summed over tp, in fp32 in a fixed order, and rounded once to dtype, before the ranks
+     * of dp reduce it: so all ranks of tp keep the same bits. For that the model's thread waits for the other
+     * ranks of tp, in zero_end of backward as a rule. With cfg.debug.check, one line of the log where all of
+     * them hand in the same. With ZERO_TIED, on both stages or on neither. Without a mesh, with tp 1 and for
+     * what is frozen it says nothing */
     ZERO_TP_PARTIAL = 1 << 7
 };
 
@@ -179,7 +179,7 @@ struct zero_tensor {
     int32_t reserved;
 };
 
-/* One call of the model's step, for cfg.order. */
+/* One call of the model's step, for cfg.memory.order. */
 struct zero_call {
     int32_t unit;
     /* enum zero_phase */
@@ -219,8 +219,8 @@ struct zero_update {
     zero_stream stream;
 };
 
-/* cfg.schedule: in which order the stages of a pipeline take the micro-batches of a step. Sums have the same
- * bits by each. 1f1b and gpipe wait as long. */
+/* cfg.pipeline.schedule: in which order the stages of a pipeline take the micro-batches of a step. Sums have
+ * the same bits by each. 1f1b and gpipe wait as long. */
 enum zero_schedule {
     /* as soon as there is a backward, it goes first: as many micro-batches' activations are kept as there are
      * stages behind, and one */
@@ -256,14 +256,12 @@ enum zero_hybrid {
 /* Of the structs here and how calls read them. A program that was built with another one is refused. */
 #define ZERO_ABI_VERSION 0x5a450001u
 
-/* Configuration. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every default; from then on
- * what a field holds is what it means, 0 too. Names are also the keys of zero_config_set and, as ZERO_<KEY IN
- * CAPITALS>, environment variables that override the program (fields marked + only).
+/* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
+ * default. From then on a field means what it holds, 0 too.
  *
- * The sizes are those of the structs as the program's zero.h has them, so that the library may be of a later
- * version, whose structs have more fields at their end: arrays of zero_tensor, zero_call and zero_weight are
- * walked in steps of them, and of the structs that calls fill no byte beyond them is written. A program that
- * was built with a later zero.h than the library's is refused. */
+ * A field's own name, without its group, is its key for zero_config_set. For the fields marked + the
+ * environment variable ZERO_<KEY IN CAPITALS> overrides the program. Values must be equal on all ranks
+ * unless a comment says otherwise. */
 struct zero_config {
     /* bytes of this struct */
     size_t size;
@@ -271,28 +269,48 @@ struct zero_config {
     uint32_t version;
 
     uint32_t tensor_size, call_size, weight_size;
-    uint32_t step_info_size, stats_size, plan_info_size;
+    uint32_t step_info_size, stats_size, plan_info_size, action_size;
 
-    /* + 0..3; default 0: plain data parallel */
+    /* + What is sharded. 0: nothing (data parallel), 1: optimizer state, 2: gradients too, 3: parameters too.
+     * Default 0. */
     int32_t stage;
-    /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice), of which each
-     * rank needs its own; the model's pointers may be host or device memory */
+    /* + enum zero_device, host or cuda: where the model computes. With cuda, the calling thread's current
+     * device, one for each rank. Default host. */
     int32_t device;
-    /* + auto, or a key of ZERO_BACKEND_MAP; auto: self for world 1, else shm, with cuda nccl */
-    int32_t backend;
-    /* this rank's number and the number of ranks, where world is above 0; default 0: found in the
-     * environment, in the variables of zero-run, torchrun, Open MPI, MPICH or Slurm (see zero_find_rank);
-     * else world 1 */
-    int32_t rank, world;
-    /* "tcp://host:port" or "tcp://[ipv6]:port" of rank 0, or "file:///path" of a folder that all hosts share,
-     * or of a file in it, where rank 0 writes its address and the others read it; the same on all ranks; read
-     * by zero_wrap and not kept; default NULL: from the environment; where that does not say it, with backend
-     * mpi, ranks of the launcher of an MPI tell each other over it */
-    const char *rendezvous;
-    /* + how long an operation waits for other ranks; and a call, 5 s at least, for a thread of the library's
-     * that does not come back from a driver or, on a GPU, from cfg.update; 1 and more; default 30000 */
-    int64_t timeout_ms;
+    /* The model's compute stream on a GPU; NULL on the host. NULL on a GPU is CUDA's legacy default stream,
+     * with a warning; cudaStreamLegacy is the same without one. */
+    zero_stream stream;
 
+    /* + Micro-batches per zero_step, 1 and more. Default 1. A launcher that starts a job again with fewer
+     * ranks may raise it by ZERO_GRAD_ACCUM_STEPS, so a program that is to survive that reads it from
+     * zero_stats. */
+    int32_t grad_accum_steps;
+    /* + Largest global L2 norm of the gradients; larger ones are scaled down. Default 0: no clipping. */
+    float clip;
+    /* + Factor that gradients are multiplied by before anything else; not 0. Default 1. */
+    double grad_scale;
+    /* + 1: sum gradients over ranks and micro-batches; 0: average them. Default 0. */
+    int32_t grad_sum;
+    /* + 1: the same bits at every stage, prefetch and budget, and in every power-of-two world. Steps of 3 and
+     * more micro-batches then need memory for more gradient sums. With nccl, at most 64 ranks in a group.
+     * Default ZERO_AUTO: on, but off with nccl, with grad_in_place, and for a hybrid over several hosts with
+     * grad_accum_steps above 1. */
+    int32_t deterministic;
+    /* + with hybrid: how many ranks share one copy of the parameters; a number that divides the world, of
+     * neighbours: ranks are counted host by host. Default ZERO_AUTO: those of a host, of which all must have
+     * as many (ranks are on one host where they can map each other's memory). 1, or all ranks: there is
+     * nothing left of the hybrid, which a warning says. Without hybrid it has no effect, which a warning
+     * says too: ZERO_HYBRID=none alone makes a hybrid's program run as stage 3 */
+    int32_t shard_group;
+    /* + enum zero_hybrid: stage 3 in groups of shard_group ranks; default ZERO_HYBRID_NONE: one group of all
+     * ranks. With stage 3 only */
+    int32_t hybrid;
+    /* what zero_mesh_open gave, of this rank: the model is cut over tp, the data over dp; with hybrid,
+     * shard_group is its dp_shard. Where values are rank 0's, reads, writes, means and buffers those of
+     * all ranks, or memory and plans of N ranks, they are then the lowest's, and those, of the ranks that
+     * have the same part. Read by zero_wrap and zero_plan, and not kept; default NULL: all ranks are data-
+     * parallel */
+    const struct zero_mesh *mesh;
     /* + enum zero_optimizer; default ZERO_AUTO: update where that is set, else adamw */
     int32_t optimizer;
     /* + 0 and more, below 1; default ZERO_AUTO: by optimizer (see there) */
@@ -303,27 +321,6 @@ struct zero_config {
     /* + 0 and more: per step, lr * weight_decay of the weight (decoupled) or weight_decay of it added to the
      * gradient, by optimizer; not of tensors with ZERO_NO_DECAY; default 0 */
     float weight_decay;
-    /* + global L2 norm above which gradients are scaled down; default 0: no clipping */
-    float clip;
-    /* + multiplies the gradients before everything else; not 0; default 1 */
-    double grad_scale;
-    /* + micro-batches per zero_step, 1 and more; default 1. Where a launcher starts a job again with fewer
-     * ranks, ZERO_GRAD_ACCUM_STEPS may be more than the program asked for, so that a step has as many
-     * micro-batches as before: a program that is to run on takes the number from
-     * zero_stats.grad_accum_steps */
-    int32_t grad_accum_steps;
-    /* + 1: sum over ranks and micro-batches instead of the mean; default 0 */
-    int32_t grad_sum;
-    /* + with grad_accum_steps above 1. 1: the model zeroes its gradients once per step at most and adds
-     * every micro-batch to them, so that they hold the sum and are reduced once per step. At stages 2 and 3
-     * the library keeps each gradient whole until the last micro-batch, which takes the memory that those
-     * stages save of it, and hands it to backward as the micro-batch before left it (as no_sync elsewhere).
-     * A backward that zeroes or stores inside its bracket leaves the last micro-batch alone: no call and no
-     * check notices that, at any stage. Gradients of bf16 add up in bf16, as the model does it. Default 0:
-     * each micro-batch starts from zero, is reduced when it ends and added up by the library, in fp32,
-     * whatever the model does to its gradients between micro-batches. Gives up deterministic, which adds
-     * micro-batches up in a fixed order: 1 of both is refused */
-    int32_t grad_in_place;
     /* fp32 arrays like the weights that update keeps, 0 to 4; default 0 */
     int32_t n_states;
     /* the model's own optimizer, element-wise; called on a thread of the library's, or where there is none (a
@@ -332,154 +329,113 @@ struct zero_config {
     int (*update)(void *arg, const struct zero_update *u);
     void *update_arg;
 
-    /* + units gathered ahead; 0: none; default 2 */
-    int32_t prefetch;
-    /* + 1: same bits at every stage, prefetch and budget, and at every power-of-two world for equal
-     * micro-batches; with 3 and more micro-batches in a step it takes further gradient sums. 0: off.
-     * Default ZERO_AUTO: on, but off with nccl, where 1 is for groups of up to 64, with grad_in_place, and,
-     * where grad_accum_steps is above 1, for a hybrid whose groups lie on several hosts */
-    int32_t deterministic;
-    /* + memory for gathered parameters at stage 3, besides the shards; default ZERO_AUTO: what prefetch
-     * needs */
-    int64_t param_budget_bytes;
-    /* + dtype of gradients on their way between ranks: f32, bf16; default 0: the tensor's own */
-    int32_t wire_dtype;
-    /* n_order calls of one micro-batch, copied; default NULL: each unit forward, then each backward,
-     * reversed. A hint: gathers ahead are right in the first step already, slots are sized for it, and it
-     * says how often a pass uses each unit in backward (see zero_step). A model that calls otherwise is
-     * followed, and its own order learned in one step. With several pipeline stages on a rank: all their
-     * forward calls, stage by stage, then all their backward calls */
-    int32_t n_order;
-    const struct zero_call *order;
+    /* Memory and the traffic of parameters and gradients. */
+    struct {
+        /* + Units gathered ahead. 0: none. Default 2. */
+        int32_t prefetch;
+        /* + Bytes for gathered parameters at stage 3, beyond the shards. Default ZERO_AUTO: what prefetch
+         * needs. */
+        int64_t param_budget_bytes;
+        /* + Dtype of gradients between ranks: f32, bf16, or 0 for the tensor's own. Default 0. */
+        int32_t wire_dtype;
+        /* + 1: backward adds all micro-batches of a step to the same gradient, which is reduced once per step
+         * (PyTorch's no_sync). At stages 2 and 3 gradients then stay whole until the last micro-batch.
+         * Excludes deterministic. Default 0: every micro-batch is reduced, and added up in fp32. */
+        int32_t grad_in_place;
+        /* The n_order calls of one micro-batch; copied. A hint that sizes slots and makes the first step's
+         * gathers right. With several pipeline stages on a rank: all forward calls, stage by stage, then all
+         * backward calls. Default NULL: each unit forward, then each backward in reverse. */
+        int32_t n_order;
+        const struct zero_call *order;
+    } memory;
 
-    /* the model's compute stream on a GPU; NULL on the host. NULL on a GPU is CUDA's legacy default stream,
-     * with a warning (cudaStreamLegacy: the same without): where the model's kernels run on another one,
-     * nothing orders them with the library */
-    zero_stream stream;
-    /* takes a line of text without newline; may be called from the library's threads. NULL: warnings go to
-     * the standard error, each once. ZERO_LOG=stderr or a file in the environment takes every line as well,
-     * ZERO_LOG=off keeps warnings from the standard error */
-    void (*log)(void *arg, const char *line);
-    void *log_arg;
-    /* + 1: keep a timeline for zero_trace_write, of the latest 16384 spans of each of its tracks (the model,
-     * gathers, reductions; of a hybrid, gathers and reductions between groups); default 0 */
-    int32_t trace;
+    /* Pipelines: a mesh whose pp, or stages_per_rank, is above 1. */
+    struct {
+        /* + enum zero_schedule: 1f1b, gpipe, interleaved, zero-bubble. Default 1f1b. */
+        int32_t schedule;
+        /* Path of a schedule in the CSV form of torch.distributed.pipelining: one line for each rank, with or
+         * without messages. Replaces `schedule` in training. zero_wrap and zero_plan read it, and refuse one
+         * that deadlocks, leaves an action out or repeats one. Default NULL. */
+        const char *schedule_file;
+        /* Pipeline stages on each rank, with interleaved, gpipe or a schedule_file. Of pp ranks, rank r has
+         * stages r, pp + r, 2 pp + r ..., which its table numbers from 0. Default 1. */
+        int32_t stages_per_rank;
+        /* Bytes that a stage passes to the next for one micro-batch, at most. Default 0: none. */
+        int64_t activation_bytes;
+    } pipeline;
 
-    /* + 1: check the run: whether anything orders every two accesses to a byte, and, at stages 2 and 3 on the
-     * host, whether the model touches a unit outside its bracket, by memory that is closed to it then, or on
-     * a GPU filled with NaN (see zero/check_mode.md). A fault on the host goes to the log at once,
-     * by a thread of the library while the thread at fault waits; it ends the context with a message naming
-     * it. On the host zero_wrap overwrites with NaN what *param pointed at, where that is private and
-     * writable memory and not a buffer's. With hybrid hsdp the groups' copies of the weights are compared
-     * after steps 1, 2, 4, 8 and so on and every 64th, and zero_step waits for that. What is read and written
-     * of messages between pipeline stages is looked at. All ranks must have the same, except at stage 2
-     * without tp and pp. For debugging: slower, and a bracket's unit is held twice, or on a GPU memory for 15
-     * times the largest is taken; default 0 */
-    int32_t check;
+    /* Which rank this is, how ranks meet, and how they communicate. */
+    struct {
+        /* This rank's number and the number of ranks. Default 0 and 0: found in the variables of zero-run,
+         * torchrun, Open MPI, MPICH or Slurm; without these, rank 0 of 1. May differ: rank. */
+        int32_t rank, world;
+        /* Where ranks meet: "tcp://host:port" of rank 0, or "file:///path" on a disk that all hosts share.
+         * Read by zero_wrap and not kept. Default NULL: the environment, else over the launcher's MPI. */
+        const char *rendezvous;
+        /* Network interface that ranks meet on: its name ("eth0") or an address of it. ZERO_INTERFACE
+         * overrides it. Does not affect NCCL's own traffic. May differ. Default NULL: the system's routes
+         * decide. */
+        const char *interface;
+        /* + How long an operation waits for other ranks, in milliseconds, 1 and more. Default 30000. */
+        int64_t timeout_ms;
+        /* + How long zero_wrap waits for the other ranks, in milliseconds, 1 and more. Default ZERO_AUTO:
+         * 600000, or timeout_ms if that is longer. */
+        int64_t start_timeout_ms;
+        /* Name of this context, at most 63 characters. Contexts that are open at the same time need different
+         * names, because only ranks of one name meet. Default NULL: "". */
+        const char *name;
+        /* + enum zero_backend: what moves the bytes. Default ZERO_BACKEND_AUTO: self for world 1, else shm on
+         * the host and nccl with cuda. */
+        int32_t backend;
+        /* + mpi: enum zero_mpi: ompi, mpich. It may not contradict the MPI that the process has loaded, nor
+         * the launcher that started it; default ZERO_MPI_AUTO: those decide. All ranks are processes of one
+         * mpirun or mpiexec. Where the program has begun MPI, it has with MPI_THREAD_MULTIPLE, and calls
+         * MPI_Finalize after zero_unwrap; else MPI begins with zero_wrap, with MPI_THREAD_SERIALIZED where
+         * the program is not linked with it, and is finalized when the process ends */
+        int32_t mpi;
+        /* Points to the program's own MPI_Comm, from which the library makes its own. It says who the ranks
+         * are. MPI must have been started with MPI_THREAD_MULTIPLE. Until zero_wrap has returned on all
+         * ranks, receive nothing there with MPI_ANY_TAG. Default NULL: MPI_COMM_WORLD. */
+        void *mpi_comm;
+        /* The program's own ncclComm_t, which is split. It says who the ranks are. Not used after zero_wrap,
+         * nor destroyed. The program's own NCCL traffic must not overlap the library's (see gpus.md). Default
+         * NULL. */
+        void *nccl_comm;
+        /* + nccl: 1 gathers with the GPU's copy engines and symmetric windows, within a host; needs NCCL
+         * 2.30.7. Default ZERO_AUTO: off. */
+        int32_t copy_engine;
+    } launch;
 
-    /* + 1: zero_save returns when a snapshot is ordered, and writes while training goes on. Reserves memory
-     * for it (category snapshot): what this rank saves; default 0 */
-    int32_t save_async;
-    /* + checkpoints kept in a folder of zero_save; default 0: none is removed */
-    int32_t save_keep;
+    /* Checkpoints. */
+    struct {
+        /* + 1: zero_save returns when a snapshot is ordered, and writes it while training goes on. Reserves
+         * memory for what this rank saves. Default 0. */
+        int32_t save_async;
+        /* + Checkpoints that zero_save keeps in a folder. Default 0: all. */
+        int32_t save_keep;
+    } checkpoint;
 
-    /* nccl: the program's own ncclComm_t, to make ours from (it is split); default NULL: found through the
-     * rendezvous. It says who the ranks are: rank, world and rendezvous need not be given, and where they
-     * are, or a launcher's variables are, rank and world must be its own. Every rank of it calls zero_wrap
-     * with it. It may be non-blocking, is not used after zero_wrap returns, nor destroyed, and must be of the
-     * libnccl.so.2 that the process has loaded: with two of them, or one that is linked statically, it is
-     * refused.
-     *
-     * NCCL wants the operations of all communicators of a GPU in one order on all ranks, and a thread of the
-     * library issues ours at times of its own. So the program's own NCCL traffic, on any communicator, may
-     * deadlock with it, silently, until cfg.timeout_ms. Safe is traffic that begins after zero_mean or
-     * zero_read, outside brackets (then nothing of ours is under way), and is complete on the GPU before the
-     * next zero_ call. */
-    void *nccl_comm;
-    /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node, and symmetric windows;
-     * 1 on, 0 off; default ZERO_AUTO: off, until both have run on several GPUs. On: NCCL 2.30.7 or newer is
-     * needed, as the symmetric kernels of 2.28.0 to 2.30.6 are faulty and are not used. Up to 2.31.1 the
-     * first gather of 2 ranks may hang: such a release is used, with a warning */
-    int32_t copy_engine;
-    /* enum zero_init: where the parameters' values come from; default ZERO_INIT_MODEL */
+    /* Finding faults. */
+    struct {
+        /* + 1: check mode (check_mode.md): detects races, and uses of a unit outside its bracket. Slow, and
+         * takes more memory. Default 0. */
+        int32_t check;
+        /* + 1: keep a timeline for zero_trace_write, of the latest 16384 spans of each track. Default 0. */
+        int32_t trace;
+        /* Takes one line of text without a newline, from any thread. Default NULL: warnings go to stderr,
+         * each once. ZERO_LOG=stderr or ZERO_LOG=FILE takes every line too; ZERO_LOG=off silences stderr. */
+        void (*log)(void *arg, const char *line);
+        void *log_arg;
+    } debug;
+
+    /* enum zero_init: where the first values of parameters come from. Default ZERO_INIT_MODEL. */
     int32_t init_from;
-    /* init_from ZERO_INIT_CALL: writes elements [first, first + n) of tensors[tensor], counted row-major over
-     * the whole tensor, to dst: host memory, in the tensor's dtype. Values that follow from the element's
-     * number do not depend on stage and world. Called by zero_wrap on its own thread, on each rank for its
-     * part (each element on one rank), in pieces of at most 256 KiB, unit by unit, in which ranks wait for
-     * each other (cfg.timeout_ms); must not call zero_*. Non-zero: zero_wrap fails, and names the tensor and
-     * what it returned. So does an element that is not written. */
+    /* ZERO_INIT_CALL: writes elements [first, first + n) of tensors[tensor], row-major over the whole tensor
+     * and in its dtype, to dst in host memory. zero_wrap calls it on its own thread, for this rank's part, in
+     * pieces of at most 256 KiB. It must not call zero_*. If it returns non-zero or skips an element,
+     * zero_wrap fails and names the tensor. */
     int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst);
     void *init_arg;
-
-    /* + with hybrid: how many ranks share one copy of the parameters; a number that divides the world, of
-     * neighbours: ranks are counted host by host. Default ZERO_AUTO: those of a host, of which all must have
-     * as many (ranks are on one host where they can map each other's memory). 1, or all ranks: there is
-     * nothing left of the hybrid, which a warning says. Without hybrid it has no effect, which a warning
-     * says too: ZERO_HYBRID=none alone makes a hybrid's program run as stage 3 */
-    int32_t shard_group;
-    /* + enum zero_hybrid: stage 3 in groups of shard_group ranks; default ZERO_HYBRID_NONE: one group of all
-     * ranks. With stage 3 only */
-    int32_t hybrid;
-    /* + How long zero_wrap waits for the other ranks, in milliseconds. It waits until all have come, and then
-     * in each of its steps, such as NCCL's calls that make communicators and register memory. The log says
-     * every 30 s for whom it waits. A rank that has come and then ends is noticed at once, and so is one of
-     * zero-run's that ends before it comes. 1 and more. Default ZERO_AUTO: 600000, or timeout_ms if that is
-     * longer */
-    int64_t start_timeout_ms;
-    /* which of this host's network interfaces rank 0 listens on, and the others connect from, where ranks
-     * meet: its name ("eth0") or one of its addresses ("10.0.0.7", "fd00::7"). ZERO_INTERFACE in the
-     * environment overrides it. Each host may have another. One that there is not is ZERO_ERR_ARG, and the
-     * message lists those that there are. Has no effect where ranks meet on loopback, nor on NCCL's own
-     * traffic (NCCL_SOCKET_IFNAME). Read by zero_wrap and not kept; default NULL: rank 0 listens at the
-     * number that stands for it, or, where that is a name, on all interfaces, and the system's routes decide
-     * for the others */
-    const char *interface;
-    /* mpi: points to the program's own MPI_Comm, to make ours from; default NULL: MPI_COMM_WORLD. It says
-     * who the ranks are, and they tell each other over it where to meet: rank, world and rendezvous need not
-     * be given. If rank and world are given, they must be its own. It may have some ranks of the job only, or
-     * all in another order: a launcher's variables must say what it says, or what MPI_COMM_WORLD says. The
-     * program has begun MPI with MPI_THREAD_MULTIPLE. Every rank of the communicator calls zero_wrap with
-     * it. Until that has returned on all of them the program receives and probes nothing there with
-     * MPI_ANY_TAG; afterwards it may be used at any time, and freed */
-    void *mpi_comm;
-
-    /* what zero_mesh_open gave, of this rank: the model is cut over tp, the data over dp; with hybrid,
-     * shard_group is its dp_shard. Where values are rank 0's, reads, writes, means and buffers those of
-     * all ranks, or memory and plans of N ranks, they are then the lowest's, and those, of the ranks that
-     * have the same part. Read by zero_wrap and zero_plan, and not kept; default NULL: all ranks are data-
-     * parallel */
-    const struct zero_mesh *mesh;
-    /* + with a mesh's pp, or stages_per_rank, above 1: enum zero_schedule: 1f1b, gpipe, interleaved; default
-     * 1f1b */
-    int32_t schedule;
-    /* the bytes of struct zero_action as the program has it; see size */
-    uint32_t action_size;
-    /* with a mesh's pp, or stages_per_rank, above 1: bytes that a stage gives to the next, of one
-     * micro-batch, at most; all ranks give the same. Default 0: none, which a model of one stage alone
-     * takes */
-    int64_t activation_bytes;
-    /* with a mesh's pp, or stages_per_rank, above 1: a file that says in which order stages take the
-     * micro-batches of a step, in place of schedule: CSV as PyTorch's torch.distributed.pipelining writes it,
-     * a line for each rank, computations alone (F and B) or with messages. It is checked before zero_wrap
-     * returns: what waits in a circle, is left out or done twice is ZERO_ERR_ARG, with the action; each
-     * stage's backwards are in the order of micro-batches. Every rank reads the same. Evaluations are as
-     * ever. Read by zero_wrap and zero_plan, and not kept; default NULL: as schedule says */
-    const char *schedule_file;
-    /* stages of the pipeline that each rank has, with schedule interleaved or gpipe, or with a schedule_file:
-     * of pp ranks, rank r has stages r, pp + r, 2 pp + r and on of the model, which its table and its actions
-     * number 0, 1, 2 and on. So the last stage is the last rank's last. With pp 1, too, where this rank then
-     * has all of them. Default 1 */
-    int32_t stages_per_rank;
-    /* 0 */
-    int32_t reserved;
-    /* The name of this context: up to 63 characters, equal on all ranks. A process that has several contexts
-     * open at the same time gives each another name, because ranks of different names do not meet.
-     * zero_wrap waits up to start_timeout_ms for ranks with this name, and its error says which rank waits
-     * with which name. A second context with the name, rank, world and meeting point of one that is open, or
-     * is being wrapped, is ZERO_ERR_ARG. A world of 1 meets nobody and needs no name. Read by zero_wrap and
-     * not kept. Default NULL: "" */
-    const char *name;
 };
 
 /* One tensor of a file of weights. */
@@ -510,20 +466,20 @@ struct zero_weight {
     X(plan_info_size, sizeof(struct zero_plan_info))                                                         \
     X(action_size, sizeof(struct zero_action))                                                               \
     X(device, ZERO_DEVICE_HOST)                                                                              \
-    X(timeout_ms, 30000)                                                                                     \
+    X(launch.timeout_ms, 30000)                                                                              \
     X(optimizer, ZERO_AUTO)                                                                                  \
     X(beta1, ZERO_AUTO)                                                                                      \
     X(beta2, ZERO_AUTO)                                                                                      \
     X(eps, ZERO_AUTO)                                                                                        \
     X(grad_scale, 1)                                                                                         \
     X(grad_accum_steps, 1)                                                                                   \
-    X(prefetch, 2)                                                                                           \
+    X(memory.prefetch, 2)                                                                                    \
     X(deterministic, ZERO_AUTO)                                                                              \
-    X(param_budget_bytes, ZERO_AUTO)                                                                         \
-    X(copy_engine, ZERO_AUTO)                                                                                \
+    X(memory.param_budget_bytes, ZERO_AUTO)                                                                  \
+    X(launch.copy_engine, ZERO_AUTO)                                                                         \
     X(shard_group, ZERO_AUTO)                                                                                \
-    X(start_timeout_ms, ZERO_AUTO)                                                                           \
-    X(stages_per_rank, 1)
+    X(launch.start_timeout_ms, ZERO_AUTO)                                                                    \
+    X(pipeline.stages_per_rank, 1)
 
 #ifdef __cplusplus
 static inline zero_config zero_config_started(void)

@@ -18,14 +18,14 @@ extern "C" {
  *                  step, at stage 0 or on one rank
  *   grad_slots     where backward writes: whole at stages 0 and 1, on one rank and with grad_in_place, else
  *                  whole of units with ZERO_RESIDENT or ZERO_TIED, and slots for a few of the others: as many
- *                  as cfg.order holds open and one more, or without it for the three largest
+ *                  as cfg.memory.order holds open and one more, or without it for the three largest
  *   grad_sums      further sums of gradients, which deterministic accumulation takes; of a hybrid grad_shards
  *                  are then of the world's 1/N, and two units' sums in a group are here
  *   grad_gathered  stage 0: one unit's reduced gradient, whole, fp32, where it is not reduced where it lies;
  *                  of HSDP with deterministic accumulation 1/N of it
  *   master         fp32 copies of weights that are not fp32 themselves, 1/N (stage 0: all)
  *   moments        optimizer states, 1/N (stage 0: all)
- *   snapshot       cfg.save_async: the copy that is written while training goes on
+ *   snapshot       cfg.checkpoint.save_async: the copy that is written while training goes on
  *   comm           the communicators' own: NCCL's room for packed slices and for what arrives
  *   exchange       small things that ranks tell each other (a step's agreement, exchanges, values on their
  *                  way), and what rounding to pages costs */
@@ -73,8 +73,8 @@ struct zero_plan_info {
     int64_t n_params;
     /* of every rank: all are alike */
     struct zero_bytes bytes;
-    /* of a steady step of grad_accum_steps micro-batches in cfg.order, on rank 0; where granules make ranks
-     * differ, on the one that receives most */
+    /* of a steady step of grad_accum_steps micro-batches in cfg.memory.order, on rank 0; where granules make
+     * ranks differ, on the one that receives most */
     struct zero_traffic traffic;
     /* the ZeRO paper's formula for the same model, stage and world: parameters, gradients and optimizer state
      * only */
@@ -127,9 +127,9 @@ struct zero_stats {
 };
 
 /* A pipeline: cfg.mesh's pp cuts the model into stages, one after another, of which each rank of pp wraps its
- * own one, or several. A step's micro-batches (cfg.grad_accum_steps) go through them as cfg.schedule says,
- * forward and back, so that stages compute at the same time. This is what one of them does: its forward or
- * its backward of one micro-batch, whose units it brackets as ever. */
+ * own one, or several. A step's micro-batches (cfg.grad_accum_steps) go through them as cfg.pipeline.schedule
+ * says, forward and back, so that stages compute at the same time. This is what one of them does: its forward
+ * or its backward of one micro-batch, whose units it brackets as ever. */
 struct zero_action {
     /* enum zero_phase */
     int32_t phase;
@@ -137,8 +137,8 @@ struct zero_action {
      * zero_step is next */
     int32_t micro_batch;
     /* forward: what the stage before gave; backward: the gradient of what this stage gave, the same in both
-     * parts of one that is apart. cfg.activation_bytes of the library's, to be read until zero_finish; NULL
-     * on the first stage forward, on the last backward */
+     * parts of one that is apart. cfg.pipeline.activation_bytes of the library's, to be read until
+     * zero_finish; NULL on the first stage forward, on the last backward */
     const void *in;
     /* forward: for what this stage gives to the next; backward: for the gradient of what the stage before
      * gave. All of it that the other stage reads has to be written: what was there is not zeroed. NULL on the
@@ -146,7 +146,7 @@ struct zero_action {
     void *out;
     /* backward: `in` of the micro-batch's forward, which is still there; NULL on the first stage */
     const void *kept;
-    /* of this rank's stages, which: 0 to cfg.stages_per_rank - 1, as its tensors have it */
+    /* of this rank's stages, which: 0 to cfg.pipeline.stages_per_rank - 1, as its tensors have it */
     int32_t pp_stage;
     /* 0 */
     int32_t reserved;

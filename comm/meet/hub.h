@@ -394,7 +394,8 @@ void zr_hub_other_name(struct zr_rendezvous *r, struct zr_link *l, const struct 
                        const char *payload);
 /* Rank 0: a rank has come with this rank's name. */
 void zr_hub_has_come(struct zr_rendezvous *r, int rank);
-/* Rank 0: "cfg.name is "gen" on rank 0, rank 2 and "disc" on rank 1"; "" where no other name was heard. */
+/* Rank 0: "cfg.launch.name is "gen" on rank 0, rank 2 and "disc" on rank 1"; "" where no other name was
+ * heard. */
 enum { ZR_NAMES_CHARS = 512 };
 void zr_hub_say_names(const struct zr_rendezvous *r, char text[ZR_NAMES_CHARS]);
 

@@ -149,7 +149,8 @@ static bool is_started_otherwise(const struct zr_rendezvous *r, const struct zr_
         snprintf(
             text, n,
             "rank %d at %s was started as rank %d of %d, rank %d as rank %d of %d: they are of two parts "
-            "of a job, which need a meeting point of their own: set cfg.rendezvous, another for each part",
+            "of a job, which need a meeting point of their own: set cfg.launch.rendezvous, another for each "
+            "part",
             s->rank, l->peer, b->rank, b->world, r->w.rank, a->rank, a->world);
     else
         return false;

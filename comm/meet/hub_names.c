@@ -66,7 +66,8 @@ static size_t say_name(const struct zr_rendezvous *r, int first, bool is_first, 
 {
     const char *name = waiting_name(r, first);
     int n = 0;
-    size_t used = (size_t)snprintf(text, n_text, "%s \"%s\" on", is_first ? "cfg.name is" : " and", name);
+    size_t used =
+        (size_t)snprintf(text, n_text, "%s \"%s\" on", is_first ? "cfg.launch.name is" : " and", name);
     for (int i = first; i < r->w.world && used < n_text && n <= 4; i++) {
         const char *its = waiting_name(r, i);
         if (!its || strcmp(its, name))

@@ -92,15 +92,15 @@ int zr_lent_check(const struct zr_lent_card *all, const char *name, const struct
         if (strncmp(all[r].name, zero->name, sizeof zero->name))
             return zr_fail(
                 ZR_ERR_MISMATCH,
-                "cfg.name is \"%.63s\" on rank 0 and \"%.63s\" on rank %d: ranks that meet over %s "
+                "cfg.launch.name is \"%.63s\" on rank 0 and \"%.63s\" on rank %d: ranks that meet over %s "
                 "wrap their contexts in one order on all ranks",
                 zero->name, all[r].name, r, name);
         if (all[r].by_file != zero->by_file)
-            return zr_fail(ZR_ERR_ARG,
-                           "rank %d %s by a file:// and rank 0 %s: cfg.rendezvous, or ZERO_RENDEZVOUS, must "
-                           "be the same on all ranks",
-                           r, all[r].by_file ? "meets" : "does not meet",
-                           zero->by_file ? "does" : "does not");
+            return zr_fail(
+                ZR_ERR_ARG,
+                "rank %d %s by a file:// and rank 0 %s: cfg.launch.rendezvous, or ZERO_RENDEZVOUS, must "
+                "be the same on all ranks",
+                r, all[r].by_file ? "meets" : "does not meet", zero->by_file ? "does" : "does not");
     }
     return 0;
 }
@@ -110,10 +110,11 @@ int zr_lent_take(const struct zr_lent_card *zero, bool same_loopback, const char
     bool by_list = !zero->is_given && !same_loopback && !zero->address[0];
     int n_at = by_list ? zr_address_list_read(zero->at, strnlen(zero->at, sizeof zero->at), w->at) : 0;
     if (by_list && n_at < 1)
-        return zr_fail(ZR_ERR_ARG,
-                       "the ranks of %s are on several hosts, and rank 0's, or its interface, has no address "
-                       "that leads beyond it: set cfg.rendezvous or ZERO_RENDEZVOUS to tcp://host:port",
-                       name);
+        return zr_fail(
+            ZR_ERR_ARG,
+            "the ranks of %s are on several hosts, and rank 0's, or its interface, has no address "
+            "that leads beyond it: set cfg.launch.rendezvous or ZERO_RENDEZVOUS to tcp://host:port",
+            name);
     snprintf(w->host, sizeof w->host, "%.*s", (int)sizeof zero->address - 1,
              zero->is_given || !same_loopback ? zero->address : "127.0.0.1");
     w->port = zero->port;

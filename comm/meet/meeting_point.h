@@ -3,7 +3,7 @@
  * know that they are of one job.
  *
  * The first of these that is there counts:
- *   1. cfg.rendezvous, else ZERO_RENDEZVOUS: "tcp://host:port", "tcp://[ipv6]:port", or
+ *   1. cfg.launch.rendezvous, else ZERO_RENDEZVOUS: "tcp://host:port", "tcp://[ipv6]:port", or
  *      "file:///path" of a folder that all ranks share, or of a file in it
  *   2. MASTER_ADDR and MASTER_PORT
  *   3. what ranks tell each other over MPI, where its launcher has started them and they can (zr_world,
@@ -18,7 +18,7 @@
 #include "comm/meet/launcher.h"
 
 /* Completes w, whose rank, world and source are known. l: who said them; NULL: the configuration, or nobody.
- * want_url: cfg.rendezvous, or NULL. by_mpi: the ranks can tell each other over MPI. */
+ * want_url: cfg.launch.rendezvous, or NULL. by_mpi: the ranks can tell each other over MPI. */
 int zr_meeting_point_find(const struct zr_launcher *l, const char *want_url, bool by_mpi, struct zr_world *w);
 
 /* Host and port of w, or its file; name: what the text is called in messages. */

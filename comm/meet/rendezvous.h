@@ -99,7 +99,7 @@ struct zr_world {
     /* How many forks lie between the process that the launcher started and this one, which has its variables
      * unchanged. Parents may be ranks of the same numbers. */
     int forks;
-    /* cfg.name: ranks whose contexts have other names do not meet */
+    /* cfg.launch.name: ranks whose contexts have other names do not meet */
     char name[ZR_NAME_CHARS + 1];
     /* this context among those of the process (open_names.h); NULL: it knows no others. Used until ranks have
      * met */

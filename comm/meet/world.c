@@ -113,7 +113,7 @@ static int refuse_part(const char *want_url, struct zr_world *w)
     return zr_fail(
         ZR_ERR_ARG,
         "rank %d of %d (from the configuration) is a part of %s's job, in which it is rank %d of %d: "
-        "the ranks of a part need a meeting point of their own: set cfg.rendezvous to "
+        "the ranks of a part need a meeting point of their own: set cfg.launch.rendezvous to "
         "tcp://host:port or file:///path, another for each part",
         w->rank, w->world, l->source, said.rank, said.world);
 }

@@ -3,12 +3,12 @@
  * program lends (mpi_lent.c), or over MPI_COMM_WORLD, where the launcher of an MPI has started them and
  * nothing else says it.
  *
- * Every rank sends its card (comm/meet/lent.h) to rank 0, which answers all of them once the last has come.
- * A card may be of a zero_wrap that its rank has given up since. So rank 0 counts a rank only once that rank
+ * Every rank sends its card (comm/meet/lent.h) to rank 0, which answers all of them once the last has come. A
+ * card may be of a zero_wrap that its rank has given up since. So rank 0 counts a rank only once that rank
  * has confirmed that it still waits, and a rank that gives up afterwards asks rank 0 whether it was in time.
- * Cards carry cfg.name, so contexts of one process may meet in any order. No call here waits inside MPI. So a
- * rank that comes late holds up no other context of the process, and a zero_wrap that fails leaves nothing
- * behind that MPI could not take back.
+ * Cards carry cfg.launch.name, so contexts of one process may meet in any order. No call here waits inside
+ * MPI. So a rank that comes late holds up no other context of the process, and a zero_wrap that fails leaves
+ * nothing behind that MPI could not take back.
  *
  * The messages go over the communicator itself, with a tag of their own: one of ours would have to be made
  * first, and that call of MPI's waits for every rank. */
@@ -417,8 +417,8 @@ static void describe_missing(struct meeting *k, int64_t ms, const char *limit, c
     int other = find_other_name(k, name);
     pthread_mutex_unlock(&lock);
     if (other >= 0)
-        snprintf(names, sizeof names, "; cfg.name is \"%s\" on rank 0 and \"%.*s\" on rank %d", k->w->name,
-                 (int)sizeof name - 1, name, other);
+        snprintf(names, sizeof names, "; cfg.launch.name is \"%s\" on rank 0 and \"%.*s\" on rank %d",
+                 k->w->name, (int)sizeof name - 1, name, other);
     snprintf(text, ZR_WAIT_CHARS,
              "%d of %d ranks did not come to zero_wrap of the context \"%s\" over %s in %lld ms%s: %s%s", n,
              k->w->world, k->w->name, k->over, (long long)ms, limit, who, names);
@@ -463,7 +463,7 @@ static void describe_unanswered(struct meeting *k, int64_t ms, const char *limit
     if (k->is_seen)
         snprintf(where, sizeof where, ", which is there and waits for other ranks");
     else if (k->has_other_name)
-        snprintf(where, sizeof where, ": cfg.name is \"%.*s\" on rank 0 and \"%s\" on rank %d",
+        snprintf(where, sizeof where, ": cfg.launch.name is \"%.*s\" on rank 0 and \"%s\" on rank %d",
                  (int)sizeof k->other_name - 1, k->other_name, k->w->name, k->w->rank);
     else
         snprintf(where, sizeof where, ", which has not come to it");

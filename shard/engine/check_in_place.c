@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_in_place.c: gradients that must not change outside brackets, watched (cfg.check) at stages 0 and 1
- * where the model brackets backward; at stages 2 and 3 they are closed then. With cfg.grad_in_place, what a
- * gradient held at the unit's last zero_end it must hold at the next zero_begin of the same step. Where a
- * gradient is summed in place, at world 1, what it held at the last zero_end it must hold at zero_step. (At
- * stage 0 among several ranks it is being reduced meanwhile.) Every other gradient is kept when its
- * micro-batch has been reduced. Until zero_step, or the unit's next backward bracket, which zeroes it, the
- * model may do no more than zero it, because anything else would be lost. */
+/* check_in_place.c: gradients that must not change outside brackets, watched (cfg.debug.check) at stages 0
+ * and 1 where the model brackets backward; at stages 2 and 3 they are closed then. With
+ * cfg.memory.grad_in_place, what a gradient held at the unit's last zero_end it must hold at the next
+ * zero_begin of the same step. Where a gradient is summed in place, at world 1, what it held at the last
+ * zero_end it must hold at zero_step. (At stage 0 among several ranks it is being reduced meanwhile.) Every
+ * other gradient is kept when its micro-batch has been reduced. Until zero_step, or the unit's next backward
+ * bracket, which zeroes it, the model may do no more than zero it, because anything else would be lost. */
 #include "shard/engine/engine_inside.h"
 
 #define XXH_INLINE_ALL

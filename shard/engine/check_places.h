@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_places.h: where a model that is checked (cfg.check) sees its units on a GPU, whose memory cannot be
- * closed to it as the host's can (kernels/check/guard.h).
+/* check_places.h: where a model that is checked (cfg.debug.check) sees its units on a GPU, whose memory
+ * cannot be closed to it as the host's can (kernels/check/guard.h).
  *
  * Each bracket copies its unit to one of several places, taken in turn, and a gradient back when it ends;
  * then the place is filled with NaN. All in the order of the model's stream. So a pointer that the model kept

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_slots.c: with cfg.check, what the model does in the slots between pipeline stages.
+/* check_slots.c: with cfg.debug.check, what the model does in the slots between pipeline stages.
  *
  *   a.out   is filled with NaN before an action is given it (bytes of 0xff are one in every dtype), so that
  *           a stage that reads more than was written finds it; and behind it is room, so that what is

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_stored.c: what a model writes into its gradients, watched (cfg.check) on the host.
+/* check_stored.c: what a model writes into its gradients, watched (cfg.debug.check) on the host.
  *
  * A tensor with ZERO_GRAD_OVERWRITE is filled with one NaN, all bits ones, before backward gets it: what is
  * still that NaN at zero_end was not written, or added to, as a sum keeps the NaN it began with. The NaN of a

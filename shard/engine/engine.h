@@ -26,7 +26,8 @@ struct zr_engine;
 struct zr_pipe_room {
     /* stages of a rank, >= 1, and the ranks that have all of them together */
     int32_t per_rank, pp;
-    /* of one message, a multiple of 4096; of it, with cfg.check, room that is not sent; and cfg's number */
+    /* of one message, a multiple of 4096; of it, with cfg.debug.check, room that is not sent; and cfg's
+     * number */
     int64_t slot_bytes, guard_bytes, activation_bytes;
     int32_t n_onward, n_back;
     /* of all tied tensors, a multiple of 4096, 0: there are none; and micro-batches whose gradients of them
@@ -60,7 +61,7 @@ struct zr_engine_parts {
     void *native_stream;
     /* of a pipeline of several stages */
     struct zr_pipe_room pipe_room;
-    /* the check that dev and the communicators belong to; NULL: cfg.check is off */
+    /* the check that dev and the communicators belong to; NULL: cfg.debug.check is off */
     struct zr_check *check;
     /* Called once, when the first failure is recorded, by whichever thread records it: text is what another
      * rank gives to its zr_engine_remote_failure. Must not block. NULL: nobody is told. */
@@ -102,7 +103,7 @@ void zr_engine_stuck(void *arg, int64_t ms);
 int zr_engine_status(struct zr_engine *e);
 /* Whether one is recorded: a load, no look at the communicators. Any thread. */
 bool zr_engine_has_failed(const struct zr_engine *e);
-/* The same as zr_engine_status, and what the model was seen to do (cfg.check). */
+/* The same as zr_engine_status, and what the model was seen to do (cfg.debug.check). */
 int zr_engine_check(struct zr_engine *e);
 /* Fails in a process that was forked from the one that opened it: there it must not be touched, nor closed.
  */
@@ -237,7 +238,7 @@ struct zr_device *zr_engine_device(const struct zr_engine *e);
  * to the last step that was looked at. */
 void zr_engine_report_least(struct zr_engine *e, uint64_t number);
 uint64_t zr_engine_least(const struct zr_engine *e);
-/* Blocking: cfg.trace. */
+/* Blocking: cfg.debug.trace. */
 int zr_engine_trace_write(struct zr_engine *e, const char *path);
 /* "during all_gather seq 12 unit 3", or "after ..."; "" where no communicator can tell. Any thread. */
 void zr_engine_last_op(const struct zr_engine *e, char *text, size_t n);
@@ -290,9 +291,9 @@ int zr_engine_init(struct zr_engine *e,
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n);
 /* mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] of every rank, those of other parts included. */
 int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all);
-/* With cfg.check, after steps 1, 2, 4, ...: whether the groups' copies are equal (HSDP), and what all parts
- * of the model have; else nothing (check_replicas.c). Collective, after a step. ZR_ERR_MISMATCH, on every
- * rank, ends the context. */
+/* With cfg.debug.check, after steps 1, 2, 4, ...: whether the groups' copies are equal (HSDP), and what all
+ * parts of the model have; else nothing (check_replicas.c). Collective, after a step. ZR_ERR_MISMATCH, on
+ * every rank, ends the context. */
 int zr_engine_check_replicas(struct zr_engine *e);
 
 /* ---- pipeline stages (engine_pipe.c) ---- */
@@ -316,8 +317,8 @@ int zr_engine_pipe_await(struct zr_engine *e, const struct zr_pipe_message *m);
 /* The model has written the slot, or needs it no more, as far as its stream has come. */
 int zr_engine_pipe_done(struct zr_engine *e, const struct zr_pipe_message *m);
 
-/* With cfg.check, what the model does there (check_slots.c): an action is given its slots; it is over. A
- * fault ends the context. */
+/* With cfg.debug.check, what the model does there (check_slots.c): an action is given its slots; it is over.
+ * A fault ends the context. */
 struct zr_walk_given;
 int zr_slot_check_given(struct zr_engine *e, const struct zr_walk_given *g, bool evaluates);
 int zr_slot_check_over(struct zr_engine *e);
@@ -354,9 +355,10 @@ int zr_engine_scatter_parts(struct zr_engine *e, enum zr_called_name call, void 
 int zr_engine_gather_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
                            int64_t n, enum zr_dtype dtype);
 int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, float *x, int64_t n);
-/* With cfg.check, in the steps that compare: n elements of dtype in the host's memory, of which every part
- * should have the same (whole), or a contribution of its own. call, backward: for messages. ZR_ERR_MISMATCH,
- * which ends the context, names two ranks that differ; contributions that are equal are warned of once. */
+/* With cfg.debug.check, in the steps that compare: n elements of dtype in the host's memory, of which every
+ * part should have the same (whole), or a contribution of its own. call, backward: for messages.
+ * ZR_ERR_MISMATCH, which ends the context, names two ranks that differ; contributions that are equal are
+ * warned of once. */
 int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, bool backward, const void *x,
                                  int64_t n, enum zr_dtype dtype, bool whole);
 /* A call of the program's around parts, whether it moves anything or not, as a hash of all that must be

@@ -3,8 +3,8 @@
  *
  * At stages 0 and 1 the model has them anyhow. At stages 2 and 3 every tensor is laid out whole, as a program
  * without the library has it, in memory of its own; but for one that lies so already (not stacked, in a
- * resident unit), and with cfg.check on the host in guarded memory, which may only be read. The units are
- * gathered into the slots in turn and copied from there. */
+ * resident unit), and with cfg.debug.check on the host in guarded memory, which may only be read. The units
+ * are gathered into the slots in turn and copied from there. */
 #include "shard/engine/engine_inside.h"
 
 #include <stdlib.h>

@@ -27,12 +27,14 @@ int zr_aside_make(struct zr_engine *e, int32_t unit)
         return 0;
     int err = e->dev->ops->alloc(e->dev, bytes, &at);
     if (err)
-        return zr_fail_more(err, "%s: unit %d has more backward brackets in a step than cfg.order declares",
+        return zr_fail_more(err,
+                            "%s: unit %d has more backward brackets in a step than cfg.memory.order declares",
                             zr_model_call_name(e->m.call), unit);
     e->aside[unit] = at;
     e->m.allocated[ZR_MEM_GRAD_SUMS] += bytes;
     zr_warn(e->opt.log,
-            "unit %d has more backward brackets in a step than cfg.order declares (without it, one in each "
+            "unit %d has more backward brackets in a step than cfg.memory.order declares (without it, one in "
+            "each "
             "micro-batch): %lld bytes more than planned. Declare all of them, or hold the bracket open until "
             "the last use",
             unit, (long long)bytes);

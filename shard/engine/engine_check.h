@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_check.h: the model, watched (cfg.check): what it does between its brackets is told to a check
+/* engine_check.h: the model, watched (cfg.debug.check): what it does between its brackets is told to a check
  * (kernels/check/check_device.h) as reads and writes, and at stages 2 and 3, on the host, it is given copies
  * of its parameters and gradients in guarded memory (kernels/check/guard.h), closed outside brackets.
  *

@@ -270,7 +270,7 @@ void zr_tables_close(struct zr_engine *e);
 /* ---- engine_pipe.c, for opening and closing ---- */
 
 int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room);
-/* check_slots.c; without cfg.check nothing. */
+/* check_slots.c; without cfg.debug.check nothing. */
 int zr_slot_check_open(struct zr_engine *e, const struct zr_pipe_room *room, int64_t n_slots);
 void zr_slot_check_close(struct zr_engine *e);
 /* Its streams are idle. */
@@ -433,7 +433,7 @@ void zr_lend_again(struct zr_engine *e, int32_t unit);
  * ZR_DIGEST_BYTES of the host. */
 enum { ZR_DIGEST_BYTES = 1 << 20 };
 int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t *hash);
-/* With cfg.check, what ranks have is compared around this step: 1, 2, 4, 8 and so on, and every 64th. */
+/* With cfg.debug.check, ranks compare what they have in this step: 1, 2, 4, 8 and so on, and every 64th. */
 bool zr_compare_is_due(const struct zr_engine *e);
 
 /* For zr_engine_open (engine_tune.c). */

@@ -20,8 +20,9 @@ static bool alike(const zero_config &a, const zero_config &b)
 #define SAME(field, value) same = same && a.field == b.field;
     ZERO_CONFIG_DEFAULTS(SAME)
 #undef SAME
-    return same && a.stage == b.stage && a.world == b.world && a.order == b.order && a.update == b.update &&
-           a.clip == b.clip && a.check == b.check && a.nccl_comm == b.nccl_comm;
+    return same && a.stage == b.stage && a.launch.world == b.launch.world &&
+           a.memory.order == b.memory.order && a.update == b.update && a.clip == b.clip &&
+           a.debug.check == b.debug.check && a.launch.nccl_comm == b.launch.nccl_comm;
 }
 
 int main()
@@ -50,7 +51,7 @@ int main()
     tensor.shape[0] = 4;
     tensor.dtype = ZERO_F32;
     cfg.stage = 1;
-    cfg.world = 1;
+    cfg.launch.world = 1;
     cfg.optimizer = ZERO_SGD;
     zero_ctx *z;
     zero_step_info info;

@@ -88,7 +88,7 @@ static void plan_fills_its_struct(void **state)
         struct toy m;
         struct zero_config cfg = ZERO_CONFIG_INIT;
         cfg.stage = stage;
-        cfg.world = 2;
+        cfg.launch.world = 2;
         toy_make(&m);
         poison(&r);
         if (zero_plan(m.table, TOY_TENSORS, &cfg, &r.u.plan))
@@ -167,8 +167,8 @@ static void train_rank(struct toy_rank *r)
     struct toy m;
     struct room room;
     zero_ctx *z = NULL;
-    cfg.order = order;
-    cfg.n_order = make_order(order);
+    cfg.memory.order = order;
+    cfg.memory.n_order = make_order(order);
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     NEED(!err);

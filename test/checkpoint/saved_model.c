@@ -171,21 +171,21 @@ static void *run_rank(void *arg)
     cfg.hybrid = o->hybrid;
     if (o->hybrid)
         cfg.shard_group = o->group;
-    cfg.rank = s->rank;
-    cfg.world = o->world;
+    cfg.launch.rank = s->rank;
+    cfg.launch.world = o->world;
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", s->port);
-    cfg.rendezvous = o->world > 1 ? url : NULL;
+    cfg.launch.rendezvous = o->world > 1 ? url : NULL;
     if (o->prefetch)
-        cfg.prefetch = o->prefetch > 0 ? o->prefetch : 0;
+        cfg.memory.prefetch = o->prefetch > 0 ? o->prefetch : 0;
     if (o->budget)
-        cfg.param_budget_bytes = o->budget;
-    cfg.timeout_ms = 60000;
+        cfg.memory.param_budget_bytes = o->budget;
+    cfg.launch.timeout_ms = 60000;
     cfg.weight_decay = 0.1f;
     cfg.clip = 1;
-    cfg.save_async = o->async;
-    cfg.save_keep = o->keep;
-    cfg.log = o->log;
-    cfg.log_arg = o->log_arg;
+    cfg.checkpoint.save_async = o->async;
+    cfg.checkpoint.save_keep = o->keep;
+    cfg.debug.log = o->log;
+    cfg.debug.log_arg = o->log_arg;
     for (int t = 0; t < MODEL_TENSORS; t++) {
         struct zero_tensor *x = &m.tensors[t];
         *x = (struct zero_tensor){.name = table[t].name,

@@ -109,7 +109,7 @@ static void load(const struct earlier *e, int stage, int32_t optimizer, int32_t 
     struct zero_config cfg = ZERO_CONFIG_INIT;
     zero_ctx *z;
     cfg.stage = stage;
-    cfg.world = 1;
+    cfg.launch.world = 1;
     cfg.optimizer = optimizer;
     CHECK_OK(zero_wrap(&z, t, 3, &cfg));
     for (int i = 0; i < 3; i++)

@@ -249,8 +249,8 @@ static void import(struct toy_rank *r)
     int err = 0;
     make_model(&m, job->nan_at);
     struct zero_config cfg = toy_config(r, job->stage);
-    cfg.log = take_line;
-    cfg.log_arg = &lines;
+    cfg.debug.log = take_line;
+    cfg.debug.log_arg = &lines;
     TOY_TRY(zero_wrap(&z, m.table, TENSORS, &cfg));
     if (!err && job->says) {
         toy_expect(r, zero_import(z, folder, map, TENSORS), job->code, job->says);

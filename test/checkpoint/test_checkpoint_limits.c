@@ -198,8 +198,8 @@ static zero_ctx *wrap(struct long_names *l)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
     zero_ctx *z;
-    cfg.world = 1;
-    cfg.save_keep = 1;
+    cfg.launch.world = 1;
+    cfg.checkpoint.save_keep = 1;
     CHECK_OK(zero_wrap(&z, l->tensors, l->n, &cfg));
     return z;
 }

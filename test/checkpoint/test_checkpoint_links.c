@@ -67,7 +67,7 @@ static void expect(int (*call)(struct model_rank *, const char *), const char *p
 
 #define LATEST "run/save-00000003-step-00000003"
 
-/* As many saves as cfg.save_keep keeps, and one more, each with data of the ranks. */
+/* As many saves as cfg.checkpoint.save_keep keeps, and one more, each with data of the ranks. */
 static int save_thrice(struct model_rank *m, const char *path)
 {
     int err = 0;

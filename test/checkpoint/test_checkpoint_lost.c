@@ -211,7 +211,7 @@ static void test_threads_that_write(void **state)
 static void use_shm(struct zero_tensor *tensors, struct zero_config *cfg)
 {
     (void)tensors;
-    cfg->backend = ZERO_BACKEND_SHM;
+    cfg->launch.backend = ZERO_BACKEND_SHM;
 }
 
 static void test_no_thread(void **state)

@@ -309,10 +309,10 @@ static void test_allocations_of_wrap(void **state)
                                   {"v", (void **)&pv, (void **)&gv, {9}, ZERO_F32, 1, 0}};
         struct zero_config cfg = ZERO_CONFIG_INIT;
         zero_ctx *z;
-        cfg.world = 1;
+        cfg.launch.world = 1;
         cfg.stage = 3;
-        cfg.save_async = 1;
-        cfg.trace = 1;
+        cfg.checkpoint.save_async = 1;
+        cfg.debug.trace = 1;
         begin_failing(k, k % 2);
         int err = zero_wrap(&z, t, 2, &cfg);
         done = end_failing() < k;

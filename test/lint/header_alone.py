@@ -71,7 +71,7 @@ int read_config(void)
 {
     struct zero_config cfg;
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
-    return cfg.prefetch + tensor.unit;
+    return cfg.memory.prefetch + tensor.unit;
 }
 #endif
 """,

@@ -79,9 +79,9 @@ static int train(void *library)
         .name = "w", .param = (void **)&param, .grad = (void **)&grad, .shape = {4}, .dtype = ZERO_F32};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     zero_ctx *z;
-    cfg.world = 1;
+    cfg.launch.world = 1;
     cfg.stage = 3;
-    cfg.check = 1;
+    cfg.debug.check = 1;
     cfg.update = update;
     if (my_zero_wrap(&z, &tensor, 1, &cfg) || my_zero_begin(z, 0, ZERO_FORWARD) || my_zero_end(z, 0, ZERO_FORWARD) ||
         my_zero_begin(z, 0, ZERO_BACKWARD))

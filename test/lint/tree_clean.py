@@ -30,7 +30,7 @@ RULES = (
     # A literal is fine: strings are blanked here before the search.
     ("an unbounded string call", LIBRARY, PROGRAM,
      re.compile(r"(?<![\w.>])((gets|strcat|sprintf|vsprintf)\s*\(|strcpy\s*\((?![^,]*, \"\"\)))")),
-    # A touch of closed memory can be found in no other way: kernels/check/guard.c, and only while cfg.check is on.
+    # A touch of closed memory can be found in no other way: kernels/check/guard.c, and only while cfg.debug.check is on.
     ("process-wide state of the C library", LIBRARY, re.compile(PROGRAM.pattern + r"|kernels/check/guard\.c$"),
      re.compile(r"(?<![\w.>])(setenv|putenv|unsetenv|setlocale|srand|rand|strtok|signal|sigaction)\s*\(")),
     # What a stage means is a row of the table of placements; ask what is whole and what is cut. A pipeline's stages are others.

@@ -20,16 +20,16 @@ struct zero_config run_config(const struct run_setup *setup, int rank, const cha
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = setup->stage;
-    cfg.world = setup->world;
-    cfg.rank = rank;
-    cfg.rendezvous = url;
+    cfg.launch.world = setup->world;
+    cfg.launch.rank = rank;
+    cfg.launch.rendezvous = url;
     if (setup->accum)
         cfg.grad_accum_steps = setup->accum;
     if (setup->prefetch)
-        cfg.prefetch = setup->prefetch > 0 ? setup->prefetch : 0;
+        cfg.memory.prefetch = setup->prefetch > 0 ? setup->prefetch : 0;
     if (setup->budget)
-        cfg.param_budget_bytes = setup->budget;
-    cfg.grad_in_place = setup->in_place;
+        cfg.memory.param_budget_bytes = setup->budget;
+    cfg.memory.grad_in_place = setup->in_place;
     if (setup->deterministic)
         cfg.deterministic = setup->deterministic > 0;
     return cfg;

@@ -53,10 +53,10 @@ struct run_setup {
     int64_t budget;
     /* false: forward and backward call nothing of libzero (stages 0 and 1) */
     bool brackets;
-    /* cfg.order, the calls of a micro-batch, is given beforehand */
+    /* cfg.memory.order, the calls of a micro-batch, is given beforehand */
     bool order;
     enum run_zeroing zeroing;
-    /* as cfg.grad_in_place */
+    /* as cfg.memory.grad_in_place */
     bool in_place;
     /* 0: the default; negative: off */
     int deterministic;

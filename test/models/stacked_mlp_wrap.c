@@ -240,7 +240,7 @@ int mlp_zero_micro_batch(zero_ctx *z, struct mlp *m, const struct mlp_options *o
     return backward(z, m, o);
 }
 
-/* The calls of one micro-batch with the embedding nested, for cfg.order. Returns how many. */
+/* The calls of one micro-batch with the embedding nested, for cfg.memory.order. Returns how many. */
 static int nested_order(int L, struct zero_call *c)
 {
     int n = 0;
@@ -283,7 +283,7 @@ int mlp_zero_write_all(zero_ctx *z, const struct mlp *m, const float *src)
 }
 
 /* Outside brackets nothing of the model is readable at stages 2 and 3, so that a forgotten bracket is a crash
- * at once and not a wrong number later; with cfg.check it is closed memory. */
+ * at once and not a wrong number later; with cfg.debug.check it is closed memory. */
 static bool pointers_are_as_promised(const struct mlp *m, int stage)
 {
     const char *check = getenv("ZERO_CHECK");
@@ -388,8 +388,8 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
     cfg.clip = o->clip;
     struct zero_call order[64];
     if (setup->order) {
-        cfg.order = order;
-        cfg.n_order = nested_order(L, order);
+        cfg.memory.order = order;
+        cfg.memory.n_order = nested_order(L, order);
     }
     struct zero_tensor table[MLP_N_TENSORS];
     RUN_TRY(log, zero_wrap(&z, table, mlp_zero_tensors(m, o, table), &cfg));

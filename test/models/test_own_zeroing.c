@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_own_zeroing.c: programs that zero their own gradients, at the start of a step, of a micro-batch or of
  * backward: stacked buffers, layer structs and graph nodes, at every stage, world, accumulation, bracketed or
- * not, deterministic or not, with cfg.grad_in_place or without. Each run gives the plain program's losses or
- * an error that says what to do; never other numbers. One rank is late, so that what the others reduce is
- * still read when they zero it, if nothing makes them wait. */
+ * not, deterministic or not, with cfg.memory.grad_in_place or without. Each run gives the plain program's
+ * losses or an error that says what to do; never other numbers. One rank is late, so that what the others
+ * reduce is still read when they zero it, if nothing makes them wait. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -113,7 +113,7 @@ static void nesting_without_room(void **state)
                 if (logs[r].err != (world == 1 ? 0 : ZERO_ERR_BUDGET))
                     fail_msg("%s: rank %d: %s", run_setup_text(&setup), r,
                              logs[r].err ? logs[r].error : "no error");
-                assert_true(world == 1 || strstr(logs[r].error, "cfg.order"));
+                assert_true(world == 1 || strstr(logs[r].error, "cfg.memory.order"));
                 run_log_free(&logs[r]);
             }
         }

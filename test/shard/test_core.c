@@ -648,7 +648,7 @@ static void unit_to_flag(void **state)
     watch_run(&w, "0( 4( 5(");
     refused(&w, ZR_EV_BEGIN, 3, false, ZR_ERR_BUDGET,
             "give a tensor of unit 5 the flag ZERO_RESIDENT, which keeps the 120 bytes of its parameters in "
-            "memory of their own, or declare the nesting in cfg.order, or raise prefetch or "
+            "memory of their own, or declare the nesting in cfg.memory.order, or raise prefetch or "
             "param_budget_bytes");
     watch_run(&w, "5) 4) 0) 4[ 5( 5) 0[ 5[");
     refused(&w, ZR_EV_BEGIN, 3, false, ZR_ERR_BUDGET, "tensor of unit 5 ");
@@ -661,7 +661,7 @@ static void unit_to_flag(void **state)
     watch_run(&w, "0[ 4[ 5[");
     refused(&w, ZR_EV_BEGIN, 3, true, ZR_ERR_BUDGET,
             "give a tensor of unit 5 the flag ZERO_RESIDENT, which keeps the 120 bytes of its gradients in "
-            "memory of their own, or declare the nesting in cfg.order");
+            "memory of their own, or declare the nesting in cfg.memory.order");
     assert_null(strstr(zr_error_text(), "prefetch"));
     watch_run(&w, "5]");
     refused(&w, ZR_EV_BEGIN, 4, true, ZR_ERR_ORDER, "already open");
@@ -709,7 +709,7 @@ static void too_many_micro_batches(void **state)
     watch_run(&w, "1[ 1] 0[ 0] 1[ 1] 0[ 0] 1[ 1] 0[ 0] 1[ 1] 0[ 0] S");
     for (int a = 0; a < 8; a++)
         watch_run(&w, "1[ 1] 0[ 0]");
-    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "declare that in cfg.order");
+    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "declare that in cfg.memory.order");
     watch_close(&w);
 }
 

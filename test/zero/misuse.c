@@ -139,8 +139,8 @@ static void run_rank(struct toy_rank *r)
         p->spare[i] = calloc(1, (size_t)bytes_of(i));
     p->table = p->model.table;
     p->cfg = toy_config(r, t->stage);
-    p->cfg.log = keep_line;
-    p->cfg.log_arg = p;
+    p->cfg.debug.log = keep_line;
+    p->cfg.debug.log_arg = p;
     if (t->row->configure)
         t->row->configure(p);
     int err = zero_wrap(&p->z, p->table, p->n_tensors, &p->cfg);

@@ -216,17 +216,17 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
     OR_RETURN(zero_mesh_rank(mesh, "tp", &at->tp, NULL));
     cfg.mesh = mesh;
     cfg.shard_group = ZERO_AUTO;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     cfg.clip = 0;
-    cfg.save_async = s->async;
-    cfg.check = s->check;
+    cfg.checkpoint.save_async = s->async;
+    cfg.debug.check = s->check;
     cfg.init_from = s->later ? ZERO_INIT_LATER : ZERO_INIT_MODEL;
-    cfg.activation_bytes = ACTIVATIONS;
+    cfg.pipeline.activation_bytes = ACTIVATIONS;
     cfg.grad_accum_steps = MICRO / at->n_dp;
     int v = on->v ? on->v : 1, n = 0, units = 0;
     struct zero_tensor table[MOST_OWN * MOST_TABLE];
-    cfg.stages_per_rank = v;
-    cfg.schedule = v > 1 ? ZERO_SCHEDULE_INTERLEAVED : ZERO_SCHEDULE_1F1B;
+    cfg.pipeline.stages_per_rank = v;
+    cfg.pipeline.schedule = v > 1 ? ZERO_SCHEDULE_INTERLEAVED : ZERO_SCHEDULE_1F1B;
     for (int k = 0; k < v; k++, out = &(*out)->next) {
         struct model *m = *out = make_stage(on, k * on->pp + at->pp, at, units);
         m->first_tensor = n;

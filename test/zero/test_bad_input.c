@@ -188,46 +188,47 @@ static void null_tensors(struct call *c)
 }
 static void rank_3_of_3(struct call *c)
 {
-    c->cfg.world = 3;
-    c->cfg.rank = 3;
-    c->cfg.rendezvous = "tcp://127.0.0.1:1";
+    c->cfg.launch.world = 3;
+    c->cfg.launch.rank = 3;
+    c->cfg.launch.rendezvous = "tcp://127.0.0.1:1";
 }
 static void rank_alone(struct call *c)
 {
-    c->cfg.world = 0;
-    c->cfg.rank = 1;
+    c->cfg.launch.world = 0;
+    c->cfg.launch.rank = 1;
 }
 static void bad_rendezvous(struct call *c)
 {
-    c->cfg.world = 2;
-    c->cfg.rendezvous = "udp://nowhere";
+    c->cfg.launch.world = 2;
+    c->cfg.launch.rendezvous = "udp://nowhere";
 }
 static void no_rendezvous(struct call *c)
 {
-    c->cfg.world = 2;
-    c->cfg.rank = 1;
+    c->cfg.launch.world = 2;
+    c->cfg.launch.rank = 1;
 }
 static void no_interface(struct call *c)
 {
-    c->cfg.world = 2;
-    c->cfg.rendezvous = "tcp://127.0.0.1:1";
-    c->cfg.interface = "eth99";
-    c->cfg.timeout_ms = c->cfg.start_timeout_ms = 200; /* for the other rank, which is to hear of it */
+    c->cfg.launch.world = 2;
+    c->cfg.launch.rendezvous = "tcp://127.0.0.1:1";
+    c->cfg.launch.interface = "eth99";
+    c->cfg.launch.timeout_ms = c->cfg.launch.start_timeout_ms =
+        200; /* for the other rank, which is to hear of it */
 }
 static void world_size_abc(struct call *c)
 {
-    c->cfg.world = 0;
+    c->cfg.launch.world = 0;
     setenv("RANK", "0", 1);
     setenv("WORLD_SIZE", "abc", 1);
 }
 static void world_size_alone(struct call *c)
 {
-    c->cfg.world = 0;
+    c->cfg.launch.world = 0;
     setenv("WORLD_SIZE", "2", 1);
 }
 static void rank_variable_outside(struct call *c)
 {
-    c->cfg.world = 0;
+    c->cfg.launch.world = 0;
     setenv("RANK", "2", 1);
     setenv("WORLD_SIZE", "2", 1);
 }
@@ -262,23 +263,23 @@ static void clip_nan(struct call *c)
 }
 static void negative_timeout(struct call *c)
 {
-    c->cfg.timeout_ms = -1;
+    c->cfg.launch.timeout_ms = -1;
 }
 static const struct zero_call of_unit_9[] = {{9, ZERO_FORWARD, 0}, {9, ZERO_FORWARD, 1}};
 static void order_of_unit_9(struct call *c)
 {
-    c->cfg.order = of_unit_9;
-    c->cfg.n_order = 2;
+    c->cfg.memory.order = of_unit_9;
+    c->cfg.memory.n_order = 2;
 }
 static void order_unbalanced(struct call *c)
 {
     static const struct zero_call order[] = {{1, ZERO_FORWARD, 0}};
-    c->cfg.order = order;
-    c->cfg.n_order = 1;
+    c->cfg.memory.order = order;
+    c->cfg.memory.n_order = 1;
 }
 static void order_without_length(struct call *c)
 {
-    c->cfg.order = of_unit_9;
+    c->cfg.memory.order = of_unit_9;
 }
 
 static const struct {
@@ -381,7 +382,7 @@ static void make_call(struct call *c)
     toy_make(&c->m);
     c->cfg = (struct zero_config)ZERO_CONFIG_INIT;
     c->cfg.stage = 3;
-    c->cfg.world = 1;
+    c->cfg.launch.world = 1;
     c->tensors = c->m.table;
     c->n = TOY_TENSORS;
 }
@@ -398,7 +399,7 @@ static void assert_works(struct toy *m)
     struct zero_config cfg = ZERO_CONFIG_INIT;
     zero_ctx *z = NULL;
     cfg.stage = 2;
-    cfg.world = 1;
+    cfg.launch.world = 1;
     assert_true(toy_untouched(m));
     if (zero_wrap(&z, m->table, TOY_TENSORS, &cfg))
         fail_msg("a correct zero_wrap fails: %s", zero_last_error());
@@ -547,7 +548,7 @@ static void trace_to_nowhere(void **state)
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.trace = 1;
+    cfg.debug.trace = 1;
     toy_make(&m);
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
     assert_int_equal(zero_trace_write(z, "/no/such/folder/trace.json"), ZERO_ERR_IO);
@@ -583,11 +584,11 @@ struct shared_case {
 
 static void backend_self(struct call *c)
 {
-    c->cfg.backend = ZERO_BACKEND_SELF;
+    c->cfg.launch.backend = ZERO_BACKEND_SELF;
 }
 static void budget_below_a_unit(struct call *c)
 {
-    c->cfg.param_budget_bytes = 100;
+    c->cfg.memory.param_budget_bytes = 100;
 }
 
 static void wrap_among_ranks(struct toy_rank *r)
@@ -694,7 +695,7 @@ static void more_than_memory(void **state)
             struct zero_tensor t = {
                 .name = "huge", .param = &h.memory, .grad = &grad, .shape = {h.elems}, .dtype = ZERO_BF16};
             cfg.stage = h.stage;
-            cfg.world = world;
+            cfg.launch.world = world;
             assert_int_equal(zero_plan(&t, 1, &cfg, &info), 0);
             assert_true(info.bytes.total > host);
             assert_true(info.n_params == h.elems);
@@ -889,7 +890,7 @@ static void off_count(struct toy_rank *r)
     /* Four are two steps' worth: their sum would be taken for a mean of two. */
     if (!err)
         REFUSED(zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "unit 0 has had 4 backward", "the 2 of",
-                "set grad_accum_steps", "cfg.order");
+                "set grad_accum_steps", "cfg.memory.order");
     if (!err)
         REFUSED(toy_backward(&m, z, true, 0, 4), ZERO_ERR_ORDER, "unit 3 has had 4 backward",
                 "since the last zero_step", "call zero_step oftener");

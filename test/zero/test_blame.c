@@ -86,8 +86,8 @@ static void live(struct rank *me)
     const struct zero_axis axes[] = {{"dp_shard", -1}, {"tp", now->tp}};
     snprintf(r.url, sizeof r.url, "tcp://127.0.0.1:%d", me->w.port);
     struct zero_config cfg = toy_config(&r, now->stage);
-    cfg.timeout_ms = now->kind == KILLED ? 60000 : TIMEOUT_MS;
-    cfg.start_timeout_ms = 60000;
+    cfg.launch.timeout_ms = now->kind == KILLED ? 60000 : TIMEOUT_MS;
+    cfg.launch.start_timeout_ms = 60000;
     toy_make(&m);
     if (now->tp > 1)
         RANK_CHECK(me, zero_mesh_open(&mesh, axes, 2, &cfg) == 0, "%s", zero_last_error());

@@ -132,10 +132,10 @@ static int open_program(struct program *p, struct toy_rank *r)
     pthread_mutex_init(&p->lock, NULL);
     toy_make(&p->model);
     p->cfg = toy_config(r, p->plan->stage);
-    p->cfg.save_async = p->plan->save_async;
-    p->cfg.check = p->plan->check;
-    p->cfg.log = keep_line;
-    p->cfg.log_arg = p;
+    p->cfg.checkpoint.save_async = p->plan->save_async;
+    p->cfg.debug.check = p->plan->check;
+    p->cfg.debug.log = keep_line;
+    p->cfg.debug.log_arg = p;
     where_open(r->rank, &p->cfg);
     memcpy(p->table + N_BUFFERS, p->model.table, sizeof p->model.table);
     for (int b = 0; b < N_BUFFERS; b++) {
@@ -569,7 +569,7 @@ static void test_plan(void **state)
         {.name = "b", .param = &p[1], .shape = {INT64_C(1) << 40}, .dtype = ZERO_I64, .flags = ZERO_BUFFER}};
     for (int stage = 0; stage < 4; stage++) {
         cfg.stage = stage;
-        cfg.world = 4;
+        cfg.launch.world = 4;
         assert_int_equal(zero_plan(table, 1, &cfg, &without), 0);
         assert_int_equal(zero_plan(table, 2, &cfg, &with), 0);
         assert_int_equal(with.n_params, without.n_params);

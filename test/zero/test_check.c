@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_check.c: cfg.check: a model that keeps to its brackets trains as without it; one that does not is told
- * what it touched; and a wait that is missing from the library's own schedule is found in a real run. */
+/* test_check.c: cfg.debug.check: a model that keeps to its brackets trains as without it; one that does not
+ * is told what it touched; and a wait that is missing in the schedule is found in a real run. */
 #include "shard/engine/engine_inside.h"
 #include "test/zero/toy_net.h"
 #include "zero/context.h"
@@ -58,13 +58,13 @@ static void sound_rank(struct toy_rank *r)
     toy_make(&m);
     struct zero_config cfg = toy_config(r, s->stage);
     cfg.grad_accum_steps = s->accum;
-    cfg.check = s->check;
-    cfg.param_budget_bytes = 1;
-    cfg.prefetch = 0;
+    cfg.debug.check = s->check;
+    cfg.memory.param_budget_bytes = 1;
+    cfg.memory.prefetch = 0;
     struct zero_ctx *z = NULL;
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     if (err == ZERO_ERR_BUDGET) {
-        cfg.param_budget_bytes = ZERO_AUTO;
+        cfg.memory.param_budget_bytes = ZERO_AUTO;
         err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     }
     if (!err)
@@ -230,11 +230,11 @@ static void faulty_rank(struct toy_rank *r)
     struct toy m;
     toy_make(&m);
     struct zero_config cfg = toy_config(r, f->stage);
-    cfg.check = 1;
+    cfg.debug.check = 1;
     bool mine = r->rank == r->world - 1; /* whose model is wrong */
     if (mine) {
-        cfg.log = keep_line;
-        cfg.log_arg = &f->lines;
+        cfg.debug.log = keep_line;
+        cfg.debug.log_arg = &f->lines;
     }
     struct zero_ctx *z = NULL;
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
@@ -304,8 +304,8 @@ static void numbering_rank(struct toy_rank *r)
     struct zero_ctx *z = NULL;
     int err = 0;
     struct zero_config cfg = toy_config(r, 3);
-    cfg.check = 1;
-    cfg.log = toy_forget_line;
+    cfg.debug.check = 1;
+    cfg.debug.log = toy_forget_line;
     toy_make(&m);
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     for (int i = 0; i < 5 && n->loads; i++)
@@ -365,10 +365,10 @@ static void overwriting_rank(struct toy_rank *r)
     struct toy m;
     toy_make(&m);
     struct zero_config cfg = toy_config(r, o->stage);
-    cfg.check = 1;
+    cfg.debug.check = 1;
     if (r->rank == 0) {
-        cfg.log = keep_line;
-        cfg.log_arg = &o->lines;
+        cfg.debug.log = keep_line;
+        cfg.debug.log_arg = &o->lines;
     }
     m.table[0].flags |= ZERO_GRAD_OVERWRITE;
     volatile float most = 3e38f;
@@ -430,7 +430,7 @@ static void reading_rank(struct toy_rank *r)
     struct toy m;
     toy_make(&m);
     struct zero_config cfg = toy_config(r, f->stage);
-    cfg.check = 1;
+    cfg.debug.check = 1;
     cfg.update = update_that_reads;
     float *closed = NULL;
     cfg.update_arg = &closed;
@@ -496,7 +496,7 @@ static void drifting_rank(struct toy_rank *r)
     struct toy m;
     toy_make(&m);
     struct zero_config cfg = toy_config(r, d->stage);
-    cfg.check = d->check || (d->checks_alone && r->rank == 1);
+    cfg.debug.check = d->check || (d->checks_alone && r->rank == 1);
     cfg.update = noisy_update;
     cfg.update_arg = &a;
     struct zero_ctx *z = NULL;
@@ -591,8 +591,8 @@ static void torn_rank(struct toy_rank *r)
     struct toy m;
     toy_make(&m);
     struct zero_config cfg = toy_config(r, g->stage);
-    cfg.check = 1;
-    cfg.prefetch = 1;
+    cfg.debug.check = 1;
+    cfg.memory.prefetch = 1;
     struct zero_ctx *z = NULL;
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     if (!err && r->rank == 1 && g->what) {

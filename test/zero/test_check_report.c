@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_check_report.c: what cfg.check found is told before the model goes on, so it is known whatever becomes
- * of the model then. Each model is a process of its own. */
+/* test_check_report.c: what cfg.debug.check found is told before the model goes on, so it is known whatever
+ * becomes of the model then. Each model is a process of its own. */
 #include "test/zero/toy_net.h"
 
 #include <pthread.h>
@@ -139,11 +139,11 @@ static void model(const struct way *w, int stage, int fd)
     struct run r = {.fd = fd, .lock = PTHREAD_MUTEX_INITIALIZER};
     toy_make(&r.m);
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.world = 1;
+    cfg.launch.world = 1;
     cfg.stage = stage;
-    cfg.check = 1;
-    cfg.log = log_line;
-    cfg.log_arg = &r;
+    cfg.debug.check = 1;
+    cfg.debug.log = log_line;
+    cfg.debug.log_arg = &r;
     int err = zero_wrap(&r.z, r.m.table, TOY_TENSORS, &cfg);
     if (!err)
         err = toy_forward(&r.m, r.z, true);

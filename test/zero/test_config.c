@@ -111,9 +111,9 @@ static void test_defaults(void **state)
         assert_false(o->save_async);
         assert_int_equal(o->save_keep, 0);
         assert_false(o->check);
-        assert_int_equal(both[i].user.world, 0);
+        assert_int_equal(both[i].user.launch.world, 0);
         assert_int_equal(both[i].user.device, ZERO_DEVICE_HOST);
-        assert_int_equal(both[i].user.copy_engine, ZERO_AUTO);
+        assert_int_equal(both[i].user.launch.copy_engine, ZERO_AUTO);
         assert_int_equal(both[i].user.shard_group, ZERO_AUTO);
         assert_int_equal(zr_config_start_ms(&both[i].user), 600000);
         assert_int_equal(o->hybrid, ZR_HYBRID_NONE);
@@ -174,11 +174,11 @@ static void test_zero_means_zero(void **state)
     (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     *logged = 0;
-    cfg.log = keep_line;
-    cfg.log_arg = logged;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = logged;
     cfg.beta1 = cfg.beta2 = cfg.eps = 0;
-    cfg.prefetch = cfg.deterministic = cfg.copy_engine = 0;
-    cfg.param_budget_bytes = 0;
+    cfg.memory.prefetch = cfg.deterministic = cfg.launch.copy_engine = 0;
+    cfg.memory.param_budget_bytes = 0;
     struct zr_config c = accepted(&cfg);
     struct zr_options o = c.options;
     const struct zr_hyper *h = &o.hyper[ZR_ADAMW];
@@ -186,7 +186,7 @@ static void test_zero_means_zero(void **state)
     assert_int_equal(o.prefetch, 0);
     assert_int_equal(o.param_budget_bytes, 0);
     assert_false(o.deterministic);
-    assert_int_equal(c.user.copy_engine, 0);
+    assert_int_equal(c.user.launch.copy_engine, 0);
     assert_string_equal(
         logged, "warning: eps is 0: a weight whose gradient has been 0 in every step becomes NaN (0 / 0)");
     *logged = 0;
@@ -206,59 +206,55 @@ struct text_case {
     double raw;
     const char *bad, *allowed;
 };
-#define AT(name) #name, offsetof(struct zero_config, name)
+/* group: with its point, or nothing. */
+#define AT(group, name) #name, offsetof(struct zero_config, group name)
 
 static const struct text_case text_cases[] = {
-    {AT(stage), 'i', true, "3", 3, "4", "allowed: 0, 1, 2, 3"},
-    {AT(stage), 'i', true, "0", 0, "-1", "allowed: 0, 1, 2, 3"},
-    {AT(stage), 'i', true, "+2", 2, "2x", "allowed: 0, 1, 2, 3"},
-    {AT(stage), 'i', true, "1", 1, "", "allowed: 0, 1, 2, 3"},
-    {AT(stage), 'i', true, "1", 1, " 1", "allowed: 0, 1, 2, 3"},
-    {AT(stage), 'i', true, "1", 1, "0x1", "allowed: 0, 1, 2, 3"},
-    {AT(stage), 'i', true, "1", 1, "4294967297", "allowed: 0, 1, 2, 3"}, /* 1 in 32 bits */
-    {AT(stage), 'i', true, "1", 1, "99999999999999999999", "allowed: 0, 1, 2, 3"},
-    {AT(backend), 'i', true, "shm", 2, "tcp", "allowed: auto, self, shm, nccl, mpi"},
-    {AT(backend), 'i', true, "SELF", 1, "99", "allowed: auto, self, shm, nccl, mpi"},
-    {AT(backend), 'i', true, "nccl", 3, "NCCL2", "allowed: auto, self, shm, nccl, mpi"},
-    {AT(backend), 'i', true, "auto", 0, "shm ", "allowed: auto, self, shm"},
-    {AT(rank), 'i', false, "5", 5, "-1", "allowed: 0 to world - 1"},
-    {AT(world), 'i', false, "8", 8, "-1", "allowed: 1 and more"},
-    {AT(timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647"},
-    {AT(timeout_ms), 'l', true, "2147483647", 2147483647, "2147483648", "allowed: 1 to 2147483647"},
-    {AT(optimizer), 'i', true, "adamw", 1, "adagrad", "allowed: adamw, adam, sgd, rmsprop"},
-    {AT(optimizer), 'i', true, "adam", 2, "99", "allowed: adamw, adam, sgd, rmsprop"},
-    {AT(optimizer), 'i', true, "sgd", 3, "-2", "allowed: adamw, adam, sgd, rmsprop"},
-    {AT(optimizer), 'i', true, "auto", -1, "0", "auto (-1)"},
-    {AT(optimizer), 'i', true, "rmsprop", 4, "rms", "allowed: adamw, adam, sgd, rmsprop"},
-    {AT(beta1), 'f', true, "0.75", 0.75, "1", "allowed: 0 and more, less than 1; auto (-1)"},
-    {AT(beta1), 'f', true, "-1", -1, "nan", "allowed: 0 and more, less than 1"},
-    {AT(beta1), 'f', true, "auto", -1, "-0.5", "allowed: 0 and more, less than 1"},
-    {AT(beta1), 'f', true, "0", 0, "automatic", "allowed: 0 and more, less than 1"},
-    {AT(beta2), 'f', true, "0.5", 0.5, "1.5", "allowed: 0 and more, less than 1"},
-    {AT(eps), 'f', true, "0.25", 0.25, "inf", "allowed: a finite number"},
-    {AT(eps), 'f', true, "0.125", 0.125, "1e-60", "allowed: a finite number"}, /* would be 0 */
-    {AT(eps), 'f', true, "Auto", -1, "-1e-8", "allowed: a finite number, 0 or more; auto (-1)"},
-    {AT(weight_decay), 'f', true, "0.5", 0.5, "-0.5", "allowed: a finite number, 0 or more"},
-    {AT(weight_decay), 'f', true, "5e-1", 0.5, "1e39", "allowed: a finite number, 0 or more"},
-    {AT(clip), 'f', true, "1", 1, "-1", "allowed: a finite number, 0 or more"},
-    {AT(clip), 'f', true, "1.5", 1.5, "1,5", "allowed: a finite number, 0 or more"},
-    {AT(grad_scale), 'd', true, "-0.125", -0.125, "1e400", "allowed: a finite number other than 0"},
-    {AT(grad_scale), 'd', true, "1e300", 1e300, "0", "allowed: a finite number other than 0"},
-    {AT(grad_accum_steps), 'i', true, "16", 16, "0", "allowed: 1 and more"},
-    {AT(grad_sum), 'i', true, "1", 1, "2", "allowed: 0, 1"},
-    {AT(grad_sum), 'i', true, "on", 1, "-1", "allowed: 0, 1"},
-    {AT(n_states), 'i', false, "4", 4, "5", "allowed: 0, 1, 2, 3, 4"},
-    {AT(prefetch), 'i', true, "7", 7, "-1", "allowed: 1 and more, or 0 for none"},
-    {AT(prefetch), 'i', true, "none", 0, "2147483648", "or 0 for none"},
-    {AT(param_budget_bytes), 'l', true, "4096", 4096, "-2", "auto (-1) for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "64Mi", 64 << 20, "64m", "auto (-1) for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "64MiB", 64 << 20, "64B", "auto (-1) for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "3k", 3000, "3 k", "auto (-1) for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "3M", 3e6, "k", "auto (-1) for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "3G", 3e9, "1.5G", "auto (-1) for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "3Ki", 3072, "9223372036854775807k",
+    {AT(, stage), 'i', true, "3", 3, "4", "allowed: 0, 1, 2, 3"},
+    {AT(, stage), 'i', true, "0", 0, "-1", "allowed: 0, 1, 2, 3"},
+    {AT(, stage), 'i', true, "+2", 2, "2x", "allowed: 0, 1, 2, 3"},
+    {AT(, stage), 'i', true, "1", 1, "", "allowed: 0, 1, 2, 3"},
+    {AT(, stage), 'i', true, "1", 1, " 1", "allowed: 0, 1, 2, 3"},
+    {AT(, stage), 'i', true, "1", 1, "0x1", "allowed: 0, 1, 2, 3"},
+    {AT(, stage), 'i', true, "1", 1, "4294967297", "allowed: 0, 1, 2, 3"}, /* 1 in 32 bits */
+    {AT(, stage), 'i', true, "1", 1, "99999999999999999999", "allowed: 0, 1, 2, 3"},
+    {AT(launch., backend), 'i', true, "shm", 2, "tcp", "allowed: auto, self, shm, nccl, mpi"},
+    {AT(launch., backend), 'i', true, "SELF", 1, "99", "allowed: auto, self, shm, nccl, mpi"},
+    {AT(launch., backend), 'i', true, "nccl", 3, "NCCL2", "allowed: auto, self, shm, nccl, mpi"},
+    {AT(launch., backend), 'i', true, "auto", 0, "shm ", "allowed: auto, self, shm"},
+    {AT(launch., rank), 'i', false, "5", 5, "-1", "allowed: 0 to world - 1"},
+    {AT(launch., world), 'i', false, "8", 8, "-1", "allowed: 1 and more"},
+    {AT(launch., timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647"},
+    {AT(launch., timeout_ms), 'l', true, "2147483647", 2147483647, "2147483648", "allowed: 1 to 2147483647"},
+    {AT(, optimizer), 'i', true, "adamw", 1, "adagrad", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(, optimizer), 'i', true, "adam", 2, "99", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(, optimizer), 'i', true, "sgd", 3, "-2", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(, optimizer), 'i', true, "auto", -1, "0", "auto (-1)"},
+    {AT(, optimizer), 'i', true, "rmsprop", 4, "rms", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(, beta1), 'f', true, "0.75", 0.75, "1", "allowed: 0 and more, less than 1; auto (-1)"},
+    {AT(, beta1), 'f', true, "-1", -1, "nan", "allowed: 0 and more, less than 1"},
+    {AT(, beta1), 'f', true, "auto", -1, "-0.5", "allowed: 0 and more, less than 1"},
+    {AT(, beta1), 'f', true, "0", 0, "automatic", "allowed: 0 and more, less than 1"},
+    {AT(, beta2), 'f', true, "0.5", 0.5, "1.5", "allowed: 0 and more, less than 1"},
+    {AT(, eps), 'f', true, "0.25", 0.25, "inf", "allowed: a finite number"},
+    {AT(, eps), 'f', true, "0.125", 0.125, "1e-60", "allowed: a finite number"}, /* would be 0 */
+    {AT(, eps), 'f', true, "Auto", -1, "-1e-8", "allowed: a finite number, 0 or more; auto (-1)"},
+    {AT(, weight_decay), 'f', true, "0.5", 0.5, "-0.5", "allowed: a finite number, 0 or more"},
+    {AT(, weight_decay), 'f', true, "5e-1", 0.5, "1e39", "allowed: a finite number, 0 or more"},
+    {AT(, clip), 'f', true, "1", 1, "-1", "allowed: a finite number, 0 or more"},
+    {AT(, clip), 'f', true, "1.5", 1.5, "1,5", "allowed: a finite number, 0 or more"},
+    {AT(, grad_scale), 'd', true, "-0.125", -0.125, "1e400", "allowed: a finite number other than 0"},
+    {AT(, grad_scale), 'd', true, "1e300", 1e300, "0", "allowed: a finite number other than 0"},
+    {AT(, grad_accum_steps), 'i', true, "16", 16, "0", "allowed: 1 and more"},
+    {AT(, grad_sum), 'i', true, "1", 1, "2", "allowed: 0, 1"},
+    {AT(, grad_sum), 'i', true, "on", 1, "-1", "allowed: 0, 1"},
+    {AT(, n_states), 'i', false, "4", 4, "5", "allowed: 0, 1, 2, 3, 4"},
+    {AT(memory., prefetch), 'i', true, "7", 7, "-1", "allowed: 1 and more, or 0 for none"},
+    {AT(memory., prefetch), 'i', true, "none", 0, "2147483648", "or 0 for none"},
+    {AT(memory., param_budget_bytes), 'l', true, "4096", 4096, "-2", "auto (-1) for what prefetch needs"},
+    {AT(memory., param_budget_bytes), 'l', true, "64Mi", 64 << 20, "64m",
      "auto (-1) for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "2Gi", 2147483648.0, "9000000000Gi",
+    {AT(memory., param_budget_bytes), 'l', true, "64MiB", 64 << 20, "64B",
      "auto (-1) for what prefetch needs"},
     {AT(deterministic), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
     {AT(deterministic), 'i', true, "on", 1, "yes", "allowed: on (1), off (0), auto (-1)"},
@@ -376,8 +372,8 @@ static void test_environment(void **state)
 static void test_misspelt_variable(void **state)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.log = keep_line;
-    cfg.log_arg = logged;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = logged;
     setenv("ZERO_STAGE", "2", 1);
     setenv("ZERO_RANK", "1", 1);
     setenv("ZERO_ISA", "avx2", 1);
@@ -445,7 +441,7 @@ static void test_bad_fields(void **state)
     BAD(name, "0123456789012345678901234567890123456789012345678901234567890123",
         "name is \"0123456789012345678901234567890123456789012345678901234567890123\"; allowed: up to 63 "
         "characters, none of them a control character");
-    BAD(name, "a\nb\x7f",
+    BAD(launch.name, "a\nb\x7f",
         "name is \"a\\x0ab\\x7f\"; allowed: up to 63 characters, none of them a control character");
     BAD(optimizer, 0, "optimizer is 0; allowed: adamw, adam, sgd, rmsprop");
     BAD(optimizer, 99, "optimizer is 99; allowed: adamw, adam, sgd, rmsprop");
@@ -468,23 +464,23 @@ static void test_bad_fields(void **state)
     BAD(grad_sum, 2, "grad_sum is 2; allowed: 0, 1");
     BAD(n_states, 5, "n_states is 5; allowed: 0, 1, 2, 3, 4");
     BAD(n_states, 1, "n_states is 1 but update is NULL; allowed: 0");
-    BAD(param_budget_bytes, -2, "param_budget_bytes is -2; allowed: bytes");
-    BAD(prefetch, -1, "prefetch is -1; allowed: 1 and more, or 0 for none");
+    BAD(memory.param_budget_bytes, -2, "param_budget_bytes is -2; allowed: bytes");
+    BAD(memory.prefetch, -1, "prefetch is -1; allowed: 1 and more, or 0 for none");
     BAD(device, 0, "device is 0; allowed: host, cuda");
-    BAD(copy_engine, -2, "copy_engine is -2; allowed: on (1), off (0), auto (-1)");
+    BAD(launch.copy_engine, -2, "copy_engine is -2; allowed: on (1), off (0), auto (-1)");
     BAD(hybrid, 3, "hybrid is 3; allowed: none (0), hsdp (1), hfsdp (2)");
     BAD(hybrid, 1, "hybrid is hsdp but stage is 0; allowed: stage 3 with a hybrid");
     BAD(shard_group, 0, "shard_group is 0; allowed: a number that divides the world");
     BAD(weight_decay, NAN, "weight_decay is nan; allowed: ");
     BAD(deterministic, 2, "deterministic is 2; allowed: on (1), off (0), auto (-1)");
-    BAD(wire_dtype, 3, "wire_dtype is f16; allowed: f32, bf16, or 0");
-    BAD(wire_dtype, -1, "wire_dtype is -1; allowed: f32, bf16, or 0");
-    BAD(n_order, -1, "n_order is -1; allowed: 0 and more");
-    BAD(n_order, 3, "order is NULL but n_order is 3; allowed: both");
-    BAD(trace, 7, "trace is 7; allowed: 0, 1");
+    BAD(memory.wire_dtype, 3, "wire_dtype is f16; allowed: f32, bf16, or 0");
+    BAD(memory.wire_dtype, -1, "wire_dtype is -1; allowed: f32, bf16, or 0");
+    BAD(memory.n_order, -1, "n_order is -1; allowed: 0 and more");
+    BAD(memory.n_order, 3, "order is NULL but n_order is 3; allowed: both");
+    BAD(debug.trace, 7, "trace is 7; allowed: 0, 1");
 #undef BAD
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.world = cfg.rank = 3;
+    cfg.launch.world = cfg.launch.rank = 3;
     refuse(&cfg, "rank is 3; allowed: 0 to 2 (world is 3)");
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
     cfg.update = an_update;
@@ -494,7 +490,7 @@ static void test_bad_fields(void **state)
      * where there is nothing to sum in place, both may stand. */
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
     cfg.stage = 1;
-    cfg.grad_in_place = cfg.deterministic = 1;
+    cfg.memory.grad_in_place = cfg.deterministic = 1;
     cfg.grad_accum_steps = 4;
     refuse(&cfg, "grad_in_place is 1 and deterministic is 1, with grad_accum_steps 4");
     cfg.deterministic = ZERO_AUTO;
@@ -506,7 +502,7 @@ static void test_bad_fields(void **state)
     assert_true(accepted(&cfg).options.deterministic);
     struct zero_call call = {0, ZERO_FORWARD, 0};
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
-    cfg.order = &call;
+    cfg.memory.order = &call;
     refuse(&cfg, "order is set but n_order is 0");
 }
 
@@ -546,7 +542,7 @@ static void test_head(void **state)
         assert_message("build it anew with this library's zero.h");
     }
 
-    const size_t short_of[] = {0, 1, 8, 100, offsetof(struct zero_config, copy_engine)};
+    const size_t short_of[] = {0, 1, 8, 100, offsetof(struct zero_config, launch.copy_engine)};
     for (size_t i = 0; i < sizeof short_of / sizeof *short_of; i++) {
         char text[64];
         cfg.size = short_of[i];
@@ -675,8 +671,8 @@ static void test_locale(void **state)
 static void refuse_order(const struct zero_call *order, int n, const char *message)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.order = order;
-    cfg.n_order = n;
+    cfg.memory.order = order;
+    cfg.memory.n_order = n;
     refuse(&cfg, message);
 }
 
@@ -689,8 +685,8 @@ static void test_order(void **state)
                                      {1, F, 1}, {0, B, 0}, {1, B, 1}, {0, B, 1}};
     const int n = sizeof good / sizeof *good;
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.order = good;
-    cfg.n_order = n;
+    cfg.memory.order = good;
+    cfg.memory.n_order = n;
     struct zr_config c = accepted(&cfg);
     assert_int_equal(c.options.n_order, n);
     assert_ptr_equal(c.options.order, c.order);
@@ -707,7 +703,7 @@ static void test_order(void **state)
         int open = 0;
         for (int i = 0; i < cut; i++)
             open += good[i].is_end ? -1 : 1;
-        cfg.n_order = cut;
+        cfg.memory.n_order = cut;
         struct zr_config part;
         int err = zr_config_resolve(&cfg, &part);
         assert_int_equal(err, open ? ZERO_ERR_ARG : 0);
@@ -750,15 +746,15 @@ static void test_backend_rows(void **state)
     assert_null(zr_backend_row(-1));
     struct zero_config cfg = ZERO_CONFIG_INIT;
     void *lent;
-    cfg.nccl_comm = &lent; /* of another device */
+    cfg.launch.nccl_comm = &lent; /* of another device */
     assert_null(zr_backend_of_lent(&cfg, &lent));
     assert_null(lent);
-    cfg.mpi_comm = &cfg;
+    cfg.launch.mpi_comm = &cfg;
     assert_ptr_equal(zr_backend_of_lent(&cfg, &lent), zr_backend_row(ZERO_BACKEND_MPI));
     assert_ptr_equal(lent, &cfg);
     cfg.device = ZERO_DEVICE_CUDA;
     assert_ptr_equal(zr_backend_of_lent(&cfg, &lent), zr_backend_row(ZERO_BACKEND_NCCL));
-    assert_ptr_equal(lent, cfg.nccl_comm);
+    assert_ptr_equal(lent, cfg.launch.nccl_comm);
 }
 
 static void test_value_texts(void **state)
@@ -817,7 +813,7 @@ static void test_backend(void **state)
         for (int deterministic = -1; deterministic <= 1; deterministic++) {
             struct zero_config cfg = ZERO_CONFIG_INIT;
             cfg.device = cases[i].device;
-            cfg.backend = cases[i].backend;
+            cfg.launch.backend = cases[i].backend;
             cfg.deterministic = deterministic;
             struct zr_config c = accepted(&cfg);
             const struct zr_backend *got = NULL;

@@ -59,13 +59,13 @@ static void wrap(struct rank *me)
     alarm(HANG_S);
     snprintf(r.url, sizeof r.url, "tcp://127.0.0.1:%d", me->w.port);
     struct zero_config cfg = toy_config(&r, 1);
-    cfg.log = take_line;
-    cfg.log_arg = &lines;
+    cfg.debug.log = take_line;
+    cfg.debug.log_arg = &lines;
     if (me->w.rank == 1) {
         other_sources = d->sources;
-        cfg.save_keep = d->save_keep;
-        cfg.trace = d->trace;
-        cfg.timeout_ms = d->timeout_ms ? d->timeout_ms : cfg.timeout_ms;
+        cfg.checkpoint.save_keep = d->save_keep;
+        cfg.debug.trace = d->trace;
+        cfg.launch.timeout_ms = d->timeout_ms ? d->timeout_ms : cfg.launch.timeout_ms;
         if (d->command)
             memcpy(command_line, d->command, CHANGED_BYTES);
     }

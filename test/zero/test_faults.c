@@ -248,10 +248,10 @@ static void train_until_death(struct toy_rank *r)
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, d->stage);
-    cfg.timeout_ms = d->timeout_ms;
-    cfg.start_timeout_ms = d->start_timeout_ms ? d->start_timeout_ms : d->timeout_ms;
-    cfg.log = on_log;
-    cfg.log_arg = &a;
+    cfg.launch.timeout_ms = d->timeout_ms;
+    cfg.launch.start_timeout_ms = d->start_timeout_ms ? d->start_timeout_ms : d->timeout_ms;
+    cfg.debug.log = on_log;
+    cfg.debug.log_arg = &a;
     if (d->at == IN_UPDATE) {
         cfg.update = sgd;
         cfg.update_arg = &a;
@@ -581,7 +581,7 @@ static void other_unit(struct wrapping *w)
 }
 static void other_prefetch(struct wrapping *w)
 {
-    w->cfg.prefetch = 1;
+    w->cfg.memory.prefetch = 1;
 }
 static void other_clip(struct wrapping *w)
 {
@@ -593,7 +593,7 @@ static void other_accum(struct wrapping *w)
 }
 static void other_wire(struct wrapping *w)
 {
-    w->cfg.wire_dtype = ZERO_BF16;
+    w->cfg.memory.wire_dtype = ZERO_BF16;
 }
 static void other_optimizer(struct wrapping *w)
 {
@@ -616,12 +616,12 @@ static void other_decay(struct wrapping *w)
 static void other_calls(struct wrapping *w)
 {
     static const struct zero_call order[] = {{0, ZERO_FORWARD, 0}, {0, ZERO_FORWARD, 1}};
-    w->cfg.order = order;
-    w->cfg.n_order = 2;
+    w->cfg.memory.order = order;
+    w->cfg.memory.n_order = 2;
 }
 static void other_world(struct wrapping *w)
 {
-    w->cfg.world++;
+    w->cfg.launch.world++;
 }
 static void invalid_stage(struct wrapping *w)
 {
@@ -637,11 +637,11 @@ static void invalid_unit(struct wrapping *w)
 }
 static void invalid_backend(struct wrapping *w)
 {
-    w->cfg.backend = ZERO_BACKEND_SELF;
+    w->cfg.launch.backend = ZERO_BACKEND_SELF;
 }
 static void invalid_budget(struct wrapping *w)
 {
-    w->cfg.param_budget_bytes = 100;
+    w->cfg.memory.param_budget_bytes = 100;
 }
 static void too_large(struct wrapping *w)
 {
@@ -902,9 +902,9 @@ static void train_differently(struct toy_rank *r)
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, c->stage);
     /* Only who says nothing, or waits where the others do not, is found by its time. */
-    cfg.timeout_ms = c->how == SILENT || c->how == MEAN_ALONE ? SHORT_MS : LONG_MS;
+    cfg.launch.timeout_ms = c->how == SILENT || c->how == MEAN_ALONE ? SHORT_MS : LONG_MS;
     if (c->how == MEAN_ALONE)
-        cfg.prefetch = 0; /* so that at stage 3 the others wait in a gather */
+        cfg.memory.prefetch = 0; /* so that at stage 3 the others wait in a gather */
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     if (err)
@@ -993,7 +993,7 @@ static void train_without_memory(struct toy_rank *r)
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, t->stage);
     char text[32];
-    cfg.trace = 1;
+    cfg.debug.trace = 1;
     toy_make(&m);
     snprintf(text, sizeof text, "%lld", (long long)t->k);
     if (t->who == r->rank)
@@ -1161,7 +1161,7 @@ static void two_at_once(struct toy_rank *r)
     for (int i = 0; !err && i < t->n; i++) {
         struct zero_config cfg = toy_config(r, i ? 3 : 1);
         if (i)
-            cfg.rendezvous = t->other->url;
+            cfg.launch.rendezvous = t->other->url;
         toy_make(&m[i]);
         err = zero_wrap(&z[i], m[i].table, TOY_TENSORS, &cfg);
     }

@@ -151,9 +151,9 @@ static void test_configuration(void **state)
     static const struct variable torchrun[MOST_VARIABLES] = {{"RANK", "3"}, {"WORLD_SIZE", "4"}};
     static const struct found own = {.what = "cfg", .rank = 1, .world = 2, .local_rank = 1};
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.rank = 1;
-    cfg.world = 2;
-    cfg.rendezvous = "tcp://127.0.0.1:4000";
+    cfg.launch.rank = 1;
+    cfg.launch.world = 2;
+    cfg.launch.rendezvous = "tcp://127.0.0.1:4000";
     environment(NULL);
     check_found(&own, &cfg);
     environment(torchrun);
@@ -202,8 +202,8 @@ static void check_refused(const struct refused *r)
     char said[1024];
     struct toy m;
     zero_ctx *z;
-    cfg.rank = r->rank;
-    cfg.world = r->world;
+    cfg.launch.rank = r->rank;
+    cfg.launch.world = r->world;
     if (r->no_init)
         memset(&cfg, 0, sizeof cfg);
     environment(r->v);
@@ -251,8 +251,8 @@ static void test_before_wrap(void **state)
     int n_reported = 0;
     struct toy m;
     zero_ctx *z;
-    cfg.log = count_line;
-    cfg.log_arg = &n_reported;
+    cfg.debug.log = count_line;
+    cfg.debug.log_arg = &n_reported;
     environment(misspelt);
     toy_make(&m);
     assert_int_equal(zero_find_rank(&cfg, &rank, &world, &local_rank), 0);

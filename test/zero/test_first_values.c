@@ -418,7 +418,7 @@ static void test_placeholder(void **state)
         zero_ctx *z;
         where_open(0, &cfg);
         cfg.stage = 3;
-        cfg.check = 1;
+        cfg.debug.check = 1;
         cfg.init_from = from;
         cfg.init = from == ZERO_INIT_CALL ? ones : NULL;
         for (int i = 0; i < 4 * N; i++)

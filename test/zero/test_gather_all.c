@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_gather_all.c: all parameters at once: what the model's pointers show then, what is allowed meanwhile,
  * and that training does not notice. At every stage, on one to three ranks that are threads, with units that
- * are sharded, resident and stacked, f32 and bf16; cfg.check on and off; on the host, or on a GPU that is a
- * stand-in. */
+ * are sharded, resident and stacked, f32 and bf16; cfg.debug.check on and off; on the host, or on a GPU that
+ * is a stand-in. */
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
@@ -91,9 +91,9 @@ static zero_ctx *wrap(struct toy_rank *r, struct toy *m, int *err)
     const struct setup *s = r->arg;
     open_cfg = toy_config(r, s->stage);
     toy_make(m);
-    open_cfg.prefetch = s->prefetch;
+    open_cfg.memory.prefetch = s->prefetch;
     if (s->timeout_ms)
-        open_cfg.timeout_ms = s->timeout_ms;
+        open_cfg.launch.timeout_ms = s->timeout_ms;
     if (s->resident)
         m->table[0].flags |= ZERO_RESIDENT;
     return open_rank(r, m, err);
@@ -219,8 +219,8 @@ static void ask_beyond_the_budget(struct toy_rank *r)
     int err;
     toy_make(&m);
     open_cfg = toy_config(r, 3);
-    open_cfg.param_budget_bytes = 1024;
-    open_cfg.prefetch = 0;
+    open_cfg.memory.param_budget_bytes = 1024;
+    open_cfg.memory.prefetch = 0;
     zero_ctx *z = open_rank(r, &m, &err);
     void *before = m.param[0];
     if (!err)
@@ -279,7 +279,7 @@ static void ranks_that_differ(void **state)
 
 /* ---- watched ---- */
 
-/* With cfg.check what is gathered may only be read, and only until it is released. */
+/* With cfg.debug.check what is gathered may only be read, and only until it is released. */
 static void touch_wrongly(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
@@ -287,7 +287,7 @@ static void touch_wrongly(struct toy_rank *r)
     int err;
     toy_make(&m);
     open_cfg = toy_config(r, s->stage);
-    open_cfg.check = 1;
+    open_cfg.debug.check = 1;
     zero_ctx *z = open_rank(r, &m, &err);
     TOY_TRY(zero_gather_all(z, 0));
     float *kept = m.param[0];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_given_up.c: what the model's pointers pointed at before zero_wrap. A copy of its structs made before
- * computes with it: without cfg.check the loss is finite and wrong, with it NaN. Memory that is not this
- * process's alone, or not writable, stays as it was. */
+ * computes with it: without cfg.debug.check the loss is finite and wrong, with it NaN. Memory that is not
+ * this process's alone, or not writable, stays as it was. */
 #include "test/zero/toy_net.h"
 
 #include <math.h>
@@ -36,7 +36,7 @@ static void trains_a_copy(struct toy_rank *r)
     zero_ctx *z = NULL;
     toy_make(&m);
     struct zero_config cfg = toy_config(r, p->stage);
-    cfg.check = p->check;
+    cfg.debug.check = p->check;
     const struct toy copy = m;
     const float before = loss_of(&copy, 0);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
@@ -145,8 +145,8 @@ static void test_kinds_of_memory(void **state)
     assert_int_equal(mprotect(at[PARTLY] + page, page, PROT_READ), 0);
     struct zero_config cfg = ZERO_CONFIG_INIT;
     zero_ctx *z = NULL;
-    cfg.check = 1;
-    cfg.world = 1;
+    cfg.debug.check = 1;
+    cfg.launch.world = 1;
     int err = zero_wrap(&z, table, N, &cfg);
     if (err)
         fail_msg("%s", zero_last_error());

@@ -85,7 +85,7 @@ static void train(struct toy_rank *r)
     cfg.clip = s->clip;
     cfg.grad_scale = s->grad_scale;
     cfg.grad_accum_steps = s->accum;
-    cfg.grad_in_place = s->in_place;
+    cfg.memory.grad_in_place = s->in_place;
     toy_make(&m);
     if (s->in_place)
         m.table[4].flags = 0;

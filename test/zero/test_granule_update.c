@@ -88,7 +88,7 @@ static void train(struct toy_rank *r)
     struct zero_config cfg = toy_config(r, g->stage);
     cfg.update = update;
     cfg.update_arg = &rule;
-    cfg.param_budget_bytes = 8192;
+    cfg.memory.param_budget_bytes = 8192;
     for (int t = 0; t < TOY_TENSORS; t++)
         m.table[t].granule = sets[g->set][t];
     int err = 0;

@@ -218,8 +218,8 @@ static void train(struct toy_rank *r)
     where_open(r->rank, &open_cfg);
     open_cfg.deterministic = !s->loose;
     open_cfg.grad_accum_steps = s->accum;
-    open_cfg.prefetch = 0; /* else the slots would hold all units */
-    open_cfg.wire_dtype = s->wire;
+    open_cfg.memory.prefetch = 0; /* else the slots would hold all units */
+    open_cfg.memory.wire_dtype = s->wire;
     r->hash = 0xcbf29ce484222325u;
     if (r->rank == 0)
         TOY_TRY(zero_plan(m.table, TENSORS, &open_cfg, &s->plan));

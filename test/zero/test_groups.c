@@ -42,8 +42,8 @@ static void try_groups(const struct asked *a)
     cfg.stage = 3;
     cfg.hybrid = a->hybrid;
     cfg.shard_group = a->shard_group;
-    cfg.log = keep_line;
-    cfg.log_arg = &log;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = &log;
     assert_int_equal(zr_config_resolve(&cfg, &c), 0);
     assert_int_equal(zr_topology_assume(a->world, a->local_size, &t), 0);
     int err = zr_config_groups(&c, &t, t.world, a->has_hosts);
@@ -109,8 +109,8 @@ static void test_network(void **state)
                 bool gives_way = asked == ZERO_AUTO && spans && micro > 1;
                 cfg.deterministic = asked;
                 cfg.grad_accum_steps = micro;
-                cfg.log = keep_line;
-                cfg.log_arg = &log;
+                cfg.debug.log = keep_line;
+                cfg.debug.log_arg = &log;
                 assert_int_equal(zr_config_resolve(&cfg, &c), 0);
                 zr_config_mind_network(&c, spans, 0);
                 assert_int_equal(c.options.deterministic, asked != 0 && !gives_way);
@@ -140,8 +140,8 @@ static int plan_of(int hybrid, int shard_group, int world, int micro, struct zer
                                         .unit = i};
     }
     cfg.stage = 3;
-    cfg.world = world;
-    cfg.prefetch = 0;
+    cfg.launch.world = world;
+    cfg.memory.prefetch = 0;
     cfg.hybrid = hybrid;
     cfg.shard_group = shard_group;
     cfg.grad_accum_steps = micro;

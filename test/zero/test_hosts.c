@@ -110,8 +110,8 @@ static void wrap_on_hosts(struct toy_rank *r)
     pose(r);
     toy_make(&m);
     struct zero_config cfg = toy_config(r, 2);
-    cfg.log = keep_line;
-    cfg.log_arg = &log;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = &log;
     toy_note(r, zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     zero_unwrap(&z);
     if (!r->err)
@@ -173,9 +173,9 @@ static int wrap_as_launched(const struct toy_rank *at, const char *local_rank, c
     setenv("ZERO_RANK", rank, 1);
     setenv("ZERO_WORLD_SIZE", world, 1);
     setenv("ZERO_LOCAL_RANK", local_rank, 1);
-    cfg.rank = cfg.world = 0;
-    cfg.log = keep_line;
-    cfg.log_arg = &log;
+    cfg.launch.rank = cfg.launch.world = 0;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = &log;
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     zero_unwrap(&z);
@@ -371,8 +371,8 @@ static void wrap_stage(struct toy_rank *r)
     struct zero_stats stats;
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
-    cfg.log = toy_forget_line;
-    cfg.activation_bytes = 64;
+    cfg.debug.log = toy_forget_line;
+    cfg.pipeline.activation_bytes = 64;
     cfg.grad_accum_steps = 2;
     int err = zero_mesh_open(&mesh, axes, 1, &cfg);
     cfg.mesh = mesh;

@@ -162,15 +162,15 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
     double value = r->rank;
     zero_mesh *mesh = NULL;
     const struct zero_axis axes[] = {{"pp", l->pp}, {"dp_shard", -1}, {"tp", l->tp}};
-    cfg->timeout_ms = l->timeout_ms;
-    cfg->start_timeout_ms = l->timeout_ms;
-    cfg->save_async = l->async;
-    cfg->prefetch = l->prefetch;
-    cfg->save_keep = 2;
+    cfg->launch.timeout_ms = l->timeout_ms;
+    cfg->launch.start_timeout_ms = l->timeout_ms;
+    cfg->checkpoint.save_async = l->async;
+    cfg->memory.prefetch = l->prefetch;
+    cfg->checkpoint.save_keep = 2;
     if (l->tp > 1 || l->pp > 1)
         err = zero_mesh_open(&mesh, axes, 3, cfg);
     cfg->mesh = mesh;
-    cfg->activation_bytes = 64;
+    cfg->pipeline.activation_bytes = 64;
     cfg->grad_accum_steps = l->pp;
     if (l->pp > 1 && r->rank >= WORLD / l->pp)
         name_apart(m);

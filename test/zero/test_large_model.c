@@ -48,10 +48,10 @@ static struct zero_config config(int rank, const char *url)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = 3;
-    cfg.rank = rank;
-    cfg.world = WORLD;
-    cfg.rendezvous = url;
-    cfg.timeout_ms = 300000;
+    cfg.launch.rank = rank;
+    cfg.launch.world = WORLD;
+    cfg.launch.rendezvous = url;
+    cfg.launch.timeout_ms = 300000;
     return cfg;
 }
 

@@ -260,8 +260,8 @@ static void test_torchrun_alone_in_task(void **state)
     int n_notes = 0;
     struct toy m;
     zero_ctx *z;
-    cfg.log = count_note;
-    cfg.log_arg = &n_notes;
+    cfg.debug.log = count_note;
+    cfg.debug.log_arg = &n_notes;
     begin();
     launch(SLURM, 1, 2, false, 1);
     launch(TORCHRUN, 0, 1, true, 1);

@@ -167,9 +167,9 @@ static int n_states_of(const struct setup *s)
 static struct zero_config config_of(struct toy_rank *r, const struct setup *s, int stage)
 {
     struct zero_config cfg = toy_config(r, stage);
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     cfg.grad_accum_steps = s->accum;
-    cfg.prefetch = s->prefetch;
+    cfg.memory.prefetch = s->prefetch;
     cfg.optimizer = s->optimizer;
     if (s->optimizer == ZERO_SGD)
         cfg.beta1 = 0.9f;
@@ -350,7 +350,7 @@ static void count_per_unit(struct toy_rank *r)
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, *stage);
     int err = 0;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     cfg.update = see;
     toy_make(&m);
     memset(seen_t, 0, sizeof seen_t);
@@ -398,7 +398,7 @@ static void read_left_out(struct toy_rank *r)
     float g[2 * 40 * 3];
     double norm = 0, sum = 0;
     int err = 0;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     toy_make(&m);
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     for (int u = 0; u < TOY_UNITS; u++)

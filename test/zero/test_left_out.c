@@ -54,7 +54,7 @@ static void train(struct toy_rank *r)
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, s->stage);
     int err = 0;
-    cfg.log = r->rank == 0 ? keep_line : toy_forget_line;
+    cfg.debug.log = r->rank == 0 ? keep_line : toy_forget_line;
     cfg.grad_accum_steps = ACCUM;
     toy_make(&m);
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));

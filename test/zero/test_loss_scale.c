@@ -187,10 +187,10 @@ static void train(struct toy_rank *r)
     cfg.weight_decay = 0;
     cfg.grad_scale = s->grad_scale;
     cfg.grad_accum_steps = s->accum;
-    cfg.grad_in_place = s->in_place;
+    cfg.memory.grad_in_place = s->in_place;
     cfg.grad_sum = s->sum;
-    cfg.prefetch = 0; /* at stage 3 units are gathered, not kept */
-    cfg.log = toy_forget_line;
+    cfg.memory.prefetch = 0; /* at stage 3 units are gathered, not kept */
+    cfg.debug.log = toy_forget_line;
     make_net(&m, s->seed);
     TOY_TRY(zero_wrap(&z, m.table, UNITS, &cfg));
     for (int step = 0; !err && step < STEPS; step++) {
@@ -276,7 +276,7 @@ static void refuse(struct toy_rank *r)
     struct zero_config cfg = toy_config(r, *(int *)r->arg);
     double scale = 42;
     int err = 0;
-    cfg.log = r->rank == 0 ? keep_line : toy_forget_line;
+    cfg.debug.log = r->rank == 0 ? keep_line : toy_forget_line;
     toy_make(&m);
     toy_expect(r, zero_loss_scale(NULL, 1, &scale), ZERO_ERR_ARG, "zero_loss_scale: z is NULL");
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));

@@ -143,7 +143,7 @@ static void tie_embedding(struct program *p)
 static void flag_all_but_a_layer(struct program *p)
 {
     open_several_layers(p);
-    p->cfg.prefetch = 0;
+    p->cfg.memory.prefetch = 0;
     for (int t = 0; t < TOY_TENSORS; t++)
         p->table[t].flags |= t == TOY_FROZEN || t == TOY_STACKED ? 0 : ZERO_RESIDENT;
 }
@@ -212,7 +212,7 @@ static void in_place_and_deterministic(struct program *p)
 {
     p->cfg.grad_accum_steps = 4;
     p->cfg.deterministic = 1;
-    p->cfg.grad_in_place = 1;
+    p->cfg.memory.grad_in_place = 1;
 }
 
 /* ---- the rows ---- */
@@ -296,7 +296,7 @@ static const struct misuse rows[] = {
      {"zero_begin: no gradient slot for unit 1 (1024 bytes)",
       "give a tensor of unit 2 the flag ZERO_RESIDENT, which keeps the 512 bytes of its gradients in memory "
       "of "
-      "their own, or declare the nesting in cfg.order"}},
+      "their own, or declare the nesting in cfg.memory.order"}},
     {"holds three, one of them flagged", SHARDED, BOTH, flag_embedding, three_outer_units, RIGHT},
     {"holds three, one of them tied", SHARDED, BOTH, tie_embedding, three_outer_units, RIGHT},
     {"holds three, all but one flagged", SHARDED, BOTH | W4, flag_all_but_a_layer, three_outer_units, RIGHT},

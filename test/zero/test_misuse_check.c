@@ -106,7 +106,7 @@ static int train_plainly(struct program *p)
 
 static void one_rank_checks(struct program *p)
 {
-    p->cfg.check = p->odd;
+    p->cfg.debug.check = p->odd;
 }
 
 /* ---- the rows ---- */

@@ -84,25 +84,25 @@ static void without_call_size(struct program *p)
 {
     static const struct zero_call order[] = {{0, ZERO_FORWARD, 0}, {0, ZERO_FORWARD, 1}};
     p->cfg.call_size = 0;
-    p->cfg.order = order;
-    p->cfg.n_order = 2;
+    p->cfg.memory.order = order;
+    p->cfg.memory.n_order = 2;
 }
 
-#define SETS(field, value)                                                                                   \
+#define SETS(group, field, value)                                                                            \
     static void sets_##field(struct program *p)                                                              \
     {                                                                                                        \
-        p->cfg.field = value;                                                                                \
+        p->cfg.group field = value;                                                                          \
     }
-SETS(timeout_ms, 0)
-SETS(grad_accum_steps, 0)
-SETS(grad_scale, 0)
-SETS(prefetch, -1)
-SETS(beta1, NAN)
-SETS(beta2, 1)
-SETS(eps, -1e-8f)
-SETS(weight_decay, INFINITY)
-SETS(clip, -1)
-SETS(param_budget_bytes, 0)
+SETS(launch., timeout_ms, 0)
+SETS(, grad_accum_steps, 0)
+SETS(, grad_scale, 0)
+SETS(memory., prefetch, -1)
+SETS(, beta1, NAN)
+SETS(, beta2, 1)
+SETS(, eps, -1e-8f)
+SETS(, weight_decay, INFINITY)
+SETS(, clip, -1)
+SETS(memory., param_budget_bytes, 0)
 #undef SETS
 
 static void no_eps(struct program *p)

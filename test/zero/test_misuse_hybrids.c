@@ -42,12 +42,12 @@ static void auto_is_what_the_others_say(struct program *p)
 
 static void checked_on_one(struct program *p)
 {
-    p->cfg.check = p->odd;
+    p->cfg.debug.check = p->odd;
 }
 
 static void other_timeout(struct program *p)
 {
-    p->cfg.timeout_ms = p->odd_group ? 60000 : 90000;
+    p->cfg.launch.timeout_ms = p->odd_group ? 60000 : 90000;
 }
 
 static void granules_in_one_group(struct program *p)
@@ -59,8 +59,8 @@ static void order_of_one_group(struct program *p)
 {
     static const struct zero_call order[] = {{0, ZERO_FORWARD, 0}, {0, ZERO_FORWARD, 1}};
     if (p->odd_group) {
-        p->cfg.order = order;
-        p->cfg.n_order = 2;
+        p->cfg.memory.order = order;
+        p->cfg.memory.n_order = 2;
     }
 }
 
@@ -294,7 +294,7 @@ static void update_fails_on_one(struct program *p)
 /* The model's own fault on one rank, with everybody watched. */
 static void check_all(struct program *p)
 {
-    p->cfg.check = 1;
+    p->cfg.debug.check = 1;
 }
 
 static int rank_writes_outside(struct program *p)

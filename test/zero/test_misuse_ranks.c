@@ -55,7 +55,7 @@ static void other_shape(struct program *p)
 
 static void lends_on_the_host(struct program *p)
 {
-    p->cfg.nccl_comm = &p->cfg;
+    p->cfg.launch.nccl_comm = &p->cfg;
 }
 
 static int poisoned(struct program *p)
@@ -105,22 +105,22 @@ AFTER(finds_without_init, 0, finds((struct zero_config){.stage = 3}))
 static int finds_half(struct program *p)
 {
     struct zero_config cfg = p->cfg;
-    cfg.rank = 1;
-    cfg.world = 0;
+    cfg.launch.rank = 1;
+    cfg.launch.world = 0;
     return finds(cfg);
 }
 
 static int finds_beyond(struct program *p)
 {
     struct zero_config cfg = p->cfg;
-    cfg.rank = cfg.world;
+    cfg.launch.rank = cfg.launch.world;
     return finds(cfg);
 }
 
 static int finds_by_a_communicator(struct program *p)
 {
     struct zero_config cfg = p->cfg;
-    cfg.nccl_comm = p;
+    cfg.launch.nccl_comm = p;
     return finds(cfg);
 }
 

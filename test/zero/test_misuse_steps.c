@@ -133,7 +133,7 @@ static int odd_one_sets_the_step(struct program *p)
 
 static void budget_for_all(struct program *p)
 {
-    p->cfg.param_budget_bytes = 1 << 20;
+    p->cfg.memory.param_budget_bytes = 1 << 20;
 }
 
 /* ---- norms, and steps that are given up ---- */

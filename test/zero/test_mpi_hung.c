@@ -114,10 +114,10 @@ static void train(struct toy_rank *r)
     toy_make(&m);
     struct zero_config cfg = toy_config(r, p->stage);
     where_open(r->rank, &cfg);
-    cfg.timeout_ms = LIMIT_MS;
-    cfg.check = p->check;
-    cfg.log = keep_line;
-    cfg.log_arg = r;
+    cfg.launch.timeout_ms = LIMIT_MS;
+    cfg.debug.check = p->check;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = r;
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());

@@ -44,9 +44,9 @@ static void prepare(struct rank *me, int number, bool named, struct job *j)
         snprintf(j->url, sizeof j->url, "file://%s", folder);
     else
         snprintf(j->url, sizeof j->url, "tcp://127.0.0.1:%d", me->w.port);
-    j->cfg.rendezvous = j->url;
-    j->cfg.log = toy_forget_line;
-    j->cfg.name = named ? names[number] : NULL;
+    j->cfg.launch.rendezvous = j->url;
+    j->cfg.debug.log = toy_forget_line;
+    j->cfg.launch.name = named ? names[number] : NULL;
     j->number = number;
     j->rank = me->w.rank;
 }
@@ -194,11 +194,12 @@ static void wrap_in_another_order(struct rank *me)
     struct job j;
     alarm(HANG_S);
     prepare(me, me->w.rank, true, &j);
-    j.cfg.start_timeout_ms = SOON_MS;
+    j.cfg.launch.start_timeout_ms = SOON_MS;
     wrap(&j);
     toy_free(&j.m);
     RANK_CHECK(me, j.err == ZERO_ERR_TIMEOUT, "code %d: %s", j.err, j.text);
-    RANK_CHECK(me, strstr(j.text, "cfg.name is \"gen\" on rank 0 and \"disc\" on rank 1"), "%s", j.text);
+    RANK_CHECK(me, strstr(j.text, "cfg.launch.name is \"gen\" on rank 0 and \"disc\" on rank 1"), "%s",
+               j.text);
     const char *begins = me->w.rank ? "zero_wrap of \"disc\": " : "zero_wrap of \"gen\": ";
     RANK_CHECK(me, !strncmp(j.text, begins, strlen(begins)), "%s", j.text);
 }
@@ -220,7 +221,7 @@ static void wrap_the_same_twice(struct rank *me)
     wrap(&second);
     RANK_CHECK(me,
                second.err == ZERO_ERR_ARG && strstr(second.text, "give each context") &&
-                   strstr(second.text, "a cfg.name"),
+                   strstr(second.text, "a cfg.launch.name"),
                "code %d: %s", second.err, second.text);
     toy_free(&second.m);
     for (int i = 0; i < STEPS; i++)
@@ -296,8 +297,8 @@ static int wrap_on_both_sides(void)
     const pid_t pid = fork();
     const bool is_first = (pid == 0) == (me.w.rank == 1);
     prepare(&me, 0, false, &j);
-    j.cfg.rank = j.cfg.world = 0;
-    j.cfg.rendezvous = NULL;
+    j.cfg.launch.rank = j.cfg.launch.world = 0;
+    j.cfg.launch.rendezvous = NULL;
     j.cfg.stage = pid ? 1 : 2; /* so that ranks that are crossed are an error */
     if (!is_first) {
         close(ends[1]);
@@ -363,8 +364,8 @@ static void refuse_a_name(struct rank *me)
     struct job j;
     alarm(HANG_S);
     prepare(me, 0, false, &j);
-    j.cfg.name = "a\nb";
-    j.cfg.start_timeout_ms = SOON_MS;
+    j.cfg.launch.name = "a\nb";
+    j.cfg.launch.start_timeout_ms = SOON_MS;
     wrap(&j);
     toy_free(&j.m);
     RANK_CHECK(me, j.err == ZERO_ERR_ARG, "code %d: %s", j.err, j.text);

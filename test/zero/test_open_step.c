@@ -64,7 +64,7 @@ static void train(struct toy_rank *r)
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, s->stage);
     cfg.grad_accum_steps = s->accum;
-    cfg.grad_in_place = s->in_place;
+    cfg.memory.grad_in_place = s->in_place;
     cfg.clip = 0.5f;
     toy_make(&m);
     if (s->in_place) /* else every micro-batch would be reduced by itself */

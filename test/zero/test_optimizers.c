@@ -189,7 +189,7 @@ static void make_model(struct model *m)
 static struct zero_config configure(struct toy_rank *r, const struct run *o)
 {
     struct zero_config cfg = toy_config(r, o->stage);
-    cfg.prefetch = o->prefetch;
+    cfg.memory.prefetch = o->prefetch;
     cfg.optimizer = ZERO_ADAM;
     cfg.beta1 = BETA1;
     cfg.beta2 = BETA2;
@@ -362,10 +362,10 @@ static void kinds_are_reported(void **state)
     struct zero_config cfg = ZERO_CONFIG_INIT;
     make_model(&m);
     memcpy(own, m.param, sizeof own);
-    cfg.world = 1;
+    cfg.launch.world = 1;
     cfg.optimizer = ZERO_ADAM;
-    cfg.log = keep_line;
-    cfg.log_arg = lines;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = lines;
     assert_int_equal(zero_wrap(&z, m.table, TENSORS, &cfg), 0);
     zero_unwrap(&z);
     for (size_t i = 0; i < sizeof says / sizeof *says; i++)
@@ -401,7 +401,7 @@ static void plan_of(int32_t optimizer, float beta1, struct zero_plan_info *out)
     cfg.optimizer = optimizer;
     cfg.beta1 = beta1;
     cfg.stage = 1;
-    cfg.world = 2;
+    cfg.launch.world = 2;
     if (zero_plan(m.table, TENSORS, &cfg, out))
         fail_msg("%s", zero_last_error());
 }
@@ -474,7 +474,7 @@ static void run_own(struct toy_rank *r)
     cfg.update = look_at_range;
     cfg.update_arg = o->ranges;
     cfg.n_states = 2;
-    cfg.prefetch = o->prefetch;
+    cfg.memory.prefetch = o->prefetch;
     make_model(&m);
     memcpy(own, m.param, sizeof own);
     for (int t = 0; t < TENSORS; t++) {

@@ -27,7 +27,7 @@ enum { MOST_ELEMS = 257 };
 
 struct program {
     uint64_t seed;
-    int accum, declared;   /* declared: uses of unit 1 in cfg.order; 0: no order is declared */
+    int accum, declared;   /* declared: uses of unit 1 in cfg.memory.order; 0: no order is declared */
     bool bf16_wire, loose; /* loose: deterministic off */
 };
 
@@ -195,15 +195,15 @@ static void run_rank(struct toy_rank *r)
     toy_make(&m);
     struct zero_config cfg = toy_config(r, w->stage);
     cfg.grad_accum_steps = w->p->accum;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     cfg.deterministic = !w->loose;
     if (w->p->loose) /* what a gradient near 0 is divided by: a last bit must not turn its update around */
         cfg.eps = 1e-3f;
     if (w->p->bf16_wire)
-        cfg.wire_dtype = ZERO_BF16;
+        cfg.memory.wire_dtype = ZERO_BF16;
     if (w->p->declared) {
-        cfg.n_order = declare(order, w->p->declared);
-        cfg.order = order;
+        cfg.memory.n_order = declare(order, w->p->declared);
+        cfg.memory.order = order;
     }
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     for (int step = 0; step < STEPS; step++)

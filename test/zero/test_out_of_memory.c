@@ -79,10 +79,10 @@ static void train(struct toy_rank *r)
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, t->stage);
-    cfg.timeout_ms = cfg.start_timeout_ms = TIMEOUT_MS;
-    cfg.order = order;
-    cfg.n_order = 4;
-    cfg.trace = 1;
+    cfg.launch.timeout_ms = cfg.launch.start_timeout_ms = TIMEOUT_MS;
+    cfg.memory.order = order;
+    cfg.memory.n_order = 4;
+    cfg.debug.trace = 1;
     toy_make(&m);
     int64_t from = toy_now_ms();
     bool victim = r->rank == t->who;
@@ -190,7 +190,7 @@ static void plan(void **state)
     toy_make(&m);
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = 3;
-    cfg.world = 3;
+    cfg.launch.world = 3;
     int err = ZERO_ERR_NOMEM, k;
     for (k = 1; err; k++) {
         struct zero_plan_info info;

@@ -365,20 +365,20 @@ static void *run_rank(void *arg)
     cfg.hybrid = r->hybrid;
     if (r->hybrid)
         cfg.shard_group = r->group;
-    cfg.rank = r->rank;
-    cfg.world = r->world;
+    cfg.launch.rank = r->rank;
+    cfg.launch.world = r->world;
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", r->port);
-    cfg.rendezvous = r->world > 1 ? url : NULL;
+    cfg.launch.rendezvous = r->world > 1 ? url : NULL;
     if (r->prefetch)
-        cfg.prefetch = r->prefetch > 0 ? r->prefetch : 0;
+        cfg.memory.prefetch = r->prefetch > 0 ? r->prefetch : 0;
     if (r->budget)
-        cfg.param_budget_bytes = r->budget;
+        cfg.memory.param_budget_bytes = r->budget;
     cfg.grad_accum_steps = m->accum / r->world > 0 ? m->accum / r->world : 1;
     cfg.clip = m->clip;
     cfg.weight_decay = 0.1f;
-    cfg.timeout_ms = 20000;
+    cfg.launch.timeout_ms = 20000;
     if (m->bf16_wire)
-        cfg.wire_dtype = ZERO_BF16;
+        cfg.memory.wire_dtype = ZERO_BF16;
     void *old[MAX_TENSORS];
     for (int k = 0; k < m->n_tensors; k++)
         old[k] = p[k].param;

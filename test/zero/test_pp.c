@@ -304,10 +304,10 @@ static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_conf
         toy_wrong(r, "rank %d is %d of pp, %d of dp, %d of tp", r->rank, at->pp, at->dp, at->tp);
     cfg->mesh = *mesh;
     cfg->shard_group = ZERO_AUTO;
-    cfg->schedule = s->schedule;
-    cfg->stages_per_rank = per_rank(s);
-    cfg->schedule_file = s->file;
-    cfg->activation_bytes = ROWS * C * (int64_t)sizeof(float);
+    cfg->pipeline.schedule = s->schedule;
+    cfg->pipeline.stages_per_rank = per_rank(s);
+    cfg->pipeline.schedule_file = s->file;
+    cfg->pipeline.activation_bytes = ROWS * C * (int64_t)sizeof(float);
     return err;
 }
 
@@ -507,9 +507,9 @@ static int wrap(struct toy_rank *r, struct zero_config *cfg, struct place *at, s
     const struct setup *s = r->arg;
     zero_mesh *mesh = NULL;
     *cfg = toy_config(r, s->stage);
-    cfg->log = toy_forget_line;
-    cfg->prefetch = s->prefetch;
-    cfg->check = s->check;
+    cfg->debug.log = toy_forget_line;
+    cfg->memory.prefetch = s->prefetch;
+    cfg->debug.check = s->check;
     cfg->clip = 0.5f;
     int err = open_mesh(r, s, cfg, &mesh, at);
     if (err)
@@ -525,8 +525,8 @@ static int wrap(struct toy_rank *r, struct zero_config *cfg, struct place *at, s
     }
     struct zero_call order[6 * LAYERS];
     if (s->recomputes || s->splits) {
-        cfg->order = order;
-        cfg->n_order = (s->splits ? declare_apart : declare)(order, n_tensors / OF_LAYER);
+        cfg->memory.order = order;
+        cfg->memory.n_order = (s->splits ? declare_apart : declare)(order, n_tensors / OF_LAYER);
     }
     err = zero_plan((*m)->table, n_tensors, cfg, plan);
     if (!err)
@@ -774,11 +774,11 @@ static void wrap_by_file(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     cfg.grad_accum_steps = 2;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
     struct model *m = make_model(2, at.pp, 1, 0);
-    cfg.schedule_file = bad->text || at.pp ? s->file : NULL; /* else one stage has it */
+    cfg.pipeline.schedule_file = bad->text || at.pp ? s->file : NULL; /* else one stage has it */
     toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), bad->code, bad->says);
     zero_unwrap(&z);
     zero_mesh_close(&mesh);
@@ -996,9 +996,9 @@ static void drop_where_all_is_frozen(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     cfg.grad_accum_steps = 2;
-    cfg.activation_bytes = sizeof(float);
+    cfg.pipeline.activation_bytes = sizeof(float);
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
     for (int t = 0; t < m->n_layers * OF_LAYER && at.pp == 0; t++)
@@ -1053,7 +1053,7 @@ static void tune_all(struct toy_rank *r)
     zero_ctx *z = NULL;
     double loss = 0;
     int err = 0;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     cfg.grad_accum_steps = MICRO / s->dp;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
@@ -1155,7 +1155,7 @@ static void init_by_call(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
     cfg.init_from = ZERO_INIT_CALL;
@@ -1335,7 +1335,7 @@ static void parts_of_a_backward_are_named(void **state)
     toy_assert_well(r, 4, "backwards apart");
 }
 
-/* ---- what the model does between stages, with cfg.check ---- */
+/* ---- what the model does between stages, with cfg.debug.check ---- */
 
 /* How an action misuses its slots, and what is told of it; code 0: by a line of the log. */
 struct slot_misuse {
@@ -1420,8 +1420,8 @@ static void misuse_slots(struct toy_rank *r)
     zero_ctx *z = NULL;
     double loss = 0;
     int err = 0, n;
-    cfg.log = keep_slot_line;
-    cfg.check = 1;
+    cfg.debug.log = keep_slot_line;
+    cfg.debug.check = 1;
     cfg.grad_accum_steps = MICRO / s.dp;
     TOY_TRY(open_mesh(r, &s, &cfg, &mesh, &at));
     struct model *m = make_stages(s.pp, at.pp, per_rank(&s), s.tp, at.tp, &n);
@@ -1502,31 +1502,31 @@ struct bad_wrap {
 static void no_bytes(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)m, (void)at;
-    cfg->activation_bytes = 0;
+    cfg->pipeline.activation_bytes = 0;
 }
 
 static void other_bytes(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)m;
-    cfg->activation_bytes += at->pp;
+    cfg->pipeline.activation_bytes += at->pp;
 }
 
 static void other_schedule(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)m;
-    cfg->schedule = at->pp ? ZERO_SCHEDULE_GPIPE : ZERO_SCHEDULE_1F1B;
+    cfg->pipeline.schedule = at->pp ? ZERO_SCHEDULE_GPIPE : ZERO_SCHEDULE_1F1B;
 }
 
 static void unknown_schedule(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)m, (void)at;
-    cfg->schedule = 4;
+    cfg->pipeline.schedule = 4;
 }
 
 static void check_in_one_stage(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)m;
-    cfg->check = at->pp == 1;
+    cfg->debug.check = at->pp == 1;
 }
 
 static void many_micro_batches(struct zero_config *cfg, struct model *m, const struct place *at)
@@ -1572,7 +1572,7 @@ static void bad_wrap(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     cfg.grad_accum_steps = 4;
     TOY_TRY(open_mesh(r, &b->s, &cfg, &mesh, &at));
     struct model *m = make_model(b->s.pp, at.pp, 1, 0);
@@ -1626,7 +1626,7 @@ static void begin_apart(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
     struct model *m = make_model(s->pp, at.pp, s->tp, at.tp);
     if (at.pp == 1 && at.tp == 1)
@@ -1658,7 +1658,7 @@ static void wrap_nothing(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
     if (m->n_layers != (at.pp < LAYERS))
@@ -1699,7 +1699,7 @@ static void wrap_few(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = r->rank == 0 ? keep_line : toy_forget_line;
+    cfg.debug.log = r->rank == 0 ? keep_line : toy_forget_line;
     cfg.grad_accum_steps = 2;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &at));
     struct model *m = make_model(s->pp, at.pp, 1, 0);
@@ -1736,7 +1736,7 @@ struct bad_stages {
 static void one_stage_alone(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
 {
     (void)table, (void)at;
-    cfg->schedule = ZERO_SCHEDULE_1F1B;
+    cfg->pipeline.schedule = ZERO_SCHEDULE_1F1B;
 }
 
 static void no_whole_rounds(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
@@ -1748,7 +1748,7 @@ static void no_whole_rounds(struct zero_config *cfg, struct zero_tensor *table, 
 static void others_on_one_rank(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
 {
     (void)table;
-    cfg->stages_per_rank += at->pp;
+    cfg->pipeline.stages_per_rank += at->pp;
 }
 
 static void no_such_stage(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
@@ -1786,14 +1786,14 @@ static void no_such_unit(struct zero_config *cfg, struct zero_tensor *table, con
     static const struct zero_call calls[] = {
         {0, ZERO_FORWARD, 0}, {0, ZERO_FORWARD, 1}, {99, ZERO_BACKWARD, 0}, {99, ZERO_BACKWARD, 1}};
     (void)table, (void)at;
-    cfg->order = calls;
-    cfg->n_order = 4;
+    cfg->memory.order = calls;
+    cfg->memory.n_order = 4;
 }
 
 static void no_room(struct zero_config *cfg, struct zero_tensor *table, const struct place *at)
 {
     (void)table, (void)at;
-    cfg->activation_bytes = 0;
+    cfg->pipeline.activation_bytes = 0;
 }
 
 static void bad_stages(struct toy_rank *r)
@@ -1804,7 +1804,7 @@ static void bad_stages(struct toy_rank *r)
     zero_mesh *mesh = NULL;
     zero_ctx *z = NULL;
     int err = 0, n;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     cfg.grad_accum_steps = MICRO / b->s.dp;
     TOY_TRY(open_mesh(r, &b->s, &cfg, &mesh, &at));
     struct model *m = make_stages(b->s.pp, at.pp, per_rank(&b->s), 1, 0, &n);

@@ -305,14 +305,14 @@ static void train(struct toy_rank *r)
     int32_t part = 0, dp = 0, n_dp = 1;
     uint64_t of_whole = 0;
     int err = 0;
-    cfg.log = count_line;
+    cfg.debug.log = count_line;
     cfg.optimizer = ZERO_SGD;
     cfg.weight_decay = 0;
-    cfg.prefetch = s->prefetch;
-    cfg.check = s->check;
-    cfg.grad_in_place = s->in_place;
+    cfg.memory.prefetch = s->prefetch;
+    cfg.debug.check = s->check;
+    cfg.memory.grad_in_place = s->in_place;
     if (s->budget)
-        cfg.param_budget_bytes = s->budget;
+        cfg.memory.param_budget_bytes = s->budget;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp));
     if (err)
         return;
@@ -535,9 +535,9 @@ static int open_parts(struct toy_rank *r, const struct setup *s, struct way **w)
     struct zero_config cfg = toy_config(r, s->stage);
     zero_mesh *mesh = NULL;
     int32_t part, dp, n_dp;
-    cfg.log = count_line;
-    cfg.timeout_ms = 20000;
-    cfg.check = s->check;
+    cfg.debug.log = count_line;
+    cfg.launch.timeout_ms = 20000;
+    cfg.debug.check = s->check;
     int err = open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp);
     *w = make_way(s, part);
     if (!err)
@@ -669,7 +669,7 @@ static void what_is_refused(void **state)
     assert_non_null(strstr(zero_last_error(), "tensors[0] (w): ZERO_TP_PARTIAL with tp_cut"));
 }
 
-/* Without the flag a rank's own rows let what is not cut drift apart, and cfg.check finds it. */
+/* Without the flag a rank's own rows let what is not cut drift apart, and cfg.debug.check finds it. */
 static void forget_the_flag(struct toy_rank *r)
 {
     struct setup s = *(struct setup *)r->arg;
@@ -686,7 +686,7 @@ static void forget_the_flag(struct toy_rank *r)
     free(w);
 }
 
-/* With the flag, a gradient of all rows counts for each part, and cfg.check says so once, by its name. */
+/* With it, a gradient of all rows counts for each part, and cfg.debug.check says so once, by its name. */
 static void flag_of_all_rows(struct toy_rank *r)
 {
     const struct setup *s = r->arg;

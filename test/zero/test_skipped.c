@@ -90,8 +90,8 @@ static void train(struct toy_rank *r)
     bool skipped = s->says[0];
     cfg.optimizer = s->own_update ? ZERO_AUTO : s->optimizer;
     cfg.clip = s->clip;
-    cfg.log = keep_line;
-    cfg.log_arg = &log;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = &log;
     if (s->own_update)
         cfg.update = take;
     toy_make(&m);

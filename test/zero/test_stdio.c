@@ -45,8 +45,8 @@ static int start(struct rank *me, struct job *j)
     struct toy_rank r = {.rank = me->w.rank, .world = me->w.world};
     snprintf(r.url, sizeof r.url, "tcp://127.0.0.1:%d", me->w.port);
     struct zero_config cfg = toy_config(&r, 3);
-    cfg.log = count_line;
-    cfg.trace = 1;
+    cfg.debug.log = count_line;
+    cfg.debug.trace = 1;
     toy_make(&j->m);
     return zero_wrap(&j->z, j->m.table, TOY_TENSORS, &cfg);
 }

@@ -81,7 +81,7 @@ static void write_outside(struct toy_rank *r)
     struct toy m;
     zero_ctx *z = NULL;
     int err = 0;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     toy_make(&m);
     where_open(r->rank, &cfg);
     my_cfg = &cfg;

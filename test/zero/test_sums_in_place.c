@@ -59,9 +59,9 @@ static struct zero_plan_info plan_gpt2(int stage, int world, int accum, int in_p
     struct zero_plan_info info;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = stage;
-    cfg.world = world;
+    cfg.launch.world = world;
     cfg.grad_accum_steps = accum;
-    cfg.grad_in_place = in_place;
+    cfg.memory.grad_in_place = in_place;
     int32_t n = describe_gpt2(t);
     for (int32_t i = 0; i < n; i++)
         t[i].dtype = dtype;
@@ -185,7 +185,7 @@ struct how {
     int stage, world;
     bool brackets, check;
     int uses;      /* of unit 3 in a step */
-    bool declared; /* in cfg.order */
+    bool declared; /* in cfg.memory.order */
     int touch;     /* at this step the model writes into a gradient before zero_step, by a kept pointer */
 };
 
@@ -313,12 +313,12 @@ static void run_rank(struct toy_rank *r)
     make(&m);
     struct zero_config cfg = toy_config(r, h->stage);
     cfg.update = descend;
-    cfg.log = keep_line;
-    cfg.log_arg = lines;
-    cfg.check = h->check;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = lines;
+    cfg.debug.check = h->check;
     if (h->declared) {
-        cfg.n_order = calls(order, h->uses);
-        cfg.order = order;
+        cfg.memory.n_order = calls(order, h->uses);
+        cfg.memory.order = order;
     }
     int err = zero_wrap(&z, m.table, N, &cfg);
     for (int step = 0; !err && step < STEPS; step++)
@@ -427,8 +427,8 @@ static void run_often(struct toy_rank *r)
     struct zero_config cfg = toy_config(r, o->stage);
     cfg.grad_accum_steps = o->accum;
     cfg.deterministic = o->deterministic;
-    cfg.log = keep_line;
-    cfg.log_arg = lines;
+    cfg.debug.log = keep_line;
+    cfg.debug.log_arg = lines;
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     toy_note(r, err);
@@ -442,8 +442,9 @@ static void run_often(struct toy_rank *r)
         TOY_TRY(use_often(z, o->uses));
         TOY_TRY(zero_step(z, 1e-2f, NULL));
     }
-    if (!err && (zero_get_stats(z, &s) || s.allocated.total <= s.planned.total ||
-                 !strstr(lines, "unit 2 has more backward brackets in a step than cfg.order declares")))
+    if (!err &&
+        (zero_get_stats(z, &s) || s.allocated.total <= s.planned.total ||
+         !strstr(lines, "unit 2 has more backward brackets in a step than cfg.memory.order declares")))
         toy_wrong(r, "%lld bytes of %lld planned, \"%s\"", (long long)s.allocated.total,
                   (long long)s.planned.total, lines);
     zero_unwrap(&z);
@@ -457,7 +458,8 @@ static void fails_for_want_of_memory(struct often *o, int world, const char *cal
     struct toy_rank r[MOST_TOY_RANKS];
     char text[160];
     snprintf(text, sizeof text,
-             "%s: unit %d has more backward brackets in a step than cfg.order declares: ", call, USED_OFTEN);
+             "%s: unit %d has more backward brackets in a step than cfg.memory.order declares: ", call,
+             USED_OFTEN);
     bool failed_behind = false;
     for (int k = 1, tries = 0; !failed_behind; tries++) {
         char number[16];

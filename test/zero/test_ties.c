@@ -371,13 +371,13 @@ static int configure(struct toy_rank *r, struct zero_config *cfg, zero_mesh **me
     OR_RETURN(zero_mesh_rank(*mesh, "tp", &at->tp, NULL));
     cfg->mesh = *mesh;
     cfg->shard_group = ZERO_AUTO;
-    cfg->schedule = s->file ? ZERO_SCHEDULE_1F1B : s->schedule;
-    cfg->schedule_file = s->pp > 1 ? s->file : NULL;
-    cfg->stages_per_rank = s->per_rank ? s->per_rank : 1;
-    cfg->activation_bytes = ROWS * C * (int64_t)sizeof(float);
-    cfg->log = toy_forget_line;
-    cfg->prefetch = s->prefetch;
-    cfg->check = s->check;
+    cfg->pipeline.schedule = s->file ? ZERO_SCHEDULE_1F1B : s->schedule;
+    cfg->pipeline.schedule_file = s->pp > 1 ? s->file : NULL;
+    cfg->pipeline.stages_per_rank = s->per_rank ? s->per_rank : 1;
+    cfg->pipeline.activation_bytes = ROWS * C * (int64_t)sizeof(float);
+    cfg->debug.log = toy_forget_line;
+    cfg->memory.prefetch = s->prefetch;
+    cfg->debug.check = s->check;
     cfg->clip = s->unclipped ? 0 : 0.5f;
     cfg->deterministic = s->free_order ? 0 : ZERO_AUTO;
     cfg->grad_accum_steps = s->micro ? s->micro : MICRO / at->n_dp;
@@ -456,8 +456,8 @@ static int open_model(struct toy_rank *r, struct model **m, struct place *at, ze
     struct zero_call order[4 * LAYERS + 6];
     OR_RETURN(configure(r, &cfg, &mesh, at));
     if (s->pp == 1) {
-        cfg.order = order;
-        cfg.n_order = declare(order);
+        cfg.memory.order = order;
+        cfg.memory.n_order = declare(order);
     }
     int n = make_stages(s, at, m, table), err = zero_plan(table, n, &cfg, plan);
     if (!err)
@@ -1077,7 +1077,7 @@ static void overwrites(struct zero_config *cfg, struct model *m, const struct pl
 static void sums_in_place(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)m, (void)at;
-    cfg->grad_in_place = 1;
+    cfg->memory.grad_in_place = 1;
 }
 
 static void in_the_middle(struct zero_config *cfg, struct model *m, const struct place *at)
@@ -1099,7 +1099,7 @@ static void more_stages_on_one(struct zero_config *cfg, struct model *m, const s
 {
     (void)at;
     if (m->has_head)
-        cfg->stages_per_rank = 2;
+        cfg->pipeline.stages_per_rank = 2;
 }
 
 static void of_another_shape(struct zero_config *cfg, struct model *m, const struct place *at)

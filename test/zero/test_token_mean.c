@@ -423,15 +423,15 @@ static void train(struct toy_rank *r)
     cfg.optimizer = ZERO_SGD;
     cfg.weight_decay = 0;
     cfg.clip = 0;
-    cfg.log = toy_forget_line;
-    cfg.schedule = s->schedule;
-    cfg.stages_per_rank = s->per_rank;
-    cfg.prefetch = s->prefetch;
-    cfg.check = s->check;
+    cfg.debug.log = toy_forget_line;
+    cfg.pipeline.schedule = s->schedule;
+    cfg.pipeline.stages_per_rank = s->per_rank;
+    cfg.memory.prefetch = s->prefetch;
+    cfg.debug.check = s->check;
     cfg.grad_sum = s->sum;
     cfg.grad_scale = s->grad_scale;
     cfg.grad_accum_steps = MICRO / s->dp;
-    cfg.activation_bytes = sizeof(float[MOST_TOKENS][C]);
+    cfg.pipeline.activation_bytes = sizeof(float[MOST_TOKENS][C]);
     TOY_TRY(zero_wrap(&z, m->table, m->n_tensors, &cfg));
     for (int step = 0; !err && step < STEPS; step++)
         TOY_TRY(one_step(r, m, z, step));

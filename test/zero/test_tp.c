@@ -165,11 +165,11 @@ static void train(struct toy_rank *r)
     struct zero_stats stats;
     int32_t part = 0, dp = 0, n_dp = 1;
     int err = 0;
-    cfg.log = toy_forget_line;
+    cfg.debug.log = toy_forget_line;
     cfg.optimizer = ZERO_SGD;
     cfg.weight_decay = 0;
-    cfg.prefetch = s->prefetch;
-    cfg.check = s->check;
+    cfg.memory.prefetch = s->prefetch;
+    cfg.debug.check = s->check;
     TOY_TRY(open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp));
     if (err)
         return;
@@ -324,8 +324,8 @@ static int open_parts(struct toy_rank *r, struct setup *s, zero_ctx **z, struct 
     int32_t part, dp, n_dp;
     *s = (struct setup){.tp = r->world, .stage = s->stage};
     r->arg = s;
-    cfg.log = toy_forget_line;
-    cfg.timeout_ms = 20000;
+    cfg.debug.log = toy_forget_line;
+    cfg.launch.timeout_ms = 20000;
     int err = open_mesh(r, s, &cfg, &mesh, &part, &dp, &n_dp);
     *m = make_model(s->tp, part);
     if (!err)
@@ -422,7 +422,7 @@ static void cut_nothing(struct toy_rank *r)
     int32_t part, dp, n_dp;
     int err = 0;
     r->arg = &s;
-    cfg.log = count_line;
+    cfg.debug.log = count_line;
     TOY_TRY(open_mesh(r, &s, &cfg, &mesh, &part, &dp, &n_dp));
     struct model *m = make_model(1, 0);
     for (int t = 0; t < TENSORS; t++)
@@ -539,9 +539,9 @@ static void axes_that_are_refused(void **state)
     struct zero_config cfg = ZERO_CONFIG_INIT;
     zero_mesh *m = (zero_mesh *)&cfg;
     int32_t rank = -7, size = -7;
-    cfg.world = 8;
-    cfg.rank = 5;
-    cfg.rendezvous = "tcp://127.0.0.1:1";
+    cfg.launch.world = 8;
+    cfg.launch.rank = 5;
+    cfg.launch.rendezvous = "tcp://127.0.0.1:1";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         SAYS(zero_mesh_open(&m, rows[i].axes, rows[i].n, &cfg), rows[i].code, rows[i].says);
         assert_non_null(strstr(zero_last_error(), "zero_mesh_open"));
@@ -549,9 +549,9 @@ static void axes_that_are_refused(void **state)
     }
     SAYS(zero_mesh_open(NULL, rows[0].axes, 1, &cfg), ZERO_ERR_ARG, "out is NULL");
     SAYS(zero_mesh_open(&m, NULL, 1, &cfg), ZERO_ERR_ARG, "axes is NULL");
-    cfg.rank = 8;
+    cfg.launch.rank = 8;
     SAYS(zero_mesh_open(&m, NULL, 0, &cfg), ZERO_ERR_ARG, "rank is 8");
-    cfg.rank = 5;
+    cfg.launch.rank = 5;
 
     static const struct zero_axis axes[] = {{"dp_replicate", 2}, {"dp_shard", -1}, {"tp", 2}};
     assert_int_equal(zero_mesh_open(&m, axes, 3, &cfg), 0);
@@ -583,8 +583,8 @@ static void axes_that_are_refused(void **state)
     assert_int_equal(zero_plan(model->table, TENSORS, &cfg, &plan), 0);
     assert_true(plan.world == 4 && plan.shard_group == 2);
     cfg.mesh = NULL;
-    cfg.world = 4;
-    cfg.rank = 0;
+    cfg.launch.world = 4;
+    cfg.launch.rank = 0;
     cfg.shard_group = 2;
     assert_int_equal(zero_plan(model->table, TENSORS, &cfg, &whole), 0);
     assert_true(plan.bytes.comm == whole.bytes.comm + (3192 << 10)); /* activations on their way */
@@ -593,7 +593,7 @@ static void axes_that_are_refused(void **state)
     cfg.mesh = m;
     SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_ARG,
          "mesh is of a world of 8, but world is 4");
-    cfg.world = 0;
+    cfg.launch.world = 0;
     SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_ARG, "shard_group is 2, but mesh is set");
     cfg.shard_group = ZERO_AUTO;
     assert_int_equal(zero_plan(model->table, TENSORS, &cfg, &plan), 0); /* the mesh says the world */
@@ -601,7 +601,7 @@ static void axes_that_are_refused(void **state)
     cfg.device = ZERO_DEVICE_CUDA;
     SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_NOTSUP, "tp is 2, but device is cuda");
     cfg.device = ZERO_DEVICE_HOST;
-    cfg.backend = ZERO_BACKEND_MPI;
+    cfg.launch.backend = ZERO_BACKEND_MPI;
     SAYS(zero_plan(model->table, TENSORS, &cfg, &plan), ZERO_ERR_NOTSUP, "tp is 2, but backend is mpi");
     free(model);
     assert_int_equal(zero_mesh_close(&m), 0);
@@ -723,7 +723,7 @@ static int open_unwrapped(struct toy_rank *r, struct unwrapped *u)
     int32_t dp, n_dp;
     *u = (struct unwrapped){.s = {.stage = *(int *)r->arg, .tp = 2}};
     u->cfg = toy_config(r, u->s.stage);
-    u->cfg.log = toy_forget_line;
+    u->cfg.debug.log = toy_forget_line;
     u->cfg.optimizer = ZERO_SGD;
     u->cfg.weight_decay = 0;
     int err = open_mesh(r, &u->s, &u->cfg, &u->mesh, &u->part, &dp, &n_dp);
@@ -915,8 +915,8 @@ struct crossing {
     bool check, wrong;
 };
 
-/* Activations that are wrong where they go, or right: with cfg.check what should be whole and is not is an
- * error, and what is added up though all have it a line. */
+/* Activations that are wrong where they go, or right: with cfg.debug.check what should be whole and is not is
+ * an error, and what is added up though all have it a line. */
 static void cross(struct toy_rank *r)
 {
     const struct crossing *c = r->arg;
@@ -926,8 +926,8 @@ static void cross(struct toy_rank *r)
     zero_ctx *z = NULL;
     int err = 0;
     TOY_TRY(open_unwrapped(r, &u));
-    u.cfg.check = c->check;
-    u.cfg.log = note_sum;
+    u.cfg.debug.check = c->check;
+    u.cfg.debug.log = note_sum;
     TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
     bool same = t->whole != c->wrong, fails = c->check && c->wrong && t->whole;
     for (int i = 0; i < 8; i++)
@@ -961,14 +961,14 @@ static void activations_that_are_not_what_they_should_be(void **state)
         }
 }
 
-/* A backward that leaves out the sum over tp: what no rank has cut comes apart, and cfg.check finds it. */
+/* A backward without the sum over tp: what no rank has cut comes apart, and cfg.debug.check finds it. */
 static void forget_the_sum(struct toy_rank *r)
 {
     struct unwrapped u;
     zero_ctx *z = NULL;
     int err = 0;
     TOY_TRY(open_unwrapped(r, &u));
-    u.cfg.check = 1;
+    u.cfg.debug.check = 1;
     TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
     for (int unit = LAYERS; unit-- > 0;) {
         TOY_TRY(zero_begin(z, unit, ZERO_BACKWARD));
@@ -992,7 +992,7 @@ static void gradients_that_differ(void **state)
     }
 }
 
-/* Without cfg.check: gradients of what is not cut that are not the same on both ranks of tp. */
+/* Without cfg.debug.check: gradients of what is not cut that are not the same on both ranks of tp. */
 struct gradients {
     int stage;
     /* the step in which they differ, counted from 1 */
@@ -1032,7 +1032,7 @@ static void train_apart(struct toy_rank *r)
     zero_ctx *z = NULL;
     int err = 0;
     TOY_TRY(open_unwrapped(r, &u));
-    u.cfg.log = count_warning;
+    u.cfg.debug.log = count_warning;
     TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
     for (int step = 1; !err && step <= g->step; step++) {
         for (int unit = LAYERS; unit-- > 0;) {

@@ -116,8 +116,8 @@ static int wrap(struct toy_rank *r, struct model **m, zero_ctx **z, int32_t *par
         err = zero_mesh_rank(mesh, "tp", part, NULL);
     cfg.mesh = mesh;
     cfg.shard_group = ZERO_AUTO;
-    cfg.log = toy_forget_line;
-    cfg.save_async = s->async;
+    cfg.debug.log = toy_forget_line;
+    cfg.checkpoint.save_async = s->async;
     *m = make_model(s->mesh->tp);
     if (!err)
         err = zero_wrap(z, (*m)->table, TENSORS, &cfg);

@@ -237,7 +237,7 @@ static void carry_over(struct toy_rank *r)
     TOY_TRY(zero_wrap(&from, m.table, TOY_TENSORS, &cfg));
     for (int step = 0; !err && step < 2; step++)
         TOY_TRY(train(&m, from, step, r->rank, NULL));
-    cfg.name = "to"; /* it is open beside the other */
+    cfg.launch.name = "to"; /* it is open beside the other */
     TOY_TRY(zero_wrap(&to, other.table, TOY_TENSORS, &cfg));
     for (int t = 0; t < TOY_TENSORS; t++)
         for (int value = ZERO_VALUE_MASTER; t != TOY_FROZEN && value < ZERO_VALUE_STATE + n_states; value++) {

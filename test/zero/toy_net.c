@@ -174,10 +174,10 @@ struct zero_config toy_config(struct toy_rank *r, int stage)
         cfg.hybrid = stage == TOY_HSDP ? ZERO_HYBRID_HSDP : ZERO_HYBRID_HFSDP;
         cfg.shard_group = 2;
     }
-    cfg.rank = r->rank;
-    cfg.world = r->world;
-    cfg.rendezvous = r->world > 1 ? r->url : NULL;
-    cfg.timeout_ms = cfg.start_timeout_ms = 30000;
+    cfg.launch.rank = r->rank;
+    cfg.launch.world = r->world;
+    cfg.launch.rendezvous = r->world > 1 ? r->url : NULL;
+    cfg.launch.timeout_ms = cfg.launch.start_timeout_ms = 30000;
     cfg.weight_decay = 0.1f;
     return cfg;
 }

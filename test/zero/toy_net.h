@@ -65,7 +65,7 @@ struct toy_rank {
 /* Behind stage 3: hybrids, in groups of 2 ranks. */
 enum { TOY_HSDP = 4, TOY_HFSDP = 5, TOY_STAGES = 6, TOY_HYBRID_WORLD = 4 };
 struct zero_config toy_config(struct toy_rank *r, int stage);
-/* For cfg.log: what is said is not looked at. */
+/* For cfg.debug.log: what is said is not looked at. */
 void toy_forget_line(void *arg, const char *line);
 /* Hybrids are tried in one world only, where there are two groups, and stages in smaller ones. */
 bool toy_has_stage(int world, int stage);

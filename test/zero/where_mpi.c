@@ -32,7 +32,7 @@ void where_open(int rank, struct zero_config *cfg)
 {
     pthread_once(&once, find_stand_in);
     be(rank);
-    cfg->backend = ZERO_BACKEND_MPI;
+    cfg->launch.backend = ZERO_BACKEND_MPI;
 }
 
 void where_close(struct zero_config *cfg)

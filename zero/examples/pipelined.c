@@ -124,7 +124,7 @@ static void train(struct model *m, const char *const name[LAYERS], struct zero_c
                                           .unit = l};
     cfg->stage = 2;
     cfg->grad_accum_steps = MICRO / m->n_dp;
-    cfg->activation_bytes = sizeof m->acts[0].h[0];
+    cfg->pipeline.activation_bytes = sizeof m->acts[0].h[0];
     must(zero_wrap(&z, tensors, m->n_layers, cfg));
     for (int step = 1; step <= 200; step++) {
         m->loss = 0;

@@ -91,7 +91,7 @@ static void test_several_hosts(void **state)
     assert_int_equal(zr_lent_choose(c, "nccl_comm", &w), ZR_ERR_ARG);
     assert_string_equal(zr_error_text(),
                         "the ranks of nccl_comm are on several hosts, and rank 0's, or its interface, has no "
-                        "address that leads beyond it: set cfg.rendezvous or ZERO_RENDEZVOUS to "
+                        "address that leads beyond it: set cfg.launch.rendezvous or ZERO_RENDEZVOUS to "
                         "tcp://host:port");
 }
 
@@ -104,7 +104,7 @@ static void test_other_name(void **state)
     strcpy(c[1].name, "disc");
     assert_int_equal(zr_lent_choose(c, "nccl_comm", &w), ZR_ERR_MISMATCH);
     assert_string_equal(zr_error_text(),
-                        "cfg.name is \"gen\" on rank 0 and \"disc\" on rank 1: ranks that meet over "
+                        "cfg.launch.name is \"gen\" on rank 0 and \"disc\" on rank 1: ranks that meet over "
                         "nccl_comm wrap their contexts in one order on all ranks");
 }
 

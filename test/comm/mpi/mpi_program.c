@@ -129,7 +129,7 @@ static int lend(bool reordered)
     for (int round = 0; round < 2 && !err; round++) { /* MPI stays what it is when a context is closed */
         int32_t found_rank = -1, found_world = -1;
         MPI_Comm_split(MPI_COMM_WORLD, 0, mine, &comm);
-        cfg.mpi_comm = &comm;
+        cfg.launch.mpi_comm = &comm;
         err = zero_find_rank(&cfg, &found_rank, &found_world, NULL);
         if (!err && (found_rank != mine || found_world != world))
             return printf("found rank %d of %d\n", (int)found_rank, (int)found_world), 1;
@@ -155,10 +155,10 @@ static int lend_wrongly(const char *how)
     MPI_Init_thread(NULL, NULL, need, &level);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &world);
-    cfg.mpi_comm = &comm;
+    cfg.launch.mpi_comm = &comm;
     if (!strcmp(how, "other_rank")) {
-        cfg.rank = (rank + 1) % world;
-        cfg.world = world;
+        cfg.launch.rank = (rank + 1) % world;
+        cfg.launch.world = world;
     }
     int err = wrap(&z, &cfg);
     say(err ? zero_last_error() : "trained");
@@ -174,8 +174,8 @@ static int finalize_early(void)
     MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     cfg.stage = 3;
-    cfg.backend = ZERO_BACKEND_MPI;
-    cfg.timeout_ms = 5000;
+    cfg.launch.backend = ZERO_BACKEND_MPI;
+    cfg.launch.timeout_ms = 5000;
     err = wrap(&z, &cfg);
     err = err ? err : step(z, rank);
     if (err)
@@ -202,7 +202,7 @@ static int lend_part(void)
     MPI_Comm_split(MPI_COMM_WORLD, rank == world - 1, rank, &comm);
     cfg.stage = 3;
     cfg.optimizer = ZERO_SGD;
-    cfg.mpi_comm = &comm;
+    cfg.launch.mpi_comm = &comm;
     int err = 0;
     if (rank < world - 1) {
         err = wrap(&z, &cfg);
@@ -263,7 +263,7 @@ static int begin_here(int backend)
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = 2;
     cfg.optimizer = ZERO_SGD;
-    cfg.backend = backend;
+    cfg.launch.backend = backend;
     int err = zero_find_rank(&cfg, &rank, &world, NULL);
     for (int round = 0; round < 2 && !err; round++) {
         err = wrap(&z, &cfg);
@@ -290,7 +290,7 @@ static int note(struct task *t, int err)
 {
     t->err = err;
     if (err)
-        snprintf(t->text, sizeof t->text, "context \"%s\": %s", t->cfg.name, zero_last_error());
+        snprintf(t->text, sizeof t->text, "context \"%s\": %s", t->cfg.launch.name, zero_last_error());
     return err;
 }
 
@@ -300,10 +300,10 @@ static struct task task_of(int number, int start_timeout_ms)
     struct task t = {.model = &models[number], .cfg = ZERO_CONFIG_INIT};
     t.cfg.stage = 3;
     t.cfg.optimizer = ZERO_SGD;
-    t.cfg.backend = ZERO_BACKEND_MPI;
-    t.cfg.name = names[number];
-    t.cfg.timeout_ms = 20000;
-    t.cfg.start_timeout_ms = start_timeout_ms;
+    t.cfg.launch.backend = ZERO_BACKEND_MPI;
+    t.cfg.launch.name = names[number];
+    t.cfg.launch.timeout_ms = 20000;
+    t.cfg.launch.start_timeout_ms = start_timeout_ms;
     MPI_Comm_rank(MPI_COMM_WORLD, &t.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &t.world);
     return t;
@@ -380,7 +380,7 @@ static int number_otherwise(void)
     for (int round = 0; round < 12 && !t[0].err && !t[1].err; round++) {
         pthread_t thread;
         for (int i = 0; i < 2; i++)
-            t[i].cfg.mpi_comm = &comm[i];
+            t[i].cfg.launch.mpi_comm = &comm[i];
         MPI_Barrier(MPI_COMM_WORLD);
         if (pthread_create(&thread, NULL, wrap_and_close, &t[0]))
             return 1;
@@ -400,13 +400,13 @@ static int wrap_again(void)
         MPI_Comm comm = MPI_COMM_WORLD;
         int late = i < 2 ? t.world - 1 : 0;
         if (i % 2)
-            t.cfg.mpi_comm = &comm;
+            t.cfg.launch.mpi_comm = &comm;
         if (t.rank != late)
             wrap_and_train(&t);
         if (t.rank != late)
             say(t.err ? t.text : "trained");
         MPI_Barrier(MPI_COMM_WORLD);
-        t.cfg.start_timeout_ms = 60000;
+        t.cfg.launch.start_timeout_ms = 60000;
         if (t.rank == late)
             usleep(200000);
         wrap_and_train(&t);
@@ -426,7 +426,7 @@ static int cross(bool lends)
     number = rank == 1;
     struct task t = task_of(number, 3500);
     if (lends)
-        t.cfg.mpi_comm = &comm[number];
+        t.cfg.launch.mpi_comm = &comm[number];
     wrap_and_train(&t);
     say(t.err ? t.text : "trained");
     return 0;

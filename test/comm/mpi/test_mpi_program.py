@@ -106,7 +106,7 @@ class Program(unittest.TestCase):
         self.every(self.told("numbered"), "trained")
         late = r'1 of 3 ranks did not come to zero_wrap of the context "a" over {} in 3500 ms \(start_timeout_ms\): rank 1'
         waits = r'rank 1 waited 3500 ms \(start_timeout_ms\) in zero_wrap of the context "b" for rank 0 of {}'
-        names = '{} cfg.name is "a" on rank 0 and "b" on rank 1'
+        names = '{} cfg.launch.name is "a" on rank 0 and "b" on rank 1'
         for what, over, on_others, on_1 in (("crossed", "MPI_COMM_WORLD", names.format(";"), names.format(":")),
                                             ("crossed_lent", "mpi_comm", "", ", which has not come to it")):
             told = sorted(self.told(what))

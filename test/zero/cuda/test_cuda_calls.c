@@ -26,7 +26,7 @@ static struct zero_config config(struct toy_rank *r, int stage, int timeout_ms)
     cudaSetDevice(r->rank + 1); /* 0 is nobody's */
     struct zero_config cfg = toy_config(r, stage);
     cfg.device = ZERO_DEVICE_CUDA;
-    cfg.timeout_ms = timeout_ms;
+    cfg.launch.timeout_ms = timeout_ms;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
     return cfg;
 }
@@ -145,7 +145,7 @@ static void train_differently(struct toy_rank *r)
     struct zero_config cfg = config(r, c->stage, SHORT_MS);
     struct toy m;
     zero_ctx *z = NULL;
-    cfg.prefetch = 0; /* so that at stage 3 units are gathered */
+    cfg.memory.prefetch = 0; /* so that at stage 3 units are gathered */
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     if (err)

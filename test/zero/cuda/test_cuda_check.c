@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_cuda_check.c: cfg.check on a GPU that is a stand-in: what a model reads and writes by a pointer that
- * it kept from an earlier bracket; and groups whose copies drift apart. */
+/* test_cuda_check.c: cfg.debug.check on a GPU that is a stand-in: what a model reads and writes by a pointer
+ * that it kept from an earlier bracket; and groups whose copies drift apart. */
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 #include "test/zero/toy_net.h"
@@ -35,8 +35,8 @@ static zero_ctx *wrap(struct toy *m, int stage, int check)
     zero_ctx *z;
     cfg.device = ZERO_DEVICE_CUDA;
     cfg.stage = stage;
-    cfg.check = check;
-    cfg.log = keep;
+    cfg.debug.check = check;
+    cfg.debug.log = keep;
     lines[0] = 0;
     toy_make(m);
     m->table[TOY_STACKED].flags |= ZERO_POINTER_PER_BEGIN; /* both of its layers are open at once below */
@@ -160,7 +160,7 @@ static void test_no_memory(void **state)
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.device = ZERO_DEVICE_CUDA;
     cfg.stage = 3;
-    cfg.check = 1;
+    cfg.debug.check = 1;
     cfg.stream = cudaStreamLegacy;
     int err = ZERO_ERR_NOMEM, k = 0;
     while (err) {
@@ -188,7 +188,7 @@ static void test_default_stream_is_reported(void **state)
         struct zero_config cfg = ZERO_CONFIG_INIT;
         zero_ctx *z;
         cfg.device = ZERO_DEVICE_CUDA;
-        cfg.log = keep;
+        cfg.debug.log = keep;
         cfg.stream = named ? cudaStreamLegacy : NULL;
         lines[0] = 0;
         toy_make(&m);
@@ -264,7 +264,7 @@ static void drifting_rank(struct toy_rank *r)
     struct zero_config cfg = toy_config(r, d->stage);
     cfg.device = ZERO_DEVICE_CUDA;
     cfg.stream = stream;
-    cfg.check = 1;
+    cfg.debug.check = 1;
     cfg.update = write_weights;
     cfg.update_arg = &a;
     struct toy m;

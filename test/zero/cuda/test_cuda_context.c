@@ -171,7 +171,7 @@ static void test_every_call_fails(void **state)
     (void)state;
     for (int stage = 0; stage <= 3; stage += 3) {
         struct zero_config cfg = config(stage);
-        cfg.trace = 1;
+        cfg.debug.trace = 1;
         uint64_t hash, good = hash_on_host();
         stand_in_fail(NULL, 0, cudaSuccess, false);
         assert_int_equal(live(&cfg, &hash), 0);
@@ -423,7 +423,7 @@ static void waits_in_vain(struct toy_rank *r)
     cudaSetDevice(r->rank);
     struct zero_config cfg = toy_config(r, 3);
     cfg.device = ZERO_DEVICE_CUDA;
-    cfg.timeout_ms = 3000;
+    cfg.launch.timeout_ms = 3000;
     toy_make(&m);
     toy_note(r, zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     if (r->err) {
@@ -542,9 +542,9 @@ static void trains_over_lent(struct toy_rank *r)
     cfg.device = ZERO_DEVICE_CUDA;
     cfg.weight_decay = 0.1f;
     cfg.deterministic = 1;
-    cfg.nccl_comm = comm;
-    cfg.timeout_ms = 60000;
-    cfg.start_timeout_ms = l->start_timeout_ms;
+    cfg.launch.nccl_comm = comm;
+    cfg.launch.timeout_ms = 60000;
+    cfg.launch.start_timeout_ms = l->start_timeout_ms;
     toy_make(&m);
     if (r->rank == l->bad)
         m.table[1].name = NULL;
@@ -648,11 +648,11 @@ static void test_lent_wrongly(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct toy m;
         zero_ctx *z;
-        cfg.nccl_comm = comm;
+        cfg.launch.nccl_comm = comm;
         cfg.device = cases[i].device;
-        cfg.backend = cases[i].backend;
-        cfg.rank = cases[i].rank;
-        cfg.world = cases[i].world;
+        cfg.launch.backend = cases[i].backend;
+        cfg.launch.rank = cases[i].rank;
+        cfg.launch.world = cases[i].world;
         if (cases[i].env)
             setenv("RANK", "0", 1), setenv("WORLD_SIZE", cases[i].env, 1);
         toy_make(&m);
@@ -690,7 +690,7 @@ static uint64_t stretch(int device, int stage, bool async, const char *from, con
     zero_ctx *z;
     uint64_t hash;
     cfg.device = device;
-    cfg.save_async = async;
+    cfg.checkpoint.save_async = async;
     toy_make(&m);
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
     if (from && zero_load(z, from))

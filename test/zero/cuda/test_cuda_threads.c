@@ -109,7 +109,7 @@ static void works_on_its_gpu(struct toy_rank *r)
     cfg.device = ZERO_DEVICE_CUDA;
     cfg.update = update;
     cfg.update_arg = &r->rank;
-    cfg.save_async = w->async;
+    cfg.checkpoint.save_async = w->async;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
@@ -281,9 +281,9 @@ static void trains_with_one_that_fails(struct toy_rank *r)
     cudaSetDevice(r->rank + 1);
     cfg = toy_config(r, 3);
     cfg.device = ZERO_DEVICE_CUDA;
-    cfg.timeout_ms = TOO_LONG_MS;
-    cfg.prefetch = 1;
-    cfg.check = f->cause == BY_CHECK;
+    cfg.launch.timeout_ms = TOO_LONG_MS;
+    cfg.memory.prefetch = 1;
+    cfg.debug.check = f->cause == BY_CHECK;
     cfg.update = f->cause == BY_UPDATE ? updates : NULL;
     cfg.update_arg = &o;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
@@ -424,10 +424,10 @@ static void trains_with_one_that_stands(struct toy_rank *r)
     cudaSetDevice(r->rank + 1);
     cfg = toy_config(r, 3);
     cfg.device = ZERO_DEVICE_CUDA;
-    cfg.timeout_ms = r->rank ? TOO_LONG_MS : 1000;
+    cfg.launch.timeout_ms = r->rank ? TOO_LONG_MS : 1000;
     cfg.update = update_that_stands;
     cfg.update_arg = r;
-    cfg.log = count_left;
+    cfg.debug.log = count_left;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
