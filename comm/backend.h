@@ -41,8 +41,6 @@ struct zr_backend_config {
     bool copy_engine;
     /* over the backend's own way inside a host, too, where it would use shared memory there */
     bool flat;
-    /* which MPI: 0 whichever there is, 1 Open MPI, 2 MPICH */
-    int mpi;
     /* of the world; it outlives the communicators */
     const struct zr_topology *topology;
     /* NULL, or the program's own communicator, of a backend with lent_world */

@@ -201,7 +201,6 @@ int zr_backend_open_comms(struct zero_ctx *z)
                                              .deterministic = o->deterministic,
                                              .ragged = zr_backend_is_ragged(z->backend, z->layout, o),
                                              .copy_engine = z->config.user.launch.copy_engine == 1,
-                                             .mpi = z->config.user.launch.mpi,
                                              .topology = &z->topology,
                                              .lent = z->lent,
                                              .found_by = z->world.is_given ? NULL : z->world.size_from,

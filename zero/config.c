@@ -189,8 +189,6 @@ void zr_config_legible(const struct zero_config *cfg, struct zero_config *out)
         out->launch.timeout_ms = plain.launch.timeout_ms;
     if (out->launch.start_timeout_ms < 1)
         out->launch.start_timeout_ms = plain.launch.start_timeout_ms;
-    if (out->launch.mpi < ZERO_MPI_AUTO || out->launch.mpi > ZERO_MPI_MPICH)
-        out->launch.mpi = plain.launch.mpi;
 }
 
 static float or_default(float value, float fallback)

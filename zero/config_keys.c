@@ -45,8 +45,6 @@ static const struct choice schedule_names[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
                                                {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
                                                {"zero-bubble", ZERO_SCHEDULE_ZERO_BUBBLE},
                                                {NULL, 0}};
-static const struct choice mpi_names[] = {
-    {"auto", ZERO_MPI_AUTO}, {"ompi", ZERO_MPI_OMPI}, {"mpich", ZERO_MPI_MPICH}, {NULL, 0}};
 static const struct choice prefetch_names[] = {{"none", 0}, {NULL, 0}};
 
 struct field {
@@ -151,7 +149,6 @@ static const struct field fields[] = {
     FIXED(launch., name, POINTER),
     FIELD(launch., backend, KIND_INT32, TEXT_AND_ENV, backend_names, 0, ZR_BACKEND_COUNT - 1,
           "auto" ZR_BACKEND_KEYS),
-    FIELD(launch., mpi, KIND_INT32, TEXT_AND_ENV, mpi_names, 0, 2, "auto (0), ompi (1), mpich (2)"),
     FIXED(launch., mpi_comm, POINTER),
     FIXED(launch., nccl_comm, POINTER),
     FIELD_OR_AUTO(launch., copy_engine, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1,
@@ -173,7 +170,7 @@ static const char *const other_variables[] = {
     "ZERO_RANK",       "ZERO_WORLD_SIZE",   "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS", "ZERO_JOB",
     "ZERO_JOB_KEY",    "ZERO_JOB_KEY_FILE", "ZERO_ATTEMPT",    "ZERO_ISA",        "ZERO_POISON",
     "ZERO_FAIL_ALLOC", "ZERO_LOG",          "ZERO_HOST_ID",    "ZERO_PROGRESS",   "ZERO_INTERFACE",
-    "ZERO_MPI_SHIMS",  "ZERO_FLIGHT_DIR",   "ZERO_FLIGHT_FD",
+    "ZERO_FLIGHT_DIR", "ZERO_FLIGHT_FD",
 };
 
 union value {

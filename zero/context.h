@@ -55,10 +55,8 @@ struct zero_ctx {
     /* cfg.launch.nccl_comm or cfg.launch.mpi_comm, and whose it is; NULL: there is none */
     void *lent;
     const struct zr_backend *lent_of;
-    /* cfg.launch.backend's row, NULL: auto; and cfg.launch.mpi: for ranks that tell each other where they
-     * meet */
+    /* cfg.launch.backend's row, NULL: auto; for ranks that tell each other where they meet */
     const struct zr_backend *asked;
-    int32_t mpi;
     /* who shares a host with whom, and the groups over its places */
     struct zr_topology topology;
     struct zr_mesh mesh;

@@ -76,7 +76,7 @@ static void fill_info(int stage, const struct zr_plan *p, struct zero_plan_info 
 /* A plan knows no hosts: it takes each group for one. */
 static int plan_groups(struct zr_config *c)
 {
-    int err = zr_config_mesh(c, c->user.rank, c->user.world > 0 ? c->user.world : 1);
+    int err = zr_config_mesh(c, c->user.launch.rank, c->user.launch.world > 0 ? c->user.launch.world : 1);
     if (!err)
         err = zr_config_groups(c, NULL);
     if (!err)

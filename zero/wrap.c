@@ -53,7 +53,6 @@ static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
 {
     z->lent_of = zr_backend_of_lent(cfg, &z->lent);
     z->asked = zr_backend_row(cfg->launch.backend);
-    z->mpi = cfg->launch.mpi;
     z->start_ms = zr_config_start_ms(cfg);
     int err = zr_find_rank(cfg, &z->world);
     zr_config_print_name(cfg->launch.name, z->world.name, sizeof z->world.name);
@@ -174,8 +173,7 @@ static int meet_over_lent(struct zero_ctx *z, int *held)
 /* Those of a launcher that says no more tell each other over its MPI. */
 static int meet_over_mpi(struct zero_ctx *z, int *held)
 {
-    const struct zr_backend_config config = {
-        .start_timeout_ms = z->start_ms, .mpi = z->mpi, .log = z->config.options.log};
+    const struct zr_backend_config config = {.start_timeout_ms = z->start_ms, .log = z->config.options.log};
     return z->asked->world_meet(&config, &z->world, held);
 }
 

@@ -64,9 +64,6 @@ enum zero_backend {
 #undef ZERO_BACKEND_ENUM
 };
 
-/* Of backend mpi: whose library. */
-enum zero_mpi { ZERO_MPI_AUTO = 0, ZERO_MPI_OMPI = 1, ZERO_MPI_MPICH = 2 };
-
 /* Where parameters, gradients and optimizer state are, and where the model computes. */
 enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
 
@@ -227,8 +224,8 @@ struct zero_optim {
     /* + 0 and more. With 0 a weight whose gradient was always 0 becomes NaN; the log warns. Default
      * ZERO_AUTO: the optimizer's. */
     float eps;
-    /* + 0 and more. Per step, lr * weight_decay of the weight is subtracted (decoupled), or weight_decay of it
-     * is added to the gradient, as the optimizer defines. Not for ZERO_NO_DECAY. Default 0. */
+    /* + 0 and more. Each step subtracts lr * weight_decay of the weight (decoupled), or adds weight_decay of
+     * it to the gradient, as the optimizer defines. Not for ZERO_NO_DECAY. Default 0. */
     float weight_decay;
     /* fp32 arrays like the weights that update keeps, 0 to 4. Default 0. */
     int32_t n_states;
@@ -297,7 +294,7 @@ struct zero_mesh {
 #define ZERO_AUTO (-1)
 
 /* The version of all public structs and enums. Each change of their layout raises it. */
-#define ZERO_ABI_VERSION 0x5a450003u
+#define ZERO_ABI_VERSION 0x5a450004u
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
  * default. From then on a field means what it holds, 0 too.
@@ -405,12 +402,6 @@ struct zero_config {
         /* + enum zero_backend: what moves the bytes. Default ZERO_BACKEND_AUTO: self for world 1, else shm on
          * the host and nccl with cuda. */
         int32_t backend;
-        /* + mpi: enum zero_mpi: ompi, mpich. It may not contradict the MPI that the process has loaded, nor
-         * the launcher that started it; default ZERO_MPI_AUTO: those decide. All ranks are processes of one
-         * mpirun or mpiexec. Where the program has begun MPI, it has with MPI_THREAD_MULTIPLE, and calls
-         * MPI_Finalize after zero_unwrap; else MPI begins with zero_wrap, with MPI_THREAD_SERIALIZED where
-         * the program is not linked with it, and is finalized when the process ends */
-        int32_t mpi;
         /* Points to the program's own MPI_Comm, from which the library makes its own. It says who the ranks
          * are. MPI must have been started with MPI_THREAD_MULTIPLE. Until zero_wrap has returned on all
          * ranks, receive nothing there with MPI_ANY_TAG. Default NULL: MPI_COMM_WORLD. */

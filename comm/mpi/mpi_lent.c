@@ -8,7 +8,7 @@
 static int open_lent(int64_t ms, struct zr_mpi_process **out)
 {
     struct zr_mpi_library lib;
-    int err = zr_mpi_load(ZR_MPI_AUTO, NULL, &lib);
+    int err = zr_mpi_load(NULL, &lib);
     *out = NULL;
     if (!err && !lib.shim->is_initialized(lib.world))
         err = zr_fail(ZR_ERR_ORDER, "mpi_comm is set, but MPI has not begun: MPI_Init_thread comes first");
@@ -73,7 +73,7 @@ int zr_mpi_world_meet(const struct zr_backend_config *config, struct zr_world *w
     struct zr_mpi_process *p;
     *held = -1;
     int err = zr_mpi_check_launcher();
-    err = err ? err : zr_mpi_load((enum zr_mpi_kind)config->mpi, NULL, &lib);
+    err = err ? err : zr_mpi_load(NULL, &lib);
     err = err ? err : zr_mpi_check_launched(&lib);
     err = err ? err : zr_mpi_process_open(&lib, ms, NULL, config->log, &p);
     if (err)

@@ -1,24 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_library.h: which MPI this process has or is to have, and libzero's library for it (mpi_shim.h).
+/* mpi_library.h: loads the module for MPI, and checks that it fits this process.
  *
- * What the process has loaded decides; else the launcher that started it; else the configuration, which
- * contradicts neither. libzero is linked with no MPI, so where the process has none yet, it is loaded with
- * ours: what started the ranks must be the same MPI's, or each would be alone, and nothing would say so. */
+ * The module is compiled against the MPI that the build has found (mpi_shim.h), and libzero is linked with no
+ * MPI. An MPI that the process has loaded already, and the launcher that started it, must be the module's:
+ * ranks of two MPIs would each be alone, and nothing would say so. */
 #ifndef ZR_COMM_MPI_LIBRARY_H
 #define ZR_COMM_MPI_LIBRARY_H
 
 #include "comm/mpi/mpi_shim.h"
 #include "kernels/log.h"
 
-/* cfg.launch.mpi's. */
-enum zr_mpi_kind { ZR_MPI_AUTO, ZR_MPI_OMPI, ZR_MPI_MPICH };
-
 enum { ZR_MPI_VERSION_BYTES = 96 };
 
 struct zr_mpi_library {
     const struct zr_mpi_shim *shim;
     struct zr_mpi_world *world;
-    enum zr_mpi_kind kind;
     /* the program has it, so it may begin and use MPI itself */
     bool is_programs;
     /* a launcher of that MPI started this rank, or the program has begun it: else it sees 1 rank */
@@ -27,9 +23,12 @@ struct zr_mpi_library {
     char version[ZR_MPI_VERSION_BYTES];
 };
 
-/* wanted: cfg.launch.mpi. The library is never closed. ZR_ERR_ARG: what the caller said contradicts what is
- * there; ZR_ERR_NOTSUP: there is none, or none that can be used. MPI has not begun by this. Any thread. */
-int zr_mpi_load(enum zr_mpi_kind wanted, struct zr_log *log, struct zr_mpi_library *out);
+/* The module's file, for tests. NULL: libzero-mpi.so beside libzero. */
+extern const char *zr_mpi_module_file;
+
+/* Loads the module, which is never closed. Does not begin MPI. Any thread. ZR_ERR_ARG: the launcher belongs
+ * to another MPI. ZR_ERR_NOTSUP: there is no module, or the process has loaded another MPI. */
+int zr_mpi_load(struct zr_log *log, struct zr_mpi_library *out);
 
 /* An MPI is in this process, whoever has loaded it. */
 bool zr_mpi_is_loaded(void);

@@ -23,7 +23,7 @@ enum { CLOSE_MS = 5000, REST_NS = 100 * 1000 * 1000, RETRY_NS = 2 * 1000 * 1000 
 /* ---- what ranks tell each other ---- */
 
 struct card {
-    int32_t kind, is_lent;
+    int32_t is_lent;
     /* in what communicators are made from */
     int32_t mpi_rank, mpi_size;
     /* when the rank began; and whether it has its process's turn to make them */
@@ -46,7 +46,7 @@ static int check_same_mpi(const struct zr_mpi_set *p, const struct card *all)
         if (all[i].is_lent != all[0].is_lent)
             return zr_fail(ZR_ERR_MISMATCH, "rank %d lends mpi_comm, rank %d does not",
                            all[0].is_lent ? 0 : i, all[0].is_lent ? i : 0);
-        if (all[i].kind != all[0].kind || strncmp(all[i].version, all[0].version, sizeof all[0].version))
+        if (strncmp(all[i].version, all[0].version, sizeof all[0].version))
             return zr_fail(ZR_ERR_MISMATCH, "rank %d has %.95s, rank 0 has %.95s", i, all[i].version,
                            all[0].version);
     }
@@ -107,7 +107,7 @@ static int find_library(const struct zr_mpi_options *opt, struct zr_mpi_library 
         return 0;
     }
     int err = zr_mpi_check_launcher();
-    return err ? err : zr_mpi_load(opt->kind, opt->log, lib);
+    return err ? err : zr_mpi_load(opt->log, lib);
 }
 
 /* MPI would begin as a world of one, if it can begin at all. */
@@ -150,7 +150,6 @@ static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
     struct card mine = {.is_lent = p->opt.lent != NULL};
     int err = find_library(&p->opt, &lib);
     if (!err) {
-        mine.kind = (int32_t)lib.kind;
         snprintf(mine.version, sizeof mine.version, "%s", lib.version);
         err = zr_mpi_check_launched(&lib);
     }
@@ -206,7 +205,7 @@ static int check_alone(const struct zr_mpi_set *p)
 {
     struct zr_mpi_library lib;
     int rank, size;
-    if (!p->opt.found_by || !zr_mpi_is_loaded() || zr_mpi_load(p->opt.kind, NULL, &lib) ||
+    if (!p->opt.found_by || !zr_mpi_is_loaded() || zr_mpi_load(NULL, &lib) ||
         !lib.shim->is_initialized(lib.world) || lib.shim->is_finalized(lib.world) ||
         lib.shim->rank_of(lib.world, NULL, &rank, &size))
         return 0;
@@ -503,7 +502,6 @@ static int mpi_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
     int64_t start_ms = config->start_timeout_ms ? config->start_timeout_ms : config->timeout_ms;
     const struct zr_mpi_options opt = {.timeout_ms = config->timeout_ms,
                                        .start_timeout_ms = start_ms,
-                                       .kind = (enum zr_mpi_kind)config->mpi,
                                        .flat = config->flat,
                                        .lent = config->lent,
                                        .found_by = config->lent ? NULL : config->found_by,

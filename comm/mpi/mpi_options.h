@@ -13,7 +13,6 @@ struct zr_mpi_options {
     int64_t timeout_ms;
     /* how long opening waits for MPI's own calls to come back */
     int64_t start_timeout_ms;
-    enum zr_mpi_kind kind;
     /* inside a host, too, everything goes over MPI */
     bool flat;
     /* NULL, or the program's own MPI_Comm *, of which all ranks of the rendezvous are members */
@@ -23,7 +22,7 @@ struct zr_mpi_options {
     /* Of the world; it outlives the communicators. NULL: all ranks share a host, as far as their cores are
      * concerned. */
     const struct zr_topology *topology;
-    /* NULL: found by kind */
+    /* NULL: the module */
     const struct zr_mpi_library *library;
     /* may be NULL */
     struct zr_log *log;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_shim.c: the table of mpi_shim.h over one MPI library. Compiled once against each one's mpi.h; the only
- * file of the library that sees it.
+/* mpi_shim.c: the module libzero-mpi.so, which is the table of mpi_shim.h over one MPI library. It is the
+ * only file that sees mpi.h.
  *
  * MPI 3.0 is enough. Nothing here waits, cancels or frees a request: a request that was cancelled when it was
  * complete aborts MPICH, and one of a peer that died can do the same. */
@@ -21,11 +21,9 @@ _Static_assert(MPI_VERSION >= 3, "MPI 3.0 is needed: collectives that do not blo
 #ifdef OPEN_MPI
 #define COMPILED NUMBER(OMPI_MAJOR_VERSION) "." NUMBER(OMPI_MINOR_VERSION) "." NUMBER(OMPI_RELEASE_VERSION)
 #define NAME     "Open MPI"
-#define KEY      "ompi"
 #else
 #define COMPILED MPICH_VERSION
 #define NAME     "MPICH"
-#define KEY      "mpich"
 #endif
 
 /* UNIT: what long pieces consist of, since MPI counts in an int. */
@@ -482,7 +480,6 @@ SHOWN const struct zr_mpi_shim zero_mpi_shim_1 = {
     .version = ZR_MPI_SHIM_VERSION,
     .bytes = sizeof(struct zr_mpi_shim),
     .name = NAME,
-    .key = KEY,
     .compiled = COMPILED,
     .world = shim_world,
     .library = shim_library,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_shim.h: MPI as libzero calls it, in plain types of C. MPI's own types differ between its libraries, so
- * libzero is not compiled against any: for each there is a small library of its own, compiled against that
- * mpi.h and linked with that MPI (mpi_shim.c), which libzero loads when it is asked for MPI.
+/* mpi_shim.h: MPI as libzero calls it, in plain types of C. libzero itself works without an MPI. When it is
+ * asked for one it loads the module libzero-mpi.so (mpi_shim.c), which is compiled against mpi.h and linked
+ * with that MPI.
  *
- * Such a library shows one symbol, zero_mpi_shim_1, the table below.
+ * The module shows one symbol, zero_mpi_shim_1, the table below.
  *
  * Of one process's MPI, one thread calls at a time; library, address, is_initialized, is_finalized and
  * thread_level any thread at any time. A handle of a communicator or a request is an index in the shim. Calls
@@ -39,8 +39,8 @@ struct zr_mpi_done {
 struct zr_mpi_shim {
     /* ZR_MPI_SHIM_VERSION, and the size of this struct, of when it was compiled */
     uint32_t version, bytes;
-    /* "Open MPI", "ompi", "4.1.4": for messages, in names of files and configurations, of mpi.h */
-    const char *name, *key, *compiled;
+    /* "Open MPI" or "MPICH", and the version of mpi.h */
+    const char *name, *compiled;
     /* Never fails. The same for each caller of a process. */
     struct zr_mpi_world *(*world)(void);
     /* The first line of MPI_Get_library_version; before init too. */

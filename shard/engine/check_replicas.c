@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_replicas.c: copies that must be equal, compared (cfg.debug.check). With HSDP every group updates a copy of
- * its own, and so does each part of the model of what is not cut (compare_tp.c): the same bits, as long as
- * the update gives the same for the same arguments. A program's own (optim.update) may not, and then copies
- * drift apart with nothing to be seen but a loss that is a little off.
+/* check_replicas.c: copies that must be equal, compared (cfg.debug.check). With HSDP every group updates a
+ * copy of its own, and so does each part of the model of what is not cut (compare_tp.c): the same bits, as
+ * long as the update gives the same for the same arguments. A program's own (optim.update) may not, and then
+ * copies drift apart with nothing to be seen but a loss that is a little off.
  *
  * Ranks exchange a digest of the parameters and master weights that each of them keeps, and those with the
  * same part of a copy are compared. Only where some differ are tensors compared one by one, to say which. All

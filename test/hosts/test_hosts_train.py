@@ -2,7 +2,7 @@
 """Training over MPI on several hosts, two ranks on each, all started by one launcher of an MPI: it ends in the bits of the same training over shared memory on one host,
 also where a link is cut for a second in the middle of it; cut for good, every rank names the host behind it.
 
-    test_hosts_train.py KEY ZERO_BENCH ZERO_RUN SHIMS        KEY: ompi or mpich; SHIMS: the folder that has libzero's library for it
+    test_hosts_train.py KEY ZERO_BENCH ZERO_RUN FOLDER       KEY: ompi or mpich; FOLDER: where libzero and its module for that MPI are
 
 In the environment: N_HOSTS (2); TIMEOUT_MS (4000), in which a cut for good is found; ALL, for all that is here instead of one hybrid and one cut, which SEED draws."""
 import json
@@ -19,7 +19,7 @@ import library
 from hosts import Hosts
 
 KEY = sys.argv.pop(1)
-BENCH, RUN, SHIMS = library.take_paths(3)
+BENCH, RUN, FOLDER = library.take_paths(3)
 N_HOSTS = int(os.environ.get('N_HOSTS', 2))
 TIMEOUT_MS = int(os.environ.get('TIMEOUT_MS', 4000))
 PATIENT_MS = 60000
@@ -38,7 +38,7 @@ LAUNCH = {
              '--mca', 'oob_tcp_if_include', 'eth0', '--mca', 'btl', 'self,vader,tcp', '--mca', 'btl_tcp_if_include', 'eth0', '--host'],
     'mpich': ['-disable-auto-cleanup', '-launcher', 'rsh', '-launcher-exec', '/run/hosts/shell', '-iface', 'eth0', '-hosts'],
 }[KEY]
-SETTINGS = {'UCX_TLS': 'tcp,posix,sysv,self', 'UCX_NET_DEVICES': 'eth0', 'UCX_WARN_UNUSED_ENV_VARS': 'n', 'ZERO_MPI_SHIMS': SHIMS}
+SETTINGS = {'UCX_TLS': 'tcp,posix,sysv,self', 'UCX_NET_DEVICES': 'eth0', 'UCX_WARN_UNUSED_ENV_VARS': 'n', 'LD_LIBRARY_PATH': FOLDER}
 # Every rank's errors in a file of its own: what it says reaches no launcher over a link that is cut. In a job that is cut a rank's shell stays, and with it the
 # connection to MPICH's launcher: where one is closed MPICH 4.0 asks that launcher who has died, inside any call, and over a link that is cut waits for ever.
 RANK = '"$@" 2>"/run/hosts/$0.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"; code=$?; [ "$0" = cut ] && exec sleep 600; exit $code'

@@ -109,6 +109,13 @@ def main(root, meson):
         tries.setup("an older libuv", False, ["libuv", ">= 1.44", "1.40.0"], "-Dcuda=disabled",
                     PKG_CONFIG_PATH=os.path.join(folder, "pc"))
 
+        # MPI: one that is insisted on, an older one that is not, and none.
+        write(os.path.join(folder, "mpi", "ompi-c.pc"), "Name: ompi\nDescription: older\nVersion: 3.1.0\nlibdir=/nowhere\n")
+        why = "ompi-c.pc is of 3.1.0, and 4.1 or newer is needed"
+        tries.setup("an older MPI that is insisted on", False, [f"ERROR: Problem encountered: mpi is ompi, and there is none: {why}"], "-Dmpi=ompi",
+                    "-Dcuda=disabled", PKG_CONFIG_PATH=os.path.join(folder, "mpi"))
+        tries.setup("no MPI", True, ["MPI : no: it was configured with -Dmpi=disabled"], "-Dmpi=disabled", "-Dcuda=disabled")
+
     print("\n".join(tries.failures) or f"{tries.n} configurations said what there was to say")
     return 1 if tries.failures else 0
 

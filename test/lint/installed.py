@@ -3,16 +3,20 @@
 """Installs into an empty folder, and builds and runs programs against what is there, as a user would. One links the library; the other
 opens it by dlopen(), as Python, Julia and plug-ins do. And no link of an installed page leads nowhere.
 
-    installed.py BUILD MESON... [--shims SHIM...]
+    installed.py BUILD MPI MESON...
 
-SHIM: a library for one MPI, which libzero looks for in the folder zero beside itself.
+MPI: ompi or mpich, which the build's module is for, or none.
 """
 import ctypes
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "comm", "mpi"))
+import under_mpi  # noqa: E402
 
 HEADERS = {"zero/zero.h", "zero/zero_config.h", "zero/zero_info.h", "zero/export.h"}
 PROGRAMS = ("zero-run", "zero-bench")
@@ -29,7 +33,6 @@ int main(void)
     struct zero_config cfg = ZERO_CONFIG_INIT;
     char header[32];
     zero_ctx *z;
-    cfg.launch.world = 1;
     cfg.stage = 1;
     cfg.optim.optimizer = ZERO_SGD;
     if (zero_wrap(&z, &tensor, 1, &cfg))
@@ -117,6 +120,16 @@ def run(*command, env=None):
     return done.stdout
 
 
+def over_mpi(key, program, module, env):
+    """What goes wrong in two ranks of PROGRAM that are to load that module."""
+    launcher = under_mpi.LAUNCHERS.get(key)
+    if launcher and shutil.which(launcher[0]):
+        done = subprocess.run([*launcher, "-n", "2", program], env={**under_mpi.environment(), **env, "ZERO_BACKEND": "mpi", "ZERO_LOG": "stderr"},
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=under_mpi.SECONDS, check=False)
+        if done.stdout != 2 * "0 1 2 3\n" or done.stderr.count(f", by {os.path.realpath(module)} (loaded for libzero)") < 2:
+            yield f"two ranks over {key} and {module}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+
+
 def dead_links(pages):
     """What the Markdown pages that are installed link to and is not installed."""
     for page in pages:
@@ -127,7 +140,7 @@ def dead_links(pages):
                 yield f"{os.path.basename(page)} is installed, and what it links to is not: {link}"
 
 
-def main(build, meson, shims):
+def main(build, mpi, meson):
     failures = []
     with tempfile.TemporaryDirectory() as root:
         run(*meson, "install", "--no-rebuild", "-C", build, "--destdir", root)
@@ -159,12 +172,11 @@ def main(build, meson, shims):
             print(f"libzero.pc: {pc}, libzero.so.0: {library}")
             return 1
 
-        beside = os.path.join(os.path.dirname(library[0]), "zero")
-        installed = sorted(os.listdir(beside)) if os.path.isdir(beside) else []
-        if installed != sorted(shims):
-            failures.append(f"{beside} has {installed}, expected {sorted(shims)}")
-        for shim in installed:
-            ctypes.CDLL(os.path.join(beside, shim))  # finds its MPI, which no path of the build tells it
+        module = os.path.join(os.path.dirname(library[0]), "libzero-mpi.so")
+        if os.path.exists(module) != (mpi != "none"):
+            failures.append(f"{module} is {'' if mpi == 'none' else 'not '}installed")
+        elif mpi != "none":
+            ctypes.CDLL(module)  # finds its MPI, which no path of the build tells it
 
         env = {**os.environ, "PKG_CONFIG_PATH": os.path.dirname(pc[0]), "PKG_CONFIG_SYSROOT_DIR": root,
                "LD_LIBRARY_PATH": os.path.dirname(library[0])}
@@ -178,6 +190,7 @@ def main(build, meson, shims):
         told = run(program, env=env).strip()
         if told != "0 1 2 3":
             failures.append(f"the program printed {told!r}, expected '0 1 2 3'")
+        failures += over_mpi(mpi, program, module, {"LD_LIBRARY_PATH": os.path.dirname(library[0])})
         opens = os.path.join(root, "opens")
         with open(opens + ".c", "w", encoding="utf-8") as f:
             f.write(OPENS)
@@ -197,8 +210,6 @@ def main(build, meson, shims):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    if len(sys.argv) < 4:
         sys.exit(__doc__)
-    words = [*sys.argv[2:], "--shims"]
-    at = words.index("--shims")
-    sys.exit(main(sys.argv[1], words[:at], [os.path.basename(word) for word in words[at + 1:-1]]))
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

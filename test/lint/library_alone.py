@@ -5,7 +5,7 @@ after its first one has configured the folder build: they install the library be
 program. Then the library is built once more, shared and static; programs are compiled by pkg-config against both and run. Last, the tree as
 a Meson subproject of another project serves its program, statically linked, which runs on two ranks.
 
-    library_alone.py ROOT MESON...
+    library_alone.py ROOT MPI MESON...        MPI: as -Dmpi has it, for the second build
 """
 import json
 import os
@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 from asserts import held
-from installed import HEADERS, PROGRAM
+from installed import HEADERS, PROGRAM, over_mpi
 from readme_text import commands, program, read
 from symbols import declared, defined
 from tree_clean import tracked
@@ -33,8 +33,8 @@ TARGETS = {"source_hash.c", "zero", "zero-run", "zero-internal", "shard", "comm"
            "profiler_own", *(name + part for name in ("cuda_copy", "cuda_kernels", "cuda_norm") for part in ("", "_nvcc"))}
 # Where help2man is.
 MAN_PAGE = "zero-run.1"
-# One for each MPI that this machine has.
-SHIMS = {"zero-mpi-ompi", "zero-mpi-mpich"}
+# Where this machine has an MPI.
+MODULE = "zero-mpi"
 SUPERPROJECT = """
 project('something larger', 'c', default_options: ['c_std=c11', 'warning_level=3', 'werror=true'])
 libzero = dependency('libzero', version: '>= 0.1')
@@ -108,13 +108,13 @@ def run_readme(root, folder, source):
         yield f"README.md's program printed {told!r}"
 
 
-def check_install(root, folder, meson):
+def check_install(root, folder, mpi, meson):
     source, prefix = (os.path.join(folder, name) for name in ("libzero", "prefix"))
     build = os.path.join(source, "build-both")
-    run(*meson, "setup", build, source, f"--prefix={prefix}", "--libdir=lib", "-Ddefault_library=both", *ALONE, *FAST)
+    run(*meson, "setup", build, source, f"--prefix={prefix}", "--libdir=lib", "-Ddefault_library=both", f"-Dmpi={mpi}", *ALONE, *FAST)
     run(*meson, "install", "-C", build)
     targets = set(targets_of(meson, build))
-    extra = targets - TARGETS - SHIMS - {MAN_PAGE}
+    extra = targets - TARGETS - {MODULE, MAN_PAGE}
     if extra:
         yield f"built besides the library: {sorted(extra)}"
 
@@ -124,7 +124,7 @@ def check_install(root, folder, meson):
                 *("share/doc/libzero/" + path for path in tracked(root)
                   if path.endswith(".md") and path.split("/")[0] in FLOORS or path.startswith("bench/results/")),
                 *(f"share/man/man1/{page}" for page in targets & {MAN_PAGE}),
-                *(f"lib/zero/lib{shim}.so" for shim in targets & SHIMS), *("include/" + header for header in HEADERS)}
+                *(f"lib/lib{module}.so" for module in targets & {MODULE}), *("include/" + header for header in HEADERS)}
     yield from (f"{path} is not installed" for path in sorted(expected - found))
     yield from (f"installed besides: {path}" for path in sorted(found - expected)
                 if not re.fullmatch(r"lib/libzero\.so\.[\d.]+", path))
@@ -150,6 +150,11 @@ def check_install(root, folder, meson):
         nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
         flags.append(f"-L{os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))}/lib64")
     yield from compile_and_run(folder, "static", libdir, ["-l:libzero.a" if flag == "-lzero" else flag for flag in flags])
+    # One program finds the module beside the library, the other beside itself.
+    if mpi != "disabled":
+        module = os.path.join(libdir, "libzero-mpi.so")
+        yield from over_mpi(mpi, os.path.join(folder, "shared"), module, {"LD_LIBRARY_PATH": libdir})
+        yield from over_mpi(mpi, os.path.join(folder, "static"), shutil.copy(module, folder), {})
 
 
 def check_subproject(folder, meson):
@@ -159,27 +164,27 @@ def check_subproject(folder, meson):
     with open(os.path.join(above, "meson.build"), "w", encoding="utf-8") as f:
         f.write(SUPERPROJECT)
     with open(os.path.join(above, "program.c"), "w", encoding="utf-8") as f:
-        f.write(PROGRAM.replace("cfg.launch.world = 1;", ""))  # who the ranks are is zero-run's matter
+        f.write(PROGRAM)
     build = os.path.join(folder, "above-build")
     run(*meson, "setup", build, above, "--wrap-mode=forcefallback", "-Dlibzero:default_library=static", "-Dlibzero:cuda=disabled",
         *FAST[:2])
     targets = targets_of(meson, build)
-    extra = set(targets) - TARGETS - SHIMS - {"program"}
+    extra = set(targets) - TARGETS - {MODULE, "program"}
     if extra:
         yield f"built in a subproject besides the library: {sorted(extra)}"
     run(*meson, "compile", "-C", build)
     run(*meson, "test", "--no-rebuild", "-C", build)
 
 
-def main(root, meson):
+def main(root, mpi, meson):
     with tempfile.TemporaryDirectory() as folder:
         copy_tree(root, os.path.join(folder, "libzero"))
-        failures = [*run_readme(root, folder, os.path.join(folder, "libzero")), *check_install(root, folder, meson), *check_subproject(folder, meson)]
+        failures = [*run_readme(root, folder, os.path.join(folder, "libzero")), *check_install(root, folder, mpi, meson), *check_subproject(folder, meson)]
     print("\n".join(failures) or "configured, built, installed, linked both ways, and as a subproject")
     return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    if len(sys.argv) < 4:
         sys.exit(__doc__)
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

@@ -3,9 +3,9 @@
 """What the built libraries show: the shared one exactly the calls of zero/zero.h, each with the version that zero/libzero.map
 gives it, under soname libzero.so.0, the floors inside it only names of their own.
 
-    symbols.py ROOT LIBZERO.SO [FLOOR.A ...] [SHIM.SO ...]
+    symbols.py ROOT LIBZERO.SO [FLOOR.A ...] [MODULE.SO]
 
-A library for one MPI (comm/mpi/mpi_shim.h) shows its table alone, and has no soname: nothing links it. None of them has the flag STATIC_TLS:
+The module for MPI (comm/mpi/mpi_shim.h) shows its table alone, and has no soname: nothing links it. None of them has the flag STATIC_TLS:
 dlopen() has little room for such libraries, and refuses those that it has no room for.
 """
 import re
@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 SONAME = "libzero.so.0"
-SHIM_SHOWS = {"zero_mpi_shim_1"}
+MODULE_SHOWS = {"zero_mpi_shim_1"}
 # Put there by the linker or the compiler, not by us.
 FOREIGN = re.compile(r"_init|_fini|__bss_start|_edata|_end|__(asan|odr_asan|tsan|ubsan|gcov|llvm)\w*.*")
 
@@ -61,18 +61,18 @@ def check_tls(library):
         yield f"{library}: has the flag STATIC_TLS, so dlopen() may refuse it: a thread-local variable is of the model initial-exec or local-exec"
 
 
-def check_shim(shim):
-    yield from check_tls(shim)
-    shown = defined(shim, "-D")
-    if shown != SHIM_SHOWS:
-        yield f"{shim}: shows {sorted(shown)}, expected {sorted(SHIM_SHOWS)}"
-    if soname_of(shim):
-        yield f"{shim}: soname {soname_of(shim)}, expected none"
+def check_module(module):
+    yield from check_tls(module)
+    shown = defined(module, "-D")
+    if shown != MODULE_SHOWS:
+        yield f"{module}: shows {sorted(shown)}, expected {sorted(MODULE_SHOWS)}"
+    if soname_of(module):
+        yield f"{module}: soname {soname_of(module)}, expected none"
 
 
 def main(root, library, others):
-    shims = [other for other in others if other.endswith(".so")]
-    floors = [other for other in others if other not in shims]
+    modules = [other for other in others if other.endswith(".so")]
+    floors = [other for other in others if other not in modules]
     failures = []
     calls, shown = declared(root), defined(library, "-D")
     if len(calls) < 10:
@@ -94,9 +94,9 @@ def main(root, library, others):
     for floor in floors:
         failures += [f"{floor}: {name} is neither zr_ nor zero_" for name in sorted(defined(floor))
                      if not name.startswith(("zr_", "zero_"))]
-    for shim in shims:
-        failures += check_shim(shim)
-    print("\n".join(failures) or f"{len(shown)} calls, soname {SONAME}, {len(floors)} floors, {len(shims)} of MPI")
+    for module in modules:
+        failures += check_module(module)
+    print("\n".join(failures) or f"{len(shown)} calls, soname {SONAME}, {len(floors)} floors, {len(modules)} modules")
     return 1 if failures else 0
 
 

@@ -607,7 +607,6 @@ const struct zr_mpi_shim *mpi_stand_in_shim(void)
         .version = ZR_MPI_SHIM_VERSION,
         .bytes = sizeof shim,
         .name = "the MPI stand-in",
-        .key = "stand_in",
         .compiled = "1.0",
         .world = world,
         .library = library,

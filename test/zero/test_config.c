@@ -313,8 +313,6 @@ static const struct text_case text_cases[] = {
     {AT(mesh., cp), 'i', true, "1", 1, "0", "allowed: 1 and more"},
     {AT(mesh., tp), 'i', true, "2", 2, "auto", "allowed: 1 and more"},
     {AT(launch., start_timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647; auto (-1)"},
-    {AT(launch., mpi), 'i', true, "ompi", ZERO_MPI_OMPI, "lam", "allowed: auto (0), ompi (1), mpich (2)"},
-    {AT(launch., mpi), 'i', true, "mpich", ZERO_MPI_MPICH, "3", "allowed: auto (0), ompi (1), mpich (2)"},
     {AT(launch., start_timeout_ms), 'l', true, "auto", -1, "-2", "allowed: 1 to 2147483647; auto (-1)"},
 };
 #define N_TEXT (sizeof text_cases / sizeof *text_cases)
@@ -476,16 +474,15 @@ static void test_bad_fields(void **state)
     } while (0)
     BAD(stage, 4, "stage is 4; allowed: 0, 1, 2, 3");
     BAD(stage, -1, "stage is -1; allowed: 0, 1, 2, 3");
-    BAD(launch.backend, 99, "backend is 99; allowed: auto, self, shm, nccl, mpi");
-    BAD(launch.rank, -1, "rank is -1; allowed: 0 to world - 1");
-    BAD(launch.rank, 2, "rank is 2 but world is 0; allowed: ");
-    BAD(launch.world, -1, "world is -1; allowed: 1 and more");
-    BAD(launch.timeout_ms, -30, "timeout_ms is -30; allowed: 1 to 2147483647");
-    BAD(launch.timeout_ms, INT64_MAX, "timeout_ms is 9223372036854775807; allowed: ");
-    BAD(launch.timeout_ms, 0, "timeout_ms is 0; allowed: 1 to 2147483647");
-    BAD(launch.mpi, 3, "mpi is 3; allowed: auto (0), ompi (1), mpich (2)");
-    BAD(launch.start_timeout_ms, 0, "start_timeout_ms is 0; allowed: 1 to 2147483647; auto (-1)");
-    BAD(launch.name, "0123456789012345678901234567890123456789012345678901234567890123",
+    BAD(backend, 99, "backend is 99; allowed: auto, self, shm, nccl, mpi");
+    BAD(rank, -1, "rank is -1; allowed: 0 to world - 1");
+    BAD(rank, 2, "rank is 2 but world is 0; allowed: ");
+    BAD(world, -1, "world is -1; allowed: 1 and more");
+    BAD(timeout_ms, -30, "timeout_ms is -30; allowed: 1 to 2147483647");
+    BAD(timeout_ms, INT64_MAX, "timeout_ms is 9223372036854775807; allowed: ");
+    BAD(timeout_ms, 0, "timeout_ms is 0; allowed: 1 to 2147483647");
+    BAD(start_timeout_ms, 0, "start_timeout_ms is 0; allowed: 1 to 2147483647; auto (-1)");
+    BAD(name, "0123456789012345678901234567890123456789012345678901234567890123",
         "name is \"0123456789012345678901234567890123456789012345678901234567890123\"; allowed: up to 63 "
         "characters, none of them a control character");
     BAD(launch.name, "a\nb\x7f",

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* where_mpi.c: see where.h. On the host, over the stand-in for MPI, to which each rank's thread says who it
  * is. */
+#include "comm/mpi/mpi_library.h"
 #include "test/zero/where.h"
 
 #include <dlfcn.h>
@@ -17,10 +18,9 @@ static void (*be)(int rank);
 
 static void find_stand_in(void)
 {
-    char path[512];
-    snprintf(path, sizeof path, "%s/libzero-mpi-ompi.so", getenv("ZERO_MPI_SHIMS"));
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL),
-         *at = library ? dlsym(library, "mpi_stand_in_be") : 0;
+    zr_mpi_module_file = getenv("MPI_STAND_IN");
+    void *library = dlopen(zr_mpi_module_file, RTLD_NOW | RTLD_LOCAL);
+    void *at = library ? dlsym(library, "mpi_stand_in_be") : NULL;
     if (!at) {
         fprintf(stderr, "%s\n", dlerror());
         abort();

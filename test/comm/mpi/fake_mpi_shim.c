@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fake_mpi_shim.c: libzero's library for a fake_mpi.c that it is linked with, as far as being loaded goes. */
+/* fake_mpi_shim.c: libzero's module for a fake_mpi.c that it is linked with, as far as being loaded goes. */
 #include "comm/mpi/mpi_shim.h"
 
 #include <stdio.h>
@@ -52,6 +52,8 @@ extern __attribute__((visibility("default"))) const struct zr_mpi_shim zero_mpi_
 __attribute__((visibility("default"))) const struct zr_mpi_shim zero_mpi_shim_1 = {
     .version = FAKE_VERSION,
     .bytes = sizeof(struct zr_mpi_shim),
+    .name = FAKE_NAME,
+    .compiled = "1.2.3",
     .world = world,
     .library = library,
     .address = address,

@@ -39,8 +39,7 @@ const char *__lsan_default_suppressions(void)
 struct zr_mpi_library mpi_fixture_library(void)
 {
     const struct zr_mpi_shim *shim = mpi_stand_in_shim();
-    struct zr_mpi_library lib = {
-        .shim = shim, .world = shim->world(), .kind = ZR_MPI_OMPI, .is_launched = true};
+    struct zr_mpi_library lib = {.shim = shim, .world = shim->world(), .is_launched = true};
     shim->library(lib.world, lib.version, sizeof lib.version);
     return lib;
 }

@@ -76,7 +76,6 @@ class Job:
         train = [BENCH, "train", "--steps=1000000", "--layers=2", "--threads=1", *kind]
         command = [*under_mpi.LAUNCHERS[KEY], *options, "-n", str(WORLD), "sh", "-c", script, self.folder, *train]
         env = {**under_mpi.environment(), "ZERO_BACKEND": "mpi", "ZERO_RENDEZVOUS": f"file://{self.folder}/meet", **more}
-        env["ZERO_MPI_SHIMS"] = os.path.abspath(env["ZERO_MPI_SHIMS"])  # ranks are in the folder
         with open(f"{self.folder}/launcher", "wb") as said:
             self.launcher = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
         self.pid = []

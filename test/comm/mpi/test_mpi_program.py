@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that have MPI themselves: they lend a communicator, or leave MPI to the library; and what they can do wrong is named.
 
-    test_mpi_program.py KEY PROGRAM
+    test_mpi_program.py KEY PROGRAM OTHER        OTHER: the folder of libzero with its module for the other MPI, or empty
 """
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import unittest
 
 import under_mpi
 
-KEY, PROGRAM = sys.argv[1:3]
+KEY, PROGRAM, OTHER = sys.argv[1:4]
 LAUNCHER = under_mpi.LAUNCHERS[KEY]
 RANKS = 3
 
@@ -43,6 +44,15 @@ class Program(unittest.TestCase):
 
     def test_too_weak(self):
         self.every(self.told("serialized"), "with MPI_THREAD_SERIALIZED, but MPI_THREAD_MULTIPLE is needed")
+
+    @unittest.skipUnless(os.path.exists(f"{OTHER}/libzero-mpi.so"), "there is one MPI only")
+    def test_other_mpi(self):
+        """The program has one MPI, and libzero is built for the other."""
+        names = {"ompi": ("Open MPI v", "MPICH "), "mpich": ("MPICH ", "Open MPI ")}[KEY]
+        told = self.told("lends", code=None, LD_LIBRARY_PATH=OTHER)
+        self.assertEqual(len(told), RANKS, told)
+        for line in told:
+            self.assertRegex(line, "this process has loaded {}.* \\(.*\\), but libzero was built for {}.* \\(.*libzero-mpi.so\\)".format(*names))
 
     def test_null(self):
         self.every(self.told("null"), "mpi_comm points to MPI_COMM_NULL on this rank")

@@ -2,7 +2,7 @@
 /* test_mpi_ranks.c: the suite of comm_suite.h over MPI's communicators, as one rank of those that an MPI's
  * own launcher has started.
  *
- *     test_mpi_ranks SEED WORLD [RANKS_OF_A_HOST] */
+ *     test_mpi_ranks MODULE SEED WORLD [RANKS_OF_A_HOST] */
 #include "test/comm/comm_suite.h"
 #include "test/comm/mpi/mpi_fixture.h"
 
@@ -25,19 +25,20 @@ int main(int n_args, char **args)
 {
     struct fixture_groups g;
     struct comm_plan p = {
-        .kind = &fixture_real_mpi, .seed = n_args > 1 ? strtoull(args[1], NULL, 0) : 1, .n_ops = 40};
+        .kind = &fixture_real_mpi, .seed = n_args > 2 ? strtoull(args[2], NULL, 0) : 1, .n_ops = 40};
+    zr_mpi_module_file = args[1];
     if (zr_world_find(-1, 0, NULL, &me.w)) {
         fprintf(stderr, "%s\n", zr_error_text());
         return 1;
     }
-    if (n_args > 2 && me.w.world != atoi(args[2])) {
+    if (n_args > 3 && me.w.world != atoi(args[3])) {
         fprintf(stderr, "the launcher has started a world of %d\n", me.w.world);
         return 1;
     }
-    if (n_args > 3) {
+    if (n_args > 4) {
         int32_t host_of[MOST_RANKS];
         for (int i = 0; i < me.w.world && i < MOST_RANKS; i++)
-            host_of[i] = i / atoi(args[3]);
+            host_of[i] = i / atoi(args[4]);
         mpi_fixture_hosts(me.w.world, host_of);
     }
     bool right = run(comm_suite_conform, &p, "conform") && run(comm_suite_mixed, &p, "mixed");

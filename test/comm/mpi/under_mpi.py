@@ -6,6 +6,7 @@ the build has found no such MPI, the test is skipped (exit 77), or fails where C
     under_mpi.py KEY N PROGRAM ARGUMENT...
     under_mpi.py KEY --missing WHY          for a build without it
 
+MPI_FOLDER in the environment: where libzero and its module for that MPI are, if programs do not find them by themselves.
 KEY: ompi or mpich. The names of the launchers are those that belong to one MPI each, whatever mpirun is.
 """
 import os
@@ -22,7 +23,7 @@ SETTINGS = {
     "UCX_TLS": "posix,sysv,self", "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
 # What tests themselves set.
-OURS = ("ZERO_MPI_SHIMS", "ZERO_TEST_SEED")
+OURS = ("ZERO_TEST_SEED",)
 SECONDS = 150
 
 
@@ -31,6 +32,8 @@ def environment():
     outer = ("OMPI_", "PMIX_", "PMI_", "SLURM_", "ZERO_")
     env = {name: value for name, value in os.environ.items() if name in OURS or not name.startswith(outer)}
     env["ASAN_OPTIONS"] = ":".join(filter(None, [env.get("ASAN_OPTIONS"), "detect_leaks=0"]))
+    if "MPI_FOLDER" in env:  # before the folders that Meson adds
+        env["LD_LIBRARY_PATH"] = ":".join(filter(None, [env["MPI_FOLDER"], env.get("LD_LIBRARY_PATH")]))
     return {**env, **SETTINGS}
 
 
