@@ -63,9 +63,9 @@ static int plan(struct planning *p, struct candidate *c)
     cfg.memory.n_order = p->n_order;
     cfg.stage = c->stage;
     hybrid_to_config(&cfg, c->hybrid, o->world, c->dp_shard);
-    cfg.memory.prefetch = c->memory.prefetch;
+    cfg.memory.prefetch = c->prefetch;
     cfg.memory.param_budget_bytes = c->budget;
-    cfg.memory.wire_dtype = c->memory.wire_dtype;
+    cfg.memory.wire_dtype = c->wire_dtype;
     cfg.deterministic = c->deterministic;
     int err = zero_plan(p->tensors, p->n_tensors, &cfg, &info);
     if (err)

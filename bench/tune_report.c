@@ -62,7 +62,7 @@ static int settings_of(const struct tune_options *o, const struct candidate *c, 
     }
     if (c->hybrid == HYBRID_HFSDP)
         set(&out[n++], "hybrid", "ZERO_HFSDP", "hfsdp");
-    if (c->memory.prefetch != init.prefetch)
+    if (c->prefetch != init.memory.prefetch)
         set_number(&out[n++], "prefetch", c->prefetch);
     if (c->budget != init.memory.param_budget_bytes)
         set_number(&out[n++], "param_budget_bytes", c->budget);

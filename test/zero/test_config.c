@@ -114,7 +114,7 @@ static void test_defaults(void **state)
         assert_false(o->check);
         assert_int_equal(both[i].user.launch.world, 0);
         assert_int_equal(both[i].user.device, ZERO_DEVICE_HOST);
-        assert_int_equal(both[i].user.copy_engine, ZERO_AUTO);
+        assert_int_equal(both[i].user.launch.copy_engine, ZERO_AUTO);
         const struct zero_mesh *mesh = &both[i].user.mesh;
         assert_true(mesh->pp == 1 && mesh->dp_replicate == 1 && mesh->cp == 1 && mesh->tp == 1);
         assert_int_equal(mesh->dp_shard, 0);
@@ -474,15 +474,15 @@ static void test_bad_fields(void **state)
     } while (0)
     BAD(stage, 4, "stage is 4; allowed: 0, 1, 2, 3");
     BAD(stage, -1, "stage is -1; allowed: 0, 1, 2, 3");
-    BAD(backend, 99, "backend is 99; allowed: auto, self, shm, nccl, mpi");
-    BAD(rank, -1, "rank is -1; allowed: 0 to world - 1");
-    BAD(rank, 2, "rank is 2 but world is 0; allowed: ");
-    BAD(world, -1, "world is -1; allowed: 1 and more");
-    BAD(timeout_ms, -30, "timeout_ms is -30; allowed: 1 to 2147483647");
-    BAD(timeout_ms, INT64_MAX, "timeout_ms is 9223372036854775807; allowed: ");
-    BAD(timeout_ms, 0, "timeout_ms is 0; allowed: 1 to 2147483647");
-    BAD(start_timeout_ms, 0, "start_timeout_ms is 0; allowed: 1 to 2147483647; auto (-1)");
-    BAD(name, "0123456789012345678901234567890123456789012345678901234567890123",
+    BAD(launch.backend, 99, "backend is 99; allowed: auto, self, shm, nccl, mpi");
+    BAD(launch.rank, -1, "rank is -1; allowed: 0 to world - 1");
+    BAD(launch.rank, 2, "rank is 2 but world is 0; allowed: ");
+    BAD(launch.world, -1, "world is -1; allowed: 1 and more");
+    BAD(launch.timeout_ms, -30, "timeout_ms is -30; allowed: 1 to 2147483647");
+    BAD(launch.timeout_ms, INT64_MAX, "timeout_ms is 9223372036854775807; allowed: ");
+    BAD(launch.timeout_ms, 0, "timeout_ms is 0; allowed: 1 to 2147483647");
+    BAD(launch.start_timeout_ms, 0, "start_timeout_ms is 0; allowed: 1 to 2147483647; auto (-1)");
+    BAD(launch.name, "0123456789012345678901234567890123456789012345678901234567890123",
         "name is \"0123456789012345678901234567890123456789012345678901234567890123\"; allowed: up to 63 "
         "characters, none of them a control character");
     BAD(launch.name, "a\nb\x7f",

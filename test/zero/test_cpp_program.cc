@@ -28,9 +28,9 @@ static bool alike(const zero_config &a, const zero_config &b)
 #define SAME(field, value) same = same && a.field == b.field;
     ZERO_CONFIG_DEFAULTS(SAME)
 #undef SAME
-    return same && a.stage == b.stage && a.world == b.world && a.order == b.order &&
-           a.n_optim_groups == b.n_optim_groups && a.clip == b.clip && a.check == b.check &&
-           a.nccl_comm == b.nccl_comm;
+    return same && a.stage == b.stage && a.launch.world == b.launch.world &&
+           a.memory.order == b.memory.order && a.n_optim_groups == b.n_optim_groups && a.clip == b.clip &&
+           a.debug.check == b.debug.check && a.launch.nccl_comm == b.launch.nccl_comm;
 }
 
 int main()
