@@ -63,11 +63,11 @@ static int settings_of(const struct tune_options *o, const struct candidate *c, 
     if (c->hybrid == HYBRID_HFSDP)
         set(&out[n++], "hybrid", "ZERO_HFSDP", "hfsdp");
     if (c->prefetch != init.memory.prefetch)
-        set_number(&out[n++], "prefetch", c->prefetch);
+        set_number(&out[n++], "memory.prefetch", c->prefetch);
     if (c->budget != init.memory.param_budget_bytes)
-        set_number(&out[n++], "param_budget_bytes", c->budget);
+        set_number(&out[n++], "memory.param_budget_bytes", c->budget);
     if (c->wire_dtype)
-        set(&out[n++], "wire_dtype", "ZERO_BF16", "bf16");
+        set(&out[n++], "memory.wire_dtype", "ZERO_BF16", "bf16");
     if (c->deterministic != init.deterministic)
         set_number(&out[n++], "deterministic", c->deterministic);
     return n;
