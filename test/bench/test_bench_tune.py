@@ -13,7 +13,7 @@ from bench_program import ROOT, TEXT, ZERO_BENCH, ZERO_RUN, bench, lines, run, t
 
 NANO = ['--model=gpt2-nano']
 DEEP = ['--layers=9', '--heads=2', '--channels=64', '--context=32', '--vocab=512']
-FIELDS = {'stage': 0, 'hybrid': 0, 'mesh.dp_replicate': 1, 'prefetch': 2, 'param_budget_bytes': -1, 'wire_dtype': 0, 'deterministic': -1}
+FIELDS = {'stage': 0, 'hybrid': 0, 'mesh.dp_replicate': 1, 'memory.prefetch': 2, 'memory.param_budget_bytes': -1, 'memory.wire_dtype': 0, 'deterministic': -1}
 WORDS = {'hsdp': 0, 'hfsdp': 1, 'bf16': 2}
 
 
@@ -192,8 +192,8 @@ def fields_of(choice, world):
     if choice['hybrid']:
         want.update({'hybrid': WORDS[choice['hybrid']], 'mesh.dp_replicate': world // choice['dp_shard']})
     if choice['stage'] == 3:
-        want.update(prefetch=choice['prefetch'], param_budget_bytes=-1 if choice['budget'] is None else choice['budget'])
-    want.update(wire_dtype=WORDS[choice['wire_dtype']] if choice['wire_dtype'] else 0)
+        want.update({'memory.prefetch': choice['prefetch'], 'memory.param_budget_bytes': -1 if choice['budget'] is None else choice['budget']})
+    want['memory.wire_dtype'] = WORDS[choice['wire_dtype']] if choice['wire_dtype'] else 0
     want.update(deterministic=choice['deterministic'] if choice['deterministic'] is not None else -1)
     return want
 
