@@ -532,7 +532,7 @@ static int count_bytes(struct toy_rank *r, zero_ctx *z, struct buffers *b)
 static int open_parts(struct toy_rank *r, const struct setup *s, struct way **w)
 {
     struct zero_config cfg = toy_config(r, s->stage);
-    int32_t part, dp, n_dp;
+    int32_t part = 0, dp, n_dp;
     cfg.debug.log = count_line;
     cfg.launch.timeout_ms = 20000;
     cfg.debug.check = s->check;

@@ -316,7 +316,7 @@ static int check_sum_in_place(struct toy_rank *r, zero_ctx *z, int64_t n, float 
 static int open_parts(struct toy_rank *r, struct setup *s, zero_ctx **z, struct model **m)
 {
     struct zero_config cfg = toy_config(r, s->stage);
-    int32_t part, dp, n_dp;
+    int32_t part = 0, dp, n_dp;
     *s = (struct setup){.tp = r->world, .stage = s->stage};
     r->arg = s;
     cfg.debug.log = toy_forget_line;
