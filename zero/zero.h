@@ -128,6 +128,7 @@ enum zero_value {
 };
 
 /* Write ZERO_CONFIG_INIT to *cfg, for languages without C's macros.
+ *
  * size is the caller's sizeof(struct zero_config).
  *
  * Local; any thread.
@@ -135,6 +136,7 @@ enum zero_value {
 ZERO_API int zero_config_init(struct zero_config *cfg, size_t size);
 
 /* Set the field named key from text.
+ *
  * Numbers ("stage" = "3"; bytes also with k, M, G, T, Ki, Mi, Gi or Ti), names ("optimizer" = "lion")
  * and "auto" for ZERO_AUTO are accepted. The texts are not kept.
  *
@@ -150,16 +152,14 @@ ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const cha
  * cfg is NULL, ZERO_CONFIG_INIT is meant. With dp_replicate ZERO_AUTO the hosts are not known yet:
  * dp_replicate, dp_shard and their n_ are -1, and zero_get_stats has them after the wrap.
  *
- * Local: talks to no other rank.
- * Blocks: for a cfg.launch.nccl_comm that NCCL is still making, at most cfg.launch.timeout_ms.
- * Threads: any.
- * Errors: what zero_wrap would refuse of cfg and the variables; *out is left alone
- *         ARG       the axes of cfg.mesh do not make the world
- *         NOTSUP    cp is above 1, or pp or tp on a GPU */
+ * Local; any thread. Blocks for a cfg.launch.nccl_comm that NCCL is still making.
+ * Errors: ARG     the axes of cfg.mesh do not make the world, or zero_wrap would refuse cfg
+ *         NOTSUP  cp is above 1, or pp or tp on a GPU */
 ZERO_API int zero_find_place(const struct zero_config *cfg, struct zero_place *out);
 
 /* Count what zero_wrap would allocate and send, for any stage and world, without allocating or
  * communicating.
+ *
  * The world is cfg->launch.world, 1 by default. param and grad are not followed; grad non-NULL means
  * trainable. ZERO_STAGE and the like override cfg here too. out holds numbers of one rank, with
  * nothing to free. Because no hosts are known, set cfg.deterministic for a hybrid whose replicas lie
@@ -171,6 +171,7 @@ ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, con
                        struct zero_plan_info *out);
 
 /* Shard a model over all ranks and take over its pointers.
+ *
  * Rank 0's parameters go to all ranks, unless cfg.init_from says otherwise. From here on the library
  * sets *param and *grad of every tensor; at stages 2 and 3 they are NULL outside brackets. What they
  * pointed at may be freed, except the memory of buffers. *grad is not read and may be NULL. Memory is
@@ -189,6 +190,7 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
                        const struct zero_config *cfg);
 
 /* Open and close a bracket: the model's use of one unit.
+ *
  * From zero_begin to the matching zero_end the unit's parameter pointers are valid. In backward its
  * gradient pointers are valid too, and the gradients are zero unless ZERO_GRAD_OVERWRITE. The end of a
  * unit's backward bracket adds one contribution to its gradient and starts to reduce it.
@@ -214,6 +216,7 @@ ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 
 /* End a micro-batch, in a program without brackets that accumulates gradients (stages 0 and 1).
+ *
  * Call it after each backward but the last, which zero_step ends. Gradients are zero when it returns.
  * It does nothing for bracketed units and with cfg.memory.grad_in_place.
  *
@@ -222,6 +225,7 @@ ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_micro(zero_ctx *z);
 
 /* Finish the step: reduce the remaining gradients, clip them, and update the weights.
+ *
  * Call once per cfg.grad_accum_steps micro-batches, with a finite lr. If any rank has a gradient that
  * is not finite, or a norm so large that the update would overflow, no rank updates and info->skipped
  * is 1; without info the log says it. Passing info makes the call wait for this step's norm; without
@@ -237,6 +241,7 @@ ZERO_API int zero_micro(zero_ctx *z);
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 
 /* Read the outcome of the last zero_step without waiting.
+ *
  * Returns 0 and fills *info, or returns ZERO_PENDING (which is no error) while this rank does not know
  * the norm yet. Just before the next zero_step is the best time.
  *
@@ -246,6 +251,7 @@ ZERO_API int zero_last_step(zero_ctx *z, struct zero_step_info *info);
 enum { ZERO_PENDING = 1 };
 
 /* Send n doubles (0 to 8), such as a loss, along with the next zero_step.
+ *
  * Their means over ranks arrive with its outcome, in zero_step's info or by zero_last_step. The sum is
  * exact, so the mean does not depend on order. Given again before the step, the last ones count. With
  * a pipeline the last pipeline stage's values count.
@@ -255,6 +261,7 @@ enum { ZERO_PENDING = 1 };
 ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
 
 /* Compute the global norm of the step to come, scaled and before clipping, for rules of the program's own.
+ *
  * It is NaN if a gradient is not finite. Then call zero_step, or zero_drop to give the step up. Until
  * then backward brackets and zero_micro are refused, and the model leaves its gradients alone.
  *
@@ -263,6 +270,7 @@ ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
 ZERO_API int zero_norm(zero_ctx *z, double *norm);
 
 /* Discard the gradients of the current step.
+ *
  * Weights, optimizer state and the number of the step stay as they are.
  *
  * Collective. Blocks at most for the last step's norm and for gradients that are being reduced.
@@ -280,6 +288,7 @@ ZERO_API int zero_drop(zero_ctx *z);
 ZERO_API int zero_tune(zero_ctx *z, int32_t group, const char *key, double value);
 
 /* Set the number of the last step, and the step count of every unit, to t (0 to 1e17).
+ *
  * For optimizer states from elsewhere: write them by zero_write and set the count that they belong to.
  * Bias corrections go on from it.
  *
@@ -289,6 +298,7 @@ ZERO_API int zero_tune(zero_ctx *z, int32_t group, const char *key, double value
 ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
 
 /* Copy elements [first, first + n) of tensors[tensor], row-major over the whole tensor, to dst.
+ *
  * value is an enum zero_value. dst is host memory for n elements, of the tensor's dtype for
  * ZERO_VALUE_PARAM and fp32 otherwise; NULL on a rank that does not want them.
  *
@@ -299,6 +309,7 @@ ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
 ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 
 /* Make all parameters readable without brackets, until zero_release_all.
+ *
  * *param of every tensor points at the whole tensor, for evaluation, sampling or the program's own
  * save. where is 0 for the device, or ZERO_DEVICE_HOST for host memory. Forward brackets are allowed
  * inside and cost nothing. Calls that train or write are refused. At stages 2 and 3 this takes memory
@@ -312,6 +323,7 @@ ZERO_API int zero_gather_all(zero_ctx *z, int where);
 ZERO_API int zero_release_all(zero_ctx *z);
 
 /* Write elements of a tensor: the reverse of zero_read.
+ *
  * Rank 0's src counts; others may give NULL. Writing ZERO_VALUE_PARAM also sets the master weights;
  * writing ZERO_VALUE_MASTER also sets the parameter, rounded. A ZERO_TIED tensor is written by the
  * ranks of its first and last pipeline stage, and the first one's src counts.
@@ -322,6 +334,7 @@ ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t firs
                         const void *src);
 
 /* Replace each of n values (0 to 64) by its mean over ranks, for losses and metrics.
+ *
  * The sum is exact, so the mean does not depend on order. With a mesh it is the mean over the ranks
  * that have this rank's part of the model.
  *
@@ -331,6 +344,7 @@ ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t firs
 ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
 
 /* Get the factor that makes the step train on the mean over all tokens (or samples) of all ranks.
+ *
  * count is what this rank has in all micro-batches of the step to come. The program adds up its
  * tokens' losses and starts backward with *scale for each. The result does not depend on how tokens
  * are spread over ranks and micro-batches. Ranks along tp give the same count; along pp the last
@@ -384,6 +398,7 @@ enum { ZERO_TP_SUM = 1, ZERO_TP_MAX = 2 };
 ZERO_API int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op);
 
 /* Get this rank's next action of the pipeline: the forward or backward of one micro-batch.
+ *
  * The schedule decides the order, so keep what a backward needs of its forward by micro-batch, and by
  * pipeline stage if stages_per_rank is above 1. Call it until micro_batch is -1, then call zero_step.
  * With one pipeline stage in, out and kept are NULL, and one program serves both. With several,
@@ -400,6 +415,7 @@ ZERO_API int zero_finish(zero_ctx *z);
 
 /* Make the next actions an evaluation: the forward of grad_accum_steps micro-batches, without backward or
  * step.
+ *
  * It lasts until zero_next gives a micro_batch of -1. The loss is the last pipeline stage's; call
  * zero_mean on all ranks for its mean.
  *
@@ -417,6 +433,7 @@ enum zero_sync {
 };
 
 /* Make the ranks' buffers (ZERO_BUFFER) equal, before an evaluation or zero_save.
+ *
  * Each rank's forward changes its own buffers. zero_save saves rank 0's, with a warning if others
  * differ. zero_read, zero_write, checkpoints and exports handle buffers like other tensors. In a
  * pipeline, rank 0 and all ranks are those of the buffer's pipeline stage.
@@ -543,6 +560,7 @@ ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight 
 ZERO_API int zero_get_stats(zero_ctx *z, struct zero_stats *out);
 
 /* Write this rank's timeline to the file path, as Chrome trace JSON for Perfetto.
+ *
  * It needs cfg.debug.trace and has the latest part of a long run.
  *
  * Local. Blocks until what was begun is done.
@@ -551,6 +569,7 @@ ZERO_API int zero_get_stats(zero_ctx *z, struct zero_stats *out);
 ZERO_API int zero_trace_write(zero_ctx *z, const char *path);
 
 /* Close a context, free everything, and set *z and the model's pointers to NULL.
+ *
  * It returns the error of an asynchronous save, or the one that ended the context. z and *z may be
  * NULL. In a forked child only *z is set, and the call returns ORDER. If a thread of the library is
  * stuck in a driver or in the program's update, its memory stays allocated, with a warning.
