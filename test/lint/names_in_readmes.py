@@ -25,6 +25,8 @@ STEM = re.compile(r"`([\w*.]+)`")
 TABLE_OF_FILES = re.compile(r"^\| file \|")
 # A part that stands for any name, as in optimizer_NAME.h.
 STANDS_FOR = re.compile(r"NAME|SERIAL|KEY$")
+# A table of old names and new ones, of which only the last column has to exist.
+RENAMED = re.compile(r"^#+ Renamed\b")
 # Other people's files, and those that a reader makes.
 FOREIGN = {"llm.c", "mpi.h", "nccl.h", "program.c", "zero_to_fp32", "zero_to_fp32.py"}
 
@@ -93,8 +95,12 @@ def stems_in(tree, line, beside):
 
 
 def faults_of(tree, path):
-    beside, in_table = os.path.dirname(path), False
+    beside, in_table, renamed = os.path.dirname(path), False, False
     for number, line in enumerate(tree.files[path].splitlines(), 1):
+        if line.startswith("#"):
+            renamed = bool(RENAMED.match(line))
+        if renamed and line.startswith("|"):
+            line = line.rstrip("| ").rpartition("|")[2]
         found = [*paths_in(tree, line, beside), *names_in(tree, line)]
         if PICTURE.match(line):
             found += functions_in(tree, line, beside)
@@ -121,10 +127,11 @@ def self_test():
             "shard/engine/README.md": "", "test/run.sh": ""}
     good = ("`zero/wrap.c` and `zero_wrap`, `shard/engine/`, `sh test/run.sh`, [it](engine/README.md), and/or, `zero_`", "see https://a.b/c/d.html, `ckpt/x`",
             "    zero_wrap      zero/wrap.c: zero_wrap; loop.c: zr_loop_push", "| file | subject |\n|---|---|\n| `core`, [`engine/`](engine/README.md) | it |",
-            "`optimizer_NAME.h`, `zr_NAME_open`, `c*.c`, core.c: what it does", "    cc program.c; zero/wrap.c: opens a context", "#include <stdio.h>; `\"zero_rap\"`, `zero_to_fp32.py`")
+            "`optimizer_NAME.h`, `zr_NAME_open`, `c*.c`, core.c: what it does", "    cc program.c; zero/wrap.c: opens a context", "#include <stdio.h>; `\"zero_rap\"`, `zero_to_fp32.py`",
+            "## Renamed\n\n| before | now |\n|---|---|\n| `zero_rap` | `zero_wrap` |")
     bad = ("`zero/rap.c`", "`zero_rap`", "`engine/rap.h`", "rap.c", "    x   shard/core.c: end", "    x   shard/core.c: begin, end; loop.c: zr_loop_push",
            "    x   wake.c: wake, zr_loop_push", "    x   loop.c: wake",
-           "| file | subject |\n|---|---|\n| `core`, `cores` | it |", "ZERO_STAGES", "`shard/rap/`")
+           "| file | subject |\n|---|---|\n| `core`, `cores` | it |", "ZERO_STAGES", "`shard/rap/`", "## Renamed\n| `zero_wrap` | `zero_rap` |", "## Renamed\n\n## Added\n| `zero_rap` | it |")
     failures = []
     for text, wanted in [(t, 0) for t in good] + [(t, 1) for t in bad]:
         found = list(faults_of(Tree({**code, "shard/README.md": text}), "shard/README.md"))
