@@ -78,7 +78,7 @@ struct zero_place {
     int32_t n_pp, n_dp_replicate, n_dp_shard, n_cp, n_tp;
 };
 
-/* What this rank has done since zero_wrap. */
+/* Statistics of one rank since zero_wrap. */
 struct zero_stats {
     int32_t rank, world, local_rank, stage;
     /* A key of ZERO_BACKEND_MAP, such as "shm". */
@@ -122,7 +122,7 @@ struct zero_stats {
     int32_t reserved;
 };
 
-/* What zero_next gives to a rank: the forward or backward of one micro-batch through one pipeline stage.
+/* One action of a pipeline: the forward or backward of one micro-batch through one pipeline stage.
  * zero/pipeline.md has the loop. */
 struct zero_action {
     /* enum zero_phase. */
@@ -137,7 +137,7 @@ struct zero_action {
     void *out;
     /* Backward: `in` of this micro-batch's forward. NULL in the first pipeline stage. */
     const void *kept;
-    /* Which of this rank's pipeline stages, as in zero_tensor.pp_stage: 0 to stages_per_rank - 1. */
+    /* The pipeline stage, as in zero_tensor.pp_stage: 0 to stages_per_rank - 1. */
     int32_t pp_stage;
 };
 
