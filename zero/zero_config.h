@@ -101,8 +101,8 @@ enum {
     /* With pp above 1: a tensor of the first and the last pipeline stage, such as an embedding that the head
      * shares (pipeline.md). With pp 1 the same as ZERO_RESIDENT. */
     ZERO_TIED = 1 << 6,
-    /* With tp above 1: each rank along tp computes the gradient from different rows, as for norms. zero_end
-     * waits for the others and adds the gradients, in fp32 and in a fixed order. */
+    /* With tp above 1: each rank along tp computes the gradient from different rows, as for norms. Then
+     * zero_end adds these over tp, in fp32 and in a fixed order, and waits for the other ranks. */
     ZERO_TP_PARTIAL = 1 << 7
 };
 
