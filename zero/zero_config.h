@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* zero_config.h: the structs that zero.h's calls are given: tensors, calls, the configuration, weights of a
- * file. Included by zero.h, which says what the words mean. */
+/* zero_config.h: the structs that the program fills in for the calls of zero.h: tensors, calls, the
+ * configuration, and weights of a file. zero.h includes this file and explains the terms. */
 #ifndef ZERO_ZERO_CONFIG_H
 #define ZERO_ZERO_CONFIG_H
 
@@ -16,25 +16,26 @@ extern "C" {
 enum zero_dtype {
     ZERO_F32 = 1,
     ZERO_BF16 = 2,
-    ZERO_F16 = 3, /* for zero_plan alone: zero_wrap returns ZERO_ERR_NOTSUP */
-    ZERO_I32 = 4, /* this and the next: of a ZERO_BUFFER only, as counters are */
-    ZERO_I64 = 5
+    ZERO_F16 = 3, /* zero_plan only; zero_wrap returns ZERO_ERR_NOTSUP */
+    ZERO_I32 = 4, /* for a ZERO_BUFFER only */
+    ZERO_I64 = 5  /* for a ZERO_BUFFER only */
 };
 
-/* What a bracket is of: with the unit's parameters, and in backward its gradient. A backward may be in two
- * parts, as some pipeline schedules have it. */
+/* The phase of a bracket. Some pipeline schedules divide a backward into two parts. */
 enum zero_phase {
+    /* Has the unit's parameters. */
     ZERO_FORWARD = 1,
+    /* Has parameters and gradients. */
     ZERO_BACKWARD = 2,
-    /* gradients of the unit's inputs, which come first: with its parameters */
+    /* The first part: gradients of the unit's inputs. Has parameters. */
     ZERO_BACKWARD_INPUT = 3,
-    /* those of its weights: with its gradient alone; a forward bracket inside has parameters */
+    /* The second part: gradients of the weights. Has gradients only. */
     ZERO_BACKWARD_WEIGHT = 4
 };
 
-/* Optimizers. X(name, value, key in configurations and checkpoints, what it is: its source, its defaults of
- * beta1, beta2 and eps where it uses them, and the fp32 states that it keeps per weight). Where no decay is
- * named, it is added to the gradient. */
+/* Optimizers. X(name, value, key in configurations and checkpoints, text). The text has the source, the
+ * defaults of beta1, beta2 and eps if used, and the fp32 states per weight. Weight decay is added to the
+ * gradient unless it is decoupled. */
 #define ZERO_OPTIMIZER_MAP(X)                                                                                \
     X(ADAMW, 1, adamw, "arXiv:1711.05101, decoupled decay; 0.9, 0.999, 1e-8; 2 states")                      \
     X(ADAM, 2, adam, "arXiv:1412.6980; 0.9, 0.999, 1e-8; 2 states")                                          \
@@ -49,8 +50,7 @@ enum zero_optimizer {
 #undef ZERO_OPTIMIZER_ENUM
 };
 
-/* What moves bytes between ranks. X(name, value, key in configurations, for which ranks). backend auto is the
- * first of them that works on cfg.device in a world of that size. */
+/* Backends, which move bytes between ranks. X(name, value, key in configurations, where it works) */
 #define ZERO_BACKEND_MAP(X)                                                                                  \
     X(SELF, 1, self, "world 1; host, cuda")                                                                  \
     X(SHM, 2, shm, "one host, through shared memory; host")                                                  \
@@ -64,148 +64,121 @@ enum zero_backend {
 #undef ZERO_BACKEND_ENUM
 };
 
-/* Where parameters, gradients and optimizer state are, and where the model computes. */
+/* Where the model computes, and where parameters, gradients and optimizer state are. */
 enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
 
-/* Where the parameters' values come from at zero_wrap. All but the first are for models that a rank's memory
- * does not hold: *param may be NULL there, and nothing is allocated but the plan's memory. Buffers have
- * memory and rank 0's values with all of them. */
+/* The source of the parameters' first values. With all but the first, *param may be NULL, for models larger
+ * than a rank's memory (memory.md). Buffers always have memory and rank 0's values. */
 enum zero_init {
-    /* *param: every rank has values, and rank 0's count */
+    /* *param, which has values on every rank; rank 0's count. */
     ZERO_INIT_MODEL = 0,
-    /* *param of rank 0; NULL or not on others, which are not read */
+    /* *param of rank 0. */
     ZERO_INIT_RANK0 = 1,
-    /* zero_load, or zero_import and zero_write of every element: until then zero_begin, zero_step and
-     * whatever else wants values is ZERO_ERR_ORDER, and *param is NULL everywhere. What *param points at is
-     * not read. With pp above 1 calls of all ranks wait for it on every stage */
+    /* zero_load, or zero_import and zero_write of every element. Until then *param is NULL, and calls that
+     * need values return ZERO_ERR_ORDER. */
     ZERO_INIT_LATER = 2,
-    /* cfg.init; what *param points at is not read */
+    /* cfg.init. */
     ZERO_INIT_CALL = 3
 };
 
 /* Flags of a tensor. */
 enum {
-    /* shape[0] layers in one piece of memory, which the model addresses as base + l * stride; layer l belongs
-     * to unit + l */
+    /* shape[0] layers in one piece of memory, addressed as base + l * stride. Layer l is in unit + l. */
     ZERO_STACKED = 1 << 0,
-    /* no weight decay (biases, norms) */
+    /* No weight decay: biases, norms. */
     ZERO_NO_DECAY = 1 << 1,
-    /* backward stores all of this gradient, adding nothing: it need not be zeroed */
+    /* Backward stores the whole gradient instead of adding to it. It need not be zeroed. */
     ZERO_GRAD_OVERWRITE = 1 << 2,
-    /* keep its unit in memory of its own, which takes no slot: the parameters stay gathered for the whole
-     * step at stage 3, and at stages 2 and 3 the whole gradient has a place. Any number of units with this
-     * flag may be open at once. Default: the unit takes slots in turn with others */
+    /* Its unit needs no slots: parameters stay gathered at stage 3, and gradients stay whole at stages 2 and
+     * 3. Any number of such units may be open at once. */
     ZERO_RESIDENT = 1 << 3,
-    /* with ZERO_STACKED: the model reads *param and *grad anew after each zero_begin and keeps them for that
-     * layer, so several layers may be open at once */
+    /* With ZERO_STACKED: several layers may be open at once, because the model reads *param and *grad after
+     * each zero_begin. */
     ZERO_POINTER_PER_BEGIN = 1 << 4,
-    /* not trained, but saved, and to agree over ranks: running statistics, counters. grad NULL, no other
-     * flag; see zero_sync_buffers */
+    /* State that is not trained but saved: running statistics, counters. grad is NULL, and no other flag is
+     * set. See zero_sync_buffers. */
     ZERO_BUFFER = 1 << 5,
-    /* with pp above 1: the first and the last pipeline stage have this tensor, under one name
-     * (an embedding that is the head's matrix). The first owns it: its values and optimizer count, and its
-     * backward finds the last one's gradient of the micro-batch in *grad and adds to it, in one bracket;
-     * with deterministic off, in the step's last micro-batch the sum of all. The last has no state of it,
-     * gets the values with each step, and its *grad is set in backward actions alone. On both its unit is
-     * resident: give it one of its own. With pp 1 the flag means ZERO_RESIDENT; with pp 1 and several stages
-     * on the rank it is refused */
+    /* With pp above 1: a tensor of the first and the last pipeline stage, such as an embedding that the head
+     * shares (pipeline.md). With pp 1 the same as ZERO_RESIDENT. */
     ZERO_TIED = 1 << 6,
-    /* With tp above 1: every rank along tp has all of this tensor (tp_cut 0), but its gradient is of the
-     * rank's own rows of the sequence, as for norms and for biases behind a reduce-scatter. Contributions
-     * are summed over tp in fp32, in a fixed order, and rounded once, so zero_end waits for the other ranks
-     * of tp. With ZERO_TIED, set it on both pipeline stages or on neither. */
+    /* With tp above 1: each rank along tp computes the gradient from different rows, as for norms. Then
+     * zero_end adds these over tp, in fp32 and in a fixed order, and waits for the other ranks. */
     ZERO_TP_PARTIAL = 1 << 7
 };
 
-/* For zero_tensor.tp_cut: along which dimension. One more, so that a table that leaves the field out says
- * that the tensor is whole. */
+/* A value of zero_tensor.tp_cut; 0 there means that the tensor is not divided. */
 #define ZERO_TP_CUT(dim) ((dim) + 1)
 
-/* One tensor of the model. Copied by zero_wrap, but param and grad stay the model's: the library re-points
- * *param and *grad whenever the tensor is moved. The model does not assign them between zero_wrap and
- * zero_unwrap: zero_begin and zero_end (of its unit), zero_micro and zero_step return ZERO_ERR_ORDER when
- * they find another value, NULL included, and change nothing; the message has the value to put back.
+/* One tensor of the model.
  *
- * A buffer (ZERO_BUFFER) is the exception: its memory, of the host or of cfg.device, and its pointer stay the
- * model's. It is valid at any time, never NULL, in no unit (unit is not looked at), of any size, and may be
- * ZERO_I32 or ZERO_I64; the model may move it to other memory of that size between two calls. */
+ * zero_wrap copies the struct. From then on the library sets *param and *grad, and the model must not assign
+ * them until zero_unwrap. Calls that find another value return ZERO_ERR_ORDER and change nothing.
+ *
+ * The pointer and the memory of a buffer (ZERO_BUFFER), on the host or cfg.device, stay the model's. It may
+ * move a buffer to other memory of the same size between two calls, but never to NULL. */
 struct zero_tensor {
-    /* unique; used in errors, traces and checkpoints. With pp above 1 in the whole model: in
-     * one stage alone, but for ZERO_TIED, and for ZERO_STACKED where stages have layers of one tensor each:
-     * all of it alike but their number, and in the order of the stages. zero_wrap: ZERO_ERR_MISMATCH */
+    /* Name in errors, traces and checkpoints; unique in the whole model. Tables of several pipeline stages
+     * share only the names of ZERO_TIED tensors and of divided ZERO_STACKED ones. */
     const char *name;
-    /* addresses of the model's OWN pointers, which must stay where they are until zero_unwrap; grad NULL:
-     * frozen. *grad may be NULL, and its content is not used */
+    /* Addresses of the model's own pointers, in place until zero_unwrap. grad NULL: frozen. */
     void **param, **grad;
-    /* row-major, ended by 0 (or by all 8) */
+    /* Dimensions in row-major order, ended by 0 if fewer than 8. */
     int64_t shape[8];
-    /* of what *param and *grad point at */
+    /* Type of the elements. */
     enum zero_dtype dtype;
-    /* gathered together with it; units are 0..n-1 without gaps. ZERO_STACKED: of the first layer */
+    /* Unit, 0 to n - 1 without gaps. ZERO_STACKED: that of the first layer. Ignored for buffers. */
     int32_t unit;
-    /* ZERO_STACKED and the others above, or-ed; 0: none */
+    /* Flags, or-ed. 0: none. */
     uint32_t flags;
-    /* Parameter group, which says what updates the tensor (struct zero_optim). 0: cfg.optim; g above 0:
-     * cfg.optim_groups[g - 1]. Of a buffer 0. */
+    /* Parameter group (struct zero_optim). 0: cfg.optim; g: cfg.optim_groups[g - 1]. Buffers: 0. */
     int32_t group;
-    /* Elements that stay together on one rank, counted from the first of the tensor, or of a layer of a
-     * stacked one; the last ones may be fewer. 0: 1. At most the tensor's elements, or a layer's. For an
-     * optimizer of optim.update, or a quantiser, that works on blocks, on rows of a matrix or on all of it:
-     * every range that it gets is of whole granules. Ranks may then own more than others, or nothing; all
-     * reserve what the largest needs. Element by element the results are those without. */
+    /* Elements that stay together on one rank, counted from the beginning of the tensor or layer, for an
+     * optimizer that works on blocks (optimizers.md). At most a tensor or layer. 0: 1. */
     int64_t granule;
-    /* The ranks of tp have different parts of it, of one shape, cut along dimension d of shape:
-     * ZERO_TP_CUT(d). 0: all of them have the same elements, and come to the same gradient of them, which
-     * counts once in the norm. Checkpoints have the whole tensor by it */
+    /* Dimension along which tp divides the tensor: ZERO_TP_CUT(d). 0: ranks along tp have the same elements,
+     * and must compute the same gradient. */
     int32_t tp_cut;
-    /* of a fused tensor (q, k and v): blocks of that dimension, one after another in the whole and in each
-     * part, each of them cut; 0: 1 */
+    /* Blocks along that dimension that are divided separately, as in a fused q, k and v. 0: 1. */
     int32_t tp_blocks;
-    /* along dimension 0 of a tensor of one block: of the whole, where parts are padded to one shape (token
-     * ids); the last parts are then the shorter ones. 0: as much as all parts have */
+    /* Size of the whole tensor along dimension 0, if the last shards are padded. 0: no padding. */
     int64_t tp_size;
-    /* with stages_per_rank above 1: of which of this rank's stages it is, from 0; all tensors of a unit are
-     * of one. Tensors of two stages may have one name where ZERO_STACKED, as those of two ranks may */
+    /* Pipeline stage on this rank, 0 to stages_per_rank - 1. All tensors of a unit have the same. */
     int32_t pp_stage;
 };
 
 /* One call of the model's step, for cfg.memory.order. */
 struct zero_call {
     int32_t unit;
-    /* enum zero_phase */
+    /* enum zero_phase. */
     uint8_t phase;
-    /* 0: zero_begin, 1: zero_end */
+    /* 0: zero_begin, 1: zero_end. */
     uint8_t is_end;
 };
 
 typedef struct CUstream_st *zero_stream;
 
-/* A range of elements for optim.update. All pointers are device memory of this rank; arrays hold n fp32
- * elements. A range lies within one layer of a stacked tensor, begins at a multiple of 32 elements of it, and
- * has a multiple of 32 elements unless it ends with the layer, so blocks of 32 are never cut, and neither are
- * granules (struct zero_tensor). Each element is in one range of a step on the rank that updates it (at stage
- * 0: on every rank), in any order of ranges. States begin at multiples of 256 bytes, with granules of 128;
- * master and grad too, but for stacked tensors, whose layers follow each other without a gap. */
+/* A range of elements for optim.update. Arrays have n fp32 elements in this rank's device memory.
+ * optimizers.md says where ranges begin and how arrays are aligned. */
 struct zero_update {
-    /* the tensor's name */
+    /* Name of the tensor. */
     const char *tensor;
-    /* in the array given to zero_wrap */
+    /* Index of the tensor in the table of zero_wrap. */
     int32_t tensor_index;
-    /* element of the tensor, in row-major order, that index 0 here is */
+    /* Element of the tensor, in row-major order, at index 0 of the arrays. */
     int64_t first;
-    /* elements */
+    /* Number of elements. */
     int64_t n;
-    /* weights: read and write; rounded to the model's dtype by the library afterwards */
+    /* Weights, to be updated. The library then rounds them to the tensor's dtype. */
     float *master;
-    /* reduced over ranks and micro-batches, scaled and clipped */
+    /* Gradient: reduced over ranks and micro-batches, scaled and clipped. */
     const float *grad;
-    /* n_states of the group, zero at first; the others are NULL */
+    /* The group's n_states arrays, zero at first. The others are NULL. */
     float *state[4];
-    /* as given to zero_step, times the group's lr_scale */
+    /* zero_step's lr times the group's lr_scale. */
     float lr;
-    /* Steps that have updated the range's unit, this one included. At least 1. */
+    /* Steps that have updated the unit, this one included; 1 and more. */
     int64_t t;
-    /* NULL on the host: compute at once on the calling thread; on a GPU: put it there */
+    /* Stream to compute on. NULL on the host: compute on the calling thread before returning. */
     zero_stream stream;
 };
 
@@ -240,53 +213,44 @@ struct zero_optim {
 /* "All groups", for zero_tune. */
 #define ZERO_ALL (-1)
 
-/* cfg.pipeline.schedule: in which order the stages of a pipeline take the micro-batches of a step. Sums have
- * the same bits by each. 1f1b and gpipe wait as long. */
+/* cfg.pipeline.schedule: the order of a pipeline's actions, with the activations that a rank keeps
+ * (pipeline.md). All give the same bits. */
 enum zero_schedule {
-    /* as soon as there is a backward, it goes first: as many micro-batches' activations are kept as there are
-     * stages behind, and one */
+    /* Backward as soon as possible. Keeps as many micro-batches as pipeline stages from this to the last. */
     ZERO_SCHEDULE_1F1B = 0,
-    /* all forwards, then all backwards: every micro-batch's activations are kept */
+    /* All forwards, then all backwards. Keeps every micro-batch. */
     ZERO_SCHEDULE_GPIPE = 1,
-    /* as 1f1b, for stages_per_rank of 2 and more: stages wait for each other so many times less, and each
-     * micro-batch's activations go so many times as often from rank to rank. grad_accum_steps is a multiple
-     * of pp, or as many times another number of pp and more, or less than pp */
+    /* 1F1B with several pipeline stages per rank, for less idle time. grad_accum_steps is less than pp, a
+     * multiple of pp, or divisible into equal rounds of at least pp. */
     ZERO_SCHEDULE_INTERLEAVED = 2,
-    /* as 1f1b, with backwards apart: actions are ZERO_BACKWARD_INPUT and, later, ZERO_BACKWARD_WEIGHT of a
-     * micro-batch, which fill most of the time in which 1f1b waits (ZB-H1, arXiv:2401.10241). Each rank keeps
-     * as many micro-batches' activations as there are stages */
+    /* 1F1B with divided backwards, whose second part fills idle time (ZB-H1, arXiv:2401.10241). Keeps as
+     * many micro-batches as pipeline stages. */
     ZERO_SCHEDULE_ZERO_BUBBLE = 3
 };
 
-/* cfg.hybrid: what stage 3 shards across replicas (cfg.mesh.dp_replicate above 1). Gathers stay in a replica,
- * whose ranks have a fast network among them (a host). Only gradients are summed across replicas, and
- * parameters of HFSDP gathered. */
+/* cfg.hybrid: what stage 3 shards across replicas, if cfg.mesh.dp_replicate is above 1. Parameters are
+ * gathered inside a replica only. */
 enum zero_hybrid {
-    /* nothing: parameters, gradients and optimizer states are sharded in each replica, and all replicas hold
-     * the same. It is stage 3 in a replica and stage 0 among replicas */
+    /* Nothing: stage 3 in a replica, stage 0 between replicas. */
     ZERO_HSDP = 0,
-    /* the optimizer's states: replicas gather updated parameters from each other. It is stage 3 in a replica
-     * and stage 1 among replicas */
+    /* Optimizer state: stage 3 in a replica, stage 1 between replicas. */
     ZERO_HFSDP = 1
 };
 
-/* cfg.mesh: how many ranks lie along each axis. Axes are outermost first: the ranks along tp are neighbours.
- * A rank is its number along tp, plus tp times its number along cp, and so on outwards. The product is the
- * world. */
+/* cfg.mesh: the number of ranks along each axis; their product is the world. Axes are listed outermost first,
+ * so ranks along tp are neighbours. */
 struct zero_mesh {
-    /* + ranks that have the stages of a pipeline (zero_next); default 1 */
+    /* + Ranks along the pipeline. Default 1. */
     int32_t pp;
-    /* + replicas of what dp_shard shards. Above 1 at stage 3: HSDP, or with cfg.hybrid HFSDP. At stages 0 to
-     * 2 all data-parallel ranks are one group, which a warning says. ZERO_AUTO ("auto"): one replica per
-     * host, whose ranks are consecutive and as many as those of any other host; then dp_shard is 0. Ranks are
-     * on one host where they can map each other's memory. Default 1 */
+    /* + Replicas of the model, each sharded over dp_shard ranks, at stage 3 (HSDP, HFSDP). Lower stages treat
+     * all data-parallel ranks as one group, with a warning. ZERO_AUTO: one replica per host (ranks that can
+     * map each other's memory); dp_shard is then 0. Default 1. */
     int32_t dp_replicate;
-    /* + ranks that stages 1 to 3 shard over; default 0: what the other axes leave of the world */
+    /* + Ranks that stages 1 to 3 shard over. Default 0: what the other axes leave of the world. */
     int32_t dp_shard;
-    /* + 1, the default: the library has no context parallelism yet */
+    /* + Ranks of context parallelism, which does not exist yet: 1. Default 1. */
     int32_t cp;
-    /* + ranks that the model's layers are cut over (tensor parallelism). Each wraps its own part, and all of
-     * them compute on the same data; default 1 */
+    /* + Ranks that share every layer (tensor parallelism). They compute on the same data. Default 1. */
     int32_t tp;
 };
 
@@ -294,7 +258,7 @@ struct zero_mesh {
 #define ZERO_AUTO (-1)
 
 /* The version of all public structs and enums. Each change of their layout raises it. */
-#define ZERO_ABI_VERSION 0x5a450004u
+#define ZERO_ABI_VERSION 0x5a450005u
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
  * default. From then on a field means what it holds, 0 too.
@@ -449,18 +413,17 @@ struct zero_config {
 
 /* One tensor of a file of weights. */
 struct zero_weight {
+    /* Name in the file. */
     const char *name;
-    /* in the array given to zero_wrap */
+    /* Index of the tensor in the table of zero_wrap. */
     int32_t tensor;
-    /* 0: all of it; ZERO_SLICE(i): the i-th of its first dimension, as a tensor of the others (a layer of a
-     * stacked one); any other number is refused */
+    /* Part of the tensor. 0: all of it; ZERO_SLICE(i): index i of the first dimension, such as a layer. */
     int32_t slice;
-    /* 1: two dimensions, which the file has the other way round */
+    /* 1: the file has the two dimensions in the other order. */
     int32_t transposed;
 };
 
-/* What zero_weight.slice holds for slice i, from 0 on. Not i itself, so that an entry that leaves the field
- * out has the whole tensor, not the first slice in silence. */
+/* A value of zero_weight.slice, for i from 0; 0 there means the whole tensor. */
 #define ZERO_SLICE(i) (0x40000000 + (i))
 
 /* What ZERO_OPTIM_INIT writes; every other field is 0. X(field, value) */
