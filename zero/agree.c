@@ -207,15 +207,13 @@ static int fail_field(const char *field, double its, int rank, double of_first, 
 /* The first number of rank r's groups that differs from rank 0's, in entry i of a group's table. */
 static int compare_group(const struct zr_optim *its, const struct zr_optim *of_first, int32_t i, int r)
 {
-    char entry[32];
     int err = 0;
 #define COMPARE(field)                                                                                       \
     if (!err && its->field != of_first->field)                                                               \
         err = fail_field(#field, (double)its->field, r, (double)of_first->field, 0, false);
     GROUP_FIELDS(COMPARE)
 #undef COMPARE
-    snprintf(entry, sizeof entry, "optim_groups[%d]", i - 1);
-    return err && i ? zr_fail_more(err, entry) : err;
+    return err && i ? zr_fail_more(err, "optim_groups[%d]", i - 1) : err;
 }
 
 /* Ranks have as many parameter groups, and differ in some. */

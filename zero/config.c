@@ -285,12 +285,10 @@ static int copy_groups(const struct zero_config *c, struct zero_optim **out)
     struct zero_optim *groups = malloc((size_t)n * sizeof *groups);
     int err = groups ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d parameter groups", n);
     for (int32_t i = 0; !err && i < n; i++) {
-        char entry[32];
         groups[i] = i ? c->optim_groups[i - 1] : c->optim;
         err = check_group(&groups[i]);
-        snprintf(entry, sizeof entry, "optim_groups[%d]", i - 1);
         if (err && i)
-            zr_fail_more(err, entry);
+            zr_fail_more(err, "optim_groups[%d]", i - 1);
     }
     if (err)
         free(groups);
