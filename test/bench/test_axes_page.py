@@ -14,7 +14,7 @@ from bench_program import ROOT, bench, lines  # noqa: E402
 
 PAGE = os.path.join(ROOT, 'zero', 'axes.md')
 ROW = re.compile(r'^\| `(--[^`]*)` \|(.*)\|$')
-COMMAND = re.compile(r'Each row is `zero-bench ([^`]*)` and')
+COMMAND = re.compile(r'Each row is\s`zero-bench ([^`]*)`\sand')
 
 
 def size(n):
