@@ -14,7 +14,7 @@ from bench_program import ROOT, bench, lines  # noqa: E402
 
 PAGE = os.path.join(ROOT, 'zero', 'axes.md')
 ROW = re.compile(r'^\| `(--[^`]*)` \|(.*)\|$')
-COMMAND = re.compile(r'Each row is\s`zero-bench ([^`]*)`\sand')
+COMMAND = re.compile(r'^    zero-bench (.*) ROW$')
 
 
 def size(n):
