@@ -51,8 +51,8 @@
  * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() explains it.
  * (Only zero_last_step may also return ZERO_PENDING, which is above 0.) A failed call changes nothing. But if
  * a rank is lost, ranks disagree, or a rank's own work fails (CUDA, the program's update, a fault that check
- * mode finds), the context ends on every rank: later calls return the same error, and only zero_unwrap and
- * zero_get_stats work. A call whose comment says "nothing changed" of ranks that differ has compared them
+ * mode finds), the context ends on every rank. Later calls then return the same error, and only zero_unwrap
+ * and zero_get_stats work. A call whose comment says "nothing changed" of ranks that differ has compared them
  * first.
  *
  * "Collective" means that every rank makes the call, in the same order. zero_begin, zero_end and zero_micro
@@ -112,7 +112,7 @@ enum zero_err {
 /* A wrapped model: what zero_wrap opens and zero_unwrap closes. */
 typedef struct zero_ctx zero_ctx;
 
-/* What zero_read and zero_write move. */
+/* Values that zero_read and zero_write copy. */
 enum zero_value {
     /* the weights in the tensor's dtype */
     ZERO_VALUE_PARAM = 0,
@@ -227,8 +227,8 @@ ZERO_API int zero_micro(zero_ctx *z);
 /* Finish the step: reduce the remaining gradients, clip them, and update the weights.
  *
  * Call once per cfg.grad_accum_steps micro-batches, with a finite lr. If any rank has a gradient that
- * is not finite, or a norm so large that the update would overflow, no rank updates and info->skipped
- * is 1; without info the log says it. Passing info makes the call wait for this step's norm; without
+ * is not finite, or the update would overflow, no rank updates and info->skipped is 1. Without info
+ * the log says it. Passing info makes the call wait for this step's norm; without
  * it the call waits for the previous step's norm only. In the first step the log names the tensors
  * whose gradients were zero.
  *
@@ -277,10 +277,10 @@ ZERO_API int zero_norm(zero_ctx *z, double *norm);
  * Errors: ORDER  a bracket is open, or there is nothing to drop */
 ZERO_API int zero_drop(zero_ctx *z);
 
-/* Change a number that the next zero_step and those after it use: "lr_scale", "beta1", "beta2", "eps" or
- * "weight_decay" of a parameter group, or of all with ZERO_ALL; with ZERO_ALL also "clip" or "grad_scale".
+/* Change a number of a parameter group for the next steps.
  *
- * Call between steps. Checkpoints do not hold these numbers: after zero_load the context keeps its own.
+ * key is "lr_scale", "beta1", "beta2", "eps" or "weight_decay". With group ZERO_ALL it is set in all groups,
+ * and key may also be "clip" or "grad_scale". Call between steps. Checkpoints do not hold these numbers: after zero_load the context keeps its own.
  *
  * Local; every rank makes the same call, else the next zero_step returns ZERO_ERR_MISMATCH.
  * Errors: ARG    no such group or key, out of range, not used by the optimizer, or momentum that was 0 before

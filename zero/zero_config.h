@@ -300,7 +300,7 @@ struct zero_config {
     /* + enum zero_hybrid, used with dp_replicate above 1 at stage 3: hsdp, hfsdp. Default hsdp. */
     int32_t hybrid;
     /* How the ranks are laid out. With tp or pp above 1, ranks that have the same part of the model are a
-     * world of their own: what other comments say about all ranks and about rank 0 is said of these. */
+     * separate world. What other comments say about all ranks and about rank 0 holds in that world. */
     struct zero_mesh mesh;
     /* Parameter group 0. */
     struct zero_optim optim;
@@ -343,7 +343,7 @@ struct zero_config {
         int64_t activation_bytes;
     } pipeline;
 
-    /* Which rank this is, how ranks meet, and how they communicate. */
+    /* Ranks: their numbers, how they meet, and how they communicate. */
     struct {
         /* This rank's number and the number of ranks. Default 0 and 0: found in the variables of zero-run,
          * torchrun, Open MPI, MPICH or Slurm; without these, rank 0 of 1. May differ: rank. */
@@ -426,7 +426,7 @@ struct zero_weight {
 /* A value of zero_weight.slice, for i from 0; 0 there means the whole tensor. */
 #define ZERO_SLICE(i) (0x40000000 + (i))
 
-/* What ZERO_OPTIM_INIT writes; every other field is 0. X(field, value) */
+/* Values of ZERO_OPTIM_INIT; every other field is 0. X(field, value) */
 #define ZERO_OPTIM_DEFAULTS(X)                                                                               \
     X(optimizer, ZERO_ADAMW)                                                                                 \
     X(lr_scale, 1)                                                                                           \
@@ -452,7 +452,7 @@ static inline zero_optim zero_optim_started(void)
     }
 #endif
 
-/* What ZERO_CONFIG_INIT writes; every other field is 0. X(field, value) */
+/* Values of ZERO_CONFIG_INIT; every other field is 0. X(field, value) */
 #define ZERO_CONFIG_DEFAULTS(X)                                                                              \
     X(size, sizeof(struct zero_config))                                                                      \
     X(version, ZERO_ABI_VERSION)                                                                             \
