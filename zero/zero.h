@@ -280,7 +280,8 @@ ZERO_API int zero_drop(zero_ctx *z);
 /* Change a number of a parameter group for the next steps.
  *
  * key is "lr_scale", "beta1", "beta2", "eps" or "weight_decay". With group ZERO_ALL it is set in all groups,
- * and key may also be "clip" or "grad_scale". Call between steps. Checkpoints do not hold these numbers: after zero_load the context keeps its own.
+ * and key may also be "clip" or "grad_scale". Call between steps. Checkpoints do not hold these numbers, so
+ * the context keeps its own after zero_load.
  *
  * Local; every rank makes the same call, else the next zero_step returns ZERO_ERR_MISMATCH.
  * Errors: ARG    no such group or key, out of range, not used by the optimizer, or momentum that was 0 before

@@ -25,7 +25,6 @@ ELSEWHERE = {
     'sh test/run.sh': 'runs this test',
     'sh bench/run.sh': 'installs, builds, and trains for minutes; what it builds and calls is tested in test/bench/',
     'sh bench/report.sh': 'builds, and measures for minutes; test/bench/test_report_page.py makes the page of small runs',
-    'zero-run --nnodes': 'wants several nodes: test/hosts/test_hosts_run.py runs it between hosts of its own',
     'meson ': 'the build: test/lint/library_alone.py runs it, in a copy of the tree',
     'export ': 'of the build: test/lint/library_alone.py runs it',
     'cc program.c ': 'of what was installed: test/lint/library_alone.py runs it',

@@ -286,6 +286,7 @@ static void trains_with_one_that_fails(struct toy_rank *r)
     cfg.memory.prefetch = 1;
     cfg.debug.check = f->cause == BY_CHECK;
     cfg.optim.update = f->cause == BY_UPDATE ? updates : NULL;
+    cfg.optim.weight_decay = 0;
     cfg.optim.update_arg = &o;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
     toy_make(&m);
