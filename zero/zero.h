@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* zero.h: libzero, a ZeRO/FSDP runtime that a C model drops in.
+/* zero.h: libzero, a drop-in ZeRO/FSDP runtime for models in C.
  *
  *     static void must(int err)
  *     {
@@ -41,28 +41,28 @@
  *         must(zero_unwrap(&z));
  *     }
  *
- * Words. A *rank* is a process of the job, and *world* is their number. A *unit* is what is gathered as one,
- * usually a layer. Stage 1 shards optimizer state over the ranks, stage 2 also gradients, stage 3 also
- * parameters (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is what one rank keeps, and a *slot*
- * is memory that units take in turn. A *bracket* is a zero_begin/zero_end pair around the model's use of a
- * unit. A *micro-batch* is one forward and backward; cfg.grad_accum_steps of them, and zero_step, are a
- * *step*. A *buffer* is a tensor that is not trained. The *host* is the machine, and as a device its CPU.
+ * Words. A *rank* is a process of the job, and the *world* is how many there are. A *unit* is gathered as a
+ * whole; usually it is a layer. Stage 1 shards optimizer state over the ranks, stage 2 also gradients, and
+ * stage 3 also parameters (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is what one rank keeps,
+ * and a *slot* is memory that open units reuse. A *bracket* is a zero_begin/zero_end pair around the model's
+ * use of a unit. A *micro-batch* is one forward and backward. A *step* is cfg.grad_accum_steps micro-batches
+ * followed by zero_step. A *buffer* is state that is not a parameter, such as a counter. A *host* is a
+ * machine; as a device, its CPU and memory.
  *
  * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() explains it.
  * (Only zero_last_step may also return ZERO_PENDING, which is above 0.) A failed call changes nothing. But if
  * a rank is lost, ranks disagree, or a rank's own work fails (CUDA, the program's update, a fault that check
  * mode finds), the context ends on every rank. Later calls then return the same error, and only zero_unwrap
- * and zero_get_stats work. A call whose comment says "nothing changed" of ranks that differ has compared them
- * first.
+ * and zero_get_stats work. Where a call's errors say that the context fails, it fails in this way.
  *
  * "Collective" means that every rank makes the call, in the same order. zero_begin, zero_end and zero_micro
  * are collective, too. They wait for other ranks only if what the model reads or writes next is still being
  * gathered, updated or reduced.
  *
  * Threads. One thread at a time uses a context. Different contexts, and functions without a context, are
- * independent. Contexts that are open at the same time have different names (cfg.launch.name). The global
- * state is these names and, in check mode, a signal handler and write(), fread() and their like. The library
- * never exits, and prints only warnings that no cfg.debug.log receives.
+ * independent. Contexts that are open at the same time have different names (cfg.launch.name). Check mode
+ * installs a signal handler, and wraps write(), fread() and the like. The library never calls exit(). Without
+ * cfg.debug.log it prints warnings to stderr.
  */
 #ifndef ZERO_ZERO_H
 #define ZERO_ZERO_H
@@ -144,13 +144,13 @@ ZERO_API int zero_config_init(struct zero_config *cfg, size_t size);
  * Errors: ARG  an unknown key (the message has the nearest one), a value out of range, or a pointer field */
 ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const char *value);
 
-/* Find this rank's place in cfg.mesh before zero_wrap, for the data loader, the model's part and
- * cudaSetDevice(place.local_rank).
+/* Find this rank's place in cfg.mesh before zero_wrap: for the data loader, for cudaSetDevice, and to know
+ * which part of the model this rank has with tp or pp.
  *
  * The rank is the one that zero_wrap finds. It comes from cfg's rank and world, its nccl_comm or mpi_comm, or
  * the variables of zero-run, torchrun, Open MPI, MPICH or Slurm. Without any of these it is rank 0 of 1. If
- * cfg is NULL, ZERO_CONFIG_INIT is meant. With dp_replicate ZERO_AUTO the hosts are not known yet:
- * dp_replicate, dp_shard and their n_ are -1, and zero_get_stats has them after the wrap.
+ * cfg is NULL, ZERO_CONFIG_INIT is meant. With dp_replicate ZERO_AUTO the hosts are not known yet: then
+ * dp_replicate, dp_shard, n_dp_replicate and n_dp_shard are -1, and zero_get_stats has them after the wrap.
  *
  * Local; any thread. Blocks for a cfg.launch.nccl_comm that NCCL is still making.
  * Errors: ARG     the axes of cfg.mesh do not make the world, or zero_wrap would refuse cfg
@@ -162,8 +162,8 @@ ZERO_API int zero_find_place(const struct zero_config *cfg, struct zero_place *o
  *
  * The world is cfg->launch.world, 1 by default. param and grad are not followed; grad non-NULL means
  * trainable. ZERO_STAGE and the like override cfg here too. out holds numbers of one rank, with
- * nothing to free. Because no hosts are known, set cfg.deterministic for a hybrid whose replicas lie
- * on one host.
+ * nothing to free. It assumes that replicas (HSDP, HFSDP) lie on several hosts. If they share a host,
+ * set cfg.deterministic to 1.
  *
  * Local; any thread.
  * Errors: ARG, BUDGET  as of zero_wrap; *out is not changed */
@@ -174,13 +174,13 @@ ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, con
  *
  * Rank 0's parameters go to all ranks, unless cfg.init_from says otherwise. From here on the library
  * sets *param and *grad of every tensor; at stages 2 and 3 they are NULL outside brackets. What they
- * pointed at may be freed, except the memory of buffers. *grad is not read and may be NULL. Memory is
- * checked against the plan before anything is allocated.
+ * pointed at may be freed, except the memory of buffers. *grad is not read and may be NULL. The plan
+ * is checked against the available memory before anything is allocated.
  *
  * Collective.
  * Blocks     until all ranks have come, at most cfg.launch.start_timeout_ms
- * Ownership  tensors, names, cfg and the arrays in it are copied. The pointers at param and grad, and what
- *            callbacks are given, must stay in place until zero_unwrap. Close *out by zero_unwrap
+ * Ownership  tensors, names, cfg and the arrays in it are copied. The model's pointer variables and the
+ *            arguments of callbacks must remain valid until zero_unwrap, which closes *out
  * Errors     all ranks fail, and *out is NULL:
  *            ARG, NOTSUP, BUDGET  the message names the field or the tensor
  *            NOMEM                with the table of the plan
@@ -192,7 +192,8 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
 /* Open and close a bracket: the model's use of one unit.
  *
  * From zero_begin to the matching zero_end the unit's parameter pointers are valid. In backward its
- * gradient pointers are valid too, and the gradients are zero unless ZERO_GRAD_OVERWRITE. The end of a
+ * gradient pointers are valid too. Gradients are zero then, except with ZERO_GRAD_OVERWRITE, and from
+ * the second micro-batch on with cfg.memory.grad_in_place. The end of a
  * unit's backward bracket adds one contribution to its gradient and starts to reduce it.
  *
  * Brackets of different units may nest and overlap. A unit may be open in forward and in backward at
@@ -202,14 +203,16 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  *
  * A step updates the units that had a backward bracket; the log names the others once. At stages 0 and
  * 1 a program may do without brackets, in all steps; with several pipeline stages it may not. The
- * guide says when *grad is NULL there, and what several contributions of a unit take.
+ * guide says when *grad is NULL there, and what several backward brackets of a unit in one micro-batch
+ * cost.
  *
  * Collective.
- * Blocks  host: zero_begin, until the parameters have arrived; zero_end at stages 0 and 1, at the end of a
- *         micro-batch, until gradients are reduced
+ * Blocks  host: zero_begin, until the parameters have arrived. At stages 0 and 1 the zero_end that closes
+ *         the micro-batch's last backward bracket, until gradients are reduced
  * GPU     both enqueue on cfg.stream
  * Errors: ARG     no such unit or phase
- *         ORDER   open already, or not open; backward after zero_norm; no values yet; an assigned pointer
+ *         ORDER   open already, or not open; backward after zero_norm; no values yet; or the program set
+ *                 *param or *grad
  *         BUDGET  open brackets hold every slot that is large enough
  *         NOMEM   no memory for a contribution that was not declared; the context fails */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
@@ -227,8 +230,8 @@ ZERO_API int zero_micro(zero_ctx *z);
 /* Finish the step: reduce the remaining gradients, clip them, and update the weights.
  *
  * Call once per cfg.grad_accum_steps micro-batches, with a finite lr. If any rank has a gradient that
- * is not finite, or the update would overflow, no rank updates and info->skipped is 1. Without info
- * the log says it. Passing info makes the call wait for this step's norm; without
+ * is not finite, or the update would overflow, no rank updates and info->skipped is 1. If info is
+ * NULL, a skipped step is logged. Passing info makes the call wait for this step's norm; without
  * it the call waits for the previous step's norm only. In the first step the log names the tensors
  * whose gradients were zero.
  *
@@ -253,8 +256,8 @@ enum { ZERO_PENDING = 1 };
 /* Send n doubles (0 to 8), such as a loss, along with the next zero_step.
  *
  * Their means over ranks arrive with its outcome, in zero_step's info or by zero_last_step. The sum is
- * exact, so the mean does not depend on order. Given again before the step, the last ones count. With
- * a pipeline the last pipeline stage's values count.
+ * exact, so the mean does not depend on order. If it is called again before the step, the new values
+ * replace the old. With a pipeline the last pipeline stage's values count.
  *
  * Local; n must be equal on all ranks, or the step fails with MISMATCH. values are copied.
  * Errors: ARG  n is out of range, or values is NULL */
@@ -262,8 +265,8 @@ ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
 
 /* Compute the global norm of the step to come, scaled and before clipping, for rules of the program's own.
  *
- * It is NaN if a gradient is not finite. Then call zero_step, or zero_drop to give the step up. Until
- * then backward brackets and zero_micro are refused, and the model leaves its gradients alone.
+ * It is NaN if a gradient is not finite. After zero_norm, call zero_step or zero_drop. Until then
+ * backward brackets and zero_micro are refused, and the model leaves its gradients alone.
  *
  * Collective. Blocks until gradients are reduced.
  * Errors: ORDER  zero_step would be refused */
@@ -284,7 +287,8 @@ ZERO_API int zero_drop(zero_ctx *z);
  * the context keeps its own after zero_load.
  *
  * Local; every rank makes the same call, else the next zero_step returns ZERO_ERR_MISMATCH.
- * Errors: ARG    no such group or key, out of range, not used by the optimizer, or momentum that was 0 before
+ * Errors: ARG    no such group or key, out of range, not used by the optimizer, or beta1 where there is no
+ *                momentum
  *         ORDER  a step has begun */
 ZERO_API int zero_tune(zero_ctx *z, int32_t group, const char *key, double value);
 
@@ -305,7 +309,8 @@ ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
  *
  * Collective (in a pipeline, over the tensor's pipeline stage): same tensor, value and range. Blocks.
  * Errors: ARG       no such tensor, value or range
- *         ORDER     a bracket is open, there are no values yet, or zero_step would be refused for a gradient
+ *         ORDER     a bracket is open, or there are no values yet; for ZERO_VALUE_GRAD whenever zero_step
+ *                   would be refused
  *         MISMATCH  ranks gave different arguments; the context fails */
 ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 
@@ -318,7 +323,7 @@ ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first
  *
  * Collective. Block; zero_release_all also waits for what the model has put on cfg.stream.
  * Errors: BUDGET, NOMEM  the message has the bytes; nothing is changed
- *         ARG            another where
+ *         ARG            where has another value
  *         ORDER          a bracket is open; gathered already, or nothing is gathered */
 ZERO_API int zero_gather_all(zero_ctx *z, int where);
 ZERO_API int zero_release_all(zero_ctx *z);
@@ -336,8 +341,8 @@ ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t firs
 
 /* Replace each of n values (0 to 64) by its mean over ranks, for losses and metrics.
  *
- * The sum is exact, so the mean does not depend on order. With a mesh it is the mean over the ranks
- * that have this rank's part of the model.
+ * The sum is exact, so the mean does not depend on order. With tp or pp above 1 all ranks call it, and each
+ * gets the mean over the ranks that have its part of the model.
  *
  * Collective over the world. Blocks.
  * Errors: ARG       n is out of range, or values is NULL
@@ -348,11 +353,11 @@ ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
  *
  * count is what this rank has in all micro-batches of the step to come. The program adds up its
  * tokens' losses and starts backward with *scale for each. The result does not depend on how tokens
- * are spread over ranks and micro-batches. Ranks along tp give the same count; along pp the last
- * pipeline stage's counts.
+ * are spread over ranks and micro-batches. Ranks along tp give the same count; along pp only
+ * the last pipeline stage's count is used.
  *
- * Collective, before the step's first backward, outside brackets. Blocks; it waits least between
- * the forward and the backward of the first micro-batch. Called again, the last one counts.
+ * Collective, before the step's first backward, outside brackets. Blocks.
+ * To wait least, call it between the first micro-batch's forward and backward. The last call counts.
  * Errors: ARG    a count that is negative or not finite (the message names the rank), or all counts are 0
  *         ORDER  a step has begun */
 ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
@@ -400,9 +405,9 @@ ZERO_API int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op);
 
 /* Get this rank's next action of the pipeline: the forward or backward of one micro-batch.
  *
- * The schedule decides the order, so keep what a backward needs of its forward by micro-batch, and by
+ * The schedule decides the order, so store what backward needs for each micro-batch, and for each
  * pipeline stage if stages_per_rank is above 1. Call it until micro_batch is -1, then call zero_step.
- * With one pipeline stage in, out and kept are NULL, and one program serves both. With several,
+ * With one pipeline stage action->in, out and kept are NULL, so one program serves both cases. With several,
  * brackets are inside actions, and zero_micro is not called.
  *
  * Collective. Blocks on the host until the action's input has arrived.
@@ -562,9 +567,9 @@ ZERO_API int zero_get_stats(zero_ctx *z, struct zero_stats *out);
 
 /* Write this rank's timeline to the file path, as Chrome trace JSON for Perfetto.
  *
- * It needs cfg.debug.trace and has the latest part of a long run.
+ * It requires cfg.debug.trace. Of a long run only the latest part is kept.
  *
- * Local. Blocks until what was begun is done.
+ * Local. Blocks until operations in flight have finished.
  * Errors: ARG  cfg.debug.trace is 0
  *         IO   the file cannot be written */
 ZERO_API int zero_trace_write(zero_ctx *z, const char *path);

@@ -67,14 +67,14 @@ enum zero_backend {
 /* Where the model computes, and where parameters, gradients and optimizer state are. */
 enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
 
-/* The source of the parameters' first values. With all but the first, *param may be NULL, for models larger
- * than a rank's memory (memory.md). Buffers always have memory and rank 0's values. */
+/* The source of the parameters' first values. With all but the first, *param may be NULL (not on rank 0
+ * with ZERO_INIT_RANK0), for models larger than a rank's memory (memory.md). Buffers always have memory and rank 0's values. */
 enum zero_init {
     /* *param, which has values on every rank; rank 0's count. */
     ZERO_INIT_MODEL = 0,
     /* *param of rank 0. */
     ZERO_INIT_RANK0 = 1,
-    /* zero_load, or zero_import and zero_write of every element. Until then *param is NULL, and calls that
+    /* zero_load, or zero_import and zero_write until every element has a value. Until then *param is NULL, and calls that
      * need values return ZERO_ERR_ORDER. */
     ZERO_INIT_LATER = 2,
     /* cfg.init. */
@@ -146,7 +146,7 @@ struct zero_tensor {
     int32_t pp_stage;
 };
 
-/* One call of the model's step, for cfg.memory.order. */
+/* One zero_begin or zero_end of a micro-batch, for cfg.memory.order. */
 struct zero_call {
     int32_t unit;
     /* enum zero_phase. */
@@ -188,9 +188,9 @@ struct zero_update {
  * cfg.optim_groups are the others; zero_tensor.group names a tensor's group. Keys and environment variables
  * set group 0. zero_tune changes the numbers between steps. */
 struct zero_optim {
-    /* + enum zero_optimizer. Default ZERO_ADAMW. With update only the default is allowed, and not used. */
+    /* + enum zero_optimizer. Default ZERO_ADAMW. If update is set, leave the default, which is ignored. */
     int32_t optimizer;
-    /* + Factor of zero_step's lr, 0 and more. With 0 the weights stay, and states go on. Default 1. */
+    /* + Factor of zero_step's lr, 0 and more. With 0 weights do not change, but states do. Default 1. */
     float lr_scale;
     /* + 0 and more, below 1. Default ZERO_AUTO: the optimizer's (ZERO_OPTIMIZER_MAP). */
     float beta1, beta2;
@@ -200,11 +200,11 @@ struct zero_optim {
     /* + 0 and more. Each step subtracts lr * weight_decay of the weight (decoupled), or adds weight_decay of
      * it to the gradient, as the optimizer defines. Not for ZERO_NO_DECAY. Default 0. */
     float weight_decay;
-    /* fp32 arrays like the weights that update keeps, 0 to 4. Default 0. */
+    /* fp32 state arrays that update uses, each the size of the weights, 0 to 4. Default 0. */
     int32_t n_states;
     /* The program's own optimizer, element by element. The library calls it on one of its threads, or in a
-     * world of 1 on the caller of zero_step, one call at a time. It must not call zero_*, and gets lr_scale
-     * alone of the numbers above. If it returns non-zero, the context fails with ZERO_ERR_FAILED, and the
+     * world of 1 on the caller of zero_step, one call at a time. It must not call zero_*. Of the numbers
+     * above it gets only lr_scale. If it returns non-zero, the context fails with ZERO_ERR_FAILED, and the
      * message has the tensor and the value. Default NULL. */
     int (*update)(void *arg, const struct zero_update *u);
     void *update_arg;
@@ -216,7 +216,8 @@ struct zero_optim {
 /* cfg.pipeline.schedule: the order of a pipeline's actions, with the activations that a rank keeps
  * (pipeline.md). All give the same bits. */
 enum zero_schedule {
-    /* Backward as soon as possible. Keeps as many micro-batches as pipeline stages from this to the last. */
+    /* Backward as soon as possible. Keeps as many micro-batches as there are pipeline stages from this
+     * one to the last. */
     ZERO_SCHEDULE_1F1B = 0,
     /* All forwards, then all backwards. Keeps every micro-batch. */
     ZERO_SCHEDULE_GPIPE = 1,
@@ -228,8 +229,8 @@ enum zero_schedule {
     ZERO_SCHEDULE_ZERO_BUBBLE = 3
 };
 
-/* cfg.hybrid: what stage 3 shards across replicas, if cfg.mesh.dp_replicate is above 1. Parameters are
- * gathered inside a replica only. */
+/* cfg.hybrid: what stage 3 shards across replicas, if cfg.mesh.dp_replicate is above 1. For
+ * forward and backward, parameters are gathered inside a replica. */
 enum zero_hybrid {
     /* Nothing: stage 3 in a replica, stage 0 between replicas. */
     ZERO_HSDP = 0,
@@ -248,24 +249,24 @@ struct zero_mesh {
     int32_t dp_replicate;
     /* + Ranks that stages 1 to 3 shard over. Default 0: what the other axes leave of the world. */
     int32_t dp_shard;
-    /* + Ranks of context parallelism, which does not exist yet: 1. Default 1. */
+    /* + Ranks of context parallelism, which is not implemented yet: 1. Default 1. */
     int32_t cp;
     /* + Ranks that share every layer (tensor parallelism). They compute on the same data. Default 1. */
     int32_t tp;
 };
 
-/* "Choose for me", where a field below says by what. */
+/* libzero chooses; each field says how. */
 #define ZERO_AUTO (-1)
 
 /* The version of all public structs and enums. Each change of their layout raises it. */
 #define ZERO_ABI_VERSION 0x5a450005u
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
- * default. From then on a field means what it holds, 0 too.
+ * default. From then on fields are taken literally: 0 has a special meaning only where a comment gives it.
  *
- * A field's own name, without its group, is its key for zero_config_set. For the fields marked + the
- * environment variable ZERO_<KEY IN CAPITALS> overrides the program. Values must be equal on all ranks
- * unless a comment says otherwise. */
+ * A field's own name, without that of the struct around it, is its key for zero_config_set. For the fields
+ * marked + the environment variable ZERO_<KEY IN CAPITALS> overrides the program. Values must be equal on
+ * all ranks unless a comment says otherwise. */
 struct zero_config {
     /* bytes of this struct */
     size_t size;
@@ -283,8 +284,7 @@ struct zero_config {
     zero_stream stream;
 
     /* + Micro-batches per zero_step, 1 and more. Default 1. A launcher that starts a job again with fewer
-     * ranks may raise it by ZERO_GRAD_ACCUM_STEPS, so a program that is to survive that reads it from
-     * zero_stats. */
+     * ranks may raise it through ZERO_GRAD_ACCUM_STEPS, so read the actual value by zero_get_stats. */
     int32_t grad_accum_steps;
     /* + Largest global L2 norm of the gradients; larger ones are scaled down. Default 0: no clipping. */
     float clip;
@@ -322,7 +322,7 @@ struct zero_config {
          * Excludes deterministic. Default 0: every micro-batch is reduced, and added up in fp32. */
         int32_t grad_in_place;
         /* The n_order calls of one micro-batch; copied. A hint that sizes slots and makes the first step's
-         * gathers right. With several pipeline stages on a rank: all forward calls, stage by stage, then all
+         * gathers right; later steps follow the order that was seen. With several pipeline stages on a rank: all forward calls, stage by stage, then all
          * backward calls. Default NULL: each unit forward, then each backward in reverse. */
         int32_t n_order;
         const struct zero_call *order;
@@ -370,8 +370,8 @@ struct zero_config {
          * are. MPI must have been started with MPI_THREAD_MULTIPLE. Until zero_wrap has returned on all
          * ranks, receive nothing there with MPI_ANY_TAG. Default NULL: MPI_COMM_WORLD. */
         void *mpi_comm;
-        /* The program's own ncclComm_t, which is split. It says who the ranks are. Not used after zero_wrap,
-         * nor destroyed. The program's own NCCL traffic must not overlap the library's (see gpus.md). Default
+        /* The program's own ncclComm_t, which is split. Rank and world are taken from it. It is not used after
+         * zero_wrap, nor destroyed. The program's own NCCL traffic must not overlap the library's (see gpus.md). Default
          * NULL. */
         void *nccl_comm;
         /* + nccl: 1 gathers with the GPU's copy engines and symmetric windows, within a host; needs NCCL
@@ -381,7 +381,7 @@ struct zero_config {
 
     /* Checkpoints. */
     struct {
-        /* + 1: zero_save returns when a snapshot is ordered, and writes it while training goes on. Reserves
+        /* + 1: zero_save returns once a copy is queued, and writes it while training goes on. Reserves
          * memory for what this rank saves. Default 0. */
         int32_t save_async;
         /* + Checkpoints that zero_save keeps in a folder. Default 0: all. */
@@ -404,8 +404,8 @@ struct zero_config {
     /* enum zero_init: where the first values of parameters come from. Default ZERO_INIT_MODEL. */
     int32_t init_from;
     /* ZERO_INIT_CALL: writes elements [first, first + n) of tensors[tensor], row-major over the whole tensor
-     * and in its dtype, to dst in host memory. zero_wrap calls it on its own thread, for this rank's part, in
-     * pieces of at most 256 KiB. It must not call zero_*. If it returns non-zero or skips an element,
+     * and in its dtype, to dst in host memory. It is called on the thread that
+     * calls zero_wrap, for this rank's part, in pieces of at most 256 KiB. It must not call zero_*. If it returns non-zero or skips an element,
      * zero_wrap fails and names the tensor. */
     int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst);
     void *init_arg;
