@@ -67,15 +67,16 @@ enum zero_backend {
 /* Where the model computes, and where parameters, gradients and optimizer state are. */
 enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
 
-/* The source of the parameters' first values. With all but the first, *param may be NULL (not on rank 0
- * with ZERO_INIT_RANK0), for models larger than a rank's memory (memory.md). Buffers always have memory and rank 0's values. */
+/* The source of the parameters' first values. With all but the first, *param may be NULL (not on rank 0 with
+ * ZERO_INIT_RANK0), for models larger than a rank's memory (memory.md). Buffers always have memory and rank
+ * 0's values. */
 enum zero_init {
     /* *param, which has values on every rank; rank 0's count. */
     ZERO_INIT_MODEL = 0,
     /* *param of rank 0. */
     ZERO_INIT_RANK0 = 1,
-    /* zero_load, or zero_import and zero_write until every element has a value. Until then *param is NULL, and calls that
-     * need values return ZERO_ERR_ORDER. */
+    /* zero_load, or zero_import and zero_write until every element has a value. Until then *param is NULL,
+     * and calls that need values return ZERO_ERR_ORDER. */
     ZERO_INIT_LATER = 2,
     /* cfg.init. */
     ZERO_INIT_CALL = 3
@@ -322,8 +323,9 @@ struct zero_config {
          * Excludes deterministic. Default 0: every micro-batch is reduced, and added up in fp32. */
         int32_t grad_in_place;
         /* The n_order calls of one micro-batch; copied. A hint that sizes slots and makes the first step's
-         * gathers right; later steps follow the order that was seen. With several pipeline stages on a rank: all forward calls, stage by stage, then all
-         * backward calls. Default NULL: each unit forward, then each backward in reverse. */
+         * gathers right; later steps follow the order that was seen. With several pipeline stages on a rank:
+         * all forward calls, stage by stage, then all backward calls. Default NULL: each unit forward, then
+         * each backward in reverse. */
         int32_t n_order;
         const struct zero_call *order;
     } memory;
@@ -370,9 +372,9 @@ struct zero_config {
          * are. MPI must have been started with MPI_THREAD_MULTIPLE. Until zero_wrap has returned on all
          * ranks, receive nothing there with MPI_ANY_TAG. Default NULL: MPI_COMM_WORLD. */
         void *mpi_comm;
-        /* The program's own ncclComm_t, which is split. Rank and world are taken from it. It is not used after
-         * zero_wrap, nor destroyed. The program's own NCCL traffic must not overlap the library's (see gpus.md). Default
-         * NULL. */
+        /* The program's own ncclComm_t, which is split. Rank and world are taken from it. It is not used
+         * after zero_wrap, nor destroyed. The program's own NCCL traffic must not overlap the library's (see
+         * gpus.md). Default NULL. */
         void *nccl_comm;
         /* + nccl: 1 gathers with the GPU's copy engines and symmetric windows, within a host; needs NCCL
          * 2.30.7. Default ZERO_AUTO: off. */
@@ -404,9 +406,9 @@ struct zero_config {
     /* enum zero_init: where the first values of parameters come from. Default ZERO_INIT_MODEL. */
     int32_t init_from;
     /* ZERO_INIT_CALL: writes elements [first, first + n) of tensors[tensor], row-major over the whole tensor
-     * and in its dtype, to dst in host memory. It is called on the thread that
-     * calls zero_wrap, for this rank's part, in pieces of at most 256 KiB. It must not call zero_*. If it returns non-zero or skips an element,
-     * zero_wrap fails and names the tensor. */
+     * and in its dtype, to dst in host memory. It is called on the thread that calls zero_wrap, for this
+     * rank's part, in pieces of at most 256 KiB. It must not call zero_*. If it returns non-zero or skips an
+     * element, zero_wrap fails and names the tensor. */
     int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst);
     void *init_arg;
 };
