@@ -574,7 +574,7 @@ ZERO_API int zero_get_stats(zero_ctx *z, struct zero_stats *out);
  *         IO   the file cannot be written */
 ZERO_API int zero_trace_write(zero_ctx *z, const char *path);
 
-/* Close a context, free everything, and set *z and the model's pointers to NULL.
+/* Close a context, free everything, and set *z and the model's pointers (not those of buffers) to NULL.
  *
  * It returns the error of an asynchronous save, or the one that ended the context. z and *z may be
  * NULL. In a forked child only *z is set, and the call returns ORDER. If a thread of the library is
