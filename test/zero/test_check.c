@@ -324,7 +324,7 @@ static void numbering_rank(struct toy_rank *r)
     TOY_TRY(zero_begin(z, 0, ZERO_FORWARD));
     TOY_TRY(zero_end(z, 0, ZERO_FORWARD));
     if (!err)
-        seen = ((volatile float *)m.param[0])[0];
+        (void)((volatile float *)m.param[0])[0];
     if (!err)
         toy_note(r, err = zero_begin(z, 1, ZERO_FORWARD));
     zero_unwrap(&z);
