@@ -72,10 +72,12 @@ static void kick(struct zr_engine *e)
  * has failed issues no job. */
 int zr_model_await(struct zr_engine *e, uint64_t job)
 {
-    if (!e->loop || !job)
+    if (!job)
         return 0;
-    kick(e);
-    zr_loop_await(e->loop, job);
+    if (e->loop) {
+        kick(e);
+        zr_loop_await(e->loop, job);
+    }
     return zr_engine_has_failed(e) ? zr_engine_status(e) : 0;
 }
 
