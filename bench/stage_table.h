@@ -9,7 +9,7 @@
 #define N_HYBRIDS 2
 #define N_COLUMNS (N_STAGES + N_HYBRIDS)
 
-/* Of a column: its stage, and enum hybrid. */
+/* One column: its stage, and enum hybrid. */
 static inline int stage_of_column(int column)
 {
     return column < N_STAGES ? column : N_STAGES - 1;

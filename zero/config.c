@@ -363,7 +363,7 @@ void zr_config_release(struct zr_config *config)
     config->options.n_order = 0;
 }
 
-/* What each tensor's group means for it. */
+/* Gives each tensor the optimizer and the number of states of its group. */
 static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {

@@ -424,13 +424,28 @@ static int distance(const char *a, const char *b)
     return row[n_b];
 }
 
-/* The first of the least distance, among those the environment can set or among all. A key of an earlier
- * version has the one that does its work now. */
+/* Keys that an earlier version had: the key that does their work now, or what else does it. */
+static const struct earlier {
+    const char *key, *now, *how;
+} earlier_keys[] = {{"shard_group", "dp_replicate", NULL},
+                    {"mpi", NULL, "-Dmpi chooses the MPI when libzero is built"},
+                    {"mpi_shims", NULL, "the module for MPI lies beside libzero.so"}};
+
+static const struct earlier *find_earlier(const char *key)
+{
+    for (size_t i = 0; i < sizeof earlier_keys / sizeof *earlier_keys; i++)
+        if (!strcasecmp(key, earlier_keys[i].key))
+            return &earlier_keys[i];
+    return NULL;
+}
+
+/* The first of the least distance, among those the environment can set or among all. */
 static const struct field *nearest(const char *key, bool env_only, int *best)
 {
     const struct field *found = NULL;
-    if (!strcasecmp(key, "shard_group"))
-        key = "dp_replicate";
+    const struct earlier *was = find_earlier(key);
+    if (was && was->now)
+        key = was->now;
     *best = INT_MAX;
     for (size_t i = 0; i < N_FIELDS; i++) {
         if (env_only && fields[i].where != TEXT_AND_ENV)
@@ -462,6 +477,9 @@ int zero_config_set(struct zero_config *cfg, const char *key, const char *value)
             return zr_fail(ZR_ERR_ARG, "%s cannot be set from text: it is %s", key, f->allowed);
         return set_text(cfg, f, key, value);
     }
+    const struct earlier *was = find_earlier(key);
+    if (was && was->how)
+        return zr_fail(ZR_ERR_ARG, "there is no configuration key \"%s\": %s", key, was->how);
     int d;
     return zr_fail(ZR_ERR_ARG, "there is no configuration key \"%s\"; the nearest is \"%s\"", key,
                    nearest(key, false, &d)->key);
@@ -502,10 +520,13 @@ static void warn_of_unknown(struct zr_log *log)
         if (strncmp(*e, "ZERO_", 5) != 0 || n <= 5 || strncmp(*e, "ZERO_TEST_", 10) == 0)
             continue;
         snprintf(name, sizeof name, "%.*s", n < sizeof name ? (int)n : (int)sizeof name - 1, *e);
+        const struct earlier *was = find_earlier(name + 5);
         int d = nearest_variable(name, known);
         if (!strcmp(name, known))
             continue;
-        if (d <= 2)
+        if (was && was->how)
+            zr_warn(log, "%s is not known and was ignored: %s", name, was->how);
+        else if (d <= 2)
             zr_warn(log, "%s is not known and was ignored; did you mean %s?", name, known);
         else
             zr_warn(log, "%s is not known and was ignored; the nearest is %s", name, known);

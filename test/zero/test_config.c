@@ -442,6 +442,8 @@ static void test_misspelt_variable(void **state)
         {"ZERO_stage", "; did you mean ZERO_STAGE?"},
         {"ZERO_SHARD_GROUP", " is not known and was ignored; "},
         {"ZERO_SHARD_GROUP", "ZERO_DP_REPLICATE"},
+        {"ZERO_MPI", " is not known and was ignored: -Dmpi chooses the MPI when libzero is built"},
+        {"ZERO_MPI_SHIMS", " is not known and was ignored: the module for MPI lies beside libzero.so"},
         {"ZERO_A_NAME_THAT_IS_LONGER_THAN_ANY_VARIABLE_THAT_THIS_LIBRARY_EVER_KNEW",
          "; the nearest is ZERO_"}};
     for (size_t i = 0; i < sizeof misspelt / sizeof *misspelt; i++) {
@@ -641,6 +643,8 @@ static void test_unknown_key(void **state)
         snprintf(text, sizeof text, "the nearest is \"%s\"", keys[i][1]);
         assert_message(text);
     }
+    assert_int_equal(zero_config_set(&cfg, "mpi", "ompi"), ZERO_ERR_ARG);
+    assert_message("there is no configuration key \"mpi\": -Dmpi chooses the MPI when libzero is built");
     char longest[5000];
     memset(longest, 'x', sizeof longest);
     longest[sizeof longest - 1] = 0;
