@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Copies of frozen units outlive a step: they take a few to settle, or take turns for ever. */
+/* Copies of units that are not updated outlive a step. They may take a few steps to settle, or alternate for
+ * ever. */
 enum { MOST_STEPS = 8 };
 
 struct rehearsal {

@@ -489,10 +489,16 @@ static void check_run(const struct zr_plan *p)
 {
     enum { STEPS = 12 };
     struct watch w;
-    int64_t gathers[STEPS + 1] = {0}, n_frozen = 0, n_equal = 0;
+    bool updated[MOST_UNITS] = {false};
+    int64_t gathers[STEPS + 1] = {0}, n_equal = 0;
+    int32_t n_updated = 0;
     watch_open(&w, &p->spec);
+    for (int32_t i = 0; i < p->spec.n_order; i++) {
+        const struct zr_call *c = &p->spec.order[i];
+        updated[c->unit] |= c->backward && p->spec.units[c->unit].trainable;
+    }
     for (int32_t u = 0; u < p->spec.n_units; u++)
-        n_frozen += !p->spec.units[u].trainable;
+        n_updated += updated[u];
     for (int step = 0; step < STEPS; step++) {
         int64_t gathers_before = w.n_gathers, reduces_before = w.n_reduces;
         for (int a = 0; a < p->spec.grad_accum_steps; a++) {
@@ -509,9 +515,9 @@ static void check_run(const struct zr_plan *p)
         gathers[step + 1] = w.n_gathers - gathers_then; /* issued by this step for the next */
         CHECK(w.n_reduces - reduces_before == p->traffic.n_reduce, "step %d has %lld reduces", step,
               (long long)(w.n_reduces - reduces_before));
-        /* Copies of frozen units outlive a step, so that steps may take turns. */
+        /* Copies of units that are not updated outlive a step, so steps may alternate between counts. */
         n_equal += step >= STEPS - 4 && gathers[step] == p->traffic.n_gather;
-        CHECK(n_frozen || step == 0 || gathers[step] == p->traffic.n_gather,
+        CHECK(n_updated < p->spec.n_units || step == 0 || gathers[step] == p->traffic.n_gather,
               "step %d has %lld gathers, the plan says %lld", step, (long long)gathers[step],
               (long long)p->traffic.n_gather);
     }
@@ -1186,7 +1192,7 @@ static bool make_calls(struct watch *w, const struct zr_call *calls, int32_t n)
 static int32_t forward_calls(const struct planned *p)
 {
     int32_t n = 0, n_open = 0;
-    for (; n < p->opt.n_order && !p->order[n].backward; n++)
+    for (; n < p->opt.n_order && !p->order[n].backward && !p->order[n].apart; n++)
         n_open += p->order[n].is_end ? -1 : 1;
     return n_open ? 0 : n;
 }
