@@ -327,8 +327,8 @@ bool zr_buffers_are_saved_here(const struct zero_ctx *z);
 int zr_buffers_check(const struct zero_ctx *z);
 int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal);
 
-/* program_data.c. Data that the program gave, which the context and saves under way hold. keep: NULL is allowed,
- * and returned. */
+/* program_data.c. Data that the program gave. The context and the saves under way hold it. keep: NULL is
+ * allowed, and returned. */
 struct zr_data {
     /* counted on one thread */
     int32_t n_holders;
@@ -337,8 +337,8 @@ struct zr_data {
 };
 struct zr_data *zr_data_keep(struct zr_data *d);
 void zr_data_drop(struct zr_data *d);
-/* The files of a loaded checkpoint, for zero_read_data. prepare may fail and changes nothing. use takes them, and
- * drops what zero_set_data was given before the load. */
+/* The files of a loaded checkpoint, for zero_read_data. prepare may fail and changes nothing. use takes them,
+ * and drops what zero_set_data was given before the load. */
 int zr_loaded_prepare(struct zero_ctx *z, const char *folder, const struct zr_manifest *m,
                       struct zr_loaded **out);
 void zr_loaded_use(struct zero_ctx *z, struct zr_loaded *loaded);

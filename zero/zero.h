@@ -426,103 +426,89 @@ enum zero_sync {
  *         ORDER     a bracket is open, between actions, or a buffer's pointer is NULL */
 ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
 
-/* What a program decides for one zero_save. All zero is the default. */
+/* Options of one zero_save. All zero is the default. */
 struct zero_save_options {
-    /* 1: a milestone, which cfg.checkpoint.save_keep neither counts nor removes, in later runs too. The folder's
-     * name then ends in -kept. Default 0. */
+    /* 1: a milestone, which cfg.checkpoint.save_keep neither counts nor removes. Its folder's name ends in
+     * -kept. Default 0. */
     int32_t kept;
 };
 
-/* Save a new checkpoint into the folder dir, as dir/save-SERIAL-step-T.
- * It has weights, optimizer states, counts of steps, and what zero_set_data was given. Each rank writes
- * what it owns, and rank 0 writes the manifest last. A folder is a checkpoint if and only if its manifest
- * validates. When the call returns, the checkpoint is on the disk and was read back. Older ones beyond
- * cfg.checkpoint.save_keep are removed after that.
+/* Save a new checkpoint, dir/save-SERIAL-step-T.
+ * It holds weights, optimizer states, step counts and what zero_set_data was given. Each rank writes what
+ * it owns; rank 0 writes the manifest last, and only a valid manifest makes a checkpoint. The call returns
+ * when it is on the disk and was read back. Only then are those beyond cfg.checkpoint.save_keep removed.
  *
- * With cfg.checkpoint.save_async the call first ends the save before it and returns that one's failure, if
- * any. Then it orders a snapshot and returns, and zero_save_wait tells the outcome.
+ * With cfg.checkpoint.save_async the call ends the save before it, orders a snapshot and returns. If the
+ * save before it failed, the call returns that error and begins none. zero_save_wait tells the outcome.
  *
- * dir is made if it is missing, but not its parents. It may be a symbolic link; links inside it are not
- * followed. All ranks must see one file system there. The context locks dir until zero_unwrap, and holds
- * the locks of the latest 8 folders. options NULL is the default.
+ * dir is made if it is missing, and stays locked until zero_unwrap. All ranks must see one file system
+ * there. Links inside dir are not followed. options may be NULL.
  *
- * Collective; outside brackets and actions, between steps.
- * Blocks  until the checkpoint is on the disk, or with save_async until the snapshot is ordered
- * Errors: IO        the message names the file and the reason, or who holds the lock
- *         ARG       a name of a tensor is not UTF-8; the names are too many or too long; or options->kept
- *         MISMATCH  options differ between ranks; nothing is written
- *         ORDER     a bracket is open, or a step has begun
- *         NOMEM     nothing is written
- *         The context and the earlier checkpoints in dir stay as they were */
+ * Collective, between steps; outside brackets and actions.
+ * Errors: the context and the checkpoints in dir are as before
+ *         IO        the message names the file and the reason, or the process that holds the lock
+ *         ARG       options->kept; or tensors whose names are not UTF-8 or too long for a file's header
+ *         MISMATCH  ranks gave different options
+ *         ORDER     a bracket is open, or a step has begun */
 ZERO_API int zero_save(zero_ctx *z, const char *dir, const struct zero_save_options *options);
 
-/* Wait until the save begun last is on the disk, and tell where the last checkpoint is.
- * *path is the folder of the last checkpoint that this context saved, from the root on and equal on all
- * ranks; NULL if there is none. It is valid until the next zero_save, zero_save_wait, zero_load or
- * zero_unwrap. path may be NULL.
+/* Wait until the last save is on the disk, and get the path of the last checkpoint.
+ * *path is that of the last checkpoint that this context saved, from the root on and equal on all ranks, or
+ * NULL. It is valid until the next zero_save, zero_save_wait, zero_load or zero_unwrap. path may be NULL.
  *
  * Collective; outside actions.
- * Blocks  until the asynchronous save has ended; not if there is none
- * Errors: the failure of that save, once; *path is then left alone, and the next call gives the checkpoint
- *         before it */
+ * Errors: those of the save, once; *path is not changed */
 ZERO_API int zero_save_wait(zero_ctx *z, const char **path);
 
-/* Load a checkpoint: path is one, or a folder of them, of which the latest is taken.
- * Any stage, world, mesh, prefetch and budget loads what any other saved, bit by bit. In a folder,
- * unfinished checkpoints and those with a damaged manifest are skipped and logged. Tensors are matched by
- * name, and their dtypes, shapes and optimizers must be equal. A tensor that was frozen and is now trained
- * begins with fresh optimizer state, and the log names it. Data that zero_set_data was given before is
- * dropped.
+/* Load a checkpoint. If path is a folder of checkpoints, the latest valid one is loaded.
+ * Any stage, world, mesh, prefetch and budget loads what any other saved, bit by bit. Names, dtypes, shapes
+ * and optimizers of tensors must be equal. A tensor that was frozen and is now trained begins with fresh
+ * optimizer state, and the log says so. What zero_set_data was given is dropped.
  *
- * All ranks must find the same files, on one file system or as copies. Links inside the folder are not
- * followed. The call needs host memory for what this rank owns, but not with ZERO_INIT_LATER on the host.
+ * All ranks must find the same files there, or copies. Links inside the folder are not followed. The call
+ * needs host memory for what this rank owns, except with ZERO_INIT_LATER on the host.
  *
- * Collective; outside brackets and actions, between steps.
- * Blocks  on the disk, and on the other ranks
+ * Collective, between steps; outside brackets and actions.
  * Errors: nothing is changed
- *         IO     a file is missing or damaged, or ranks find different checkpoints; the message names it
- *         ARG    it is a checkpoint of another model; the message names the tensor
- *         ORDER  a bracket is open, or a step has begun
- *         NOMEM  there is no memory for what this rank owns */
+ *         IO     the message names the file that is missing or damaged, or the rank that finds another
+ *         ARG    the checkpoint is of another model; the message names the tensor
+ *         ORDER  a bracket is open, or a step has begun */
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
-/* Whose data zero_set_data and zero_read_data mean. */
+/* An owner of data, for zero_set_data and zero_read_data. */
 enum zero_data {
     /* the job's, which rank 0 gives */
     ZERO_DATA_JOB = -1,
-    /* zero_set_data alone: this rank's */
+    /* this rank's; zero_set_data alone */
     ZERO_DATA_RANK = -2
 };
 
-/* Give the program's own data, of any size, to the checkpoints that follow: seeds, or the position in the
- * data set.
- * whose is ZERO_DATA_JOB or ZERO_DATA_RANK. Ranks may give different sizes, or nothing. Only rank 0's
- * ZERO_DATA_JOB counts. Each later checkpoint has the data until the next call or zero_load. 0 bytes: none.
+/* Give later checkpoints data of the program, of any size: seeds, the position in the data set.
+ * whose is ZERO_DATA_JOB (what other ranks than rank 0 give is ignored) or ZERO_DATA_RANK. Every checkpoint
+ * holds it until the next call or zero_load. 0 bytes: none.
  *
  * Local.
- * Ownership  data is copied, to host memory that is not in the plan
- * Errors: ARG    whose or bytes is not allowed
- *         NOMEM  what was set before stays */
+ * Ownership  data is copied to host memory, which is not in the plan
+ * Errors: ARG    whose, or negative bytes
+ *         NOMEM  what was given before stays */
 ZERO_API int zero_set_data(zero_ctx *z, int32_t whose, const void *data, int64_t bytes);
 
-/* The program's own data in the checkpoint that was loaded last. */
+/* Data of the program in the checkpoint that was loaded last. */
 struct zero_data_info {
-    /* bytes of the data that was asked for; 0: none was saved */
+    /* bytes of the data asked for; 0: none was saved */
     int64_t bytes;
-    /* ranks that saved the checkpoint, which may be more or fewer than there are now */
+    /* ranks that saved the checkpoint */
     int32_t n_saved;
 };
 
-/* Read bytes [first, first + n) of the program's own data from the checkpoint that was loaded last.
- * whose is ZERO_DATA_JOB, or a rank that saved the checkpoint: 0 to info->n_saved - 1. Any rank may read any
- * of them. With n 0 the call only fills *info. info may be NULL, and dst if n is 0. Each call opens the file,
- * so read large pieces. Every block of 1 MiB that is touched is checked.
+/* Read bytes [first, first + n) of the program's data from the checkpoint that was loaded last.
+ * whose is ZERO_DATA_JOB, or a saved rank from 0 to info->n_saved - 1. Any rank reads any of them. With n 0
+ * the call only fills *info. info may be NULL. Each call opens the file, so read large pieces.
  *
- * Local.
- * Blocks  on the disk
+ * Local. Blocks on the disk.
  * Errors: ORDER  no checkpoint was loaded
- *         ARG    no such rank saved it, or the range is not within the data
- *         IO     the file is damaged, or gone, as after a zero_save that removed the checkpoint */
+ *         ARG    no such rank, or the range is not within its data
+ *         IO     the file is damaged, or was removed by a later zero_save */
 ZERO_API int zero_read_data(zero_ctx *z, int32_t whose, int64_t first, int64_t n, void *dst,
                             struct zero_data_info *info);
 

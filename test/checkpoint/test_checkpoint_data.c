@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_data.c: the program's own data, of the job and of each rank, comes back to whatever ranks there
- * are later, whole or refused. */
+/* test_checkpoint_data.c: data of the program, of the job and of each rank, comes back on whatever ranks
+ * there are later, whole or refused. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/kernels/random.h"
@@ -23,8 +23,8 @@
 static uint64_t seed;
 static struct memory_files *disk;
 
-/* Bytes of the job (ZERO_DATA_JOB) or a rank at a step: none, one, several blocks, and less than a block; no two are
- * equal. */
+/* Bytes of the job (ZERO_DATA_JOB) or a rank at a step: none, one, several blocks, and less than a block.
+ * No two are equal. */
 static int64_t bytes_of(int whose, int64_t t)
 {
     static const int64_t bytes[] = {(3 << 20) + 17, 0, 1, 70001};

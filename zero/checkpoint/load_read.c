@@ -423,8 +423,8 @@ static void meet(const struct zr_loading *l, struct zr_request **requests, int64
         meet_extent(&m, &l->own.list[i]);
 }
 
-/* Adds this rank's share of the program's data to what is checked, so that a load finds damage there. Nothing of
- * it is kept. */
+/* Adds this rank's share of the program's data to what is checked, so that a load finds damage there. The
+ * data itself is not kept. */
 static int add_data(const struct zr_loading *l, int32_t file, struct zr_request *requests, int64_t *n)
 {
     int64_t rank = l->z->world.rank, world = l->z->world.world;

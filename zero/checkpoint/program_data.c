@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* program_data.c: the program's own data in checkpoints: the job's, which rank 0 gives, and each rank's.
- * zero_set_data keeps a copy for the saves that follow. A save writes it into the file of the rank that gave
- * it, as an entry under the checksums of that file. zero_read_data reads the files of the checkpoint that was
- * loaded last, a range at a time. */
+/* program_data.c: data of the program in checkpoints: the job's, which rank 0 gives, and each rank's.
+ * zero_set_data keeps a copy for the saves that follow. A save writes it into the file of that rank.
+ * zero_read_data reads ranges of it from the checkpoint that was loaded last. */
 #include "zero/checkpoint/save.h"
 #include "zero/checkpoint/shard_file.h"
 

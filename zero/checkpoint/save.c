@@ -97,8 +97,8 @@ struct wanted {
     uint32_t numbers; /* of zero_tune and zero_set_step, hashed */
 };
 
-/* Warns, once for each kind, of a program that loaded a checkpoint with data of its own, and gave none for the
- * next save. */
+/* Warns, once for each kind, if the loaded checkpoint has data of the program, and the program has given none
+ * for the next save. */
 static void report_no_data(struct zero_ctx *z, int kind, int64_t bytes)
 {
     int64_t before = zr_loaded_bytes(z->loaded, kind);

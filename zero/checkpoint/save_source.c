@@ -84,7 +84,7 @@ static int gather(const struct zr_source *s, char *dst, int64_t from, int64_t n)
     return err;
 }
 
-/* Copies those of bytes [from, from + n) of the file that are the program's own data, which follow the ranges. */
+/* Copies the part of bytes [from, from + n) of the file that is the program's data, behind the ranges. */
 static void copy_data(const struct zr_source *s, char *dst, int64_t from, int64_t n)
 {
     int64_t begin = s->at[s->x->n];
