@@ -142,7 +142,10 @@ int zero_read_data(zero_ctx *z, int32_t whose, int64_t first, int64_t n, void *d
     enum zr_data_kind kind = job ? ZR_DATA_JOB : ZR_DATA_RANK;
     const struct zr_manifest_file *f = &z->loaded->files[job ? 0 : whose];
     int64_t bytes = f->data[kind];
-    snprintf(who, sizeof who, job ? "the job" : "saved rank %d", whose);
+    if (job)
+        snprintf(who, sizeof who, "the job");
+    else
+        snprintf(who, sizeof who, "saved rank %d", whose);
     if (n < 0 || first < 0 || first > bytes || n > bytes - first)
         return zr_fail(ZR_ERR_ARG, "%s: first is %lld and n is %lld; %s has %lld bytes", call,
                        (long long)first, (long long)n, who, (long long)bytes);
