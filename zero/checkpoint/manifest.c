@@ -365,7 +365,7 @@ static int get_file(const char *file, const json_t *o, bool of_rank0, struct zr_
     for (int k = 0; !err && k < ZR_N_DATA; k++) {
         bool here = k != ZR_DATA_JOB || of_rank0;
         err = get_int(file, o, zr_data_names[k], 0, here ? left : 0, &f->data[k]);
-        left -= f->data[k];
+        left -= err ? 0 : f->data[k];
     }
     if (!err)
         err = get_text(file, o, "blocks", sum, sizeof sum);
