@@ -187,7 +187,7 @@ static int run_save(struct bench *b, double *seconds)
     int err = b->rank == 0 ? disk_remove_folder(b->saves) : 0;
     err = err ? err : meet(b);
     int64_t start = zr_now_ns();
-    err = err ? err : reported(zero_save(b->z, b->saves));
+    err = err ? err : reported(zero_save(b->z, b->saves, NULL));
     *seconds = seconds_since(start);
     return err;
 }
@@ -305,13 +305,13 @@ static int measure_async(struct bench *b, struct results *r)
     err = err ? err : steps_until(b, enough, &r->step_ms);
     err = err ? err : meet(b);
     int64_t begun = zr_now_ns();
-    err = err ? err : reported(zero_save(b->z, b->saves));
+    err = err ? err : reported(zero_save(b->z, b->saves, NULL));
     r->call_ms = seconds_since(begun) * 1e3;
     err = err ? err : step(b);
     r->pays_ms = seconds_since(begun) * 1e3 - r->step_ms;
     err = err ? err : steps_until(b, is_saved, &r->during_ms);
     r->written_ms = seconds_since(begun) * 1e3;
-    err = err ? err : reported(zero_save_wait(b->z));
+    err = err ? err : reported(zero_save_wait(b->z, NULL));
     err = err ? err : meet(b);
     begun = zr_now_ns();
     if (!err && b->rank == 0) {

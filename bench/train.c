@@ -467,7 +467,7 @@ static int train(struct run *r)
         TRY(train_save(r, step + 1, stop));
     }
     if (r->z)
-        TRY(reported(zero_save_wait(r->z)));
+        TRY(reported(zero_save_wait(r->z, NULL)));
     TRY(train_end(r, loss));
     return train_export(r); /* whose traffic is not the training's */
 }

@@ -27,8 +27,8 @@ static int save(struct run *r, int64_t step)
     int n = snprintf(text, sizeof text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld",
                      (unsigned long long)o->seed, (long long)step, (long long)(r->n_micro * o->batch),
                      (long long)r->data.n_bytes, (long long)r->per_step);
-    TRY(reported(zero_set_user_data(r->z, text, n)));
-    return reported(zero_save(r->z, o->save));
+    TRY(reported(zero_set_data(r->z, ZERO_DATA_JOB, text, n)));
+    return reported(zero_save(r->z, o->save, NULL));
 }
 
 int train_save(struct run *r, int64_t steps_done, bool stop)
@@ -62,12 +62,12 @@ int train_load(struct run *r, int64_t *step)
         return 0;
     }
     TRY(reported(zero_load(r->z, latest ? o->save : o->load)));
-    const void *data;
-    int64_t n;
+    struct zero_data_info info;
     struct train_position p;
-    char text[256];
-    TRY(reported(zero_get_user_data(r->z, &data, &n)));
-    snprintf(text, sizeof text, "%.*s", n < 255 ? (int)n : 255, data ? (const char *)data : "");
+    char text[256] = "";
+    TRY(reported(zero_read_data(r->z, ZERO_DATA_JOB, 0, 0, NULL, &info)));
+    if (info.bytes < (int64_t)sizeof text)
+        TRY(reported(zero_read_data(r->z, ZERO_DATA_JOB, 0, info.bytes, text, NULL)));
     if (!train_read_position(text, &p))
         return failed(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
     if (p.seed != o->seed || p.text_bytes != r->data.n_bytes) {

@@ -13,6 +13,7 @@
 #include "shard/engine/engine.h"
 #include "zero/checkpoint/files.h"
 #include "zero/checkpoint/folder_lock.h"
+#include "zero/checkpoint/manifest.h"
 #include "zero/config.h"
 #include "zero/progress.h"
 
@@ -125,16 +126,12 @@ struct zero_ctx {
     struct zr_left_out *left_out;
     /* for zero-run */
     struct zr_progress_map progress;
-    /* the program's own, for the next save or of the last load */
-    unsigned char *user_data;
-
-    int64_t n_user_data;
-    /* this rank's own, for the next save; NULL: none */
-    struct zr_rank_data *rank_data;
-    /* what the checkpoint loaded last has of ranks; NULL: nothing was */
-    struct zr_loaded_ranks *loaded;
-    /* since that load: the program gave data of this rank; a warning said that it did not */
-    bool rank_data_set, reported_no_rank_data;
+    /* the program's own data for the next saves, by enum zr_data_kind; NULL: none */
+    struct zr_data *data[ZR_N_DATA];
+    /* the files of the checkpoint that was loaded last; NULL: none was */
+    struct zr_loaded *loaded;
+    /* since that load: the program called zero_set_data; a warning said that it did not */
+    bool data_set[ZR_N_DATA], reported_no_data[ZR_N_DATA];
     /* of those that are left where they are (unwrap.c) */
     struct zero_ctx *next_left;
     /* world * ZR_EXCHANGE_BYTES, for zr_engine_exchange: what ranks tell each other must not fail for want of
@@ -330,25 +327,24 @@ bool zr_buffers_are_saved_here(const struct zero_ctx *z);
 int zr_buffers_check(const struct zero_ctx *z);
 int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal);
 
-/* user_data.c. What a rank of the program gave: saves that are under way hold it too. keep: NULL is allowed,
- * and returned. */
-struct zr_rank_data {
-    /* the context and saves under way; counted on one thread */
+/* program_data.c. Data that the program gave. The context and the saves under way hold it. keep: NULL is
+ * allowed, and returned. */
+struct zr_data {
+    /* counted on one thread */
     int32_t n_holders;
     int64_t bytes;
-    char data[];
+    char content[];
 };
-struct zr_rank_data *zr_rank_data_keep(struct zr_rank_data *d);
-void zr_rank_data_drop(struct zr_rank_data *d);
-/* Notes where the data of ranks is that saved a checkpoint. prepare: while that can still fail; loaded: it is
- * in use now, and what was set before it is not. */
-struct zr_manifest;
-int zr_loaded_ranks_prepare(struct zero_ctx *z, const char *folder, const struct zr_manifest *m,
-                            struct zr_loaded_ranks **out);
-void zr_loaded_ranks_use(struct zero_ctx *z, struct zr_loaded_ranks *loaded);
-void zr_loaded_ranks_free(struct zr_loaded_ranks *l);
-/* Bytes that its ranks had. */
-int64_t zr_loaded_ranks_bytes(const struct zr_loaded_ranks *l);
+struct zr_data *zr_data_keep(struct zr_data *d);
+void zr_data_drop(struct zr_data *d);
+/* The files of a loaded checkpoint, for zero_read_data. prepare may fail and changes nothing. use takes them,
+ * and drops what zero_set_data was given before the load. */
+int zr_loaded_prepare(struct zero_ctx *z, const char *folder, const struct zr_manifest *m,
+                      struct zr_loaded **out);
+void zr_loaded_use(struct zero_ctx *z, struct zr_loaded *loaded);
+void zr_loaded_free(struct zr_loaded *l);
+/* Bytes of the program's data of one enum zr_data_kind in all files; 0 of NULL. */
+int64_t zr_loaded_bytes(const struct zr_loaded *l, int kind);
 
 /* save.c. Ends a save that was begun: collective while the context is healthy, else it only gives up what is
  * this rank's. Returns the save's failure. */

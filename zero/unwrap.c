@@ -76,9 +76,9 @@ void zr_tear_down(struct zero_ctx *z)
     zr_config_release(&z->config);
     zr_awaited_close(z);
     zr_left_out_close(z);
-    free(z->user_data);
-    zr_rank_data_drop(z->rank_data);
-    zr_loaded_ranks_free(z->loaded);
+    for (int kind = 0; kind < ZR_N_DATA; kind++)
+        zr_data_drop(z->data[kind]);
+    zr_loaded_free(z->loaded);
     free(z->from_all);
     free(z->sharers);
     free(z);

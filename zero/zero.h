@@ -449,87 +449,91 @@ enum zero_sync {
  *         ORDER     a bracket is open, between actions, or a buffer's pointer is NULL */
 ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
 
-/* Collective, blocking (but see cfg.checkpoint.save_async). Saves a new checkpoint into the folder dir, which
- * is made if it is missing (not its parents), as dir/save-SERIAL-step-T: weights, optimizer states, the count
- * of steps, the program's user data and each rank's own. Each rank writes what it owns, as one safetensors
- * file; rank 0 then writes the manifest, which alone makes it a checkpoint. On return it is on the disk:
- * files and folders were synced, and heads and checksums read back. Only then are those beyond the
- * cfg.checkpoint.save_keep latest removed, and what unfinished saves left. All ranks must see one file system
- * there, which is looked at. dir may be relative, to the working directory at the call, and may be a symbolic
- * link. Links inside it are not followed: a save-... that is one is not removed, and any other fails the
- * call. Outside brackets, between steps; with pp above 1 before the first action of a step or after the last,
- * or ZERO_ERR_ORDER, and of the tensors of all stages.
+/* Options of one zero_save. All zero is the default. */
+struct zero_save_options {
+    /* 1: a milestone, which cfg.checkpoint.save_keep neither counts nor removes. Its folder's name ends in
+     * -kept. Default 0. */
+    int32_t kept;
+};
+
+/* Save a new checkpoint, dir/save-SERIAL-step-T.
+ * It holds weights, optimizer states, step counts and what zero_set_data was given. Each rank writes what
+ * it owns; rank 0 writes the manifest last, and only a valid manifest makes a checkpoint. The call returns
+ * when it is on the disk and was read back. Only then are those beyond cfg.checkpoint.save_keep removed.
  *
- * dir is locked from the first save into it until zero_unwrap, as one of the latest 8 folders: a save by
- * another context fails with ZERO_ERR_IO and names the holder. The lock ends with the process. Children that
- * it forked after the save keep it, unless they exec.
+ * With cfg.checkpoint.save_async the call ends the save before it, orders a snapshot and returns. If the
+ * save before it failed, the call returns that error and begins none. zero_save_wait tells the outcome.
  *
- * On failure (ZERO_ERR_IO naming the call, file and reason; ZERO_ERR_ARG for names of tensors that are not
- * UTF-8, or too many and too long for a file's header or the manifest; ZERO_ERR_NOMEM) the context is as
- * before, and so are the checkpoints in dir. With cfg.checkpoint.save_async the call waits for the save
- * before it, returns its failure, if any, without beginning another, and leaves writing to a thread;
- * zero_save_wait tells the outcome. */
-ZERO_API int zero_save(zero_ctx *z, const char *dir);
+ * dir is made if it is missing, and stays locked until zero_unwrap. All ranks must see one file system
+ * there. Links inside dir are not followed. options may be NULL.
+ *
+ * Collective, between steps; outside brackets and actions.
+ * Errors: the context and the checkpoints in dir are as before
+ *         IO        the message names the file and the reason, or the process that holds the lock
+ *         ARG       options->kept; or tensors whose names are not UTF-8 or too long for a file's header
+ *         MISMATCH  ranks gave different options
+ *         ORDER     a bracket is open, or a step has begun */
+ZERO_API int zero_save(zero_ctx *z, const char *dir, const struct zero_save_options *options);
 
-/* The same, of a checkpoint that cfg.checkpoint.save_keep does not remove and does not count: a milestone,
- * the best so far, the end of an epoch. It is dir/save-SERIAL-step-T-kept: the name says so, to later runs
- * too, and renaming a checkpoint to or from it is how to change one's mind. zero_load takes it for the latest
- * like any other. ZERO_ERR_MISMATCH, and nothing written, where other ranks call zero_save. */
-ZERO_API int zero_save_kept(zero_ctx *z, const char *dir);
+/* Wait until the last save is on the disk, and get the path of the last checkpoint.
+ * *path is that of the last checkpoint that this context saved, from the root on and equal on all ranks, or
+ * NULL. It is valid until the next zero_save, zero_save_wait, zero_load or zero_unwrap. path may be NULL.
+ *
+ * Collective; outside actions.
+ * Errors: those of the save, once; *path is not changed */
+ZERO_API int zero_save_wait(zero_ctx *z, const char **path);
 
-/* Collective, blocking. Until the save begun last is on the disk; returns its failure, once. 0 when there is
- * none. zero_save, zero_load and zero_unwrap do the same first. With pp above 1 ZERO_ERR_ORDER between two
- * actions. */
-ZERO_API int zero_save_wait(zero_ctx *z);
-
-/* Where the checkpoint is that was saved last, for zero_load, and for copying it elsewhere: *path is
- * dir/save-SERIAL-step-T (or -kept) from the root on, the same on every rank, valid until the next zero_save,
- * zero_save_wait, zero_load or zero_unwrap; NULL when this context has saved none. It is the last one that is
- * known to be on the disk: with cfg.checkpoint.save_async the one begun last from zero_save_wait on, the one
- * before it until then. A save that failed changes nothing. Local; does not wait. */
-ZERO_API int zero_get_saved(zero_ctx *z, const char **path);
-
-/* Collective, blocking. Loads a checkpoint: path is one, or a folder of them, of which the one saved last is
- * taken; unfinished ones, and those with a damaged manifest or a file of another size, are skipped and told
- * to cfg.debug.log. Any stage, world, mesh, prefetch and budget loads what any other saved, bit by bit. A
- * damaged block is an error of the rank that reads it. Links inside the folder are not followed. Tensors are
- * matched by name; names, dtypes, shapes and each one's optimizer must be the same. A tensor that was frozen
- * and is now trained, or the reverse, is loaded too: a trained one then begins with fresh optimizer state,
- * and the log names the tensors, and a unit whose step count it shares. Needs host memory for what this rank
- * owns, for the time of the call (but for buffers alone with ZERO_INIT_LATER on the host, before any
- * zero_write). Rank 0 says which it is, and all ranks must find the same files there, on one file system or
- * as copies: their manifests are compared. On failure (ZERO_ERR_IO, ZERO_ERR_ARG for another model; the file
- * and the tensor, or the rank that finds something else, are named) nothing is changed. Outside brackets,
- * between steps; with pp above 1 before the first action of a step or after the last. */
+/* Load a checkpoint. If path is a folder of checkpoints, the latest valid one is loaded.
+ * Any stage, world, mesh, prefetch and budget loads what any other saved, bit by bit. Names, dtypes, shapes
+ * and optimizers of tensors must be equal. A tensor that was frozen and is now trained begins with fresh
+ * optimizer state, and the log says so. What zero_set_data was given is dropped.
+ *
+ * All ranks must find the same files there, or copies. Links inside the folder are not followed. The call
+ * needs host memory for what this rank owns, except with ZERO_INIT_LATER on the host.
+ *
+ * Collective, between steps; outside brackets and actions.
+ * Errors: nothing is changed
+ *         IO     the message names the file that is missing or damaged, or the rank that finds another
+ *         ARG    the checkpoint is of another model; the message names the tensor
+ *         ORDER  a bracket is open, or a step has begun */
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
-/* The program's own bytes (at most 64 KiB, copied): rank 0's travel with every checkpoint saved afterwards,
- * and zero_load brings them back on every rank; what others give is not used. 0 bytes: none. For what the
- * library does not know: seeds, the position in the data. ZERO_ERR_ARG for more bytes, ZERO_ERR_NOMEM; what
- * was set before stays then. Local; does not wait. */
-ZERO_API int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes);
-/* *data: the bytes set or loaded last, the library's, valid until the next zero_set_user_data, zero_load or
- * zero_unwrap; NULL and 0 when there are none. Local; does not wait. */
-ZERO_API int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes);
+/* An owner of data, for zero_set_data and zero_read_data. */
+enum zero_data {
+    /* the job's, which rank 0 gives */
+    ZERO_DATA_JOB = -1,
+    /* this rank's; zero_set_data alone */
+    ZERO_DATA_RANK = -2
+};
 
-/* This rank's own bytes, of any size: the state of its data loader or of its random numbers, a replay buffer.
- * They are copied to host memory that is not in the plan; 0 bytes: none. Each later checkpoint has them, in
- * the rank's file and under its checksums, until the next zero_set_rank_data or zero_load. zero_load checks
- * all of them, each rank a part. Ranks wait cfg.launch.timeout_ms for each other then: raise it for many GB.
- * Ranks may give different sizes, or nothing. Local. */
-ZERO_API int zero_set_rank_data(zero_ctx *z, const void *data, int64_t bytes);
+/* Give later checkpoints data of the program, of any size: seeds, the position in the data set.
+ * whose is ZERO_DATA_JOB (what other ranks than rank 0 give is ignored) or ZERO_DATA_RANK. Every checkpoint
+ * holds it until the next call or zero_load. 0 bytes: none.
+ *
+ * Local.
+ * Ownership  data is copied to host memory, which is not in the plan
+ * Errors: ARG    whose, or negative bytes
+ *         NOMEM  what was given before stays */
+ZERO_API int zero_set_data(zero_ctx *z, int32_t whose, const void *data, int64_t bytes);
 
-/* Of the checkpoint loaded last: *n_saved ranks saved it, which need not be as many as there are now (0: none
- * was loaded), and saved rank saved_rank, of 0..*n_saved - 1, gave *bytes, 0 if none. Any rank may ask for
- * any saved one. n_saved or bytes may be NULL; without bytes saved_rank is not looked at. With bytes:
- * ZERO_ERR_ORDER when no checkpoint was loaded, ZERO_ERR_ARG for another saved_rank. Local; does not wait. */
-ZERO_API int zero_find_rank_data(zero_ctx *z, int32_t saved_rank, int32_t *n_saved, int64_t *bytes);
+/* Data of the program in the checkpoint that was loaded last. */
+struct zero_data_info {
+    /* bytes of the data asked for; 0: none was saved */
+    int64_t bytes;
+    /* ranks that saved the checkpoint */
+    int32_t n_saved;
+};
 
-/* Reads bytes [first, first + n) of what saved rank saved_rank gave, from the checkpoint loaded last, to dst.
- * Each block of 1 MiB that is touched is checked again. The call opens the file, so read large pieces.
- * ZERO_ERR_IO if the file is gone, as after a zero_save whose cfg.checkpoint.save_keep removed it. Local,
- * blocking. */
-ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first, int64_t n, void *dst);
+/* Read bytes [first, first + n) of the program's data from the checkpoint that was loaded last.
+ * whose is ZERO_DATA_JOB, or a saved rank from 0 to info->n_saved - 1. Any rank reads any of them. With n 0
+ * the call only fills *info. info may be NULL. Each call opens the file, so read large pieces.
+ *
+ * Local. Blocks on the disk.
+ * Errors: ORDER  no checkpoint was loaded
+ *         ARG    no such rank, or the range is not within its data
+ *         IO     the file is damaged, or was removed by a later zero_save */
+ZERO_API int zero_read_data(zero_ctx *z, int32_t whose, int64_t first, int64_t n, void *dst,
+                            struct zero_data_info *info);
 
 /* Write the model's weights alone, in the model's dtype, as safetensors for other programs.
  * The export is dir/model.safetensors if one file of max_file_bytes holds it (0: 5 GB). Otherwise it is

@@ -386,7 +386,7 @@ struct zero_config {
         /* + 1: zero_save returns once a copy is queued, and writes it while training goes on. Reserves
          * memory for what this rank saves. Default 0. */
         int32_t save_async;
-        /* + Checkpoints that zero_save keeps in a folder. Default 0: all. */
+        /* + Checkpoints that zero_save keeps in a folder, milestones not counted. Default 0: all. */
         int32_t save_keep;
     } checkpoint;
 

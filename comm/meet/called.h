@@ -46,7 +46,6 @@
     X(FINISH, "zero_finish")                                                                                 \
     X(SYNC_BUFFERS, "zero_sync_buffers")                                                                     \
     X(SAVE, "zero_save")                                                                                     \
-    X(SAVE_KEPT, "zero_save_kept")                                                                           \
     X(SAVE_WAIT, "zero_save_wait")                                                                           \
     X(LOAD, "zero_load")                                                                                     \
     X(EXPORT, "zero_export")                                                                                 \

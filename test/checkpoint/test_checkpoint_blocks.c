@@ -142,9 +142,9 @@ static void save(struct model_rank *m, void *arg)
 {
     (void)arg;
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     uint64_t h = model_hash(m);
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save_wait(m->z, NULL));
     if (m->rank == 0)
         hash = h;
 }
@@ -234,7 +234,7 @@ static void save_from_device(struct model_rank *m, void *arg)
     hash = model_hash(m);
     n_copied = 0;
     dev->ops = &ops;
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     dev->ops = host_ops;
     struct zr_extents x;
     int64_t bytes = 0;
@@ -249,7 +249,7 @@ static void save_from_device(struct model_rank *m, void *arg)
     for (int k = 0; k < 40; k += 3) {
         copies_left = k;
         dev->ops = &ops;
-        int err = zero_save(m->z, "run");
+        int err = zero_save(m->z, "run", NULL);
         dev->ops = host_ops;
         CHECK_THAT(err == ZERO_ERR_SYSTEM && strstr(zero_last_error(), "out of order"));
         CHECK_OK(zero_load(m->z, "run"));

@@ -37,7 +37,7 @@ static void save_two(struct model_rank *m, void *arg)
     (void)arg;
     for (int i = 1; i <= 2; i++) {
         CHECK_OK(model_steps(m, 1));
-        CHECK_OK(zero_save(m->z, "run"));
+        CHECK_OK(zero_save(m->z, "run", NULL));
         uint64_t h = model_hash(m);
         if (m->rank == 0)
             hashes[i] = h;
@@ -338,6 +338,8 @@ static void another_manifest(struct model_rank *m, void *arg)
         {"\"updates\":2", "\"updates\":[2]", "updates has 1 numbers"},
         {"\"updates\":2", "\"update\":2", "updates are not whole numbers in 0..2"},
         {"\"rank_data\":0", "\"rank_data\":-1", "rank_data is not a whole number in 0.."},
+        {"\"job_data\":0,\"rank_data\":0}]", "\"job_data\":1,\"rank_data\":0}]",
+         "job_data is not a whole number in 0..0"}, /* not in rank 0's file */
     };
     static const char trailer[] = ",\"checksum\":\"";
     struct kept own = keep_file(SECOND "/manifest.json");
@@ -417,7 +419,7 @@ static void load_another(struct model_rank *m, void *arg)
 {
     (void)arg;
     refused(m, "run", ZERO_ERR_ARG, reported[change].a, SECOND);
-    CHECK_OK(zero_save(m->z, "other"));
+    CHECK_OK(zero_save(m->z, "other", NULL));
     CHECK_OK(zero_load(m->z, "other"));
 }
 
@@ -510,15 +512,15 @@ static void on_disk(struct model_rank *m, void *arg)
     snprintf(path, sizeof path, "%s/run", (const char *)arg);
     m->z->files = &zr_files_posix;
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, path));
+    CHECK_OK(zero_save(m->z, path, NULL));
     uint64_t hash = model_hash(m);
     CHECK_OK(model_steps(m, 1));
     /* A folder that cannot be written: also root cannot make a file inside a file. */
     snprintf(inside, sizeof inside, "%s/save-00000001-step-00000001/manifest.json/run", path);
     uint64_t later = model_hash(m);
-    CHECK_THAT(zero_save(m->z, inside) == ZERO_ERR_IO &&
+    CHECK_THAT(zero_save(m->z, inside, NULL) == ZERO_ERR_IO &&
                strstr(zero_last_error(), "manifest.json/run: make folder: not a directory"));
-    CHECK_THAT(zero_save(m->z, "/proc/nothing-here") == ZERO_ERR_IO &&
+    CHECK_THAT(zero_save(m->z, "/proc/nothing-here", NULL) == ZERO_ERR_IO &&
                strstr(zero_last_error(), "/proc/nothing-here"));
     CHECK_THAT(model_hash(m) == later);
     CHECK_OK(zero_load(m->z, path));

@@ -136,9 +136,9 @@ static bool try_save(struct model_rank *m, struct story *s, int64_t pages, int64
                      const uint64_t hash[3])
 {
     alone(m, s, fill_disk, pages, files);
-    int err = zero_save(m->z, run);
+    int err = zero_save(m->z, run, NULL);
     if (!err)
-        err = zero_save_wait(m->z);
+        err = zero_save_wait(m->z, NULL);
     if (err) {
         CHECK_THAT(err == ZERO_ERR_IO && strstr(zero_last_error(), "no space left on device") &&
                    strstr(zero_last_error(), disk));
@@ -160,8 +160,8 @@ static void begin(struct model_rank *m, uint64_t hash[3])
         CHECK_OK(model_steps(m, 1));
         hash[i] = model_hash(m);
         if (i == 1)
-            CHECK_OK(zero_save(m->z, run));
-        CHECK_OK(zero_save_wait(m->z));
+            CHECK_OK(zero_save(m->z, run, NULL));
+        CHECK_OK(zero_save_wait(m->z, NULL));
     }
 }
 
@@ -227,7 +227,7 @@ static void test_no_more_files(void **state)
 static void refuse_writing(struct model_rank *m, const char *why)
 {
     uint64_t hash = model_hash(m);
-    CHECK_THAT(zero_save(m->z, run) == ZERO_ERR_IO);
+    CHECK_THAT(zero_save(m->z, run, NULL) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), run) && strstr(zero_last_error(), why));
     CHECK_THAT(model_hash(m) == hash);
     CHECK_OK(zero_load(m->z, run));
@@ -238,13 +238,13 @@ static void on_read_only(struct model_rank *m, void *arg)
 {
     (void)arg;
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, run));
+    CHECK_OK(zero_save(m->z, run, NULL));
     CHECK_OK(model_steps(m, 1));
     zr_folder_unlock_all(&m->z->locks); /* a file that is open for writing: none can be there */
     CHECK_THAT(!mount(NULL, disk, NULL, MS_REMOUNT | MS_RDONLY, NULL));
     refuse_writing(m, "read-only file system");
     CHECK_THAT(!mount(NULL, disk, NULL, MS_REMOUNT, NULL));
-    CHECK_OK(zero_save(m->z, run));
+    CHECK_OK(zero_save(m->z, run, NULL));
 }
 
 static void test_read_only(void **state)
@@ -262,12 +262,12 @@ static void on_closed_folder(struct model_rank *m, void *arg)
     if (root)
         CHECK_THAT(!seteuid(NOBODY));
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, run));
+    CHECK_OK(zero_save(m->z, run, NULL));
     CHECK_OK(model_steps(m, 1));
     CHECK_THAT(!chmod(run, 0555));
     refuse_writing(m, "permission denied");
     CHECK_THAT(!chmod(run, 0755));
-    CHECK_OK(zero_save(m->z, run));
+    CHECK_OK(zero_save(m->z, run, NULL));
     if (root)
         CHECK_THAT(!seteuid(0));
 }

@@ -77,12 +77,12 @@ static void save_one(struct model_rank *m, void *arg)
     char note[64];
     int n = snprintf(note, sizeof note, "seed 1, position %lld", (long long)m->step + STEPS);
     CHECK_OK(model_steps(m, STEPS));
-    CHECK_OK(zero_set_user_data(m->z, m->rank ? "another rank's" : note, m->rank ? 14 : n));
-    CHECK_OK(zero_save(m->z, w->dir));
+    CHECK_OK(zero_set_data(m->z, ZERO_DATA_JOB, m->rank ? "another rank's" : note, m->rank ? 14 : n));
+    CHECK_OK(zero_save(m->z, w->dir, NULL));
     uint64_t hash = model_hash(m);
     CHECK_OK(model_steps(m, MORE));
     uint64_t later = model_hash(m);
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save_wait(m->z, NULL));
     if (m->rank == 0) {
         w->hash = hash;
         w->later = later;
@@ -96,12 +96,12 @@ static void load_all(struct model_rank *m, void *arg)
     CHECK_OK(model_steps(m, 2));
     for (int i = 0; i < N_WAYS; i++) {
         struct way *w = &ways[(self + 1 + i) % N_WAYS]; /* its own last */
-        const void *note;
-        int64_t n;
+        struct zero_data_info info;
+        char note[18];
         CHECK_OK(zero_load(m->z, w->dir));
         CHECK_THAT(model_hash(m) == w->hash);
-        CHECK_OK(zero_get_user_data(m->z, &note, &n));
-        CHECK_THAT(n == 18 && !memcmp(note, "seed 1, position 3", 18));
+        CHECK_OK(zero_read_data(m->z, ZERO_DATA_JOB, 0, 18, note, &info));
+        CHECK_THAT(info.bytes == 18 && !memcmp(note, "seed 1, position 3", 18));
         CHECK_THAT(model_t(m) == STEPS);
     }
     m->step = STEPS;
@@ -153,10 +153,10 @@ static void save_every_step(struct model_rank *m, void *arg)
     uint64_t *hash = arg;
     for (int i = 0; i < 12; i++) {
         CHECK_OK(model_steps(m, 1));
-        CHECK_OK(zero_save(m->z, "run"));
+        CHECK_OK(zero_save(m->z, "run", NULL));
     }
-    CHECK_OK(zero_save_wait(m->z));
-    CHECK_OK(zero_save_wait(m->z)); /* nothing is left to wait for */
+    CHECK_OK(zero_save_wait(m->z, NULL));
+    CHECK_OK(zero_save_wait(m->z, NULL)); /* nothing is left to wait for */
     uint64_t h = model_hash(m);
     if (m->rank == 0)
         *hash = h;
@@ -204,7 +204,7 @@ static void commit_by_steps(struct model_rank *m, void *arg)
 {
     (void)arg;
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     bool there = false;
     for (int i = 0; i < 2000 && !there; i++) {
         double found = 0;
@@ -220,7 +220,7 @@ static void commit_by_steps(struct model_rank *m, void *arg)
         there = found > 0;
     }
     CHECK_THAT(there);
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save_wait(m->z, NULL));
 }
 
 static void test_commit_by_steps(void **state)
@@ -240,19 +240,18 @@ static void refuse(struct model_rank *m, void *arg)
     char longest[ZR_PATH_BYTES + 1];
     memset(longest, 'x', ZR_PATH_BYTES);
     longest[ZR_PATH_BYTES] = 0;
-    CHECK_THAT(zero_save(NULL, "run") == ZERO_ERR_ARG && zero_load(NULL, "run") == ZERO_ERR_ARG);
-    CHECK_THAT(zero_save(m->z, NULL) == ZERO_ERR_ARG && zero_save(m->z, "") == ZERO_ERR_ARG &&
+    CHECK_THAT(zero_save(NULL, "run", NULL) == ZERO_ERR_ARG && zero_load(NULL, "run") == ZERO_ERR_ARG);
+    CHECK_THAT(zero_save(m->z, NULL, NULL) == ZERO_ERR_ARG && zero_save(m->z, "", NULL) == ZERO_ERR_ARG &&
                zero_load(m->z, "") == ZERO_ERR_ARG);
-    CHECK_THAT(zero_save(m->z, longest) == ZERO_ERR_ARG && zero_load(m->z, longest) == ZERO_ERR_ARG);
-    CHECK_THAT(zero_set_user_data(m->z, longest, (64 << 10) + 1) == ZERO_ERR_ARG);
+    CHECK_THAT(zero_save(m->z, longest, NULL) == ZERO_ERR_ARG && zero_load(m->z, longest) == ZERO_ERR_ARG);
     CHECK_OK(model_steps(m, 1)); /* a first step without gradients is refused for itself */
     CHECK_OK(zero_begin(m->z, 1, ZERO_FORWARD));
-    CHECK_THAT(zero_save(m->z, "run") == ZERO_ERR_ORDER && zero_load(m->z, "run") == ZERO_ERR_ORDER);
+    CHECK_THAT(zero_save(m->z, "run", NULL) == ZERO_ERR_ORDER && zero_load(m->z, "run") == ZERO_ERR_ORDER);
     CHECK_OK(zero_end(m->z, 1, ZERO_FORWARD));
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     CHECK_OK(zero_begin(m->z, 1, ZERO_BACKWARD));
     CHECK_OK(zero_end(m->z, 1, ZERO_BACKWARD));
-    CHECK_THAT(zero_save(m->z, "run") == ZERO_ERR_ORDER && zero_load(m->z, "run") == ZERO_ERR_ORDER);
+    CHECK_THAT(zero_save(m->z, "run", NULL) == ZERO_ERR_ORDER && zero_load(m->z, "run") == ZERO_ERR_ORDER);
     CHECK_THAT(strstr(zero_last_error(), "a step has begun") != NULL);
     CHECK_OK(zero_step(m->z, 0.1f, NULL));
     CHECK_OK(zero_load(m->z, "run"));

@@ -59,12 +59,12 @@ static int note_of(int rank, int64_t t, char note[64])
 
 static void check_notes(struct model_rank *m, int64_t t)
 {
-    int32_t n_saved;
+    struct zero_data_info info;
     char note[64], found[64] = "";
-    CHECK_OK(zero_find_rank_data(m->z, 0, &n_saved, NULL));
-    for (int r = 0; r < n_saved; r++) {
+    CHECK_OK(zero_read_data(m->z, ZERO_DATA_JOB, 0, 0, NULL, &info));
+    for (int r = 0; r < info.n_saved; r++) {
         int n = note_of(r, t, note);
-        CHECK_OK(zero_read_rank_data(m->z, r, 0, n, found));
+        CHECK_OK(zero_read_data(m->z, r, 0, n, found, NULL));
         CHECK_THAT(!memcmp(note, found, (size_t)n));
     }
 }
@@ -75,12 +75,12 @@ static void begin_history(struct model_rank *m, struct history *h)
         CHECK_OK(model_steps(m, 1));
         h->hashes[m->rank][i] = model_hash(m);
         char note[64];
-        CHECK_OK(zero_set_rank_data(m->z, note, note_of(m->rank, i, note)));
+        CHECK_OK(zero_set_data(m->z, ZERO_DATA_RANK, note, note_of(m->rank, i, note)));
         if (i < 3)
-            CHECK_OK(zero_save(m->z, "run"));
+            CHECK_OK(zero_save(m->z, "run", NULL));
     }
     if (zr_engine_snapshot(m->z->engine))
-        CHECK_OK(zero_save_wait(m->z));
+        CHECK_OK(zero_save_wait(m->z, NULL));
 }
 
 /* The step that is found, which must have the state of that step. */
@@ -91,14 +91,15 @@ static int64_t loaded_step(struct model_rank *m, const struct history *h)
     char note[64];
     CHECK_THAT(t >= 1 && t <= 3);
     CHECK_THAT(model_hash(m) == h->hashes[m->rank][t]);
-    CHECK_OK(zero_set_rank_data(m->z, note, note_of(m->rank, 3, note))); /* for the save that comes next */
+    CHECK_OK(zero_set_data(m->z, ZERO_DATA_RANK, note,
+                           note_of(m->rank, 3, note))); /* for the save that comes next */
     return t;
 }
 
 static int save_and_wait(struct model_rank *m)
 {
-    int err = zero_save(m->z, "run");
-    return err ? err : zero_save_wait(m->z);
+    int err = zero_save(m->z, "run", NULL);
+    return err ? err : zero_save_wait(m->z, NULL);
 }
 
 /* ---- calls that fail, whichever rank's they are ---- */
@@ -249,8 +250,8 @@ static void lose_power(struct model_rank *m, void *arg)
     struct outage *o = arg;
     struct history *h = &o->h;
     bool over = false;
-    CHECK_OK(zero_save(m->z, "start"));
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save(m->z, "start", NULL));
+    CHECK_OK(zero_save_wait(m->z, NULL));
     const struct zr_files *start = m->z->files;
     int64_t step = (every + 2) / 3 < MOST_STEP ? (every + 2) / 3 : MOST_STEP;
     for (int64_t k = 1; !over; k += step) {

@@ -74,16 +74,15 @@ static void save_apart(struct model_rank *m, void *arg)
     CHECK_OK(model_steps(m, 1));
     if (d->fault != ONE_FILE_SYSTEM) {
         m->z->files = memory_files_table(m->rank == d->who ? d->other : d->disk);
-        CHECK_THAT(zero_save(m->z, "run") == ZERO_ERR_IO);
+        CHECK_THAT(zero_save(m->z, "run", NULL) == ZERO_ERR_IO);
         check_words(m, d);
     }
     /* As if nothing had been: training goes on, and a save where all see the same. */
     m->z->files = memory_files_table(d->disk);
     uint64_t before = model_hash(m);
-    CHECK_OK(zero_save(m->z, "run"));
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     const char *path;
-    CHECK_OK(zero_get_saved(m->z, &path));
+    CHECK_OK(zero_save_wait(m->z, &path));
     CHECK_OK(zr_folder_walk(m->z->files, path, NULL, count_name, &n_marks));
     CHECK_THAT(n_marks == 0);
     CHECK_OK(model_steps(m, 1));
@@ -127,12 +126,12 @@ static void not_said(void *arg, const char *line)
     (void)arg, (void)line;
 }
 
-/* With these bytes of the program's own, in which alone two saves of one step differ. */
+/* With this data of the program, in which alone two saves of one step differ. */
 static void save_with(struct model_rank *m, void *arg)
 {
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_set_user_data(m->z, arg, (int64_t)strlen(arg)));
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_set_data(m->z, ZERO_DATA_JOB, arg, (int64_t)strlen(arg)));
+    CHECK_OK(zero_save(m->z, "run", NULL));
 }
 
 /* The words on the rank that speaks, before which others name it. */
@@ -172,8 +171,8 @@ static void check_load_words(const struct model_rank *m, const struct two_saves 
 static void load_apart(struct model_rank *m, void *arg)
 {
     const struct two_saves *d = arg;
-    const void *own;
-    int64_t n_own;
+    struct zero_data_info info;
+    char own[3];
     uint64_t before = model_hash(m);
     m->z->files = memory_files_table(m->rank == d->who ? d->other : d->disk);
     if (d->instead != COPY) {
@@ -184,8 +183,8 @@ static void load_apart(struct model_rank *m, void *arg)
     }
     CHECK_OK(zero_load(m->z, "run"));
     CHECK_THAT(model_hash(m) != before);
-    CHECK_OK(zero_get_user_data(m->z, &own, &n_own));
-    CHECK_THAT(n_own == 3 && !memcmp(own, one, 3));
+    CHECK_OK(zero_read_data(m->z, ZERO_DATA_JOB, 0, 3, own, &info));
+    CHECK_THAT(info.bytes == 3 && !memcmp(own, one, 3));
     CHECK_OK(model_steps(m, 1));
 }
 

@@ -15,10 +15,13 @@
 
 static struct memory_files *disk;
 
+static const struct zero_save_options kept = {.kept = 1};
+
+/* Collective. */
 static void saved_is(struct model_rank *m, const char *expected)
 {
     const char *path = "poison";
-    CHECK_OK(zero_get_saved(m->z, &path));
+    CHECK_OK(zero_save_wait(m->z, &path));
     model_check(expected ? path && !strcmp(path, expected) : !path, __FILE__, __LINE__,
                 expected ? expected : "NULL");
 }
@@ -30,25 +33,22 @@ static void ask_for_it(struct model_rank *m, void *arg)
     bool async = *(bool *)arg;
     const char *path = NULL;
     char first[64];
-    CHECK_THAT(zero_get_saved(NULL, &path) == ZERO_ERR_ARG && zero_get_saved(m->z, NULL) == ZERO_ERR_ARG);
+    CHECK_THAT(zero_save_wait(NULL, &path) == ZERO_ERR_ARG);
     saved_is(m, NULL);
     CHECK_OK(model_steps(m, 1));
     uint64_t hash = model_hash(m);
-    CHECK_OK(zero_save(m->z, "run"));
-    saved_is(m, async ? NULL : "run/save-00000001-step-00000001");
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     saved_is(m, "run/save-00000001-step-00000001");
-    CHECK_OK(zero_get_saved(m->z, &path));
+    CHECK_OK(zero_save_wait(m->z, &path));
     snprintf(first, sizeof first, "%s", path);
 
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, "other"));
-    saved_is(m, async ? first : "other/save-00000001-step-00000002");
-    CHECK_OK(zero_get_saved(m->z, &path));
+    CHECK_OK(zero_save(m->z, "other", NULL));
+    if (!async)
+        CHECK_OK(zero_save_wait(m->z, &path));
     CHECK_OK(
         zero_load(m->z, path)); /* which also ends the save that is under way, and moves on what path is */
     CHECK_THAT(model_t(m) == (async ? 1 : 2));
-    CHECK_OK(zero_save_wait(m->z));
     saved_is(m, "other/save-00000001-step-00000002");
 
     CHECK_OK(zero_load(m->z, first)); /* it is what zero_load wants */
@@ -60,16 +60,17 @@ static void ask_for_it(struct model_rank *m, void *arg)
     if (m->rank == 0)
         memory_files_fault(disk, FAULT_EIO, 20, true);
     CHECK_OK(zr_engine_barrier(m->z->engine));
-    int err = zero_save(m->z, "run");
-    CHECK_THAT((err ? err : zero_save_wait(m->z)) == ZERO_ERR_IO);
+    int err = zero_save(m->z, "run", NULL);
+    path = "poison";
+    CHECK_THAT((err ? err : zero_save_wait(m->z, &path)) == ZERO_ERR_IO);
+    CHECK_THAT(!strcmp(path, "poison"));
     saved_is(m, "other/save-00000001-step-00000002");
     CHECK_OK(zr_engine_barrier(m->z->engine));
     if (m->rank == 0)
         memory_files_fault(disk, FAULT_NONE, 0, false);
     CHECK_OK(zr_engine_barrier(m->z->engine));
-    CHECK_OK(zero_save(m->z, "run"));
-    CHECK_OK(zero_save_wait(m->z));
-    CHECK_OK(zero_get_saved(m->z, &path)); /* what failed may have left a folder, whose number is taken */
+    CHECK_OK(zero_save(m->z, "run", NULL));
+    CHECK_OK(zero_save_wait(m->z, &path)); /* what failed may have left a folder, whose number is taken */
     CHECK_THAT(path && !strncmp(path, "run/save-", 9) && strcmp(path, first) != 0);
     CHECK_OK(zero_load(m->z, path));
 }
@@ -93,8 +94,8 @@ static void save_and_leave(struct model_rank *m, void *arg)
     const char *base = arg, *path;
     char gone[ZR_PATH_BYTES];
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, "run"));
-    CHECK_OK(zero_get_saved(m->z, &path));
+    CHECK_OK(zero_save(m->z, "run", NULL));
+    CHECK_OK(zero_save_wait(m->z, &path));
     CHECK_THAT(path && *path == '/' && strstr(path, base));
     CHECK_THAT(!chdir("/"));
     snprintf(gone, sizeof gone, "%s", path);
@@ -129,10 +130,10 @@ static void save_late(struct model_rank *m, void *arg)
     CHECK_THAT(zero_set_step(m->z, ZR_MOST_STEPS + 1) == ZERO_ERR_ARG);
     CHECK_OK(zero_set_step(m->z, ZR_MOST_STEPS));
     for (int i = 0; i < 3; i++)
-        CHECK_OK(i == 1 ? zero_save_kept(m->z, "run") : zero_save(m->z, "run"));
+        CHECK_OK(zero_save(m->z, "run", i == 1 ? &kept : NULL));
     saved_is(m, "run/save-00000003-step-100000000000000000");
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     CHECK_OK(zero_set_step(m->z, 0));
     CHECK_OK(zero_load(m->z, "run"));
     CHECK_THAT(model_t(m) == ZR_MOST_STEPS + 1);
@@ -149,15 +150,15 @@ static void save_after_largest(struct model_rank *m, void *arg)
 {
     (void)arg;
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     if (m->rank == 0)
         CHECK_OK(zr_file_rename(m->z->files, "run/save-00000001-step-00000001",
                                 "run/save-999999999999999998-step-00000001"));
     CHECK_OK(zero_load(m->z, "run"));
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     saved_is(m, "run/save-999999999999999999-step-00000002");
-    CHECK_THAT(zero_save(m->z, "run") == ZERO_ERR_ARG);
+    CHECK_THAT(zero_save(m->z, "run", NULL) == ZERO_ERR_ARG);
     CHECK_THAT(strstr(zero_last_error(), "run/save-999999999999999999-step-00000002: zero_load would not"));
     CHECK_OK(zero_load(m->z, "run"));
     CHECK_THAT(model_t(m) == 2);
@@ -178,18 +179,18 @@ static void save_into_checkpoint(struct model_rank *m, void *arg)
     int64_t *n;
     (void)arg;
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, "run"));
-    CHECK_OK(zero_get_saved(m->z, &path));
+    CHECK_OK(zero_save(m->z, "run", NULL));
+    CHECK_OK(zero_save_wait(m->z, &path));
     CHECK_OK(zero_load(m->z, path));
     CHECK_OK(model_steps(m, 1));
     for (int i = 0; i < 2; i++) {
-        CHECK_THAT((i ? zero_save_kept : zero_save)(m->z, path) == ZERO_ERR_ARG);
+        CHECK_THAT(zero_save(m->z, path, i ? &kept : NULL) == ZERO_ERR_ARG);
         CHECK_THAT(
             strstr(zero_last_error(), "/save-00000001-step-00000001: this folder is a checkpoint itself"));
         CHECK_THAT(strstr(zero_last_error(), "above it: run"));
     }
     CHECK_THAT(!memory_files_content(disk, "run/save-00000001-step-00000001/.lock", &n));
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     CHECK_OK(zero_load(m->z, "run"));
     CHECK_THAT(model_t(m) == 2);
 }
@@ -210,7 +211,7 @@ static void save_beside_manifest(struct model_rank *m, void *arg)
     CHECK_THAT(zero_load(m->z, "run") == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "run/manifest.json is not libzero's, or is damaged"));
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_load(m->z, "run"));
     CHECK_THAT(model_t(m) == 1);
@@ -282,16 +283,15 @@ static void save_as(struct model_rank *m, struct keeping *k, const char *how)
         uint64_t h = model_hash(m);
         if (m->rank == 0)
             k->hashes[m->step] = h;
-        CHECK_OK(*how == 'k' ? zero_save_kept(m->z, "run") : zero_save(m->z, "run"));
+        CHECK_OK(zero_save(m->z, "run", *how == 'k' ? &kept : NULL));
     }
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save_wait(m->z, NULL));
     CHECK_OK(zr_engine_barrier(m->z->engine));
 }
 
 static void keep_some(struct model_rank *m, void *arg)
 {
     struct keeping *k = arg;
-    CHECK_THAT(zero_save_kept(NULL, "run") == ZERO_ERR_ARG && zero_save_kept(m->z, "") == ZERO_ERR_ARG);
     save_as(m, k, "kssk");
     saved_is(m, "run/save-00000004-step-00000004-kept");
     if (m->rank == 0)

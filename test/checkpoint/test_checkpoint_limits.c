@@ -66,15 +66,8 @@ static void test_sizes(void **state)
         struct zr_manifest_file files[60] = {0};
         struct zr_st_entry entries[60] = {0};
         int64_t updates[4] = {0, 9, 1000000, INT64_MAX / 2};
-        unsigned char user[100] = {1};
-        struct zr_manifest m = {.world = n,
-                                .version = "1.0",
-                                .tensors = tensors,
-                                .n_tensors = n,
-                                .files = files,
-                                .n_files = n,
-                                .user = user,
-                                .n_user = n};
+        struct zr_manifest m = {
+            .world = n, .version = "1.0", .tensors = tensors, .n_tensors = n, .files = files, .n_files = n};
         static char names[60][400];
         int64_t expected = 0, at = 0, n_text, n_head;
         char *text, *head;
@@ -100,7 +93,8 @@ static void test_sizes(void **state)
             reported.end = at += bytes;
             expected += zr_st_entry_bytes(&reported);
             files[i].bytes = (int64_t)(random_next(&seed) >> 2);
-            files[i].rank_data = files[i].bytes >> n;
+            for (int k = 0; k < ZR_N_DATA; k++)
+                files[i].data[k] = files[i].bytes >> n;
             zr_shard_name(i, n, files[i].name);
         }
         assert_int_equal(zr_manifest_print(&m, &text, &n_text), 0);
@@ -213,7 +207,7 @@ static void test_long_header(void **state)
     snprintf(run, sizeof run, "%s/run", base);
     struct long_names l = open_names(34, 1 << 20);
     zero_ctx *z = wrap(&l);
-    assert_int_equal(zero_save(z, run), ZERO_ERR_ARG);
+    assert_int_equal(zero_save(z, run, NULL), ZERO_ERR_ARG);
     assert_non_null(strstr(zero_last_error(), "safetensors allows 100000000"));
     assert_int_equal(access(run, F_OK), -1);
     CHECK_OK(zero_unwrap(&z));
@@ -245,14 +239,14 @@ static void save_changed(struct model_rank *m, void *arg)
     (void)arg;
     CHECK_OK(model_steps(m, 1));
     uint64_t hash = model_hash(m);
-    CHECK_OK(zero_save(m->z, "run"));
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save(m->z, "run", NULL));
+    CHECK_OK(zero_save_wait(m->z, NULL));
     for (int i = 0; i < 3; i++) {
         CHECK_OK(model_steps(m, 1));
         CHECK_OK(zr_engine_barrier(m->z->engine));
         changes = marks[i];
-        int err = zero_save(m->z, "run");
-        CHECK_THAT((err ? err : zero_save_wait(m->z)) == ZERO_ERR_IO);
+        int err = zero_save(m->z, "run", NULL);
+        CHECK_THAT((err ? err : zero_save_wait(m->z, NULL)) == ZERO_ERR_IO);
         CHECK_THAT(strstr(zero_last_error(), "read back") || strstr(zero_last_error(), ".blocks"));
         CHECK_OK(zr_engine_barrier(m->z->engine));
         changes = NULL;
@@ -260,8 +254,8 @@ static void save_changed(struct model_rank *m, void *arg)
         CHECK_THAT(model_hash(m) == hash && model_t(m) == 1);
         m->step = 1;
     }
-    CHECK_OK(zero_save(m->z, "run"));
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save(m->z, "run", NULL));
+    CHECK_OK(zero_save_wait(m->z, NULL));
 }
 
 static void test_changed(void **state)
@@ -368,7 +362,7 @@ static void load_many(struct model_rank *m, void *arg)
     snprintf(one, sizeof one, "%s/save-00000001-step-00000002", run);
     CHECK_OK(model_steps(m, 2));
     uint64_t hash = model_hash(m);
-    CHECK_OK(zero_save(m->z, run));
+    CHECK_OK(zero_save(m->z, run, NULL));
     split(m, one, many);
     CHECK_OK(model_steps(m, 1));
     CHECK_THAT(!getrlimit(RLIMIT_NOFILE, &usual));

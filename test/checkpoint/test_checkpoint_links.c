@@ -74,9 +74,9 @@ static int save_thrice(struct model_rank *m, const char *path)
     for (int i = 0; !err && i < 3; i++) {
         err = model_steps(m, 1);
         if (!err)
-            err = zero_set_rank_data(m->z, "some bytes", 10);
+            err = zero_set_data(m->z, ZERO_DATA_RANK, "some bytes", 10);
         if (!err)
-            err = zero_save(m->z, path);
+            err = zero_save(m->z, path, NULL);
     }
     return err;
 }
@@ -192,7 +192,7 @@ static void read_rank_data_of_fifo(struct model_rank *m, void *arg)
     char data[10];
     (void)arg;
     CHECK_OK(zero_load(m->z, at("run")));
-    CHECK_OK(zero_read_rank_data(m->z, 1, 0, 10, data));
+    CHECK_OK(zero_read_data(m->z, 1, 0, 10, data, NULL));
     double met = 0;
     CHECK_OK(zero_mean(m->z, &met, 1));
     if (m->rank == 0) {
@@ -200,7 +200,7 @@ static void read_rank_data_of_fifo(struct model_rank *m, void *arg)
             " && rm shard-00002-of-00002.safetensors && mkfifo shard-00002-of-00002.safetensors");
     }
     CHECK_OK(zero_mean(m->z, &met, 1));
-    CHECK_THAT(zero_read_rank_data(m->z, 1, 0, 10, data) == ZERO_ERR_IO);
+    CHECK_THAT(zero_read_data(m->z, 1, 0, 10, data, NULL) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "it is a FIFO") != NULL);
 }
 

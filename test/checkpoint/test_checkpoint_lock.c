@@ -39,15 +39,15 @@ static void clear(char *path)
 static void save(struct model_rank *m, void *arg)
 {
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, arg));
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save(m->z, arg, NULL));
+    CHECK_OK(zero_save_wait(m->z, NULL));
 }
 
 static void refuse(struct model_rank *m, void *arg)
 {
     CHECK_OK(model_steps(m, 1));
     for (int i = 0; i < 2; i++) {
-        CHECK_THAT(zero_save(m->z, i ? same : run) == ZERO_ERR_IO);
+        CHECK_THAT(zero_save(m->z, i ? same : run, NULL) == ZERO_ERR_IO);
         CHECK_THAT(strstr(zero_last_error(), run) &&
                    strstr(zero_last_error(), "another run saves into this"));
         model_check(strstr(zero_last_error(), arg) != NULL, __FILE__, __LINE__, arg);
@@ -97,7 +97,7 @@ static void save_into_many(struct model_rank *m, void *arg)
     for (int turn = 0; turn < 2; turn++)
         for (int i = 0; i < ZR_MOST_FOLDER_LOCKS + 3; i++) {
             snprintf(folder, sizeof folder, "%s/many%d", base, i);
-            CHECK_OK(zero_save(m->z, folder));
+            CHECK_OK(zero_save(m->z, folder, NULL));
             CHECK_THAT(m->z->locks.n <= ZR_MOST_FOLDER_LOCKS);
         }
 }
@@ -137,7 +137,7 @@ static void save_beside_another(struct model_rank *m, void *arg)
     save(m, run);
     CHECK_THAT(!access(moved_lock_file, F_OK));
     /* The first one's lock went with the folder that it renamed. What it gives back is not this one's. */
-    CHECK_THAT(zero_save(first->z, run) == ZERO_ERR_IO);
+    CHECK_THAT(zero_save(first->z, run, NULL) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "another context of it") != NULL);
     zr_folder_unlock_all(&first->z->locks);
     CHECK_THAT(!access(lock_file, F_OK) && access(moved_lock_file, F_OK) == -1);
@@ -189,7 +189,7 @@ static void refuse_users_file(struct model_rank *m, void *arg)
     (void)arg;
     CHECK_OK(model_steps(m, 1));
     for (int i = 0; i < 2; i++) {
-        CHECK_THAT((i ? export_to(m, run) : zero_save(m->z, run)) == ZERO_ERR_ARG);
+        CHECK_THAT((i ? export_to(m, run) : zero_save(m->z, run, NULL)) == ZERO_ERR_ARG);
         CHECK_THAT(strstr(zero_last_error(), "/run/.lock: libzero did not make this file") != NULL);
     }
 }
@@ -377,10 +377,10 @@ static void save_and_move(struct model_rank *m, void *arg)
     uint64_t hash = model_hash(m);
     CHECK_THAT(!chdir(base));
     pthread_mutex_lock(&gate);
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     CHECK_THAT(!chdir("/"));
     pthread_mutex_unlock(&gate);
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save_wait(m->z, NULL));
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_load(m->z, run));
     CHECK_THAT(model_hash(m) == hash);

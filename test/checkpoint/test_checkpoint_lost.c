@@ -89,7 +89,7 @@ static void lose_peer(struct model_rank *m, void *arg)
     CHECK_OK(model_steps(m, 1));
     if (m->rank == 0)
         close_gate(m);
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     pthread_barrier_wait(barrier);
     if (m->rank == 0) {
         /* As the rendezvous does when a peer's socket closes. */
@@ -100,7 +100,7 @@ static void lose_peer(struct model_rank *m, void *arg)
         /* The snapshot is complete only now, and whoever was to be told is gone. */
         CHECK_OK(zr_engine_device(m->z->engine)->ops->stream_sync(m->z->engine->reduce_stream));
     }
-    CHECK_THAT(zero_save_wait(m->z) == ZERO_ERR_PEER);
+    CHECK_THAT(zero_save_wait(m->z, NULL) == ZERO_ERR_PEER);
     pthread_barrier_wait(barrier);
 }
 
@@ -148,14 +148,14 @@ static void save_without_thread(struct model_rank *m, void *arg)
     uint64_t hash = model_hash(m);
     close_gate(m);
     no_threads = true;
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     CHECK_THAT(!pthread_create(&later, NULL, open_later, NULL));
-    CHECK_THAT(zero_save_wait(m->z) == ZERO_ERR_SYSTEM);
+    CHECK_THAT(zero_save_wait(m->z, NULL) == ZERO_ERR_SYSTEM);
     CHECK_THAT(gate_is_open()); /* the snapshot's memory is free again: its copies are done */
     pthread_join(later, NULL);
     no_threads = false;
-    CHECK_OK(zero_save(m->z, "run"));
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save(m->z, "run", NULL));
+    CHECK_OK(zero_save_wait(m->z, NULL));
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_load(m->z, "run"));
     CHECK_THAT(model_hash(m) == hash);
@@ -189,8 +189,8 @@ static void save_on_threads(struct model_rank *m, void *arg)
 {
     (void)arg;
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, "run"));
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save(m->z, "run", NULL));
+    CHECK_OK(zero_save_wait(m->z, NULL));
 }
 
 /* The program's signals are for the program's threads, also while it saves. */

@@ -101,9 +101,9 @@ static void reach(struct model_rank *m, void *arg)
         if (m->rank == 0)
             hashes[i] = h;
         if (i == 1)
-            CHECK_OK(zero_save(m->z, run));
+            CHECK_OK(zero_save(m->z, run, NULL));
     }
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save_wait(m->z, NULL));
     (void)arg;
 }
 
@@ -113,9 +113,9 @@ static void fail_calls(struct model_rank *m, void *arg)
     reach(m, NULL);
     for (int64_t k = 1 + rand() % every_alone; !done; k += every_alone) {
         begin_failing(k, for_good);
-        int err = zero_save(m->z, run);
+        int err = zero_save(m->z, run, NULL);
         if (!err)
-            err = zero_save_wait(m->z);
+            err = zero_save_wait(m->z, NULL);
         done = end_failing() < k;
         /* jansson misreads when memory is out: then what was read back is wrong somehow, and it is told how.
          */
@@ -125,8 +125,8 @@ static void fail_calls(struct model_rank *m, void *arg)
             CHECK_THAT(err == 0);
         CHECK_THAT(model_hash(m) == hashes[2]);
         /* It works again; and what could not be removed is. */
-        CHECK_OK(zero_save(m->z, run));
-        CHECK_OK(zero_save_wait(m->z));
+        CHECK_OK(zero_save(m->z, run, NULL));
+        CHECK_OK(zero_save_wait(m->z, NULL));
         if (done)
             printf("%lld allocations in a save\n", (long long)n_calls);
     }
@@ -151,8 +151,8 @@ static void fail_calls(struct model_rank *m, void *arg)
         done = end_failing() < k;
         CHECK_THAT(err == 0 && done); /* nothing is allocated after zero_wrap */
     }
-    CHECK_OK(zero_save(m->z, run));
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save(m->z, run, NULL));
+    CHECK_OK(zero_save_wait(m->z, NULL));
 }
 
 /* ---- several ranks: whichever's allocation it is, all learn that the call failed, and go on ---- */
@@ -208,21 +208,21 @@ static void fail_among(struct model_rank *m, void *arg)
         CHECK_OK(model_steps(m, 1));
         hash[i] = model_hash(m);
         if (i == 1)
-            CHECK_OK(zero_save(m->z, a->saves[1]));
-        CHECK_OK(zero_save_wait(m->z));
+            CHECK_OK(zero_save(m->z, a->saves[1], NULL));
+        CHECK_OK(zero_save_wait(m->z, NULL));
     }
     for (k = a->first; !done; k += a->every) {
         begin_among(m, a, k);
-        int err = zero_save(m->z, a->saves[2]);
+        int err = zero_save(m->z, a->saves[2], NULL);
         if (!err)
-            err = zero_save_wait(m->z);
+            err = zero_save_wait(m->z, NULL);
         done = end_among(m, a, k);
         CHECK_THAT(all_or_none(m, a, err));
         CHECK_THAT(err == 0 || ((err == ZERO_ERR_NOMEM || err == ZERO_ERR_IO) && !done));
         if (++n % 16 && !done)
             continue;
         CHECK_THAT(model_hash(m) == hash[2]);
-        CHECK_OK(zero_save(m->z, a->saves[2]));
+        CHECK_OK(zero_save(m->z, a->saves[2], NULL));
         CHECK_OK(zero_load(m->z, a->saves[2]));
         CHECK_THAT(model_hash(m) == hash[2]);
     }

@@ -71,11 +71,11 @@ static void save_one(struct model_rank *m, void *arg)
     char dir[16];
     snprintf(dir, sizeof dir, "/way%d", i);
     CHECK_OK(model_steps(m, STEPS));
-    CHECK_OK(zero_save(m->z, dir));
+    CHECK_OK(zero_save(m->z, dir, NULL));
     uint64_t hash = model_hash(m);
     CHECK_OK(model_steps(m, MORE));
     uint64_t later = model_hash(m);
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save_wait(m->z, NULL));
     if (m->rank == 0) {
         saved[i].hash = hash;
         saved[i].later = later;

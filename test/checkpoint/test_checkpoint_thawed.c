@@ -90,7 +90,7 @@ static void save_first(struct model_rank *m, void *arg)
 {
     (void)arg;
     CHECK_OK(model_steps(m, 3));
-    CHECK_OK(zero_save(m->z, "first"));
+    CHECK_OK(zero_save(m->z, "first", NULL));
     take(m, &at[0]);
 }
 
@@ -100,7 +100,7 @@ static void change_and_save(struct model_rank *m, void *arg)
     CHECK_OK(zero_load(m->z, "first"));
     CHECK_THAT(model_t(m) == 3);
     take(m, &at[1]);
-    CHECK_OK(zero_save(m->z, "second"));
+    CHECK_OK(zero_save(m->z, "second", NULL));
 }
 
 static void change_back(struct model_rank *m, void *arg)
@@ -192,7 +192,7 @@ static void save_counts(struct model_rank *m, void *arg)
         CHECK_OK(model_steps(m, 1));
     }
     m->leaves_out = 0;
-    CHECK_OK(zero_save(m->z, "counts"));
+    CHECK_OK(zero_save(m->z, "counts", NULL));
     CHECK_OK(model_steps(m, 2));
     uint64_t hash = model_hash(m);
     if (m->rank == 0)

@@ -258,7 +258,7 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
     for (int step = from; step < o->steps; step++)
         RUN_TRY(log, one_step(w, o, setup, rank, step, d, log));
     if (o->save)
-        RUN_TRY(log, zero_save(w->z, o->save));
+        RUN_TRY(log, zero_save(w->z, o->save, NULL));
     float *at = log->weights;
     for (int i = 0; i < w->n; i++) {
         const struct zero_tensor *t = &w->tensors[i];

@@ -332,11 +332,11 @@ static void saves(struct toy_rank *r)
     bool unequal = !getenv("ZERO_CHECK"); /* there it is an error */
     for (int i = 0; !err && i < 2; i++) {
         fill(p, i && unequal ? r->rank : 0); /* as they were synced, and then not */
-        err = zero_save(p->z, p->plan->dir);
+        err = zero_save(p->z, p->plan->dir, NULL);
         fill(p, 5); /* the model goes on at once */
     }
     if (!err)
-        err = zero_save_wait(p->z);
+        err = zero_save_wait(p->z, NULL);
     bool reported =
         strstr(p->lines, "zero_save saves rank 0's buffers, but element 0 of buffer statistics is not");
     if (!err && reported != (unequal && r->world > 1 && r->rank == 0))
@@ -371,10 +371,10 @@ static void in_check(struct toy_rank *r)
     int err = open_program(p, r);
     fill(p, r->rank);
     if (!err)
-        err = zero_save(p->z, p->plan->dir);
+        err = zero_save(p->z, p->plan->dir, NULL);
     char text[sizeof r->text];
     snprintf(text, sizeof text, "%s", zero_last_error());
-    if (zero_sync_buffers(p->z, ZERO_SYNC_MEAN) || zero_save(p->z, p->plan->dir))
+    if (zero_sync_buffers(p->z, ZERO_SYNC_MEAN) || zero_save(p->z, p->plan->dir, NULL))
         toy_wrong(r, "after zero_sync_buffers: %s\n", zero_last_error());
     close_program(p, err);
     snprintf(r->text, sizeof r->text, "%s", text);
@@ -416,7 +416,7 @@ static void pointer_gone(struct toy_rank *r)
         const char *call[] = {"zero_sync_buffers", "zero_read", "zero_save"};
         int got = i == 0   ? zero_sync_buffers(p->z, ZERO_SYNC_RANK0)
                   : i == 1 ? zero_read(p->z, FIRST, ZERO_VALUE_PARAM, 0, 1, x)
-                           : zero_save(p->z, "/tmp/zero-buffers-none");
+                           : zero_save(p->z, "/tmp/zero-buffers-none", NULL);
         if (got != ZERO_ERR_ORDER || !strstr(zero_last_error(), want))
             toy_wrong(r, "%s: %d %s\n", call[i], got, zero_last_error());
     }

@@ -311,7 +311,7 @@ static void numbering_rank(struct toy_rank *r)
     for (int i = 0; i < 5 && n->loads; i++)
         TOY_TRY(make_step(&m, z, r));
     if (n->loads) {
-        TOY_TRY(zero_save(z, n->folder));
+        TOY_TRY(zero_save(z, n->folder, NULL));
         TOY_TRY(zero_unwrap(&z));
         toy_free(&m);
         toy_make(&m);

@@ -221,7 +221,7 @@ static void expect_refused(struct toy_rank *r, struct toy *m, zero_ctx *z, const
     for (int i = 0; i < 7; i++) {
         int err = i == 0   ? zero_begin(z, 0, ZERO_FORWARD)
                   : i == 1 ? zero_step(z, 1, NULL)
-                  : i == 2 ? zero_save(z, "/tmp/zero-first-values-none")
+                  : i == 2 ? zero_save(z, "/tmp/zero-first-values-none", NULL)
                   : i == 3 ? zero_micro(z)
                   : i == 4 ? zero_gather_all(z, 0)
                   : i == 5 ? zero_norm(z, &norm)
@@ -280,7 +280,7 @@ static int import(struct toy_rank *r, struct toy *m, zero_ctx *z)
 static int save_and_export(struct toy_rank *r, struct toy *m, zero_ctx *z)
 {
     (void)r, (void)m;
-    int err = zero_save(z, plan->dir);
+    int err = zero_save(z, plan->dir, NULL);
     return err ? err : zero_export(z, plan->dir, NULL, 0, 0);
 }
 
@@ -340,7 +340,7 @@ static void test_damaged_load_changes_nothing(void **state)
     assert_int_equal(zero_wrap(&z, &table, 1, &cfg), 0);
     for (int s = 0; s < 2; s++)
         assert_int_equal(zero_write(z, 0, ZERO_VALUE_STATE + s, 0, N, weights), 0);
-    assert_int_equal(zero_save(z, folder), 0);
+    assert_int_equal(zero_save(z, folder, NULL), 0);
     assert_int_equal(zero_unwrap(&z), 0);
     snprintf(path, sizeof path, "%s/save-00000001-step-00000000/shard-00001-of-00001.safetensors", folder);
     flip_last_byte(path);

@@ -58,9 +58,6 @@ static int call_everything(struct job *j)
     float x = 0;
     double d = 0;
     struct zero_stats stats;
-    const void *data;
-    const char *path;
-    int64_t bytes;
     int n = 0;
 #define REFUSED(call)                                                                                        \
     n++;                                                                                                     \
@@ -73,18 +70,13 @@ static int call_everything(struct job *j)
     REFUSED(zero_read(j->z, 0, 0, 0, 1, &x))
     REFUSED(zero_write(j->z, 0, 0, 0, 1, &x))
     REFUSED(zero_mean(j->z, &d, 1))
-    REFUSED(zero_save(j->z, "nowhere"))
-    REFUSED(zero_save_kept(j->z, "nowhere"))
-    REFUSED(zero_save_wait(j->z))
-    REFUSED(zero_get_saved(j->z, &path))
+    REFUSED(zero_save(j->z, "nowhere", NULL))
+    REFUSED(zero_save_wait(j->z, NULL))
     REFUSED(zero_load(j->z, "nowhere"))
     REFUSED(zero_export(j->z, "nowhere", NULL, 0, 0))
     REFUSED(zero_import(j->z, "nowhere", NULL, 0))
-    REFUSED(zero_set_user_data(j->z, "mine", 4))
-    REFUSED(zero_get_user_data(j->z, &data, &bytes))
-    REFUSED(zero_set_rank_data(j->z, "mine", 4))
-    REFUSED(zero_find_rank_data(j->z, 0, NULL, &bytes))
-    REFUSED(zero_read_rank_data(j->z, 0, 0, 1, &x))
+    REFUSED(zero_set_data(j->z, ZERO_DATA_RANK, "mine", 4))
+    REFUSED(zero_read_data(j->z, 0, 0, 1, &x, NULL))
     REFUSED(zero_get_stats(j->z, &stats))
     REFUSED(zero_unwrap(&j->z))
 #undef REFUSED

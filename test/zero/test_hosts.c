@@ -231,12 +231,12 @@ static int compare_rank_data(struct toy_rank *r, zero_ctx *z)
 {
     int err = 0;
     for (int32_t k = 0; k < r->world; k++) {
-        int32_t n_saved = 0, data = -1;
-        int64_t bytes = 0;
-        TRY(zero_find_rank_data(z, k, &n_saved, &bytes));
-        TRY(zero_read_rank_data(z, k, 0, sizeof data, &data));
-        if (!err && (n_saved != r->world || bytes != sizeof data || data != 100 + k))
-            toy_wrong(r, "rank %d of %d has saved %d, in %lld bytes", k, n_saved, data, (long long)bytes);
+        int32_t data = -1;
+        struct zero_data_info info = {0};
+        TRY(zero_read_data(z, k, 0, sizeof data, &data, &info));
+        if (!err && (info.n_saved != r->world || info.bytes != sizeof data || data != 100 + k))
+            toy_wrong(r, "rank %d of %d has saved %d, in %lld bytes", k, info.n_saved, data,
+                      (long long)info.bytes);
     }
     return err;
 }
@@ -277,11 +277,11 @@ static void train_on_hosts(struct toy_rank *r)
     if (!err && !strstr(stats.path, s->says))
         toy_wrong(r, "gathers go by \"%s\", expected \"%s\"", stats.path, s->says);
     if (s->save)
-        TRY(zero_set_rank_data(z, &data, sizeof data));
+        TRY(zero_set_data(z, ZERO_DATA_RANK, &data, sizeof data));
     if (s->save)
-        TRY(zero_save(z, s->save));
+        TRY(zero_save(z, s->save, NULL));
     if (s->save)
-        TRY(zero_save_wait(z));
+        TRY(zero_save_wait(z, NULL));
     TRY(toy_hash(z, 2, &r->hash));
     zero_unwrap(&z);
     where_close(&open_cfg);

@@ -198,7 +198,7 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
         DO(GATHER, zero_release_all(*z));
         DO(READ, zero_read(*z, 0, 0, 0, 8, x));
         DO(READ, zero_mean(*z, &value, 1));
-        DO(SAVE, zero_save(*z, l->folder));
+        DO(SAVE, zero_save(*z, l->folder, NULL));
         if (l->at == UNWRAP && round == l->nth)
             DO(UNWRAP, zero_unwrap(z));
     }

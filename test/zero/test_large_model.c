@@ -129,7 +129,7 @@ static void run_rank(int rank, const char *url, const struct trial *trial)
     if (trial->together)
         exit(zero_unwrap(&z));
     sample(rank, z, n, trained);
-    if (zero_save(z, folder) || zero_export(z, folder, NULL, 0, 16 << 20) || zero_unwrap(&z))
+    if (zero_save(z, folder, NULL) || zero_export(z, folder, NULL, 0, 16 << 20) || zero_unwrap(&z))
         die(rank, "saving");
     cfg.init_from = ZERO_INIT_LATER;
     cfg.init = NULL;

@@ -209,7 +209,7 @@ static void train(struct toy_rank *r)
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     for (int step = 0; !err && step < STEPS; step++) {
         if (step == SAVED && s->loads_at >= 0) {
-            TOY_TRY(zero_save(z, s->folder));
+            TOY_TRY(zero_save(z, s->folder, NULL));
             TOY_TRY(zero_unwrap(&z));
             toy_free(&m);
             toy_make(&m);
@@ -365,7 +365,7 @@ static void count_per_unit(struct toy_rank *r)
         else
             TOY_TRY(zero_step(z, 0.1f, NULL));
     }
-    TOY_TRY(zero_save_wait(z));
+    TOY_TRY(zero_save_wait(z, NULL));
     if (!err && (seen_t[4] != 4 || seen_t[0] != 2 || seen_t[1] != 0))
         toy_wrong(r, "counts are %d, %d and %d. ", (int)seen_t[4], (int)seen_t[0], (int)seen_t[1]);
     TOY_TRY(zero_set_step(z, 100));
@@ -373,7 +373,7 @@ static void count_per_unit(struct toy_rank *r)
     TOY_TRY(zero_step(z, 0.1f, NULL));
     TOY_TRY(backward_of(&m, z, 0, true));
     TOY_TRY(zero_step(z, 0.1f, NULL));
-    TOY_TRY(zero_save_wait(z));
+    TOY_TRY(zero_save_wait(z, NULL));
     if (!err && (seen_t[1] != 101 || seen_t[0] != 101))
         toy_wrong(r, "behind zero_set_step(100) counts are %d and %d. ", (int)seen_t[1], (int)seen_t[0]);
     zero_unwrap(&z);

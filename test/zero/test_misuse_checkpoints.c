@@ -12,48 +12,43 @@
 static int saves_in_a_step(struct program *p)
 {
     int err = micro_batch(p, 0, 0);
-    return err ? err : zero_save(p->z, "/tmp");
+    return err ? err : zero_save(p->z, "/tmp", NULL);
 }
 
-static int keeps_in_a_step(struct program *p)
-{
-    int err = micro_batch(p, 0, 0);
-    return err ? err : zero_save_kept(p->z, "/tmp");
-}
+#define NO_FOLDER "/tmp/there-is-no-such-folder/ckpt"
 
 static int keeps_on_one_rank(struct program *p)
 {
-    const char *dir = "/tmp/there-is-no-such-folder/ckpt";
-    return p->odd ? zero_save_kept(p->z, dir) : zero_save(p->z, dir);
+    const struct zero_save_options kept = {.kept = 1};
+    return zero_save(p->z, NO_FOLDER, p->odd ? &kept : NULL);
+}
+
+/* The other ranks learn of it, too. */
+static int keeps_twice_on_one_rank(struct program *p)
+{
+    const struct zero_save_options twice = {.kept = 2};
+    return zero_save(p->z, NO_FOLDER, p->odd ? &twice : NULL);
 }
 
 static int gives_bytes_of_nowhere(struct program *p)
 {
-    return zero_set_rank_data(p->z, NULL, 16);
+    return zero_set_data(p->z, ZERO_DATA_RANK, NULL, 16);
 }
 
 static int gives_fewer_than_no_bytes(struct program *p)
 {
-    return zero_set_rank_data(p->z, "mine", -1);
+    return zero_set_data(p->z, ZERO_DATA_JOB, "mine", -1);
 }
 
-static int shares_too_much(struct program *p)
+static int gives_the_data_of_a_rank(struct program *p)
 {
-    static const char much[(64 << 10) + 1];
-    return zero_set_user_data(p->z, much, sizeof much);
+    return zero_set_data(p->z, 0, "mine", 4);
 }
 
-static int reads_rank_data_of_nothing(struct program *p)
+static int reads_data_of_nothing(struct program *p)
 {
-    char x[8];
-    int32_t n_saved = -1;
-    int err = zero_find_rank_data(p->z, 0, &n_saved, NULL);
-    return err || n_saved ? -1 : zero_read_rank_data(p->z, 0, 0, 8, x);
-}
-
-static int asks_nobody_what_was_saved(struct program *p)
-{
-    return zero_get_saved(p->z, NULL);
+    struct zero_data_info info;
+    return zero_read_data(p->z, ZERO_DATA_JOB, 0, 0, NULL, &info);
 }
 
 static int loads_from_nowhere(struct program *p)
@@ -63,7 +58,7 @@ static int loads_from_nowhere(struct program *p)
 
 static int saves_to_nowhere(struct program *p)
 {
-    return zero_save(p->z, "/tmp/there-is-no-such-folder/ckpt");
+    return zero_save(p->z, NO_FOLDER, NULL);
 }
 
 static int exports_under_a_name_of_the_files(struct program *p)
@@ -148,14 +143,6 @@ static const struct misuse rows[] = {
           "map[2] is nothing on rank 1 and \"c\" (tensor bias) on rank 0; all ranks must give the same"),
     WRONG("exports smaller files on one rank", ALL, W2, NULL, exports_smaller_files_on_one_rank, MISMATCH,
           "max_file_bytes is 100 on rank 1 and 5000000000 on rank 0"),
-    {"saves one to keep inside a step",
-     ALL,
-     BOTH,
-     NULL,
-     keeps_in_a_step,
-     ERROR,
-     ZERO_ERR_ORDER,
-     {"zero_save_kept: a step has begun"}},
     {"saves one to keep, on one rank alone",
      ALL,
      W2,
@@ -163,7 +150,15 @@ static const struct misuse rows[] = {
      keeps_on_one_rank,
      ERROR,
      ZERO_ERR_MISMATCH,
-     {"zero_save", "rank 1 calls zero_save_kept and rank 0 zero_save; every rank"}},
+     {"zero_save: ", "options->kept is 1 on rank 1 and 0 on rank 0"}},
+    {"saves one to keep twice, on one rank alone",
+     ALL,
+     W2,
+     NULL,
+     keeps_twice_on_one_rank,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_save: ", "options->kept is 2; allowed: 0 and 1"}},
     {"gives bytes of its own that are nowhere",
      ALL,
      W1,
@@ -171,7 +166,7 @@ static const struct misuse rows[] = {
      gives_bytes_of_nowhere,
      ERROR,
      ZERO_ERR_ARG,
-     {"zero_set_rank_data: data is NULL"}},
+     {"zero_set_data: data is NULL"}},
     {"gives fewer bytes of its own than none",
      ALL,
      W1,
@@ -179,31 +174,23 @@ static const struct misuse rows[] = {
      gives_fewer_than_no_bytes,
      ERROR,
      ZERO_ERR_ARG,
-     {"zero_set_rank_data: bytes is -1; allowed: 0 and more"}},
-    {"gives more for all than 64 KiB",
+     {"zero_set_data: bytes is -1; allowed: 0 and more"}},
+    {"gives data as a saved rank's",
      ALL,
      W1,
      NULL,
-     shares_too_much,
+     gives_the_data_of_a_rank,
      ERROR,
      ZERO_ERR_ARG,
-     {"zero_set_user_data: bytes is 65537", "zero_set_rank_data takes more"}},
-    {"reads what ranks had, and loaded nothing",
+     {"zero_set_data: whose is 0; allowed: ZERO_DATA_JOB (-1) and ZERO_DATA_RANK (-2)"}},
+    {"reads data, and loaded nothing",
      ALL,
      BOTH,
      NULL,
-     reads_rank_data_of_nothing,
+     reads_data_of_nothing,
      ERROR,
      ZERO_ERR_ORDER,
-     {"zero_read_rank_data: no checkpoint was loaded"}},
-    {"asks what was saved, and gives no place for it",
-     ALL,
-     W1,
-     NULL,
-     asks_nobody_what_was_saved,
-     ERROR,
-     ZERO_ERR_ARG,
-     {"zero_get_saved: path is NULL"}},
+     {"zero_read_data: no checkpoint was loaded"}},
     {"loads what is not there",
      ALL,
      BOTH,

@@ -95,7 +95,7 @@ static int norms_too_early(struct program *p)
 
 static int saves_too_early(struct program *p)
 {
-    return zero_save(p->z, "/tmp/there-is-no-such-folder/ckpt");
+    return zero_save(p->z, "/tmp/there-is-no-such-folder/ckpt", NULL);
 }
 
 static int exports_too_early(struct program *p)

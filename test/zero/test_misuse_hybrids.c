@@ -183,7 +183,7 @@ static int group_tunes(struct program *p)
 
 static int group_saves(struct program *p)
 {
-    int err = p->odd_group ? zero_save(p->z, "/tmp/there-is-no-such-folder/checkpoints") : 0;
+    int err = p->odd_group ? zero_save(p->z, "/tmp/there-is-no-such-folder/checkpoints", NULL) : 0;
     return err ? err : train(p);
 }
 

@@ -344,7 +344,7 @@ static void call_wrongly(struct toy_rank *r)
     TOY_TRY(zero_norm(z, &norm));
     toy_expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, "after zero_norm");
     toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "zero_micro: zero_norm has ended");
-    toy_expect(r, zero_save(z, "/tmp"), ZERO_ERR_ORDER, "a step has begun");
+    toy_expect(r, zero_save(z, "/tmp", NULL), ZERO_ERR_ORDER, "a step has begun");
     toy_expect(r, zero_load(z, "/tmp"), ZERO_ERR_ORDER, "a step has begun");
     TOY_TRY(zero_step(z, 1e-2f, NULL));
     toy_expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: no backward bracket has ended");

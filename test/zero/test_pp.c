@@ -1216,8 +1216,8 @@ static void misuse_calls(struct toy_rank *r)
         toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_loss_scale(z, 1, &scale), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_tune(z, ZERO_ALL, "clip", 1), ZERO_ERR_ORDER, says);
-        toy_expect(r, zero_save(z, "nowhere"), ZERO_ERR_ORDER, says);
-        toy_expect(r, zero_save_wait(z), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_save(z, "nowhere", NULL), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_save_wait(z, NULL), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_load(z, "nowhere"), ZERO_ERR_ORDER, says);
     }
     TOY_TRY(zero_begin(z, 0, ZERO_FORWARD));

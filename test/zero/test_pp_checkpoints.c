@@ -31,11 +31,11 @@ static void save_one(struct toy_rank *r)
         TOY_TRY(pp_step(m, z, step, &at));
     TOY_TRY(pp_look(m, z, &pp_found[r->rank][0]));
     snprintf(own, sizeof own, "rank %d", r->rank);
-    TOY_TRY(zero_set_rank_data(z, own, sizeof own));
-    TOY_TRY(zero_set_user_data(z, r->rank ? "other" : "mine", 4));
-    TOY_TRY(zero_save(z, s->folder));
+    TOY_TRY(zero_set_data(z, ZERO_DATA_RANK, own, sizeof own));
+    TOY_TRY(zero_set_data(z, ZERO_DATA_JOB, r->rank ? "other" : "mine", 4));
+    TOY_TRY(zero_save(z, s->folder, NULL));
     TOY_TRY(pp_step(m, z, STEPS, &at));
-    TOY_TRY(zero_save_wait(z));
+    TOY_TRY(zero_save_wait(z, NULL));
     TOY_TRY(pp_look(m, z, &pp_found[r->rank][1]));
     zero_unwrap(&z);
     pp_free(m);
@@ -48,21 +48,20 @@ static void load_one(struct toy_rank *r)
     struct place at = {0};
     struct zero_stats stats;
     zero_ctx *z = NULL;
-    const void *mine = NULL;
-    int64_t bytes = 0;
-    int32_t n_saved = 0;
+    struct zero_data_info job = {0}, last = {0};
+    char mine[4];
     int err = 0;
     TOY_TRY(pp_wrap(r, &m, &at, &z));
     if (s->check) /* over what was trained meanwhile */
         TOY_TRY(pp_step(m, z, 7, &at));
     TOY_TRY(zero_load(z, s->folder));
     TOY_TRY(pp_look(m, z, &pp_found[r->rank][0]));
-    TOY_TRY(zero_get_user_data(z, &mine, &bytes));
-    if (!err && (bytes != 4 || memcmp(mine, "mine", 4) != 0))
+    TOY_TRY(zero_read_data(z, ZERO_DATA_JOB, 0, sizeof mine, mine, &job));
+    if (!err && (job.bytes != 4 || memcmp(mine, "mine", 4) != 0))
         toy_wrong(r, "the program's own data is another; ");
-    TOY_TRY(zero_find_rank_data(z, s->n_saved - 1, &n_saved, &bytes));
-    if (!err && (n_saved != s->n_saved || bytes != 16))
-        toy_wrong(r, "%d ranks saved, the last %d bytes; ", n_saved, (int)bytes);
+    TOY_TRY(zero_read_data(z, s->n_saved - 1, 0, 0, NULL, &last));
+    if (!err && (last.n_saved != s->n_saved || last.bytes != 16))
+        toy_wrong(r, "%d ranks saved, the last %d bytes; ", last.n_saved, (int)last.bytes);
     TOY_TRY(zero_get_stats(z, &stats));
     TOY_TRY(pp_step(m, z, STEPS, &at));
     TOY_TRY(pp_look(m, z, &pp_found[r->rank][1]));
@@ -114,7 +113,7 @@ static void write_one(struct toy_rank *r)
         const char *says = "tensor norm (unit ";
         toy_expect(r, zero_next(z, &a), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_evaluate(z), ZERO_ERR_ORDER, says);
-        toy_expect(r, zero_save(z, s->folder), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_save(z, s->folder, NULL), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, says);
     }
@@ -176,7 +175,7 @@ static void sync_one(struct toy_rank *r)
     if (!err) {
         spoil_buffers(m, false, false);
         toy_expect(
-            r, zero_save(z, s->folder), ZERO_ERR_MISMATCH,
+            r, zero_save(z, s->folder, NULL), ZERO_ERR_MISMATCH,
             "zero_sync_buffers first: element 0 of buffer seen is not the same on rank 1 as on rank 0");
         spoil_buffers(m, true, true);
         toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_MEAN), ZERO_ERR_MISMATCH, "integers have no mean");
@@ -186,7 +185,7 @@ static void sync_one(struct toy_rank *r)
         TOY_TRY(zero_sync_buffers(z, ZERO_SYNC_MEAN));
         expect_buffers(r, m, 0.5, "by the mean");
     }
-    TOY_TRY(zero_save(z, s->folder));
+    TOY_TRY(zero_save(z, s->folder, NULL));
     if (!err && m->stage == 0) { /* among the ranks of a stage */
         float x[3] = {0}, y[3] = {1, 2, 3};
         TOY_TRY(zero_read(z, SEEN, ZERO_VALUE_PARAM, 0, 3, x));

@@ -86,7 +86,7 @@ static void train_without_stdio(struct rank *me)
     for (int fd = 0; fd < 3; fd++)
         if (plan->closed & 1u << fd)
             close(fd);
-    RANK_CHECK(me, zero_save(j.z, plan->folder) == 0, "%s", zero_last_error());
+    RANK_CHECK(me, zero_save(j.z, plan->folder, NULL) == 0, "%s", zero_last_error());
     RANK_CHECK(me, zero_unwrap(&j.z) == 0, "%s", zero_last_error());
     for (int fd = 0; fd < 3; fd++)
         RANK_CHECK(me, !(plan->closed & 1u << fd) || fcntl(fd, F_GETFD) < 0, "descriptor %d is left open",
@@ -158,7 +158,7 @@ static void save_to_small_files(struct rank *me)
     RANK_CHECK(me, start(me, &j) == 0, "%s", zero_last_error());
     RANK_CHECK(me, one_step(me, &j) == 0, "%s", zero_last_error());
     limit_files(2048);
-    int err = zero_save(j.z, plan->folder);
+    int err = zero_save(j.z, plan->folder, NULL);
     RANK_CHECK(me, NAMES_LIMIT(err, ZERO_ERR_IO), "zero_save: %d: %s", err, zero_last_error());
     err = zero_export(j.z, plan->folder, NULL, 0, 0);
     RANK_CHECK(me, NAMES_LIMIT(err, ZERO_ERR_IO), "zero_export: %d: %s", err, zero_last_error());
@@ -168,7 +168,7 @@ static void save_to_small_files(struct rank *me)
     sigpending(&pending);
     RANK_CHECK(me, !sigismember(&pending, SIGXFSZ), "a signal is left behind");
     limit_files(RLIM_INFINITY);
-    RANK_CHECK(me, zero_save(j.z, plan->folder) == 0, "%s", zero_last_error());
+    RANK_CHECK(me, zero_save(j.z, plan->folder, NULL) == 0, "%s", zero_last_error());
     RANK_CHECK(me, zero_unwrap(&j.z) == 0, "%s", zero_last_error());
     toy_free(&j.m);
 }

@@ -1007,9 +1007,9 @@ static void train_apart(struct toy_rank *r)
             TOY_TRY(zero_step(z, 0.1f, NULL));
     }
     if (!g->code) {
-        TOY_TRY(zero_save(z, dir));
-        TOY_TRY(zero_save(z, dir)); /* said once */
-        TOY_TRY(zero_save_wait(z));
+        TOY_TRY(zero_save(z, dir, NULL));
+        TOY_TRY(zero_save(z, dir, NULL)); /* said once */
+        TOY_TRY(zero_save_wait(z, NULL));
     }
     zero_unwrap(&z);
     close_unwrapped(&u);

@@ -210,10 +210,10 @@ static void save_one(struct toy_rank *r)
     TOY_TRY(write_all(r, m, z, s->mesh->tp, part));
     TOY_TRY(zero_set_step(z, s->says));
     snprintf(own, sizeof own, "rank %d", r->rank);
-    TOY_TRY(zero_set_rank_data(z, own, sizeof own));
-    TOY_TRY(zero_set_user_data(z, "mine", 4));
-    TOY_TRY(zero_save(z, s->folder));
-    TOY_TRY(zero_save_wait(z));
+    TOY_TRY(zero_set_data(z, ZERO_DATA_RANK, own, sizeof own));
+    TOY_TRY(zero_set_data(z, ZERO_DATA_JOB, "mine", 4));
+    TOY_TRY(zero_save(z, s->folder, NULL));
+    TOY_TRY(zero_save_wait(z, NULL));
     zero_unwrap(&z);
     free(m);
 }
@@ -253,18 +253,19 @@ static void load_one(struct toy_rank *r)
     struct model *m = NULL;
     zero_ctx *z = NULL;
     struct zero_stats stats;
-    int32_t part = 0, n_saved = 0;
+    struct zero_data_info info = {0};
+    int32_t part = 0;
     int err = 0;
     r->hash = 0;
     TOY_TRY(wrap(r, &m, &z, &part));
     TOY_TRY(zero_load(z, s->folder));
     TOY_TRY(look(r, z, s->mesh->tp, part, true));
-    TOY_TRY(zero_find_rank_data(z, 0, &n_saved, NULL));
+    TOY_TRY(zero_read_data(z, ZERO_DATA_JOB, 0, 0, NULL, &info));
     r->hash = 0;
     TOY_TRY(train(m, z, s->mesh->tp, part));
     TOY_TRY(look(r, z, s->mesh->tp, part, false));
     TOY_TRY(zero_get_stats(z, &stats));
-    r->ms = n_saved;
+    r->ms = info.n_saved;
     zero_unwrap(&z);
     free(m);
 }

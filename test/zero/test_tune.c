@@ -146,7 +146,7 @@ static void half_way(struct toy_rank *r)
     struct toy *now = &m;
     for (int step = 0; !err && step < STEPS; step++) {
         if (step == STEPS / 2 && s->resumes) {
-            TOY_TRY(zero_save(z, s->folder));
+            TOY_TRY(zero_save(z, s->folder, NULL));
             TOY_TRY(zero_unwrap(&z));
             put(&cfg, s->knob, s->knob->then, &again, &group);
             now = &again;
@@ -270,7 +270,7 @@ static void carry_over(struct toy_rank *r)
     if (way == BY_WRITING_AND_COUNT)
         TOY_TRY(zero_set_step(to, 2));
     if (way == SAVED_UNTRAINED) {
-        TOY_TRY(zero_save(to, s->folder));
+        TOY_TRY(zero_save(to, s->folder, NULL));
         TOY_TRY(zero_unwrap(&to));
         toy_free(&other);
         toy_make(&other);
@@ -439,7 +439,7 @@ static void differ(struct toy_rank *r)
     }
     if (s->way == 5) {
         TOY_TRY(zero_set_step(z, odd ? 5 : 4));
-        TOY_TRY(zero_save(z, "/tmp/zero-tune-none"));
+        TOY_TRY(zero_save(z, "/tmp/zero-tune-none", NULL));
     }
     for (int step = 1; !err && step < 4; step++)
         TOY_TRY(train(&m, z, step, r->rank, NULL));

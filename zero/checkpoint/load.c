@@ -95,12 +95,8 @@ static int apply(struct zr_loading *l)
         return err;
     zr_engine_set_skipped(z->engine, m->n_skipped);
     z->n_micro = m->n_micro;
-    free(z->user_data);
-    z->user_data = m->user;
-    z->n_user_data = m->n_user;
-    m->user = NULL;
-    zr_loaded_ranks_use(z, l->ranks);
-    l->ranks = NULL;
+    zr_loaded_use(z, l->loaded);
+    l->loaded = NULL;
     if (z->world.rank == 0)
         zr_info(z->config.options.log, "loaded %s: step %lld, saved at stage %d by %d ranks", l->folder,
                 (long long)m->t, m->stage, m->world);
@@ -135,7 +131,7 @@ static int load(struct zero_ctx *z, const char *given)
     if (strlen(given) + 4 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
         return zr_fail(ZR_ERR_ARG, "path has %zu characters; allowed: %d", strlen(given),
                        ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
-    snprintf(copy, sizeof copy, "%s", given); /* it may be zero_get_saved's, which changes when a save ends */
+    snprintf(copy, sizeof copy, "%s", given); /* zero_save_wait's path changes when a save ends */
     int err = zr_save_end(z);
     if (!err)
         err = zr_engine_settle(z->engine);
@@ -153,7 +149,7 @@ static int load(struct zero_ctx *z, const char *given)
     if (!err)
         err = compare(z, l, open_chosen(l));
     if (!err) {
-        err = zr_loaded_ranks_prepare(z, l->folder, &l->manifest, &l->ranks);
+        err = zr_loaded_prepare(z, l->folder, &l->manifest, &l->loaded);
         if (!err)
             err = zr_loading_read(l);
         err = zr_agree_in_run(z, err);

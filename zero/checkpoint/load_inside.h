@@ -37,7 +37,7 @@ struct zr_loading {
     /* values go straight to where they belong: staged holds buffers alone */
     bool direct;
     struct zr_extents own;
-    struct zr_loaded_ranks *ranks;
+    struct zr_loaded *loaded;
 };
 
 /* unit_steps.c: each unit takes the count of its tensors, the largest where they differ. After

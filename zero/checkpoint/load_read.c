@@ -26,7 +26,7 @@ void zr_loading_free(struct zr_loading *l)
     if (l->staged != zr_engine_snapshot(l->z->engine))
         free(l->staged);
     free(l->own.list);
-    zr_loaded_ranks_free(l->ranks);
+    zr_loaded_free(l->loaded);
     zr_manifest_free(&l->manifest);
 }
 
@@ -198,25 +198,6 @@ static bool parse_place(const char *text, const struct zr_tp_cut *saved, struct 
     return true;
 }
 
-static bool is_rank_data(const struct zr_manifest_file *f, const struct zr_st_entry *e)
-{
-    return f->rank_data && !strcmp(e->name, ZR_RANK_DATA_NAME);
-}
-
-/* The program's own bytes of a rank, which the manifest says there are. */
-static int check_rank_data(const struct zr_loading *l, int32_t file)
-{
-    const struct zr_manifest_file *f = &l->manifest.files[file];
-    const struct zr_shard *s = &l->shards[file];
-    bool found = !f->rank_data;
-    for (int64_t i = 0; i < s->st.n_entries; i++)
-        found |= is_rank_data(f, &s->st.entries[i]) &&
-                 s->st.entries[i].end - s->st.entries[i].begin == f->rank_data;
-    return found ? 0
-                 : zr_fail(ZR_ERR_IO, "%s: it has no entry %s of %lld bytes, which the manifest says it has",
-                           s->path, ZR_RANK_DATA_NAME, (long long)f->rank_data);
-}
-
 static int read_entry(const struct zr_loading *l, int32_t file, const struct zr_st_entry *e,
                       struct zr_load_range *out)
 {
@@ -244,6 +225,20 @@ static int read_entry(const struct zr_loading *l, int32_t file, const struct zr_
         return zr_fail(ZR_ERR_IO, "%s: entry %s does not lie within the %lld elements of tensor %s", path,
                        e->name, (long long)n_elems, t->name);
     return 0;
+}
+
+/* Lists the ranges of a file, which are all of its entries but the program's data. */
+static int read_entries(struct zr_loading *l, int32_t file)
+{
+    const struct zr_shard *s = &l->shards[file];
+    const struct zr_st_entry *data[ZR_N_DATA];
+    int err = 0;
+    for (int k = 0; !err && k < ZR_N_DATA; k++)
+        err = zr_shard_find_data(s, &l->manifest.files[file], k, &data[k]);
+    for (int64_t i = 0; !err && i < s->st.n_entries; i++)
+        if (&s->st.entries[i] != data[ZR_DATA_JOB] && &s->st.entries[i] != data[ZR_DATA_RANK])
+            err = read_entry(l, file, &s->st.entries[i], &l->ranges[l->n_ranges++]);
+    return err;
 }
 
 static int in_order(const void *a, const void *b)
@@ -326,12 +321,8 @@ static int open_shards(struct zr_loading *l)
     l->ranges = malloc((size_t)(n + 1) * sizeof *l->ranges);
     if (!l->ranges)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)n);
-    for (int32_t f = 0; f < l->n_shards; f++)
-        for (int64_t i = 0; !err && i < l->shards[f].st.n_entries; i++)
-            if (!is_rank_data(&m->files[f], &l->shards[f].st.entries[i]))
-                err = read_entry(l, f, &l->shards[f].st.entries[i], &l->ranges[l->n_ranges++]);
     for (int32_t f = 0; !err && f < l->n_shards; f++)
-        err = check_rank_data(l, f);
+        err = read_entries(l, f);
     if (err)
         return err;
     qsort(l->ranges, (size_t)l->n_ranges, sizeof *l->ranges, in_order);
@@ -432,18 +423,21 @@ static void meet(const struct zr_loading *l, struct zr_request **requests, int64
         meet_extent(&m, &l->own.list[i]);
 }
 
-/* Damage is found now, not when the program asks for it: each rank looks at a part of each. */
-static void add_rank_data(const struct zr_loading *l, int32_t file, struct zr_request *requests, int64_t *n)
+/* Adds this rank's share of the program's data to what is checked, so that a load finds damage there. The
+ * data itself is not kept. */
+static int add_data(const struct zr_loading *l, int32_t file, struct zr_request *requests, int64_t *n)
 {
-    const struct zr_shard *s = &l->shards[file];
     int64_t rank = l->z->world.rank, world = l->z->world.world;
-    for (int64_t i = 0; i < s->st.n_entries; i++) {
-        const struct zr_st_entry *e = &s->st.entries[i];
-        int64_t size = e->end - e->begin, share = size / world, more = size % world;
+    int err = 0;
+    for (int k = 0; !err && k < ZR_N_DATA; k++) {
+        const struct zr_st_entry *e;
+        int64_t size = l->manifest.files[file].data[k], share = size / world, more = size % world;
         int64_t first = rank * share + zr_min(rank, more), bytes = share + (rank < more);
-        if (bytes && is_rank_data(&l->manifest.files[file], e))
+        err = zr_shard_find_data(&l->shards[file], &l->manifest.files[file], k, &e);
+        if (!err && bytes)
             requests[(*n)++] = (struct zr_request){.at = e->begin + first, .n = bytes};
     }
+    return err;
 }
 
 static int fetch(struct zr_loading *l)
@@ -455,15 +449,15 @@ static int fetch(struct zr_loading *l)
     if (!err)
         meet(l, NULL, n);
     for (size_t f = 0; !err && f < n_files; f++) {
-        requests[f] = malloc((size_t)(n[f] + 2) * sizeof **requests);
+        requests[f] = malloc((size_t)(n[f] + ZR_N_DATA + 1) * sizeof **requests);
         if (!requests[f])
             err = zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)n[f]);
     }
     if (!err) {
         memset(n, 0, n_files * sizeof *n);
         meet(l, requests, n);
-        for (size_t f = 0; f < n_files; f++)
-            add_rank_data(l, (int32_t)f, requests[f], &n[f]);
+        for (size_t f = 0; !err && f < n_files; f++)
+            err = add_data(l, (int32_t)f, requests[f], &n[f]);
     }
     for (size_t f = 0; !err && f < n_files; f++)
         err = zr_shard_fetch(&l->shards[f], requests[f], n[f]);

@@ -15,6 +15,8 @@
 #define TRAILER       ",\"checksum\":\""
 #define TRAILER_BYTES ((int64_t)(sizeof TRAILER - 1 + ZR_SUM_CHARS - 1 + 3)) /* and "}\n */
 
+const char *const zr_data_names[ZR_N_DATA] = {[ZR_DATA_JOB] = "job_data", [ZR_DATA_RANK] = "rank_data"};
+
 void zr_manifest_free(struct zr_manifest *m)
 {
     for (int32_t i = 0; m->tensors && i < m->n_tensors; i++) {
@@ -23,7 +25,6 @@ void zr_manifest_free(struct zr_manifest *m)
     }
     free(m->tensors);
     free(m->files);
-    free(m->user);
     *m = (struct zr_manifest){0};
 }
 
@@ -34,16 +35,6 @@ static json_t *hex64(uint64_t x)
     char text[20];
     snprintf(text, sizeof text, "%016" PRIx64, x);
     return json_string(text);
-}
-
-static json_t *print_bytes(const unsigned char *p, int64_t n)
-{
-    char *text = malloc((size_t)(2 * n + 1));
-    for (int64_t i = 0; text && i < n; i++)
-        snprintf(text + 2 * i, 3, "%02x", p[i]);
-    json_t *o = text ? json_stringn(text, (size_t)(2 * n)) : NULL;
-    free(text);
-    return o;
 }
 
 static json_t *print_updates(const struct zr_manifest_tensor *t)
@@ -104,9 +95,15 @@ static json_t *print_files(const struct zr_manifest *m)
     for (int32_t i = 0; list && i < m->n_files; i++) {
         char sum[ZR_SUM_CHARS];
         zr_checksum_print(&m->files[i].blocks, sum);
-        json_t *o = json_pack("{s:s, s:I, s:s, s:I}", "name", m->files[i].name, "bytes",
-                              (json_int_t)m->files[i].bytes, "blocks", sum, "rank_data",
-                              (json_int_t)m->files[i].rank_data);
+        json_t *o = json_pack("{s:s, s:I, s:s}", "name", m->files[i].name, "bytes",
+                              (json_int_t)m->files[i].bytes, "blocks", sum);
+        bool ok = o != NULL;
+        for (int k = 0; k < ZR_N_DATA; k++)
+            ok = ok && !json_object_set_new(o, zr_data_names[k], json_integer(m->files[i].data[k]));
+        if (!ok) {
+            json_decref(o);
+            o = NULL;
+        }
         if (json_array_append_new(list, o)) {
             json_decref(list);
             return NULL;
@@ -121,8 +118,8 @@ int64_t zr_manifest_bytes(const struct zr_manifest *m)
         "{\"name\":,\"dtype\":\"\",\"shape\":[],\"trainable\":false,\"buffer\":true},",
                       trained[] = ",\"optimizer\":\"\",\"states\":0,\"updates\":[]",
                       cut[] = ",\"parts\":,\"dim\":,\"rows\":,\"blocks\":",
-                      file[] = "{\"name\":\"\",\"bytes\":,\"blocks\":\"\",\"rank_data\":},";
-    int64_t digits = 20, n = 1024 + 2 * m->n_user; /* all other members: far fewer */
+                      file[] = "{\"name\":\"\",\"bytes\":,\"blocks\":\"\",\"job_data\":,\"rank_data\":},";
+    int64_t digits = 20, n = 1024; /* all other members: far fewer */
     for (int32_t i = 0; i < m->n_tensors; i++) {
         const struct zr_manifest_tensor *t = &m->tensors[i];
         n += zr_json_bytes(t->name) + (int64_t)(sizeof tensor + strlen(t->dtype));
@@ -133,7 +130,7 @@ int64_t zr_manifest_bytes(const struct zr_manifest *m)
         n += t->parts ? (int64_t)sizeof cut + 4 * digits : 0;
     }
     for (int32_t i = 0; i < m->n_files; i++)
-        n += (int64_t)(sizeof file + strlen(m->files[i].name)) + 2 * digits + ZR_SUM_CHARS;
+        n += (int64_t)(sizeof file + strlen(m->files[i].name)) + 3 * digits + ZR_SUM_CHARS;
     return n;
 }
 
@@ -177,7 +174,6 @@ int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
     SET("block_bytes", json_integer(ZR_BLOCK_BYTES));
     SET("tensors", print_tensors(m));
     SET("files", print_files(m));
-    SET("program", print_bytes(m->user, m->n_user));
 #undef SET
     if (ok)
         text = json_dumps(root, JSON_COMPACT);
@@ -358,14 +354,19 @@ static bool is_plain_name(const char *name)
     return *name && *name != '.' && !strchr(name, '/');
 }
 
-static int get_file(const char *file, const json_t *o, struct zr_manifest_file *f)
+static int get_file(const char *file, const json_t *o, bool of_rank0, struct zr_manifest_file *f)
 {
     char sum[ZR_SUM_CHARS];
+    int64_t left;
     int err = get_text(file, o, "name", f->name, sizeof f->name - sizeof ZR_BLOCKS_SUFFIX);
     if (!err)
         err = get_int(file, o, "bytes", 8, INT64_MAX / 2, &f->bytes);
-    if (!err)
-        err = get_int(file, o, "rank_data", 0, f->bytes, &f->rank_data);
+    left = f->bytes;
+    for (int k = 0; !err && k < ZR_N_DATA; k++) {
+        bool here = k != ZR_DATA_JOB || of_rank0;
+        err = get_int(file, o, zr_data_names[k], 0, here ? left : 0, &f->data[k]);
+        left -= err ? 0 : f->data[k];
+    }
     if (!err)
         err = get_text(file, o, "blocks", sum, sizeof sum);
     if (!err && !is_plain_name(f->name))
@@ -373,30 +374,6 @@ static int get_file(const char *file, const json_t *o, struct zr_manifest_file *
     if (!err && !zr_checksum_parse(sum, &f->blocks))
         err = bad(file, f->name, "blocks is not a checksum");
     return err;
-}
-
-static int get_user(const char *file, const json_t *o, struct zr_manifest *m)
-{
-    static const char digits[] = "0123456789abcdef";
-    const json_t *v = json_object_get(o, "program");
-    size_t n = json_string_length(v);
-    const char *text = json_string_value(v);
-    if (!text || n % 2 || n / 2 > ZR_USER_DATA_MAX)
-        return bad(file, "program", "is not bytes in hexadecimal");
-    if (n == 0)
-        return 0;
-    m->user = malloc(n / 2);
-    if (!m->user)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for the program's %zu bytes", file, n / 2);
-    m->n_user = (int64_t)(n / 2);
-    for (size_t i = 0; i < n; i++) {
-        const char *d = text[i] ? strchr(digits, text[i]) : NULL;
-        if (!d)
-            return bad(file, "program", "is not bytes in hexadecimal");
-        unsigned char v4 = (unsigned char)(d - digits);
-        m->user[i / 2] = i % 2 ? (unsigned char)(m->user[i / 2] | v4) : (unsigned char)(v4 << 4);
-    }
-    return 0;
 }
 
 static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
@@ -415,7 +392,6 @@ static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
     GET(get_hash(file, o, "config_hash", &m->config_hash));
     GET(get_hash(file, o, "layout_hash", &m->layout_hash));
     GET(get_int32(file, o, "block_bytes", ZR_BLOCK_BYTES, ZR_BLOCK_BYTES, &block));
-    GET(get_user(file, o, m));
 #undef GET
     const json_t *tensors = json_object_get(o, "tensors"), *files = json_object_get(o, "files");
     if (!err && (json_array_size(tensors) < 1 || json_array_size(tensors) > INT32_MAX / 2))
@@ -431,7 +407,7 @@ static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
     for (size_t i = 0; !err && i < json_array_size(tensors); i++, m->n_tensors += !err)
         err = get_tensor(file, json_array_get(tensors, i), m->t, &m->tensors[i]);
     for (size_t i = 0; !err && i < json_array_size(files); i++, m->n_files += !err)
-        err = get_file(file, json_array_get(files, i), &m->files[i]);
+        err = get_file(file, json_array_get(files, i), i == 0, &m->files[i]);
     return err;
 }
 

@@ -12,10 +12,15 @@
 #include "zero/checkpoint/files.h"
 
 #define ZR_MANIFEST_NAME "manifest.json"
-#define ZR_MANIFEST_MAX  (1 << 30)  /* bytes */
-#define ZR_USER_DATA_MAX (64 << 10) /* bytes of the program's own */
-#define ZR_BLOCK_BYTES   (1 << 20)  /* of a data file under one checksum */
+#define ZR_MANIFEST_MAX  (1 << 30) /* bytes */
+#define ZR_BLOCK_BYTES   (1 << 20) /* of a data file under one checksum */
 #define ZR_BLOCKS_SUFFIX ".blocks"
+
+/* The program's own data in a rank's file: the job's, which rank 0's file alone has, and the rank's. */
+enum zr_data_kind { ZR_DATA_JOB, ZR_DATA_RANK, ZR_N_DATA };
+/* The name of the entry, and of its bytes in the manifest. No tensor's entry has such a name: those have two
+ * slashes. */
+extern const char *const zr_data_names[ZR_N_DATA];
 
 struct zr_manifest_tensor {
     char *name;
@@ -43,8 +48,8 @@ struct zr_manifest_file {
     int64_t bytes;
     /* checksum of the table of its blocks */
     struct zr_checksum blocks;
-    /* of these bytes, those that are the program's own data of that rank */
-    int64_t rank_data;
+    /* of these bytes, those of the program's own data */
+    int64_t data[ZR_N_DATA];
 };
 
 struct zr_manifest {
@@ -63,10 +68,6 @@ struct zr_manifest {
     int32_t n_tensors, n_files;
     struct zr_manifest_tensor *tensors;
     struct zr_manifest_file *files;
-    /* the program's own bytes; NULL: none */
-    unsigned char *user;
-
-    int64_t n_user;
     /* of the text that it was read from; zero of one that was not */
     struct zr_checksum sum;
 };

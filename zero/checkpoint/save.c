@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save.c: zero_save and zero_save_kept: who does what when, over all ranks.
+/* save.c: zero_save: who does what when, over all ranks.
  *
  * 1. All ranks agree that it may begin; rank 0 makes the folder, under a name that is no checkpoint's, and
  *    all look whether they see it (same_folder.h).
@@ -32,8 +32,12 @@ static void name_folder(struct zr_save *s)
 }
 
 /* All that can be found out before anything is written. */
-static int open_save(struct zero_ctx *z, const char *dir, bool kept, struct zr_save **out)
+static int open_save(struct zero_ctx *z, const char *dir, const struct zero_save_options *options,
+                     struct zr_save **out)
 {
+    int32_t kept = options ? options->kept : 0;
+    if (kept != 0 && kept != 1)
+        return zr_fail(ZR_ERR_ARG, "options->kept is %d; allowed: 0 and 1", kept);
     struct zr_save *s = calloc(1, sizeof *s);
     if (!s)
         return zr_fail(ZR_ERR_NOMEM, "no memory for a save");
@@ -47,7 +51,7 @@ static int open_save(struct zero_ctx *z, const char *dir, bool kept, struct zr_s
         return zr_fail(ZR_ERR_SYSTEM, "a condition could not be made");
     }
     s->z = z;
-    s->kept = kept;
+    s->kept = kept == 1;
     s->commit_reported = z->world.world == 1;
     int longest = ZR_PATH_BYTES - 3 * ZR_CHECKPOINT_NAME_BYTES;
     /* The program may change its working directory while the file is written. */
@@ -60,10 +64,12 @@ static int open_save(struct zero_ctx *z, const char *dir, bool kept, struct zr_s
     if (!err)
         err = zr_extents_of(z, zr_engine_snapshot(z->engine),
                             zr_buffers_are_saved_here(z) ? z->plan->snapshot_buffers_at : -1, &s->extents);
-    s->rank_data = zr_rank_data_keep(z->rank_data);
-    if (s->rank_data) {
-        s->extents.rank_data = s->rank_data->data;
-        s->extents.rank_data_bytes = s->rank_data->bytes;
+    for (int kind = 0; kind < ZR_N_DATA; kind++) {
+        const struct zr_data *d = s->data[kind] = zr_data_keep(z->data[kind]);
+        if (d) {
+            s->extents.data[kind].at = d->content;
+            s->extents.data[kind].bytes = d->bytes;
+        }
     }
     if (!err)
         err = zr_shard_check(z->whole.tensors, &s->extents);
@@ -83,64 +89,69 @@ struct begun {
     ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - ZR_CHECKPOINT_NAME_BYTES - ZR_FOLDER_MARK_BYTES);
 };
 
-static const char *call_of(bool kept)
-{
-    return kept ? "zero_save_kept" : "zero_save";
-}
-
 /* What each rank was asked for, before anything is written. */
 struct wanted {
-    int64_t rank_data; /* bytes */
+    /* bytes of the program's data, by enum zr_data_kind */
+    int64_t data[ZR_N_DATA];
     int32_t kept;
     uint32_t numbers; /* of zero_tune and zero_set_step, hashed */
 };
 
-/* Warns, once, of a program whose ranks had data of their own in the checkpoint that it loaded, and give none
- * for the next. */
-static void report_no_rank_data(struct zero_ctx *z, int64_t bytes)
+/* Warns, once for each kind, if the loaded checkpoint has data of the program, and the program has given none
+ * for the next save. */
+static void report_no_data(struct zero_ctx *z, int kind, int64_t bytes)
 {
-    int64_t before = zr_loaded_ranks_bytes(z->loaded);
-    if (bytes || !before || z->rank_data_set || z->reported_no_rank_data || z->world.rank)
+    int64_t before = zr_loaded_bytes(z->loaded, kind);
+    if (bytes || !before || z->data_set[kind] || z->reported_no_data[kind] || z->world.rank)
         return;
-    z->reported_no_rank_data = true;
+    z->reported_no_data[kind] = true;
     zr_warn(z->config.options.log,
-            "the checkpoint loaded has %lld bytes of its ranks' own data and the one now saved none: "
-            "zero_set_rank_data gives them after zero_load",
-            (long long)before);
+            "the checkpoint loaded has %lld bytes of %s data and the one now saved none: zero_set_data gives "
+            "them after zero_load",
+            (long long)before, kind == ZR_DATA_JOB ? "the job's" : "its ranks' own");
 }
 
-static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
+static int compare_wanted(const struct zero_ctx *z, const struct wanted *all)
 {
-    struct wanted mine = {.rank_data = s->extents.rank_data_bytes,
-                          .kept = s->kept,
-                          .numbers = zr_tuned_digest(z->engine, 0)},
-                  *all = z->from_all;
-    int err = 0;
-    int64_t bytes = 0;
-    if (z->world.world == 1)
-        all[0] = mine;
-    else
-        err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-    for (int r = 1; !err && r < z->world.world; r++)
+    for (int r = 1; r < z->world.world; r++) {
         if (all[r].kept != all[0].kept)
-            err = zr_fail(ZR_ERR_MISMATCH,
-                          "rank %d calls %s and rank 0 %s; every rank must make the same calls", r,
-                          call_of(all[r].kept), call_of(all[0].kept));
-        else if (all[r].numbers != all[0].numbers)
-            err = zr_fail(
+            return zr_fail(ZR_ERR_MISMATCH,
+                           "options->kept is %d on rank %d and %d on rank 0; it must be equal on all ranks",
+                           all[r].kept, r, all[0].kept);
+        if (all[r].numbers != all[0].numbers)
+            return zr_fail(
                 ZR_ERR_MISMATCH,
                 "rank %d has other numbers by zero_tune or zero_set_step than rank 0; every rank must "
                 "make the same calls",
                 r);
+    }
+    return 0;
+}
+
+static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
+{
+    struct wanted mine = {.kept = s->kept, .numbers = zr_tuned_digest(z->engine, 0)}, *all = z->from_all;
+    int64_t bytes[ZR_N_DATA] = {0};
+    int err = 0;
+    for (int kind = 0; kind < ZR_N_DATA; kind++)
+        mine.data[kind] = s->extents.data[kind].bytes;
+    if (z->world.world == 1)
+        all[0] = mine;
+    else
+        err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
+    if (!err)
+        err = compare_wanted(z, all);
     for (int r = 0; !err && r < z->world.world; r++) {
-        bytes += all[r].rank_data;
-        if (z->world.rank == 0)
-            s->manifest.files[r].rank_data = all[r].rank_data;
+        for (int kind = 0; kind < ZR_N_DATA; kind++) {
+            bytes[kind] += all[r].data[kind];
+            if (z->world.rank == 0)
+                s->manifest.files[r].data[kind] = all[r].data[kind];
+        }
     }
     if (!err)
         err = zr_unit_steps_save(z, &s->manifest);
-    if (!err)
-        report_no_rank_data(z, bytes);
+    for (int kind = 0; !err && kind < ZR_N_DATA; kind++)
+        report_no_data(z, kind, bytes[kind]);
     return err;
 }
 
@@ -180,8 +191,9 @@ static int make_folder(struct zero_ctx *z, struct zr_save *s)
 
 /* ---- the calls ---- */
 
-static int check_call(struct zero_ctx *z, const char *call)
+static int check_call(struct zero_ctx *z)
 {
+    static const char call[] = "zero_save";
     int err = zr_refuse_in_bracket(z, call);
     if (!err)
         err = zr_refuse_in_actions(z, call);
@@ -245,16 +257,13 @@ static int report_apart(struct zero_ctx *z)
     return err;
 }
 
-static int save(zero_ctx *z, const char *dir, bool kept)
+static int save(zero_ctx *z, const char *dir, const struct zero_save_options *options)
 {
-    const char *call = call_of(kept);
-    if (!z || !dir || !*dir)
-        return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
-    int err = check_call(z, call);
+    int err = check_call(z);
     if (!err)
-        err = zr_awaited_refuse_all(z, call);
+        err = zr_awaited_refuse_all(z, "zero_save");
     if (!err) {
-        zr_engine_called(z->engine, kept ? ZR_CALLED_SAVE_KEPT : ZR_CALLED_SAVE, -1, 0);
+        zr_engine_called(z->engine, ZR_CALLED_SAVE, -1, 0);
         err = zr_save_end(z);
     }
     if (!err)
@@ -262,7 +271,7 @@ static int save(zero_ctx *z, const char *dir, bool kept)
     if (err)
         return err;
     struct zr_save *s = NULL;
-    err = zr_agree_in_run(z, open_save(z, dir, kept, &s));
+    err = zr_agree_in_run(z, open_save(z, dir, options, &s));
     if (!err)
         err = agree_on_contents(z, s);
     if (!err)
@@ -274,7 +283,7 @@ static int save(zero_ctx *z, const char *dir, bool kept)
     if (err) {
         if (s)
             zr_save_free(s);
-        return zr_fail_more(err, "%s", call);
+        return zr_fail_more(err, "zero_save");
     }
     s->number = ++z->n_saves;
     z->save = s;
@@ -283,22 +292,18 @@ static int save(zero_ctx *z, const char *dir, bool kept)
         int ended = zr_save_end(z);
         err = err ? err : ended;
     }
-    return err ? zr_fail_more(err, "%s", call) : 0;
+    return err ? zr_fail_more(err, "zero_save") : 0;
 }
 
-int zero_save(zero_ctx *z, const char *dir)
+int zero_save(zero_ctx *z, const char *dir, const struct zero_save_options *options)
 {
     ZR_IN_CALL(z, ZR_CALLED_SAVE, false, -1);
-    return save(z, dir, false);
+    if (!z || !dir || !*dir)
+        return zr_fail(ZR_ERR_ARG, "zero_save: %s", !z ? "z is NULL" : "dir is NULL or empty");
+    return save(z, dir, options);
 }
 
-int zero_save_kept(zero_ctx *z, const char *dir)
-{
-    ZR_IN_CALL(z, ZR_CALLED_SAVE_KEPT, false, -1);
-    return save(z, dir, true);
-}
-
-int zero_save_wait(zero_ctx *z)
+int zero_save_wait(zero_ctx *z, const char **path)
 {
     ZR_IN_CALL(z, ZR_CALLED_SAVE_WAIT, false, -1);
     if (!z)
@@ -310,15 +315,9 @@ int zero_save_wait(zero_ctx *z)
         zr_engine_called(z->engine, ZR_CALLED_SAVE_WAIT, -1, 0);
         err = zr_save_end(z);
     }
-    return err ? zr_fail_more(err, "zero_save_wait") : 0;
-}
-
-int zero_get_saved(zero_ctx *z, const char **path)
-{
-    if (!z || !path)
-        return zr_fail(ZR_ERR_ARG, "zero_get_saved: %s is NULL", z ? "path" : "z");
-    if (zr_engine_check_process(z->engine))
-        return zr_fail_more(ZR_ERR_ORDER, "zero_get_saved");
-    *path = *z->saved_path ? z->saved_path : NULL;
+    if (err)
+        return zr_fail_more(err, "zero_save_wait");
+    if (path)
+        *path = *z->saved_path ? z->saved_path : NULL;
     return 0;
 }

@@ -7,7 +7,7 @@
  * follow each other are one entry. Of a part of a tensor that is cut over tp it is TENSOR/KIND/FIRST@PART,
  * FIRST being an element of the part (tp_cut.h); what is not cut then is in the files of part 0's ranks
  * alone. Buffers, of kind model, are in rank 0's file, or that of their stage's first rank. The program's own
- * bytes of the rank, if it has any, are the last entry: ZR_RANK_DATA_NAME, U8 of shape [bytes]. */
+ * data, if there is any, are the last entries: zr_data_names, U8 of shape [bytes]. */
 #ifndef ZR_ZERO_SAVE_H
 #define ZR_ZERO_SAVE_H
 
@@ -39,12 +39,12 @@ struct zr_extents {
     int64_t n;
     /* of a model in parts, this rank's of tensors that are cut; -1: it is whole */
     int32_t part;
-    /* the program's own data, in the host's memory; in no extent */
-    const void *rank_data;
-    int64_t rank_data_bytes;
+    /* the program's own data, by enum zr_data_kind: in the host's memory, and in no extent */
+    struct {
+        const void *at;
+        int64_t bytes;
+    } data[ZR_N_DATA];
 };
-
-#define ZR_RANK_DATA_NAME "rank_data" /* no tensor's entry: those have two slashes */
 
 /* What this rank owns: where it is, or (base not NULL) where it is relative to memory laid out as the
  * snapshot is. buffers_at: of the model's buffers there, if they are this rank's too; negative: they are not.

@@ -10,7 +10,8 @@
 void zr_save_free(struct zr_save *s)
 {
     free(s->extents.list);
-    zr_rank_data_drop(s->rank_data);
+    for (int kind = 0; kind < ZR_N_DATA; kind++)
+        zr_data_drop(s->data[kind]);
     zr_manifest_free(&s->manifest);
     uv_mutex_destroy(&s->lock);
     uv_cond_destroy(&s->changed);

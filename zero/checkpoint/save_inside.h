@@ -17,13 +17,13 @@ struct zr_save {
     struct zr_extents extents;
     /* rank 0's */
     struct zr_manifest manifest;
-    struct zr_rank_data *rank_data;
+    struct zr_data *data[ZR_N_DATA];
 
     struct zr_thread thread;
     bool started;
     /* the snapshot was asked for */
     bool copying;
-    /* by zero_save_kept */
+    /* as struct zero_save_options says */
     bool kept;
 
     uv_mutex_t lock;

@@ -47,11 +47,7 @@ int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
     snprintf(m->version, sizeof m->version, "%s", zero_version());
     m->tensors = calloc((size_t)l->n, sizeof *m->tensors);
     m->files = calloc((size_t)m->world, sizeof *m->files);
-    m->user = z->n_user_data ? malloc((size_t)z->n_user_data) : NULL;
-    bool ok = m->tensors && m->files && (m->user || !z->n_user_data);
-    m->n_user = ok ? z->n_user_data : 0;
-    if (ok && m->n_user)
-        memcpy(m->user, z->user_data, (size_t)m->n_user);
+    bool ok = m->tensors && m->files;
     for (int32_t i = 0; ok && i < l->n; i++, m->n_tensors++) {
         struct zr_manifest_tensor *t = &m->tensors[i];
         t->name = strdup(l->tensors[i].name);

@@ -207,7 +207,7 @@ static char *entry_name(const struct zr_tensor *tensors, const struct zr_extents
     return name;
 }
 
-#define ZR_RANK_DATA_HEAD 256 /* bytes of the header for its entry; fewer */
+#define ZR_DATA_HEAD 256 /* bytes of the header for its entry; fewer */
 
 int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *x)
 {
@@ -226,7 +226,8 @@ int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *x)
         n += zr_st_entry_bytes(&e) + print_place(tensors, x, first, place);
         n_entries++;
     }
-    n += x->rank_data_bytes ? ZR_RANK_DATA_HEAD : 0;
+    for (int k = 0; k < ZR_N_DATA; k++)
+        n += x->data[k].bytes ? ZR_DATA_HEAD : 0;
     return n <= ZR_ST_MAX_HEADER
                ? 0
                : zr_fail(ZR_ERR_ARG,
@@ -237,7 +238,7 @@ int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *x)
 
 static int make_head(const struct zr_tensor *tensors, const struct zr_extents *x, char **head, int64_t *n)
 {
-    struct zr_st_entry *entries = calloc((size_t)x->n + 2, sizeof *entries);
+    struct zr_st_entry *entries = calloc((size_t)x->n + ZR_N_DATA + 1, sizeof *entries);
     int64_t n_entries = 0;
     int err = entries ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld ranges", (long long)x->n);
     for (int64_t i = 0; !err && i < x->n; i++) {
@@ -254,12 +255,14 @@ static int make_head(const struct zr_tensor *tensors, const struct zr_extents *x
         if (!e->name)
             err = zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld ranges", (long long)x->n);
     }
-    if (!err && x->rank_data_bytes) {
+    for (int k = 0; !err && k < ZR_N_DATA; k++) {
+        if (!x->data[k].bytes)
+            continue;
         struct zr_st_entry *e = &entries[n_entries++];
         *e = (struct zr_st_entry){
-            .name = strdup(ZR_RANK_DATA_NAME), .dtype = "U8", .n_dims = 1, .shape = {x->rank_data_bytes}};
+            .name = strdup(zr_data_names[k]), .dtype = "U8", .n_dims = 1, .shape = {x->data[k].bytes}};
         if (!e->name)
-            err = zr_fail(ZR_ERR_NOMEM, "no memory for the header of the program's own bytes");
+            err = zr_fail(ZR_ERR_NOMEM, "no memory for the header of the program's own data");
     }
     if (!err)
         err = zr_st_head(entries, n_entries, NULL, head, n);

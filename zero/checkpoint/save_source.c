@@ -32,7 +32,8 @@ int zr_source_open(const char *head, int64_t head_bytes, const struct zr_extents
         s->bytes += x->list[i].n * x->list[i].size;
     }
     s->at[x->n] = s->bytes;
-    s->bytes += x->rank_data_bytes;
+    for (int k = 0; k < ZR_N_DATA; k++)
+        s->bytes += x->data[k].bytes;
     int err = dev ? open_staging(s, dev, most_bytes) : 0;
     if (err)
         zr_source_close(s);
@@ -83,6 +84,19 @@ static int gather(const struct zr_source *s, char *dst, int64_t from, int64_t n)
     return err;
 }
 
+/* Copies the part of bytes [from, from + n) of the file that is the program's data, behind the ranges. */
+static void copy_data(const struct zr_source *s, char *dst, int64_t from, int64_t n)
+{
+    int64_t begin = s->at[s->x->n];
+    for (int k = 0; k < ZR_N_DATA; k++) {
+        int64_t end = begin + s->x->data[k].bytes, first = zr_max(from, begin), last = zr_min(from + n, end);
+        if (first < last)
+            memcpy(dst + (first - from), (const char *)s->x->data[k].at + (first - begin),
+                   (size_t)(last - first));
+        begin = end;
+    }
+}
+
 int zr_source_read(struct zr_source *s, char *dst, int64_t from, int64_t n)
 {
     if (from < s->head_bytes) {
@@ -92,13 +106,10 @@ int zr_source_read(struct zr_source *s, char *dst, int64_t from, int64_t n)
         from += part;
         n -= part;
     }
-    int64_t end = s->at[s->x->n], past = zr_max(from + n - end, 0);
-    if (past) {
-        int64_t part = zr_min(past, n);
-        n -= part;
-        memcpy(dst + n, (const char *)s->x->rank_data + (from + n - end), (size_t)part);
-    }
-    if (!n)
+    int64_t ranges_end = s->at[s->x->n];
+    copy_data(s, dst, from, n);
+    n = zr_min(n, ranges_end - from);
+    if (n <= 0)
         return 0;
     if (!s->dev)
         return gather(s, dst, from, n);

@@ -109,6 +109,22 @@ int zr_shard_fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
     return err;
 }
 
+int zr_shard_find_data(const struct zr_shard *s, const struct zr_manifest_file *file, enum zr_data_kind kind,
+                       const struct zr_st_entry **out)
+{
+    int64_t bytes = file->data[kind];
+    *out = NULL;
+    for (int64_t i = 0; bytes && i < s->st.n_entries; i++) {
+        const struct zr_st_entry *e = &s->st.entries[i];
+        if (!strcmp(e->name, zr_data_names[kind]) && e->end - e->begin == bytes)
+            *out = e;
+    }
+    return *out || !bytes
+               ? 0
+               : zr_fail(ZR_ERR_IO, "%s: it has no entry %s of %lld bytes, which the manifest says it has",
+                         s->path, zr_data_names[kind], (long long)bytes);
+}
+
 static int read_sums(struct zr_shard *s, const char *folder, const struct zr_manifest_file *file)
 {
     char path[ZR_PATH_BYTES], name[sizeof file->name + sizeof ZR_BLOCKS_SUFFIX], *table;

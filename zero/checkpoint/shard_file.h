@@ -32,6 +32,10 @@ void zr_shard_close(struct zr_shard *s);
 /* Gives back its descriptors; each fetch from then on opens the file, and closes it. What was read of the
  * head stays. */
 void zr_shard_rest(struct zr_shard *s);
+/* Finds the entry of the program's data of this kind. *out is NULL if the manifest says that there is none.
+ * ZR_ERR_IO if the file has no entry of as many bytes as the manifest says. */
+int zr_shard_find_data(const struct zr_shard *s, const struct zr_manifest_file *file, enum zr_data_kind kind,
+                       const struct zr_st_entry **out);
 /* Reads each block that a request touches once, checks it, and copies, several blocks at a time. Sorts the
  * requests, of which no two may meet. ZR_ERR_IO names the file, the block and, where the head is known, the
  * tensor. */

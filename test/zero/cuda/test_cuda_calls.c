@@ -434,7 +434,7 @@ static void has_many_layers(struct toy_rank *r)
         TOY_TRY(zero_wrap(&z, &t, 1, &cfg));
         if (!err)
             read_layers(r, z);
-        TOY_TRY(zero_save(z, folder));
+        TOY_TRY(zero_save(z, folder, NULL));
         TOY_TRY(zero_load(z, folder));
         if (!err)
             read_layers(r, z);

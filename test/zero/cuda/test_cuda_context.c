@@ -702,13 +702,13 @@ static uint64_t stretch(int device, int stage, bool async, const char *from, con
         fail_msg("load on device %d: %s", device, zero_last_error());
     static uint32_t note[50000], found[50000];
     note_of(0, note);
-    if (from && zero_read_rank_data(z, 0, 0, sizeof found, found))
+    if (from && zero_read_data(z, 0, 0, sizeof found, found, NULL))
         fail_msg("read on device %d: %s", device, zero_last_error());
     if (from)
         assert_memory_equal(note, found, sizeof note);
-    assert_int_equal(zero_set_rank_data(z, note, sizeof note), 0);
+    assert_int_equal(zero_set_data(z, ZERO_DATA_RANK, note, sizeof note), 0);
     assert_int_equal(train(&m, z, first_step), 0);
-    if (to && (zero_save(z, to) || zero_save_wait(z)))
+    if (to && (zero_save(z, to, NULL) || zero_save_wait(z, NULL)))
         fail_msg("save on device %d: %s", device, zero_last_error());
     assert_int_equal(toy_hash(z, 2, &hash), 0);
     assert_int_equal(zero_unwrap(&z), 0);

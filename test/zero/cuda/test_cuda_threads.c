@@ -117,9 +117,9 @@ static void works_on_its_gpu(struct toy_rank *r)
     if (!err)
         err = bare_step(&m, (cudaStream_t)cfg.stream, z, NULL);
     if (!err)
-        err = zero_save(z, w->dir);
+        err = zero_save(z, w->dir, NULL);
     if (!err)
-        err = zero_save_wait(z);
+        err = zero_save_wait(z, NULL);
     if (!err)
         err = zero_load(z, w->dir);
     if (err)

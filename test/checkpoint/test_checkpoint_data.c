@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_rank_data.c: what each rank has of its own comes back to whatever ranks there are later,
- * whole or refused. */
+/* test_checkpoint_data.c: data of the program, of the job and of each rank, comes back on whatever ranks
+ * there are later, whole or refused. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/kernels/random.h"
@@ -23,19 +23,20 @@
 static uint64_t seed;
 static struct memory_files *disk;
 
-/* Of a rank at a step: none, a byte, several blocks, and less than one; no two alike. */
-static int64_t bytes_of(int rank, int64_t t)
+/* Bytes of the job (ZERO_DATA_JOB) or a rank at a step: none, one, several blocks, and less than a block.
+ * No two are equal. */
+static int64_t bytes_of(int whose, int64_t t)
 {
     static const int64_t bytes[] = {(3 << 20) + 17, 0, 1, 70001};
-    int64_t n = bytes[rank % 4];
+    int64_t n = whose == ZERO_DATA_JOB ? (2 << 20) + 5 : bytes[whose % 4];
     return n > 1 ? n + t : n;
 }
 
-static unsigned char *data_of(int rank, int64_t t)
+static unsigned char *data_of(int whose, int64_t t)
 {
-    int64_t n = bytes_of(rank, t);
+    int64_t n = bytes_of(whose, t);
     unsigned char *p = malloc((size_t)n + 1);
-    uint64_t state = random_mix(seed + (uint64_t)rank * 1000 + (uint64_t)t);
+    uint64_t state = random_mix(seed + (uint64_t)(whose + 1) * 1000 + (uint64_t)t);
     for (int64_t i = 0; i < n; i++)
         p[i] = (unsigned char)(random_next(&state) >> 24);
     return p;
@@ -43,35 +44,43 @@ static unsigned char *data_of(int rank, int64_t t)
 
 static void set_own(struct model_rank *m, int64_t t)
 {
-    unsigned char *p = data_of(m->rank, t);
-    CHECK_OK(zero_set_rank_data(m->z, bytes_of(m->rank, t) ? p : NULL, bytes_of(m->rank, t)));
-    memset(p, 0xee, (size_t)bytes_of(m->rank, t)); /* it was copied */
-    free(p);
+    for (int i = 0; i < 2; i++) {
+        int whose = i ? ZERO_DATA_JOB : m->rank;
+        int64_t n = bytes_of(whose, t);
+        unsigned char *p = data_of(whose, t);
+        if (i && m->rank > 0) /* which does not count */
+            memset(p, 0x33, (size_t)n--);
+        CHECK_OK(zero_set_data(m->z, i ? ZERO_DATA_JOB : ZERO_DATA_RANK, n ? p : NULL, n));
+        memset(p, 0xee, (size_t)n); /* it was copied */
+        free(p);
+    }
 }
 
 /* [first, first + n), and nothing beside it. */
-static void read_part(struct model_rank *m, int rank, int64_t first, int64_t n, const unsigned char *expected)
+static void read_part(struct model_rank *m, int whose, int64_t first, int64_t n,
+                      const unsigned char *expected)
 {
     unsigned char *got = malloc((size_t)n + 2 * GUARD);
     memset(got, 0xa5, (size_t)n + 2 * GUARD);
-    CHECK_OK(zero_read_rank_data(m->z, rank, first, n, got + GUARD));
+    CHECK_OK(zero_read_data(m->z, whose, first, n, got + GUARD, NULL));
     CHECK_THAT(!memcmp(got + GUARD, expected + first, (size_t)n));
     for (int i = 0; i < GUARD; i++)
         CHECK_THAT(got[i] == 0xa5 && got[GUARD + n + i] == 0xa5);
     free(got);
 }
 
-static void read_rank(struct model_rank *m, int rank, int64_t t)
+static void read_all(struct model_rank *m, int whose, int64_t t)
 {
-    int64_t n = bytes_of(rank, t), bytes = -1;
-    uint64_t state = seed + (uint64_t)(m->rank * 10 + rank);
-    unsigned char *p = data_of(rank, t);
-    CHECK_OK(zero_find_rank_data(m->z, rank, NULL, &bytes));
-    CHECK_THAT(bytes == n);
-    read_part(m, rank, 0, n, p);
+    int64_t n = bytes_of(whose, t);
+    struct zero_data_info info = {.bytes = -1};
+    uint64_t state = seed + (uint64_t)(m->rank * 10 + whose);
+    unsigned char *p = data_of(whose, t);
+    CHECK_OK(zero_read_data(m->z, whose, 0, 0, NULL, &info));
+    CHECK_THAT(info.bytes == n);
+    read_part(m, whose, 0, n, p);
     for (int i = 0; n && i < 4; i++) {
         int64_t first = (int64_t)(random_next(&state) % (uint64_t)n);
-        read_part(m, rank, first, (int64_t)(random_next(&state) % (uint64_t)(n - first + 1)), p);
+        read_part(m, whose, first, (int64_t)(random_next(&state) % (uint64_t)(n - first + 1)), p);
     }
     free(p);
 }
@@ -89,41 +98,40 @@ static void save_twice(struct model_rank *m, void *arg)
     for (int t = 1; t <= 2; t++) {
         CHECK_OK(model_steps(m, 1));
         set_own(m, t);
-        CHECK_OK(zero_save(m->z, "run"));
+        CHECK_OK(zero_save(m->z, "run", NULL));
         set_own(m, t + 10); /* what is being saved stays what it was */
     }
-    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_save_wait(m->z, NULL));
 }
 
 static void load_anywhere(struct model_rank *m, void *arg)
 {
     const struct saved *s = arg;
-    int32_t n_saved = -1;
-    int64_t bytes = -1;
+    struct zero_data_info info = {.n_saved = -1};
     char x[4];
-    CHECK_OK(zero_find_rank_data(m->z, 99, &n_saved, NULL));
-    CHECK_THAT(n_saved == 0);
-    CHECK_THAT(zero_find_rank_data(m->z, 0, NULL, &bytes) == ZERO_ERR_ORDER);
+    CHECK_THAT(zero_read_data(m->z, 0, 0, 0, NULL, &info) == ZERO_ERR_ORDER && info.n_saved == -1);
     for (int t = 2; t >= 1; t--) {
         char path[64];
         snprintf(path, sizeof path, "run/save-%08d-step-%08d", t, t);
         CHECK_OK(zero_load(m->z, path));
-        CHECK_OK(zero_find_rank_data(m->z, 0, &n_saved, &bytes));
-        CHECK_THAT(n_saved == s->world && bytes == bytes_of(0, t));
-        for (int r = 0; r < s->world; r++)
-            read_rank(m, r, t);
+        CHECK_OK(zero_read_data(m->z, 0, 0, 1, x, &info));
+        CHECK_THAT(info.n_saved == s->world && info.bytes == bytes_of(0, t));
+        for (int r = ZERO_DATA_JOB; r < s->world; r++)
+            read_all(m, r, t);
     }
-    CHECK_THAT(zero_read_rank_data(m->z, s->world, 0, 1, x) == ZERO_ERR_ARG);
-    CHECK_THAT(strstr(zero_last_error(), "zero_read_rank_data: saved_rank is") != NULL);
-    CHECK_THAT(zero_find_rank_data(m->z, -1, NULL, &bytes) == ZERO_ERR_ARG);
-    CHECK_THAT(zero_find_rank_data(m->z, 0, NULL, NULL) == ZERO_ERR_ARG);
-    CHECK_THAT(zero_read_rank_data(m->z, 0, bytes_of(0, 1) - 3, 4, x) == ZERO_ERR_ARG);
+    info = (struct zero_data_info){.bytes = -1};
+    CHECK_THAT(zero_read_data(m->z, s->world, 0, 1, x, &info) == ZERO_ERR_ARG);
+    CHECK_THAT(strstr(zero_last_error(), "zero_read_data: whose is") != NULL);
+    CHECK_THAT(zero_read_data(m->z, ZERO_DATA_RANK, 0, 0, NULL, &info) == ZERO_ERR_ARG);
+    CHECK_THAT(zero_read_data(m->z, 0, bytes_of(0, 1) - 3, 4, x, &info) == ZERO_ERR_ARG);
     CHECK_THAT(strstr(zero_last_error(), "saved rank 0 has") != NULL);
-    CHECK_THAT(zero_read_rank_data(m->z, 0, -1, 1, x) == ZERO_ERR_ARG);
-    CHECK_THAT(zero_read_rank_data(m->z, 0, 0, -1, x) == ZERO_ERR_ARG);
-    CHECK_THAT(zero_read_rank_data(m->z, 0, INT64_MAX, INT64_MAX, x) == ZERO_ERR_ARG);
-    CHECK_THAT(zero_read_rank_data(m->z, 0, 0, 1, NULL) == ZERO_ERR_ARG);
-    CHECK_OK(zero_read_rank_data(m->z, 0, bytes_of(0, 1), 0, NULL));
+    CHECK_THAT(zero_read_data(m->z, ZERO_DATA_JOB, bytes_of(ZERO_DATA_JOB, 1), 1, x, &info) == ZERO_ERR_ARG);
+    CHECK_THAT(strstr(zero_last_error(), "the job has") != NULL);
+    CHECK_THAT(zero_read_data(m->z, 0, -1, 1, x, &info) == ZERO_ERR_ARG);
+    CHECK_THAT(zero_read_data(m->z, 0, 0, -1, x, &info) == ZERO_ERR_ARG);
+    CHECK_THAT(zero_read_data(m->z, 0, INT64_MAX, INT64_MAX, x, &info) == ZERO_ERR_ARG);
+    CHECK_THAT(zero_read_data(m->z, 0, 0, 1, NULL, &info) == ZERO_ERR_ARG && info.bytes == -1);
+    CHECK_OK(zero_read_data(m->z, 0, bytes_of(0, 1), 0, NULL, NULL));
 }
 
 static void test_every_world(void **state)
@@ -164,18 +172,23 @@ static void keep_line(void *arg, const char *line)
 /* Rank 0 looks, when all have come so far. */
 static void look(struct model_rank *m, bool reported, bool has_data)
 {
-    static const char key[] = "\"rank_data\":";
+    static const char *const keys[] = {"\"job_data\":", "\"rank_data\":"};
+    static const char *const says[] = {
+        "bytes of the job's data and the one now saved none: zero_set_data",
+        "bytes of its ranks' own data and the one now saved none: zero_set_data"};
     const char *path;
     char manifest[ZR_PATH_BYTES + 16];
     int64_t *n;
     CHECK_OK(zr_engine_barrier(m->z->engine));
-    CHECK_OK(zero_get_saved(m->z, &path));
+    CHECK_OK(zero_save_wait(m->z, &path));
     if (m->rank == 0) {
         snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
         const unsigned char *text = memory_files_content(disk, manifest, &n);
-        const char *of_rank_0 = text ? memmem(text, (size_t)*n, key, strlen(key)) : NULL;
-        CHECK_THAT(of_rank_0 && (of_rank_0[strlen(key)] != '0') == has_data);
-        CHECK_THAT((strstr(lines, "the one now saved none: zero_set_rank_data") != NULL) == reported);
+        for (int k = 0; k < 2; k++) {
+            const char *of_rank_0 = text ? memmem(text, (size_t)*n, keys[k], strlen(keys[k])) : NULL;
+            CHECK_THAT(of_rank_0 && (of_rank_0[strlen(keys[k])] != '0') == has_data);
+            CHECK_THAT((strstr(lines, says[k]) != NULL) == reported);
+        }
         *lines = 0;
     }
     CHECK_OK(zr_engine_barrier(m->z->engine));
@@ -183,33 +196,35 @@ static void look(struct model_rank *m, bool reported, bool has_data)
 
 static void set_and_forget(struct model_rank *m, void *arg)
 {
-    int32_t n_saved;
-    int64_t bytes;
+    struct zero_data_info info;
     (void)arg;
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     look(m, false, false);
     CHECK_OK(zero_load(m->z, "run")); /* which has no such data */
-    CHECK_OK(zero_find_rank_data(m->z, m->world - 1, &n_saved, &bytes));
-    CHECK_THAT(n_saved == m->world && bytes == 0);
+    for (int r = ZERO_DATA_JOB; r < m->world; r++) {
+        CHECK_OK(zero_read_data(m->z, r, 0, 0, NULL, &info));
+        CHECK_THAT(info.n_saved == m->world && info.bytes == 0);
+    }
     set_own(m, 1);
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     look(m, false, true);
-    CHECK_OK(zero_save(m->z, "run")); /* it travels with all that follow */
+    CHECK_OK(zero_save(m->z, "run", NULL)); /* it travels with all that follow */
     look(m, false, true);
     CHECK_OK(zero_load(m->z, "run"));
-    for (int r = 0; r < m->world; r++)
-        read_rank(m, r, 1);
+    for (int r = ZERO_DATA_JOB; r < m->world; r++)
+        read_all(m, r, 1);
     CHECK_THAT(zero_load(m->z, "nowhere") == ZERO_ERR_IO); /* which changes nothing */
-    read_rank(m, 0, 1);
-    CHECK_OK(zero_save(m->z, "run")); /* it was of before the load */
+    read_all(m, 0, 1);
+    CHECK_OK(zero_save(m->z, "run", NULL)); /* it was of before the load */
     look(m, true, false);
-    CHECK_OK(zero_save(m->z, "run")); /* told once */
+    CHECK_OK(zero_save(m->z, "run", NULL)); /* told once */
     look(m, false, false);
-    read_rank(m, 0, 1); /* of the one loaded, still */
+    read_all(m, 0, 1); /* of the one loaded, still */
     CHECK_OK(zero_load(m->z, "run/save-00000002-step-00000001"));
-    CHECK_OK(zero_set_rank_data(m->z, NULL, 0)); /* on purpose */
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_set_data(m->z, ZERO_DATA_RANK, NULL, 0)); /* on purpose */
+    CHECK_OK(zero_set_data(m->z, ZERO_DATA_JOB, NULL, 0));
+    CHECK_OK(zero_save(m->z, "run", NULL));
     look(m, false, false);
 }
 
@@ -234,47 +249,65 @@ static void save_own(struct model_rank *m, void *arg)
     (void)arg;
     CHECK_OK(model_steps(m, 1));
     set_own(m, 1);
-    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save(m->z, "run", NULL));
 }
 
 #define ONE    "run/save-00000001-step-00000001"
 #define SHARD1 ONE "/shard-00001-of-00004.safetensors"
 #define SHARD4 ONE "/shard-00004-of-00004.safetensors"
 
-static void flip(struct model_rank *m, const char *path)
+static void flip_at(struct model_rank *m, const char *path, int64_t from_end)
 {
     CHECK_OK(zr_engine_barrier(m->z->engine));
-    if (m->rank == 0) /* the data are its end */
-        CHECK_THAT(memory_files_flip(disk, path, (int64_t)(seed % 1000), 8));
+    if (m->rank == 0)
+        CHECK_THAT(memory_files_flip(disk, path, from_end, 8));
     CHECK_OK(zr_engine_barrier(m->z->engine));
+}
+
+/* The rank's data is the end of the file. */
+static void flip(struct model_rank *m, const char *path)
+{
+    flip_at(m, path, (int64_t)(seed % 1000));
+}
+
+/* The job's data lies before it, in rank 0's file. */
+static void flip_job(struct model_rank *m)
+{
+    flip_at(m, SHARD1, bytes_of(0, 1) + (int64_t)(seed % 1000));
 }
 
 static void refuse_damage(struct model_rank *m, void *arg)
 {
     unsigned char *x = malloc((size_t)bytes_of(0, 1));
-    int64_t bytes;
     (void)arg;
     uint64_t hash = model_hash(m);
     flip(m, SHARD1);
     CHECK_THAT(zero_load(m->z, "run/save-00000001-step-00000001") == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), SHARD1) && strstr(zero_last_error(), "damaged"));
-    CHECK_THAT(model_hash(m) == hash && zero_find_rank_data(m->z, 0, NULL, &bytes) == ZERO_ERR_ORDER);
+    CHECK_THAT(model_hash(m) == hash && zero_read_data(m->z, 0, 0, 0, NULL, NULL) == ZERO_ERR_ORDER);
     flip(m, SHARD1);
     flip(m, SHARD4);
     CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO && strstr(zero_last_error(), SHARD4));
     flip(m, SHARD4);
+    flip_job(m);
+    CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO && strstr(zero_last_error(), SHARD1));
+    flip_job(m);
     CHECK_OK(zero_load(m->z, ONE));
+    flip_job(m); /* since it was loaded */
+    CHECK_THAT(zero_read_data(m->z, ZERO_DATA_JOB, 0, bytes_of(ZERO_DATA_JOB, 1), x, NULL) == ZERO_ERR_IO);
+    CHECK_THAT(strstr(zero_last_error(), "zero_read_data: " SHARD1) && strstr(zero_last_error(), "damaged"));
+    flip_job(m);
+    read_all(m, ZERO_DATA_JOB, 1);
     flip(m, SHARD1); /* since it was loaded */
-    CHECK_THAT(zero_read_rank_data(m->z, 0, 0, bytes_of(0, 1), x) == ZERO_ERR_IO);
-    CHECK_THAT(strstr(zero_last_error(), "zero_read_rank_data: " SHARD1) &&
-               strstr(zero_last_error(), "damaged"));
-    read_rank(m, 3, 1); /* others are as they were */
+    CHECK_THAT(zero_read_data(m->z, 0, 0, bytes_of(0, 1), x, NULL) == ZERO_ERR_IO);
+    CHECK_THAT(strstr(zero_last_error(), "zero_read_data: " SHARD1) && strstr(zero_last_error(), "damaged"));
+    read_all(m, 3, 1); /* others are as they were */
     flip(m, SHARD1);
-    read_rank(m, 0, 1);
+    read_all(m, 0, 1);
     /* A save that removes it, and another checkpoint of the same name. */
     set_own(m, 2);
-    CHECK_OK(zero_save(m->z, "run"));
-    CHECK_THAT(zero_read_rank_data(m->z, 0, 0, 1, x) == ZERO_ERR_IO);
+    CHECK_OK(zero_save(m->z, "run", NULL));
+    CHECK_THAT(zero_read_data(m->z, 0, 0, 1, x, NULL) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), SHARD1) && strstr(zero_last_error(), "no such file"));
     CHECK_OK(zr_engine_barrier(m->z->engine));
     free(x);
@@ -301,27 +334,32 @@ static void refuse_mixtures(struct model_rank *m, void *arg)
     bool broken;
     (void)arg;
     CHECK_OK(zr_checkpoint_open(m->z->files, ONE, &broken, &manifest));
-    CHECK_THAT(manifest.files[0].rank_data == bytes_of(0, 1));
+    CHECK_THAT(manifest.files[0].data[ZR_DATA_RANK] == bytes_of(0, 1));
     uint64_t hash = model_hash(m);
-    manifest.files[0].rank_data++;
+    manifest.files[0].data[ZR_DATA_RANK]++;
     CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
     CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "it has no entry rank_data of 3145747 bytes") != NULL);
-    manifest.files[0].rank_data--;
-    manifest.files[1].rank_data = 5; /* which has none */
+    manifest.files[0].data[ZR_DATA_RANK]--;
+    manifest.files[1].data[ZR_DATA_RANK] = 5; /* which has none */
     CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
     CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "it has no entry rank_data of 5 bytes") != NULL);
-    manifest.files[1].rank_data = 0;
-    manifest.files[0].rank_data = 0; /* which has some */
+    manifest.files[1].data[ZR_DATA_RANK] = 0;
+    manifest.files[0].data[ZR_DATA_RANK] = 0; /* which has some */
     CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
     CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "entry rank_data is not named TENSOR/KIND/FIRST") != NULL);
+    manifest.files[0].data[ZR_DATA_RANK] = bytes_of(0, 1);
+    manifest.files[0].data[ZR_DATA_JOB]--;
+    CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
+    CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO);
+    CHECK_THAT(strstr(zero_last_error(), "it has no entry job_data of 2097157 bytes") != NULL);
     CHECK_THAT(model_hash(m) == hash);
-    manifest.files[0].rank_data = bytes_of(0, 1);
+    manifest.files[0].data[ZR_DATA_JOB]++;
     CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
     CHECK_OK(zero_load(m->z, ONE));
-    read_rank(m, 0, 1);
+    read_all(m, 0, 1);
     zr_manifest_free(&manifest);
 }
 
@@ -351,7 +389,7 @@ static void fail_reads(struct model_rank *m, void *arg)
         for (int64_t k = 1, calls = k; calls >= k; k++) {
             memset(got, 0xa5, sizeof got);
             memory_files_fault(disk, faults[f], k, false);
-            int err = zero_read_rank_data(m->z, 0, 1 << 20, n, got);
+            int err = zero_read_data(m->z, 0, 1 << 20, n, got, NULL);
             calls = memory_files_calls(disk);
             memory_files_fault(disk, FAULT_NONE, 0, false);
             CHECK_THAT(err == 0 || (err == ZERO_ERR_IO && faults[f] == FAULT_EIO));
@@ -382,12 +420,12 @@ static void read_from_elsewhere(struct model_rank *m, void *arg)
     const char *saved;
     CHECK_OK(model_steps(m, 1));
     set_own(m, 1);
-    CHECK_OK(zero_save(m->z, "run"));
-    CHECK_OK(zero_get_saved(m->z, &saved));
+    CHECK_OK(zero_save(m->z, "run", NULL));
+    CHECK_OK(zero_save_wait(m->z, &saved));
     snprintf(path, sizeof path, "%s", saved);
     CHECK_OK(zero_load(m->z, "run"));
     CHECK_THAT(!chdir("/"));
-    read_rank(m, 0, 1);
+    read_all(m, 0, 1);
     CHECK_OK(zr_folder_remove(&zr_files_posix, path, NULL));
     CHECK_THAT(!chdir(arg));
 }
