@@ -125,7 +125,7 @@ struct zero_stats {
      * which are libzero's. Asked after some of their operations, the first ones among them; 0: it does not
      * say (from 2.29.7 on it does), or it is another backend */
     int64_t library_bytes;
-    /* of cfg.mesh, 1 without; and what this rank received in zero_tp_ calls, which traffic leaves out */
+    /* of cfg.mesh, 1 without; and what this rank received in collectives over tp, which traffic leaves out */
     int64_t tp, tp_bytes;
     /* the same of pp, and of what came from the stages beside this one */
     int64_t pp, pp_bytes;
