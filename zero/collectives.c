@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* collectives.c: what a program's ranks compute together over an axis of the mesh: the activations of a model
- * that is cut over tp, and bytes that one pipeline stage sends to all. On an axis of one rank they copy, so a
- * program need not ask. Only tp has several ranks here until there is context parallelism. */
+/* collectives.c: the calls that combine a program's memory over an axis of the mesh. It checks arguments and
+ * records what ranks compare; the engine moves the data. On an axis of one rank the calls copy, so that one
+ * program serves every mesh. cp always has one rank so far. */
 #include "zero/context.h"
 
 #include <xxhash.h>
@@ -87,8 +87,8 @@ static void say(struct zero_ctx *z, enum zr_called_name name, int64_t n, int32_t
     zr_engine_called(z->engine, name, -1, hash);
 }
 
-/* An activation is whole, the same on all ranks of tp, or partial, a contribution of each. cfg.debug.check
- * looks at the bits of n elements: what is taken for whole must be, and what is added up is most likely not. */
+/* With cfg.debug.check, compares the bits of n elements over tp. A whole activation is the same on all ranks;
+ * one that is added up most likely is not. */
 static int compare(struct zero_ctx *z, const struct asked *a, int64_t n, bool whole)
 {
     return zr_engine_compare_activation(z->engine, a->name, a->src, n, (enum zr_dtype)a->dtype, whole);

@@ -351,22 +351,21 @@ enum zero_axis {
     ZERO_AXIS_PP
 };
 
-/* What zero_all_reduce makes of the ranks' elements. */
+/* How zero_all_reduce combines elements. */
 enum zero_reduce {
     ZERO_SUM = 1,
     /* the largest; NaN where one is NaN */
     ZERO_MAX
 };
 
-/* Combine arrays over the ranks of an axis: all_reduce gives every rank the sum or the largest of each element,
- * all_gather every rank's src in the order of the axis, and reduce_scatter this rank's part of the sum.
- * n counts the elements of the smaller of dst and src; of the size ranks of the axis, the larger one holds
- * n * size. Sums are added in fp32 in a fixed tree and rounded once, so every rank has the same bits. An axis of
- * one rank copies. In zero_all_reduce dst may be src. In the others the smaller array may lie at this rank's
- * place in the larger one.
+/* Combine arrays over the ranks of an axis.
+ * zero_all_reduce gives each rank the sum or the largest of every element. zero_all_gather gives it the
+ * src of all ranks in their order. zero_reduce_scatter gives it its part of the sum.
  *
- * A forward and its backward are two calls; see tensor_parallel.md. With cfg.debug.check, a sum to which all
- * ranks give the same bits is named in the log.
+ * n counts the elements of the smaller of dst and src; the larger one has n for each rank of the axis.
+ * Sums are added in fp32 in a fixed tree and rounded once, so all ranks have the same bits. In
+ * zero_all_reduce dst may be src; in the others the smaller array may lie at this rank's place in the
+ * larger one. On an axis of one rank the calls copy. tensor_parallel.md has a forward and its backward.
  *
  * Collective over the axis; inside or outside brackets.
  * Blocks  host: until the other ranks of the axis have come
@@ -381,22 +380,18 @@ ZERO_API int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const 
 ZERO_API int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
                                  enum zero_dtype dtype);
 
-/* Copy bytes of buf from the rank at place root of an axis to the other ranks of the axis.
- * Over tp it may be called anywhere. Over pp all ranks of the world call it, outside actions: each gets the
- * bytes of the rank on pipeline stage root that has its place on the other axes. Use it for a sampled token
- * or a number to log.
+/* Copy bytes of buf from rank number root of an axis to the others, such as a sampled token.
+ * Over pp all ranks of the world call it, outside actions, and each gets the bytes of the rank that has
+ * its place on the other axes.
  *
- * Collective over the axis, with equal root and bytes.
- * Blocks until the other ranks have come.
+ * Collective over the axis, with equal root and bytes. Blocks until the other ranks have come.
  * Errors: ARG       another axis, a root outside the axis, negative bytes, or NULL
  *         ORDER     over pp, the actions of a step or an evaluation have begun
  *         MISMATCH  ranks gave other arguments, or made other calls; the context fails */
 ZERO_API int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes);
 
 /* State that all ranks of an axis have the same n elements in src.
- * Call it where a value must be whole and no collective stands: before the first of a pair of products in
- * forward, and behind the second in backward. In steps 1, 2, 4 and so on cfg.debug.check compares; without it
- * nothing is read or sent.
+ * cfg.debug.check compares them in steps 1, 2, 4 and so on. Without it nothing is read or sent.
  *
  * Collective over the axis.
  * Errors: ARG       as of zero_all_gather

@@ -294,7 +294,7 @@ struct zero_mesh {
 #define ZERO_AUTO (-1)
 
 /* The version of all public structs and enums. Each change of their layout raises it. */
-#define ZERO_ABI_VERSION 0x5a450004u
+#define ZERO_ABI_VERSION 0x5a450005u
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
  * default. From then on a field means what it holds, 0 too.

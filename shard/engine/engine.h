@@ -290,11 +290,11 @@ int zr_engine_adopt(struct zr_engine *e, bool params);
 /* The parameters by a callback, as cfg.init in zero.h (engine_init.c). */
 int zr_engine_init(struct zr_engine *e,
                    int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst), void *arg);
-/* Each of values[0..n) becomes its mean over the ranks of the last pipeline stage that have this rank's part;
+/* Each of values[0..n) becomes its mean over the last pipeline stage's ranks that have this rank's part.
  * n <= 64. */
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n);
-/* Collective over all ranks: bytes of buf become those of the rank of pipeline stage number root that has this
- * rank's part and its place among data-parallel ranks. */
+/* Collective over all ranks. buf gets the bytes of a rank of pipeline stage number root: the one that has
+ * this rank's part and its place among data-parallel ranks. */
 int zr_engine_broadcast_stages(struct zr_engine *e, int32_t root, void *buf, int64_t bytes);
 /* mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] of every rank, those of other parts included. */
 int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all);

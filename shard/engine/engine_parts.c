@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_parts.c: the model in parts, each on data-parallel ranks of its own: sums, maxima, gathers and
- * broadcasts of activations over the ranks that have parts of one copy, on the model's stream.
+/* engine_parts.c: sums, maxima, gathers and broadcasts over the ranks that have the parts of one copy of the
+ * model, on the model's stream.
  *
  * Activations are the program's, anywhere in its memory, and of any size, while peers read arenas. So they go
  * through one, in pieces: a piece is copied to `in`, its sum is scattered to one of two `out`, gathered there
@@ -133,8 +133,8 @@ static void keep_most(char *x, const char *from, int64_t n, enum zr_dtype dtype)
     }
 }
 
-/* Of the host's memory: every rank looks at what all have, from the first on, for 0 and -0 are one to a
- * comparison. */
+/* Works in the host's memory. Every rank goes through the parts in one order, since 0 and -0 compare as
+ * equal. */
 static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zr_dtype dtype,
                        const struct zr_tag *tag)
 {
