@@ -395,7 +395,7 @@ ZERO_API int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void
  *
  * Collective over the axis.
  * Errors: ARG       as of zero_all_gather
- *         MISMATCH  src differs (the message names two ranks), or ranks made other calls; the context fails */
+ *         MISMATCH  src differs on two ranks, or ranks made other calls; the context fails */
 ZERO_API int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t n,
                                enum zero_dtype dtype);
 
