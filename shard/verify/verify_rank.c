@@ -157,7 +157,7 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
         "zero_begin",  "zero_end",        "compute",          "zero_micro",    "zero_step", "zero_read",
         "zero_write",  "zero_write",      "zero_mean",        "zero_save",     "compute",   "zero_norm",
         "zero_drop",   "zero_gather_all", "zero_release_all", "zero_evaluate", "zero_next", "activations",
-        "activations", "zero_finish",     "zero_tp"};
+        "activations", "zero_finish",     "collective"};
     struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
     struct zr_core_event ev = {.kind = op->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
                                        : op->kind == ZR_DO_END ? ZR_EV_END
