@@ -284,7 +284,7 @@ static int share(struct run *r, double *loss, bool *stop)
         TRY(reported(zero_mean(r->z, values, 2)));
     float any = values[1] > 0.0;
     if (r->z) /* clocks of other parts' ranks may have said so */
-        TRY(reported(zero_tp_reduce(r->z, &any, 1, ZERO_TP_MAX)));
+        TRY(reported(zero_all_reduce(r->z, ZERO_AXIS_TP, &any, &any, 1, ZERO_F32, ZERO_MAX)));
     profile_enter(r->o->profile, PROFILE_REST);
     *loss = values[0] / (double)r->accum;
     *stop = any > 0.0f;

@@ -56,7 +56,8 @@ static int summarize(struct run *r, double loss)
     if (r->z) {
         struct zero_stats stats;
         TRY(reported(zero_get_stats(r->z, &stats))); /* before the state is read, which is traffic too */
-        TRY(reported(zero_mean(r->z, &peak, 1)));
+        if (stats.pp == 1)                           /* else each pipeline stage reports its own */
+            TRY(reported(zero_mean(r->z, &peak, 1)));
         if (stats.pp > 1)
             TRY(train_stages_hash(s.state_sha256, r->at.dp == 0, r->z, r->stage, r->n_own,
                                   o->model.config.layers, r->tensors, r->number, n_states,

@@ -8,25 +8,25 @@
 static int sum(void *arg, real *x, int64_t n)
 {
     zero_ctx **z = arg;
-    return zero_tp_leave(*z, x, x, n, GPT2_ZERO_DTYPE, ZERO_FORWARD);
+    return zero_all_reduce(*z, ZERO_AXIS_TP, x, x, n, GPT2_ZERO_DTYPE, ZERO_SUM);
 }
 
 static int reduce(void *arg, float *x, int64_t n, bool largest)
 {
     zero_ctx **z = arg;
-    return zero_tp_reduce(*z, x, n, largest ? ZERO_TP_MAX : ZERO_TP_SUM);
+    return zero_all_reduce(*z, ZERO_AXIS_TP, x, x, n, ZERO_F32, largest ? ZERO_MAX : ZERO_SUM);
 }
 
 static int gather(void *arg, real *dst, const real *src, int64_t n)
 {
     zero_ctx **z = arg;
-    return zero_tp_gather(*z, dst, src, n, GPT2_ZERO_DTYPE, ZERO_FORWARD);
+    return zero_all_gather(*z, ZERO_AXIS_TP, dst, src, n, GPT2_ZERO_DTYPE);
 }
 
 static int scatter(void *arg, real *dst, const real *src, int64_t n)
 {
     zero_ctx **z = arg;
-    return zero_tp_scatter(*z, dst, src, n, GPT2_ZERO_DTYPE, ZERO_FORWARD);
+    return zero_reduce_scatter(*z, ZERO_AXIS_TP, dst, src, n, GPT2_ZERO_DTYPE);
 }
 
 static int take_place(struct train_place *to, const struct zero_place *p, int64_t pp, int64_t tp)
@@ -139,7 +139,7 @@ int train_parts_hash(zero_ctx *z, int32_t part, int64_t n_parts, char hash[STATE
     for (int i = 0; !err && i < DIGITS; i++)
         digits[part * DIGITS + i] = (float)hash[i];
     if (!err)
-        err = zero_tp_reduce(z, digits, n_parts * DIGITS, ZERO_TP_SUM);
+        err = zero_all_reduce(z, ZERO_AXIS_TP, digits, digits, n_parts * DIGITS, ZERO_F32, ZERO_SUM);
     for (int64_t i = 0; !err && i < n_parts * DIGITS; i++)
         all[i] = (char)digits[i];
     if (!err)

@@ -341,8 +341,9 @@ ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t firs
 
 /* Replace each of n values (0 to 64) by its mean over ranks, for losses and metrics.
  *
- * The sum is exact, so the mean does not depend on order. With tp or pp above 1 all ranks call it, and each
- * gets the mean over the ranks that have its part of the model.
+ * The sum is exact, so the mean does not depend on order. With tp it is the mean over the ranks that have
+ * this rank's shard of the model. With a pipeline the last pipeline stage's values count, and all ranks get
+ * their mean.
  *
  * Collective over the world. Blocks.
  * Errors: ARG       n is out of range, or values is NULL
@@ -362,46 +363,61 @@ ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
  *         ORDER  a step has begun */
 ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
 
-/* Tensor parallelism, over the ranks of cfg.mesh's tp: around a pair of products of which the first is cut
- * by columns of its output and the second by rows of its input, so that what lies between them (heads of
- * attention, channels of an MLP) is a rank's own. enter stands before the first: forward, dst is src;
- * backward, dst is the sum over tp of src, the gradient of each rank's part. leave stands behind the
- * second: forward, dst is the sum over tp of src; backward, dst is src. In backward the calls come in
- * reverse order. What is added behind a leave (a bias) is added on every rank, and what lies outside of
- * pairs is computed alike on all. ZERO_BACKWARD_INPUT is backward, too. n elements of dtype (ZERO_F32,
- * ZERO_BF16) on cfg.stream, or in the model's memory on the host; dst may be src, else they lie apart. Sums
- * are added in fp32 in a fixed order and rounded once: every rank of tp has the same bits. Collective over
- * the ranks of tp: all of them give the same n, dtype and phase, else the context ends with
- * ZERO_ERR_MISMATCH. On the host it blocks until the others have come, where it moves something. With tp 1
- * dst is src in both phases.
- * Inside or outside of brackets. ZERO_ERR_ARG, and nothing changed, for another phase or dtype, a negative n,
- * NULL, and dst and src that share some of their memory. */
-ZERO_API int zero_tp_enter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,
-                           enum zero_phase phase);
-ZERO_API int zero_tp_leave(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,
-                           enum zero_phase phase);
+/* The axes of cfg.mesh that collectives run over. */
+enum zero_axis {
+    ZERO_AXIS_TP = 1,
+    ZERO_AXIS_CP,
+    /* zero_broadcast alone */
+    ZERO_AXIS_PP
+};
 
-/* Sequence parallelism: in place of enter and leave, so that what lies between the pairs of products
- * (norms, residual sums, dropout) is computed, and kept, for a rank's own rows alone. n elements are the
- * whole of an activation, and rank r of tp has the r-th of tp equal parts of it, n / tp elements; with rows
- * of the sequence outermost a part is whole rows. gather stands in place of enter: forward, dst (n) is
- * every rank's src (n / tp) in their order; backward, dst (n / tp) is this rank's part of the sum over tp
- * of src (n). And scatter stands in place of leave: forward, dst (n / tp) is this rank's part of the sum
- * over tp of src (n); in backward, dst (n) is every rank's src (n / tp) in their order. The sums have the
- * bits of enter's and leave's. What is added behind a scatter is added to a rank's own rows, and tensors
- * that are used there have gradients of those rows alone: flag them ZERO_TP_PARTIAL. dst and src lie apart,
- * or the part lies in the whole, where this rank's is. Otherwise as above; ZERO_ERR_ARG also for an n that
- * tp does not divide. */
-ZERO_API int zero_tp_gather(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,
-                            enum zero_phase phase);
-ZERO_API int zero_tp_scatter(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype,
-                             enum zero_phase phase);
+/* How zero_all_reduce combines elements. */
+enum zero_reduce {
+    ZERO_SUM = 1,
+    /* the largest; NaN where one is NaN */
+    ZERO_MAX
+};
 
-/* Each of x (n, fp32, in place) becomes its sum over tp, or the largest of them, NaN where one is NaN: for
- * a loss whose vocabulary is cut, of which ranks need the largest logit, and the sum of exponentials, of
- * each row. Otherwise as above; x is of the host. */
-enum { ZERO_TP_SUM = 1, ZERO_TP_MAX = 2 };
-ZERO_API int zero_tp_reduce(zero_ctx *z, float *x, int64_t n, int32_t op);
+/* Combine arrays over the ranks of an axis.
+ * zero_all_reduce gives each rank the sum or the largest of every element. zero_all_gather gives it the
+ * src of all ranks in their order. zero_reduce_scatter gives it its part of the sum.
+ *
+ * n counts the elements of the smaller of dst and src; the larger one has n for each rank of the axis.
+ * Sums are added in fp32 in a fixed tree and rounded once, so all ranks have the same bits. In
+ * zero_all_reduce dst may be src; in the others the smaller array may lie at this rank's place in the
+ * larger one. On an axis of one rank the calls copy. tensor_parallel.md has a forward and its backward.
+ *
+ * Collective over the axis; inside or outside brackets.
+ * Blocks  host: until the other ranks of the axis have come
+ * GPU     enqueues on cfg.stream; the memory is that of cfg.device
+ * Errors: ARG       another axis or op, n out of range, NULL, or dst and src overlap elsewhere; a dtype other
+ *                   than ZERO_F32 and ZERO_BF16 (zero_all_gather takes all)
+ *         MISMATCH  ranks gave other n, dtype or op, or made other calls; the context fails */
+ZERO_API int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
+                             enum zero_dtype dtype, enum zero_reduce op);
+ZERO_API int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
+                             enum zero_dtype dtype);
+ZERO_API int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
+                                 enum zero_dtype dtype);
+
+/* Copy bytes of buf from rank number root of an axis to the others, such as a sampled token.
+ * Over pp all ranks of the world call it, outside actions, and each gets the bytes of the rank that has
+ * its place on the other axes.
+ *
+ * Collective over the axis, with equal root and bytes. Blocks until the other ranks have come.
+ * Errors: ARG       another axis, a root outside the axis, negative bytes, or NULL
+ *         ORDER     over pp, the actions of a step or an evaluation have begun
+ *         MISMATCH  ranks gave other arguments, or made other calls; the context fails */
+ZERO_API int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes);
+
+/* State that all ranks of an axis have the same n elements in src.
+ * cfg.debug.check compares them in steps 1, 2, 4 and so on. Without it nothing is read or sent.
+ *
+ * Collective over the axis.
+ * Errors: ARG       as of zero_all_gather
+ *         MISMATCH  src differs on two ranks, or ranks made other calls; the context fails */
+ZERO_API int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t n,
+                               enum zero_dtype dtype);
 
 /* Get this rank's next action of the pipeline: the forward or backward of one micro-batch.
  *
@@ -422,8 +438,8 @@ ZERO_API int zero_finish(zero_ctx *z);
 /* Make the next actions an evaluation: the forward of grad_accum_steps micro-batches, without backward or
  * step.
  *
- * It lasts until zero_next gives a micro_batch of -1. The loss is the last pipeline stage's; call
- * zero_mean on all ranks for its mean.
+ * It lasts until zero_next gives a micro_batch of -1. The loss is the last pipeline stage's; zero_mean,
+ * called by all ranks, gives its mean to all.
  *
  * Local; every rank calls it, between steps.
  * Errors: ORDER  a step or an evaluation has begun */

@@ -112,7 +112,7 @@ struct zero_stats {
     /* Bytes that NCCL itself holds on the GPU, in addition to allocated. It is asked now and then. 0: another
      * backend, or NCCL before 2.29.7, which does not say. */
     int64_t library_bytes;
-    /* Ranks along tp, and bytes that this rank received in zero_tp_ calls, which traffic leaves out. */
+    /* Ranks along tp, and bytes that this rank received in collectives over tp, which traffic leaves out. */
     int64_t tp, tp_bytes;
     /* Ranks along pp, and bytes that this rank received from other pipeline stages. */
     int64_t pp, pp_bytes;

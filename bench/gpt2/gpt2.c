@@ -78,16 +78,17 @@ static const real *all_rows(struct gpt2 *m, const real *x)
 {
     if (!m->config.sequence)
         return x;
-    RUN(m, m->gather(m->sum_arg, m->acts.all, x, m->B * m->config.context * m->config.channels));
+    RUN(m, m->gather(m->sum_arg, m->acts.all, x, gpt2_own_rows(m) * m->config.channels));
     return m->acts.all;
 }
 
 /* This part's rows (R, C) of the sum over the parts of x (B*T, C), which lie in x. */
 static const real *own_sum(struct gpt2 *m, real *x)
 {
-    real *own = m->config.sequence ? x + m->part * gpt2_own_rows(m) * m->config.channels : x;
+    const int64_t n = gpt2_own_rows(m) * m->config.channels;
+    real *own = m->config.sequence ? x + m->part * n : x;
     if (m->config.sequence)
-        RUN(m, m->scatter(m->sum_arg, own, x, m->B * m->config.context * m->config.channels));
+        RUN(m, m->scatter(m->sum_arg, own, x, n));
     else
         sum_parts(m, x);
     return own;
@@ -99,7 +100,7 @@ static void project_rows(struct gpt2 *m, real *out, const real *x, const real *i
 {
     int64_t C = m->config.channels;
     linear_forward(m, m->acts.all, inp, weight, m->part == 0 ? bias : NULL, K, C, false);
-    RUN(m, m->scatter(m->sum_arg, out, m->acts.all, m->B * m->config.context * C));
+    RUN(m, m->scatter(m->sum_arg, out, m->acts.all, gpt2_own_rows(m) * C));
     LAYER(m, add, out, x, gpt2_own_rows(m) * C);
 }
 
@@ -371,8 +372,7 @@ void gpt2_embed_forward(struct gpt2 *m)
                                 m->part == 0 ? m->params.wpe : NULL, m->B, m->config.context,
                                 m->config.channels));
         if (m->config.sequence)
-            RUN(m, m->scatter(m->sum_arg, m->acts.embedded, embedded,
-                              m->B * m->config.context * m->config.channels));
+            RUN(m, m->scatter(m->sum_arg, m->acts.embedded, embedded, gpt2_own_rows(m) * m->config.channels));
         else
             sum_parts(m, embedded);
         return;

@@ -122,9 +122,9 @@ struct gpt2 {
     bool stores;
     /* With config.tp above 1, set before forward: which part this is; what adds x (n) up over the parts,
      * in place, on the place's stream; and what takes the sum, or the largest, of each of x (n), on the
-     * host. And with config.sequence what makes n elements of dst of every part's src, in their order, and
-     * what gives dst this part's of the sum of src (n); dst or src may lie in the other, where it belongs.
-     * 0 or a zr_err. */
+     * host. And with config.sequence what makes dst of every part's n elements of src, in their order, and
+     * what gives dst this part's n elements of the sum of src; dst or src may lie in the other, where it
+     * belongs. 0 or a zr_err. */
     int32_t part;
     int (*sum)(void *arg, real *x, int64_t n);
     int (*reduce)(void *arg, float *x, int64_t n, bool largest);

@@ -42,9 +42,9 @@ bool zr_called_is_for_step(enum zr_called_name name)
 }
 
 /* They come several in a row, and often with equal names, so one that is left out looks like the next one. */
-static bool is_tp_call(const struct zr_called *c)
+bool zr_called_is_of_tp(enum zr_called_name name)
 {
-    return c->name >= ZR_CALLED_TP_ENTER && c->name <= ZR_CALLED_TP_MAX;
+    return name >= ZR_CALLED_ALL_REDUCE_SUM && name <= ZR_CALLED_EXPECT_EQUAL;
 }
 
 void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
@@ -53,10 +53,11 @@ void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const s
     char of_a[ZR_CALLED_CHARS], of_b[ZR_CALLED_CHARS], left_out[80] = "";
     zr_called_describe(a, of_a);
     zr_called_describe(b, of_b);
-    const char *other =
-        a->name == ZR_CALLED_STEP ? " after other numbers by zero_carry, zero_tune or zero_set_step"
-        : is_tp_call(a) && !gap   ? " with other arguments, or one of them left out the call before"
-                                  : " with other arguments";
+    const char *other = a->name == ZR_CALLED_STEP
+                            ? " after other numbers by zero_carry, zero_tune or zero_set_step"
+                        : zr_called_is_of_tp(a->name) && !gap
+                            ? " with other arguments, or one of them left out the call before"
+                            : " with other arguments";
     if (gap)
         snprintf(left_out, sizeof left_out, "; rank %d seems to have left out that of rank %d",
                  gap == ZR_CALLED_GAP_A ? rank_a : rank_b, gap == ZR_CALLED_GAP_A ? rank_b : rank_a);
@@ -194,8 +195,10 @@ enum zr_called_gap zr_called_left_out(const struct zr_called_ring *a, const stru
     struct zr_called of_a, of_b;
     if (!get(a, n, &of_a) || !get(b, n, &of_b))
         return ZR_CALLED_GAP_NONE;
-    bool by_a = is_tp_call(&of_b) && (follow_at(b, n, &of_b, &of_a) || followed_before(b, n, &of_b, &of_a));
-    bool by_b = is_tp_call(&of_a) && (follow_at(a, n, &of_a, &of_b) || followed_before(a, n, &of_a, &of_b));
+    bool by_a = zr_called_is_of_tp(of_b.name) &&
+                (follow_at(b, n, &of_b, &of_a) || followed_before(b, n, &of_b, &of_a));
+    bool by_b = zr_called_is_of_tp(of_a.name) &&
+                (follow_at(a, n, &of_a, &of_b) || followed_before(a, n, &of_a, &of_b));
     return by_a == by_b ? ZR_CALLED_GAP_NONE : by_a ? ZR_CALLED_GAP_A : ZR_CALLED_GAP_B;
 }
 

@@ -35,12 +35,13 @@
     X(WRITE, "zero_write")                                                                                   \
     X(MEAN, "zero_mean")                                                                                     \
     X(LOSS_SCALE, "zero_loss_scale")                                                                         \
-    X(TP_ENTER, "zero_tp_enter")                                                                             \
-    X(TP_LEAVE, "zero_tp_leave")                                                                             \
-    X(TP_GATHER, "zero_tp_gather")                                                                           \
-    X(TP_SCATTER, "zero_tp_scatter")                                                                         \
-    X(TP_SUM, "zero_tp_reduce(sum)")                                                                         \
-    X(TP_MAX, "zero_tp_reduce(max)")                                                                         \
+    X(ALL_REDUCE_SUM, "zero_all_reduce(sum)")                                                                \
+    X(ALL_REDUCE_MAX, "zero_all_reduce(max)")                                                                \
+    X(ALL_GATHER, "zero_all_gather")                                                                         \
+    X(REDUCE_SCATTER, "zero_reduce_scatter")                                                                 \
+    X(BROADCAST_TP, "zero_broadcast(tp)")                                                                    \
+    X(EXPECT_EQUAL, "zero_expect_equal")                                                                     \
+    X(BROADCAST_PP, "zero_broadcast(pp)")                                                                    \
     X(EVALUATE, "zero_evaluate")                                                                             \
     X(NEXT, "zero_next")                                                                                     \
     X(FINISH, "zero_finish")                                                                                 \
@@ -112,6 +113,9 @@ void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c);
 /* It gives a number that waits for the next zero_step, which compares them: another rank may call it earlier
  * or later. */
 bool zr_called_is_for_step(enum zr_called_name name);
+
+/* A call among the ranks of tp alone. */
+bool zr_called_is_of_tp(enum zr_called_name name);
 
 /* Tells which of two ranks seems to have left out the call that the other one made. */
 enum zr_called_gap { ZR_CALLED_GAP_NONE, ZR_CALLED_GAP_A, ZR_CALLED_GAP_B };

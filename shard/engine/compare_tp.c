@@ -252,7 +252,7 @@ static int report_gradient(struct zr_engine *e, uint64_t found, uint64_t here)
             ZR_ERR_MISMATCH,
             "step %u: tensor %s has no tp_cut, so that all ranks of tp have the same gradient of "
             "it, but those of rank %d and rank %d differ by more than rounding: a sum over tp is "
-            "left out in backward (zero_tp_enter, zero_tp_gather, or ZERO_TP_PARTIAL), or ranks of "
+            "left out in backward (zero_all_reduce, zero_reduce_scatter or ZERO_TP_PARTIAL), or ranks of "
             "tp read other data",
             zr_last_step_number(e), name, a, b);
     if (!e->m.said_rounding && e->rank == a)

@@ -290,8 +290,12 @@ int zr_engine_adopt(struct zr_engine *e, bool params);
 /* The parameters by a callback, as cfg.init in zero.h (engine_init.c). */
 int zr_engine_init(struct zr_engine *e,
                    int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst), void *arg);
-/* Each of values[0..n) becomes its mean over ranks; n <= 64. */
+/* Each of values[0..n) becomes its mean over the last pipeline stage's ranks that have this rank's part.
+ * n <= 64. */
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n);
+/* Collective over all ranks. buf gets the bytes of a rank of pipeline stage number root: the one that has
+ * this rank's part and its place among data-parallel ranks. */
+int zr_engine_broadcast_stages(struct zr_engine *e, int32_t root, void *buf, int64_t bytes);
 /* mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] of every rank, those of other parts included. */
 int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all);
 /* With cfg.debug.check, after steps 1, 2, 4, ...: whether the groups' copies are equal (HSDP), and what all
@@ -346,8 +350,9 @@ int zr_engine_tied_step(struct zr_engine *e);
 
 /* Collective over the ranks that have parts of one copy; in the order of the model's stream, and on the host
  * done when they return. call: for messages. sum: of n elements of dtype, added in the fixed tree in fp32 and
- * rounded once, to dst, which may be src. most: of fp32, in place, in the host's memory; NaN where one is. A
- * failure ends the context. */
+ * rounded once, to dst, which may be src. most: the largest of f32 or bf16, in the host's memory, NaN where
+ * one is; dst may be src. broadcast: what the rank with part number root has in buf. A failure ends the
+ * context. */
 int zr_engine_sum_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
                         enum zr_dtype dtype);
 /* Of n elements, a multiple of how many parts there are: scatter: this rank's part of the sum to dst,
@@ -357,13 +362,16 @@ int zr_engine_scatter_parts(struct zr_engine *e, enum zr_called_name call, void 
                             int64_t n, enum zr_dtype dtype);
 int zr_engine_gather_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
                            int64_t n, enum zr_dtype dtype);
-int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, float *x, int64_t n);
+int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
+                            int64_t n, enum zr_dtype dtype);
+int zr_engine_broadcast_parts(struct zr_engine *e, enum zr_called_name call, int32_t root, void *buf,
+                              int64_t bytes);
 /* With cfg.debug.check, in the steps that compare: n elements of dtype in the host's memory, of which every
- * part should have the same (whole), or a contribution of its own. call, backward: for messages.
+ * part should have the same (whole), or a contribution of its own. call: for messages.
  * ZR_ERR_MISMATCH, which ends the context, names two ranks that differ; contributions that are equal are
  * warned of once. */
-int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, bool backward, const void *x,
-                                 int64_t n, enum zr_dtype dtype, bool whole);
+int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, const void *x, int64_t n,
+                                 enum zr_dtype dtype, bool whole);
 /* A call of the program's around parts, whether it moves anything or not, as a hash of all that must be
  * equal: the next that moves compares. */
 void zr_engine_parts_called(struct zr_engine *e, uint64_t call);

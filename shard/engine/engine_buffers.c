@@ -60,7 +60,7 @@ static int bring(struct zr_engine *e, const struct piece *p, const char *src, ch
     if (!err && e->place == 0)
         err = copy(e, zr_values_staging(e), src, n_bytes);
     if (!err)
-        err = zr_control_broadcast(e, e->plan->values_at, n_bytes, 0, &p->tag);
+        err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, n_bytes, 0, &p->tag);
     if (!err && dst && !(e->place == 0 && dst == src))
         err = copy(e, dst, zr_values_staging(e), n_bytes);
     return err;

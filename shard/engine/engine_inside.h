@@ -62,7 +62,7 @@ struct zr_model_side {
     bool said_sum;
     /* that gradients of what is not cut differ by rounding */
     bool said_rounding;
-    /* a hash of all zero_tp_ calls so far, those that move nothing included */
+    /* a hash of all collectives over tp so far, those that move nothing included */
     uint64_t parts_calls;
     /* and of the calls that ranks of all pipeline stages make: none of brackets */
     uint64_t world_calls;
@@ -319,10 +319,9 @@ int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduc
 int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_t slot_bytes,
                      const struct zr_tag *tag);
 int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag *tag);
-/* From place `root` of a pair of ranks to the other. */
-int zr_pair_send(struct zr_engine *e, enum zr_role role, int64_t off, int64_t bytes, int root,
-                 const struct zr_tag *tag);
-int zr_control_broadcast(struct zr_engine *e, int64_t off, int64_t bytes, int root, const struct zr_tag *tag);
+/* From place `root` of the role's ranks to the others. */
+int zr_role_broadcast(struct zr_engine *e, enum zr_role role, int64_t off, int64_t bytes, int root,
+                      const struct zr_tag *tag);
 /* Of all ranks, those of other parts of the model included. */
 int zr_world_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_max, const struct zr_tag *tag);
 /* Of all communicators: whether any may have a failure to tell; the first that has one; all fail; each can
@@ -440,8 +439,6 @@ bool zr_compare_is_due(const struct zr_engine *e);
 void zr_tuned_open(struct zr_engine *e);
 /* Copies the unit from its slot to where all are, on the compute stream (engine_all.c). */
 int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot);
-/* The mean over ranks of the i-th double of n_bytes that each left in e->words (engine_values.c). */
-double zr_mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i);
 /* Collective, blocking: inner slices, of which every rank has its fine slice; resident parameters, of which
  * every rank has its inner slice (engine_restore.c). */
 int zr_engine_gather_inner(struct zr_engine *e);
@@ -547,12 +544,6 @@ static inline struct zr_comm *zr_widest_comm(const struct zr_engine *e)
 static inline uint64_t zr_world_hash(const struct zr_engine *e)
 {
     return e->pp > 1 ? e->m.world_calls : zr_core_hash(e->m.core);
-}
-
-/* Rank r has the same part of the same pipeline stage as this one. */
-static inline bool zr_has_same_part(const struct zr_engine *e, int32_t r)
-{
-    return r % e->parts == e->part && r / (e->n_all / e->pp) == e->pp_at;
 }
 
 /* The place of the rank that owns fine slice number k of each flat. */

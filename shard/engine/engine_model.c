@@ -346,13 +346,6 @@ const char *zr_model_call_name(enum zr_core_event_kind kind)
     return name[kind];
 }
 
-/* Of activations between parts: data-parallel ranks may have others, of other sizes, as their data has. */
-static bool is_of_parts(enum zr_called_name name)
-{
-    return name == ZR_CALLED_TP_ENTER || name == ZR_CALLED_TP_LEAVE || name == ZR_CALLED_TP_GATHER ||
-           name == ZR_CALLED_TP_SCATTER || name == ZR_CALLED_TP_SUM || name == ZR_CALLED_TP_MAX;
-}
-
 /* Of what a pipeline stage has alone: its units, tensors and actions. */
 static bool is_of_stage(enum zr_called_name name)
 {
@@ -373,7 +366,7 @@ static void report_called(struct zr_engine *e, const struct zr_called *call)
     struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm, *all = zr_widest_comm(e);
     if (e->parts > 1)
         call_comm(e->role[ZR_ROLE_MODEL].comm, call);
-    if (is_of_parts(call->name))
+    if (zr_called_is_of_tp(call->name)) /* data-parallel ranks may have activations of other sizes */
         return;
     call_comm(control, call);
     if (all != control && (e->pp == 1 || !(is_of_stage(call->name) || zr_called_is_for_step(call->name))))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_parts.c: the model in parts, each on data-parallel ranks of its own: sums and maxima of activations
- * over the ranks that have parts of one copy, on the model's stream.
+/* engine_parts.c: sums, maxima, gathers and broadcasts over the ranks that have the parts of one copy of the
+ * model, on the model's stream.
  *
  * Activations are the program's, anywhere in its memory, and of any size, while peers read arenas. So they go
  * through one, in pieces: a piece is copied to `in`, its sum is scattered to one of two `out`, gathered there
@@ -112,28 +112,59 @@ static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_
     return 0;
 }
 
-static void keep_most(float *x, const float *from, int64_t n)
+static float value_of(const char *x, enum zr_dtype dtype)
 {
-    for (int64_t i = 0; i < n; i++)
-        if (from[i] > x[i] || from[i] != from[i]) /* NaN wins, as in a sum */
-            x[i] = from[i];
+    uint16_t half;
+    uint32_t bits;
+    float value;
+    memcpy(&half, x, sizeof half);
+    bits = (uint32_t)half << 16;
+    memcpy(&value, dtype == ZR_F32 ? (const void *)x : &bits, sizeof value);
+    return value;
 }
 
-/* In place, of the host's memory: every rank looks at what all have, from the first on, for 0 and -0 are one
- * to a comparison. */
-static int most_of_all(struct zr_engine *e, float *x, int64_t n, const struct zr_tag *tag)
+static void keep_most(char *x, const char *from, int64_t n, enum zr_dtype dtype)
+{
+    const int64_t size = zr_dtype_bytes(dtype);
+    for (int64_t at = 0; at < n * size; at += size) {
+        float its = value_of(from + at, dtype);
+        if (its > value_of(x + at, dtype) || its != its) /* NaN wins, as in a sum */
+            memcpy(x + at, from + at, (size_t)size);
+    }
+}
+
+/* Works in the host's memory. Every rank goes through the parts in one order, since 0 and -0 compare as
+ * equal. */
+static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zr_dtype dtype,
+                       const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    const int64_t most = ZR_MODEL_ELEMS / e->parts;
+    const int64_t size = zr_dtype_bytes(dtype), most = ZR_MODEL_ELEMS / e->parts;
     for (int64_t at = 0, k; at < n; at += k) {
         k = zr_min(n - at, most);
-        const int64_t slot = k * (int64_t)sizeof(float);
-        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->part * slot, x + at, slot));
+        const int64_t slot = k * size;
+        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->part * slot, src + at * size, slot));
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
         ZR_TRY(zr_engine_status(e));
-        memcpy(x + at, e->model_base + IN_AT, (size_t)slot);
+        memcpy(dst + at * size, e->model_base + IN_AT, (size_t)slot);
         for (int32_t p = 1; p < e->parts; p++)
-            keep_most(x + at, (const float *)(e->model_base + IN_AT + p * slot), k);
+            keep_most(dst + at * size, e->model_base + IN_AT + p * slot, k, dtype);
+    }
+    return 0;
+}
+
+static int broadcast_pieces(struct zr_engine *e, int32_t root, char *buf, int64_t bytes,
+                            const struct zr_tag *tag)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    char *in = e->model_base + IN_AT;
+    for (int64_t at = 0, k; at < bytes; at += k) {
+        k = zr_min(bytes - at, IN_BYTES);
+        if (e->part == root)
+            ZR_TRY(d->copy(e->compute, in, buf + at, k));
+        ZR_TRY(zr_role_broadcast(e, ZR_ROLE_MODEL, IN_AT, k, root, tag));
+        if (e->part != root)
+            ZR_TRY(d->copy(e->compute, buf + at, in, k));
     }
     return 0;
 }
@@ -169,11 +200,20 @@ int zr_engine_gather_parts(struct zr_engine *e, enum zr_called_name call, void *
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
 }
 
-int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, float *x, int64_t n)
+int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
+                            int64_t n, enum zr_dtype dtype)
 {
-    const struct zr_tag tag = zr_parts_tag(e, call, n, -1);
-    int err = most_of_all(e, x, n, &tag);
+    const struct zr_tag tag = zr_parts_tag(e, call, n, dtype);
+    int err = most_of_all(e, dst, src, n, dtype, &tag);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
+
+int zr_engine_broadcast_parts(struct zr_engine *e, enum zr_called_name call, int32_t root, void *buf,
+                              int64_t bytes)
+{
+    const struct zr_tag tag = zr_parts_tag(e, call, bytes, root);
+    int err = broadcast_pieces(e, root, buf, bytes, &tag);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
 }
 
 int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes)
@@ -324,31 +364,39 @@ static int exchange_hashes(struct zr_engine *e, enum zr_called_name call, const 
     return err ? err : zr_engine_status(e);
 }
 
-static int fail_apart(const struct zr_engine *e, const char *call, const char *phase, int32_t p)
+/* A model makes a call in each layer: the unit tells which. */
+static void describe_call(const struct zr_engine *e, enum zr_called_name call, char text[ZR_CALLED_CHARS])
+{
+    int32_t unit = zr_core_open_unit(e->m.core);
+    zr_called_describe(&(struct zr_called){.name = call, .subject = -1, .step = zr_step_number(e)}, text);
+    if (unit >= 0)
+        snprintf(text + strlen(text), ZR_CALLED_CHARS - strlen(text), ", inside unit %d", unit);
+}
+
+static int fail_apart(const struct zr_engine *e, const char *call, int32_t p)
 {
     const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
     return zr_fail(ZR_ERR_MISMATCH,
-                   "%s, %s: check: src is not the same on all ranks of tp: rank %d and rank %d differ; "
-                   "allowed: what all of them have, as zero_tp_leave makes it of partial sums and "
-                   "zero_tp_gather of parts",
-                   call, phase, zr_comm_rank(c, 0), zr_comm_rank(c, p));
+                   "%s: check: src is not the same on all ranks of tp: rank %d and rank %d differ; allowed: "
+                   "what all of them have, as zero_all_reduce makes it of partial sums and zero_all_gather "
+                   "of parts",
+                   call, zr_comm_rank(c, 0), zr_comm_rank(c, p));
 }
 
-static void warn_of_sum(struct zr_engine *e, const char *call, const char *phase)
+static void warn_of_sum(struct zr_engine *e, const char *call)
 {
     if (!e->m.said_sum)
         zr_warn(e->opt.log,
-                "check: %s, %s: src is the same on all %d ranks of tp, and is added up: if each has all of "
-                "it, it now counts %d times",
-                call, phase, e->parts, e->parts);
+                "check: %s: src is the same on all %d ranks of tp, and is added up: if each has all of it, "
+                "it now counts %d times",
+                call, e->parts, e->parts);
     e->m.said_sum = true;
 }
 
-int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, bool backward, const void *x,
-                                 int64_t n, enum zr_dtype dtype, bool whole)
+int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, const void *x, int64_t n,
+                                 enum zr_dtype dtype, bool whole)
 {
     const uint64_t *all = (const uint64_t *)(e->model_base + IN_AT);
-    const char *phase = backward ? "backward" : "forward";
     char text[ZR_CALLED_CHARS];
     if (e->parts == 1 || !zr_compare_is_due(e) || (!whole && n < FEW_ELEMS))
         return 0;
@@ -358,10 +406,10 @@ int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, 
     int32_t p = 1;
     while (!err && p < e->parts && all[p] == all[0])
         p++;
-    zr_called_describe(&(struct zr_called){.name = call, .subject = -1, .step = zr_step_number(e)}, text);
+    describe_call(e, call, text);
     if (!err && whole && p < e->parts)
-        err = fail_apart(e, text, phase, p);
+        err = fail_apart(e, text, p);
     if (!err && !whole && p == e->parts && all[0])
-        warn_of_sum(e, text, phase);
+        warn_of_sum(e, text);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }

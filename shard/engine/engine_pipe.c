@@ -161,7 +161,7 @@ static int move_message(struct zr_engine *e, const struct zr_pipe_message *m, bo
     const struct zr_tag tag = tag_of(e, m, bytes);
     int own = e->role[role].comm->group.rank, root = sends ? own : 1 - own;
     ZR_TRY(e->dev->ops->stream_wait(s, event_of(e, m, false)));
-    ZR_TRY(zr_pair_send(e, role, slot_at(&e->pipe->room, m), bytes, root, &tag));
+    ZR_TRY(zr_role_broadcast(e, role, slot_at(&e->pipe->room, m), bytes, root, &tag));
     return e->dev->ops->event_record(event_of(e, m, true), s);
 }
 

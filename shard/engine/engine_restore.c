@@ -80,7 +80,7 @@ static int spread(struct zr_engine *e, const struct zr_flat *f, float *at)
             if (!err && r == e->place)
                 err = d->copy(e->reduce_stream, staging, at + first + k, bytes);
             if (!err)
-                err = zr_control_broadcast(e, e->plan->values_at, bytes, r, &tag);
+                err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, bytes, r, &tag);
             if (!err && r != e->place)
                 err = d->copy(e->reduce_stream, at + first + k, staging, bytes);
             if (err)

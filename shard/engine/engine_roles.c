@@ -108,18 +108,11 @@ int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag 
     return r->comm->ops->agree(r->comm, r->stream, e->plan->norm_at, 0, 1, &marked);
 }
 
-int zr_pair_send(struct zr_engine *e, enum zr_role role, int64_t off, int64_t bytes, int root,
-                 const struct zr_tag *tag)
+int zr_role_broadcast(struct zr_engine *e, enum zr_role role, int64_t off, int64_t bytes, int root,
+                      const struct zr_tag *tag)
 {
     const struct zr_role_run *r = &e->role[role];
     const struct zr_tag marked = mark(e, role, ZR_OP_BROADCAST, bytes, tag);
-    return r->comm->ops->broadcast(r->comm, r->stream, off, bytes, root, &marked);
-}
-
-int zr_control_broadcast(struct zr_engine *e, int64_t off, int64_t bytes, int root, const struct zr_tag *tag)
-{
-    const struct zr_role_run *r = &e->role[ZR_ROLE_CONTROL];
-    const struct zr_tag marked = mark(e, ZR_ROLE_CONTROL, ZR_OP_BROADCAST, bytes, tag);
     return r->comm->ops->broadcast(r->comm, r->stream, off, bytes, root, &marked);
 }
 

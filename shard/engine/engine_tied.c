@@ -216,7 +216,7 @@ static int send_slot(struct zr_engine *e, int32_t micro_batch, int root)
                                .call_hash = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls)};
     int64_t off = micro_batch < 0 ? 0 : micro_batch % ties->n_slots * ties->slot_bytes,
             n_bytes = micro_batch >= 0 && ties->sum_bytes ? ties->sum_bytes : ties->slot_bytes;
-    return zr_pair_send(e, ZR_ROLE_TIED, off, n_bytes, root, &tag);
+    return zr_role_broadcast(e, ZR_ROLE_TIED, off, n_bytes, root, &tag);
 }
 
 /* The slot's gradients, or sums of a step's, once the model is done with it here. */

@@ -12,7 +12,7 @@
  * sends: a rank that reads while another means, or reads another range, would be given data that it did not
  * ask for. */
 struct asked {
-    enum { ASKED_BARRIER, ASKED_READ, ASKED_WRITE, ASKED_MEAN, ASKED_EXCHANGE } call;
+    enum { ASKED_BARRIER, ASKED_READ, ASKED_WRITE, ASKED_MEAN, ASKED_EXCHANGE, ASKED_BROADCAST } call;
     int32_t tensor, kind;
     int64_t first, n;
 };
@@ -20,7 +20,7 @@ struct asked {
 static struct zr_tag values_tag(const struct zr_engine *e, int32_t unit, const struct asked *a)
 {
     const int64_t words[] = {a->call, a->tensor, a->kind, a->first, a->n};
-    bool of_world = a->call == ASKED_EXCHANGE || a->call == ASKED_MEAN;
+    bool of_world = a->call >= ASKED_MEAN;
     uint64_t calls = of_world ? zr_world_hash(e) : zr_core_hash(e->m.core);
     return (struct zr_tag){.unit = unit,
                            .step = zr_step_number(e),
@@ -111,7 +111,7 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
         if (!err && owner == e->place)
             err = d->copy(e->reduce_stream, staging + at, value_at(e, c, first), n * c->size);
         if (!err)
-            err = zr_control_broadcast(e, e->plan->values_at + at, n * c->size, owner, &tag);
+            err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at + at, n * c->size, owner, &tag);
         if (err)
             return err;
     }
@@ -157,7 +157,7 @@ static int send_chunks(struct zr_engine *e, const struct chunk *c, int32_t n_chu
     struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
     int err = zr_roles_make_room(e);
     if (!err)
-        err = zr_control_broadcast(e, e->plan->values_at, n_bytes, 0, &tag);
+        err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, n_bytes, 0, &tag);
     for (int32_t i = 0; !err && i < n_chunks; i++) {
         int64_t first, n = part(&c[i], held(e, &c[i]), &first);
         err = n ? store(e, &c[i], first, n) : 0;
@@ -354,14 +354,21 @@ int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, v
     return err;
 }
 
-double zr_mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i)
+/* The rank of another pipeline stage that has this one's part, and its place among data-parallel ranks. */
+static int32_t rank_in_stage(const struct zr_engine *e, int32_t stage)
 {
+    int32_t of_stage = e->n_all / e->pp;
+    return stage * of_stage + e->rank % of_stage;
+}
+
+/* The mean over the last stage's ranks of the i-th double of n_bytes that each left in e->words. */
+static double mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i)
+{
+    const int32_t first = e->n_all - e->n_all / e->pp + e->part;
     struct zr_exact_sum sum;
     zr_exact_reset(&sum);
-    for (int32_t r = 0; r < e->n_all; r++) {
+    for (int32_t r = first; r < e->n_all; r += e->parts) {
         double x;
-        if (!zr_has_same_part(e, r))
-            continue;
         memcpy(&x, e->words + r * n_bytes + i * (int64_t)sizeof x, sizeof x);
         zr_exact_add(&sum, x);
     }
@@ -377,7 +384,22 @@ int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
     if (!err)
         zr_declare(e->dev, NULL, &seen, 1);
     for (int32_t i = 0; !err && i < n; i++)
-        values[i] = zr_mean_of(e, n_bytes, i);
+        values[i] = mean_of(e, n_bytes, i);
+    return err;
+}
+
+int zr_engine_broadcast_stages(struct zr_engine *e, int32_t root, void *buf, int64_t bytes)
+{
+    struct asked a = {.call = ASKED_BROADCAST, .kind = root, .n = bytes};
+    char *at = buf;
+    int err = 0;
+    while (!err && a.first < bytes) {
+        int64_t k = zr_min(bytes - a.first, ZR_EXCHANGE_BYTES);
+        err = exchange(e, &a, at + a.first, k);
+        if (!err)
+            memcpy(at + a.first, e->words + rank_in_stage(e, root) * k, (size_t)k);
+        a.first += k;
+    }
     return err;
 }
 

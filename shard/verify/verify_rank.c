@@ -52,7 +52,9 @@ static int do_values(struct zr_verify_rank *r, const struct zr_script_op *op)
     r->mean[0] = r->id;
     r->mean[1] = 1;
     int err = zr_engine_mean(&r->engine, r->mean, 2);
-    double mean = mean_rank(&r->v->mesh[r->id].all);
+    const struct zr_mesh *mesh = &r->v->mesh[r->id];
+    int to_last = (mesh->stages - 1 - mesh->stage) * (r->v->c->world / mesh->stages);
+    double mean = mean_rank(&mesh->all) + to_last;
     if (!err && (r->mean[0] != mean || r->mean[1] != 1))
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: the mean of ranks came out as %g, not %g", r->id,
                   r->mean[0], mean);
@@ -155,7 +157,7 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
         "zero_begin",  "zero_end",        "compute",          "zero_micro",    "zero_step", "zero_read",
         "zero_write",  "zero_write",      "zero_mean",        "zero_save",     "compute",   "zero_norm",
         "zero_drop",   "zero_gather_all", "zero_release_all", "zero_evaluate", "zero_next", "activations",
-        "activations", "zero_finish",     "zero_tp"};
+        "activations", "zero_finish",     "collective"};
     struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
     struct zr_core_event ev = {.kind = op->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
                                        : op->kind == ZR_DO_END ? ZR_EV_END

@@ -53,7 +53,7 @@ static int train(struct rank *me, zero_ctx *z, struct toy *m)
         if (!err && is_moment && !now->in_backward)
             turn_guilty();
         if (!err && now->tp > 1)
-            err = zero_tp_leave(z, x, x, 8, ZERO_F32, ZERO_FORWARD);
+            err = zero_all_reduce(z, ZERO_AXIS_TP, x, x, 8, ZERO_F32, ZERO_SUM);
         if (!err)
             err = toy_backward(m, z, true, step, me->w.rank / now->tp);
         if (!err && is_moment)

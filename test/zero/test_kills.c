@@ -38,7 +38,7 @@ enum { WORLD = 4, SAMPLE = 18, SAMPLE_MS = 15000, LONG_MS = 30000, HANG_MS = 120
     X(NOTHING, "nothing")                                                                                    \
     X(WRAP, "zero_wrap")                                                                                     \
     X(BRACKETS, "brackets")                                                                                  \
-    X(PARTS, "zero_tp_leave")                                                                                \
+    X(PARTS, "zero_all_reduce")                                                                              \
     X(ACTIONS, "zero_next, zero_finish")                                                                     \
     X(NORM, "zero_norm")                                                                                     \
     X(STEP, "zero_step")                                                                                     \
@@ -187,7 +187,7 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
             if (l->pp == 1)
                 DO(BRACKETS, toy_forward(m, *z, true));
             if (l->tp > 1)
-                DO(PARTS, zero_tp_leave(*z, x, x, 8, ZERO_F32, ZERO_FORWARD));
+                DO(PARTS, zero_all_reduce(*z, ZERO_AXIS_TP, x, x, 8, ZERO_F32, ZERO_SUM));
             if (l->pp == 1)
                 DO(BRACKETS, toy_backward(m, *z, true, step, r->rank / l->tp));
             if (step)
@@ -357,7 +357,7 @@ static bool is_of(enum doing what, const char *call)
 {
     static const char *const names[N_DOING][2] = {[WRAP] = {"zero_wrap"},
                                                   [BRACKETS] = {"zero_begin(unit ", "zero_end(unit "},
-                                                  [PARTS] = {"zero_tp_leave in "},
+                                                  [PARTS] = {"zero_all_reduce(sum) in "},
                                                   [ACTIONS] = {"zero_next in ", "zero_finish in "},
                                                   [NORM] = {"zero_norm in "},
                                                   [STEP] = {"zero_step in "},

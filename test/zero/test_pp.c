@@ -167,15 +167,14 @@ static int forward(struct model *m, zero_ctx *z, int micro)
     for (int l = 0; l < m->n_layers; l++) {
         const struct layer *a = &m->layer[l];
         float *x = m->x[micro][l], *y = m->x[micro][l + 1], *h = m->h[micro][l];
-        float u[ROWS * C];
         if (l || !nests)
             OR_RETURN(zero_begin(z, m->first_unit + l, ZERO_FORWARD));
-        OR_RETURN(zero_tp_enter(z, u, x, ROWS * C, ZERO_F32, ZERO_FORWARD));
+        OR_RETURN(zero_expect_equal(z, ZERO_AXIS_TP, x, ROWS * C, ZERO_F32));
         for (int r = 0; r < ROWS; r++) {
             for (int j = 0; j < m->hidden; j++) {
                 float sum = 0;
                 for (int i = 0; i < C; i++)
-                    sum += a->w1[j * C + i] * u[r * C + i];
+                    sum += a->w1[j * C + i] * x[r * C + i];
                 h[r * m->hidden + j] = tanhf(sum);
             }
             for (int i = 0; i < C; i++) {
@@ -185,7 +184,7 @@ static int forward(struct model *m, zero_ctx *z, int micro)
                 y[r * C + i] = sum;
             }
         }
-        OR_RETURN(zero_tp_leave(z, y, y, ROWS * C, ZERO_F32, ZERO_FORWARD));
+        OR_RETURN(zero_all_reduce(z, ZERO_AXIS_TP, y, y, ROWS * C, ZERO_F32, ZERO_SUM));
         for (int i = 0; i < ROWS * C; i++)
             y[i] += x[i] + a->b[i % C];
         if (l || !nests)
@@ -195,14 +194,14 @@ static int forward(struct model *m, zero_ctx *z, int micro)
 }
 
 /* dx: of the layer's output, and then of its input. */
-static int layer_inputs(struct model *m, zero_ctx *z, int micro, int l, float dx[ROWS * C],
-                        enum zero_phase phase)
+static int layer_inputs(struct model *m, zero_ctx *z, int micro, int l, float dx[ROWS * C])
 {
     const struct layer *a = &m->layer[l];
     const float *h = m->h[micro][l];
     float du[ROWS * C], *da = m->ga[micro][l], *dy = m->gy[micro][l];
     memcpy(m->gx[micro][l], dx, sizeof m->gx[micro][l]);
-    OR_RETURN(zero_tp_leave(z, dy, dx, ROWS * C, ZERO_F32, phase));
+    OR_RETURN(zero_expect_equal(z, ZERO_AXIS_TP, dx, ROWS * C, ZERO_F32));
+    memcpy(dy, dx, ROWS * C * sizeof *dy);
     for (int r = 0; r < ROWS; r++) {
         for (int j = 0; j < m->hidden; j++) {
             float hj = h[r * m->hidden + j], dh = 0;
@@ -217,7 +216,7 @@ static int layer_inputs(struct model *m, zero_ctx *z, int micro, int l, float dx
             du[r * C + i] = sum;
         }
     }
-    OR_RETURN(zero_tp_enter(z, du, du, ROWS * C, ZERO_F32, phase));
+    OR_RETURN(zero_all_reduce(z, ZERO_AXIS_TP, du, du, ROWS * C, ZERO_F32, ZERO_SUM));
     for (int i = 0; i < ROWS * C; i++)
         dx[i] += du[i];
     return 0;
@@ -251,7 +250,7 @@ static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C],
         if (l || !nests)
             OR_RETURN(zero_begin(z, m->first_unit + l, phase));
         if (phase != ZERO_BACKWARD_WEIGHT)
-            OR_RETURN(layer_inputs(m, z, micro, l, dx, phase));
+            OR_RETURN(layer_inputs(m, z, micro, l, dx));
         if (phase != ZERO_BACKWARD_INPUT)
             layer_weights(m, micro, l);
         if (l || !nests)
@@ -394,6 +393,26 @@ static int run_actions(struct toy_rank *r, struct model *m, zero_ctx *z, int ste
     return 0;
 }
 
+/* Each rank gets what the rank at its place on stage root has. */
+static int send_to_all_stages(struct toy_rank *r, zero_ctx *z, int pp)
+{
+    static const int sizes[] = {0, 1, 1500};
+    const int of_stage = r->world / pp;
+    for (int root = 0; root < pp; root++)
+        for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+            unsigned char x[1501];
+            int bad = 0, from = root * of_stage + r->rank % of_stage;
+            for (int i = 0; i < 1501; i++)
+                x[i] = (unsigned char)(i * 7 + r->rank * 31);
+            OR_RETURN(zero_broadcast(z, ZERO_AXIS_PP, root, x, sizes[k]));
+            for (int i = 0; i < 1501; i++)
+                bad += x[i] != (unsigned char)(i * 7 + (i < sizes[k] ? from : r->rank) * 31);
+            if (bad)
+                toy_wrong(r, "%d of %d bytes of stage %d are wrong", bad, sizes[k], root);
+        }
+    return 0;
+}
+
 /* Goes forward between steps, and finds the loss of what the next step is about to see. */
 static int evaluate(struct toy_rank *r, struct model *m, zero_ctx *z, int step, const struct place *at)
 {
@@ -414,9 +433,10 @@ static int evaluate(struct toy_rank *r, struct model *m, zero_ctx *z, int step, 
         OR_RETURN(zero_finish(z));
     }
     loss /= n_micro;
-    OR_RETURN(zero_mean(z, &loss, 1));
-    if (n != n_micro * per_rank(s) ||
-        (at->pp == s->pp - 1 && s->known && !(fabs(loss - s->loss[step]) <= 1e-5 * s->loss[step])))
+    OR_RETURN(zero_mean(z, &loss, 1)); /* that of the last stage, on all ranks */
+    if (step == 0)
+        OR_RETURN(send_to_all_stages(r, z, s->pp));
+    if (n != n_micro * per_rank(s) || (s->known && !(fabs(loss - s->loss[step]) <= 1e-5 * s->loss[step])))
         toy_wrong(r, "evaluated at step %d: %d micro-batches, loss %.17g", step, n, loss);
     return 0;
 }
@@ -1213,6 +1233,8 @@ static void misuse_calls(struct toy_rank *r)
         toy_expect(r, zero_read(z, 0, 0, 0, C, sink), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_write(z, 0, 0, 0, C, sink), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_mean(z, &scale, 1), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_broadcast(z, ZERO_AXIS_PP, 0, sink, 4), ZERO_ERR_ORDER, says);
+        toy_expect(r, zero_broadcast(z, ZERO_AXIS_PP, 2, sink, 4), ZERO_ERR_ARG, "root is 2; allowed: 0..1");
         toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_loss_scale(z, 1, &scale), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_tune(z, ZERO_ALL, "clip", 1), ZERO_ERR_ORDER, says);
@@ -1233,6 +1255,24 @@ static void misuse_calls(struct toy_rank *r)
     free_model(m);
 }
 
+static void broadcast_other_roots(struct toy_rank *r)
+{
+    struct zero_config cfg;
+    struct zero_plan_info plan;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    float x = 1;
+    int err = 0;
+    TOY_TRY(wrap(r, &cfg, &at, &m, &z, &plan));
+    if (err)
+        return;
+    toy_expect(r, zero_broadcast(z, ZERO_AXIS_PP, at.pp, &x, sizeof x), ZERO_ERR_MISMATCH,
+               "called zero_broadcast(pp) in step 1 with other arguments");
+    zero_unwrap(&z);
+    free_model(m);
+}
+
 static void calls_out_of_turn_are_named(void **state)
 {
     struct toy_rank r[MOST_WORLD];
@@ -1241,6 +1281,10 @@ static void calls_out_of_turn_are_named(void **state)
         struct setup s = {.pp = pp, .dp = 1, .tp = 1};
         toy_ranks(pp, misuse_calls, &s, r);
         toy_assert_well(r, pp, pp == 1 ? "pp 1" : "pp 2");
+        if (pp > 1) {
+            toy_ranks(pp, broadcast_other_roots, &s, r);
+            toy_assert_well(r, pp, "other roots");
+        }
     }
 }
 

@@ -198,20 +198,19 @@ static int embed(struct model *m, zero_ctx *z, int batch, float *x)
         for (int i = 0, id = id_of(batch, r) - m->row; i < C; i++)
             x[r * C + i] = id >= 0 && id < m->n_rows ? gain(m, i) * get(m, m->e.at, id * C + i) : 0;
     OR_RETURN(zero_end(z, unit_of_e(m), ZERO_FORWARD));
-    return zero_tp_leave(z, x, x, ROWS * C, ZERO_F32, ZERO_FORWARD);
+    return zero_all_reduce(z, ZERO_AXIS_TP, x, x, ROWS * C, ZERO_F32, ZERO_SUM);
 }
 
 /* And what the logits are off. */
 static int head(struct model *m, zero_ctx *z, int batch, const float *x, float *d_logits)
 {
-    float in[ROWS * C];
-    OR_RETURN(zero_tp_enter(z, in, x, ROWS * C, ZERO_F32, ZERO_FORWARD));
+    OR_RETURN(zero_expect_equal(z, ZERO_AXIS_TP, x, ROWS * C, ZERO_F32));
     OR_RETURN(zero_begin(z, unit_of_e(m), ZERO_FORWARD));
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < m->n_rows; v++) {
             float sum = v + m->row == id_of(batch + 1, r) ? -1 : 0;
             for (int i = 0; i < C; i++)
-                sum += gain(m, i) * in[r * C + i] * get(m, m->e.at, v * C + i);
+                sum += gain(m, i) * x[r * C + i] * get(m, m->e.at, v * C + i);
             d_logits[r * V + v] = sum / ROWS;
         }
     return zero_end(z, unit_of_e(m), ZERO_FORWARD);
@@ -255,7 +254,7 @@ static int head_weights(struct model *m, int micro)
     return 0;
 }
 
-static int head_inputs(struct model *m, zero_ctx *z, int micro, float *dx, enum zero_phase phase)
+static int head_inputs(struct model *m, zero_ctx *z, int micro, float *dx)
 {
     const float *d = m->d_logits[micro];
     memset(dx, 0, ROWS * C * sizeof *dx);
@@ -263,7 +262,7 @@ static int head_inputs(struct model *m, zero_ctx *z, int micro, float *dx, enum 
         for (int v = 0; v < m->n_rows; v++)
             for (int i = 0; i < C; i++)
                 dx[r * C + i] += d[r * V + v] * get(m, m->e.at, v * C + i) * gain(m, i);
-    return zero_tp_enter(z, dx, dx, ROWS * C, ZERO_F32, phase);
+    return zero_all_reduce(z, ZERO_AXIS_TP, dx, dx, ROWS * C, ZERO_F32, ZERO_SUM);
 }
 
 static int layers_backward(struct model *m, zero_ctx *z, int micro, float *dx, enum zero_phase phase)
@@ -287,8 +286,10 @@ static int embed_backward(struct model *m, zero_ctx *z, int batch, int micro, co
                           enum zero_phase phase)
 {
     float *of_rows = m->dx[micro][LAYERS];
-    if (phase != ZERO_BACKWARD_WEIGHT)
-        OR_RETURN(zero_tp_leave(z, of_rows, dx, ROWS * C, ZERO_F32, phase));
+    if (phase != ZERO_BACKWARD_WEIGHT) {
+        OR_RETURN(zero_expect_equal(z, ZERO_AXIS_TP, dx, ROWS * C, ZERO_F32));
+        memcpy(of_rows, dx, ROWS * C * sizeof *of_rows);
+    }
     for (int r = 0; r < ROWS && phase != ZERO_BACKWARD_INPUT; r++)
         for (int i = 0, id = id_of(batch, r) - m->row; i < C; i++)
             if (id >= 0 && id < m->n_rows) {
@@ -315,14 +316,14 @@ static int backward(struct model *m, zero_ctx *z, int batch, int micro, float *d
         OR_RETURN(head_weights(m, micro));
     if (m->has_head && none && phase != ZERO_BACKWARD_WEIGHT) {
         OR_RETURN(zero_begin(z, unit_of_e(m), ZERO_FORWARD));
-        OR_RETURN(head_inputs(m, z, micro, dx, phase));
+        OR_RETURN(head_inputs(m, z, micro, dx));
         OR_RETURN(zero_end(z, unit_of_e(m), ZERO_FORWARD));
     } else if (m->has_head && !none) {
         OR_RETURN(bracket_of_e(m, z, phase, true));
         if (phase != ZERO_BACKWARD_INPUT && !m->no_head)
             OR_RETURN(head_weights(m, micro));
         if (phase != ZERO_BACKWARD_WEIGHT)
-            OR_RETURN(head_inputs(m, z, micro, dx, phase));
+            OR_RETURN(head_inputs(m, z, micro, dx));
         if (!both)
             OR_RETURN(bracket_of_e(m, z, phase, false));
     }

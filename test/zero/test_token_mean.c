@@ -256,7 +256,7 @@ static int forward(const struct model *m, struct stage *g, zero_ctx *z, int micr
     for (int l = 0; l < g->n_layers; l++) {
         float(*x)[C] = g->x[micro][l], (*y)[C] = g->x[micro][l + 1], (*h)[H] = g->h[micro][l];
         OR_RETURN(zero_begin(z, g->first_unit + l, ZERO_FORWARD));
-        OR_RETURN(zero_tp_enter(z, x, x, (int64_t)n * C, ZERO_F32, ZERO_FORWARD));
+        OR_RETURN(zero_expect_equal(z, ZERO_AXIS_TP, x, (int64_t)n * C, ZERO_F32));
         for (int t = 0; t < n; t++) {
             for (int j = 0; j < m->hidden; j++) {
                 float sum = 0;
@@ -270,7 +270,7 @@ static int forward(const struct model *m, struct stage *g, zero_ctx *z, int micr
                     y[t][i] += g->w2[l][i * m->hidden + j] * h[t][j];
             }
         }
-        OR_RETURN(zero_tp_leave(z, y, y, (int64_t)n * C, ZERO_F32, ZERO_FORWARD));
+        OR_RETURN(zero_all_reduce(z, ZERO_AXIS_TP, y, y, (int64_t)n * C, ZERO_F32, ZERO_SUM));
         for (int t = 0; t < n; t++)
             for (int i = 0; i < C; i++)
                 y[t][i] += x[t][i] + g->b[l][i];
@@ -284,9 +284,9 @@ static int backward(const struct model *m, const struct stage *g, zero_ctx *z, i
 {
     for (int l = g->n_layers; l-- > 0;) {
         const float(*x)[C] = g->x[micro][l], (*h)[H] = g->h[micro][l];
-        float dy[MOST_TOKENS][C], du[MOST_TOKENS][C];
+        float du[MOST_TOKENS][C];
         OR_RETURN(zero_begin(z, g->first_unit + l, ZERO_BACKWARD));
-        OR_RETURN(zero_tp_leave(z, dy, dx, (int64_t)n * C, ZERO_F32, ZERO_BACKWARD));
+        OR_RETURN(zero_expect_equal(z, ZERO_AXIS_TP, dx, (int64_t)n * C, ZERO_F32));
         for (int t = 0; t < n; t++) {
             float da[H];
             for (int i = 0; i < C; i++)
@@ -294,8 +294,8 @@ static int backward(const struct model *m, const struct stage *g, zero_ctx *z, i
             for (int j = 0; j < m->hidden; j++) {
                 da[j] = 0;
                 for (int i = 0; i < C; i++) {
-                    da[j] += g->w2[l][i * m->hidden + j] * dy[t][i];
-                    g->dw2[l][i * m->hidden + j] += dy[t][i] * h[t][j];
+                    da[j] += g->w2[l][i * m->hidden + j] * dx[t][i];
+                    g->dw2[l][i * m->hidden + j] += dx[t][i] * h[t][j];
                 }
                 da[j] *= 1 - h[t][j] * h[t][j];
             }
@@ -307,7 +307,7 @@ static int backward(const struct model *m, const struct stage *g, zero_ctx *z, i
                 }
             }
         }
-        OR_RETURN(zero_tp_enter(z, du, du, (int64_t)n * C, ZERO_F32, ZERO_BACKWARD));
+        OR_RETURN(zero_all_reduce(z, ZERO_AXIS_TP, du, du, (int64_t)n * C, ZERO_F32, ZERO_SUM));
         for (int t = 0; t < n; t++)
             for (int i = 0; i < C; i++)
                 dx[t][i] += du[t][i];

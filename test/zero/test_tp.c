@@ -33,8 +33,10 @@ enum { LAYERS = 3, C = 10, H = 12, ROWS = 2, TENSORS = 4 * LAYERS, STEPS = 4, MI
 #define NAME(x)     part_##x
 #define OWN_FIRST   0
 #define OWN_END     (ROWS * C)
-#define ENTER(x, p) OR_RETURN(zero_tp_enter(arg, x, x, ROWS *C, ZERO_F32, p))
-#define LEAVE(x, p) OR_RETURN(zero_tp_leave(arg, x, x, ROWS *C, ZERO_F32, p))
+#define SUM(x)      zero_all_reduce(arg, ZERO_AXIS_TP, x, x, ROWS *C, ZERO_F32, ZERO_SUM)
+#define WHOLE(x)    zero_expect_equal(arg, ZERO_AXIS_TP, x, ROWS *C, ZERO_F32)
+#define ENTER(x, p) OR_RETURN((p) == ZERO_FORWARD ? WHOLE(x) : SUM(x))
+#define LEAVE(x, p) OR_RETURN((p) == ZERO_FORWARD ? SUM(x) : WHOLE(x))
 #define BEGIN(l, p) OR_RETURN(zero_begin(arg, l, p))
 #define END(l, p)   OR_RETURN(zero_end(arg, l, p))
 #include "test/zero/tp_net.inc"
@@ -221,7 +223,7 @@ static void the_same_bits_however_data_is_cut(void **state)
     }
 }
 
-/* ---- sums and maxima ---- */
+/* ---- sums, maxima and broadcasts ---- */
 
 enum { MOST_ELEMS = 600001 };
 
@@ -249,20 +251,29 @@ static uint16_t to_bf16(float f)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-static int check_sum(struct toy_rank *r, zero_ctx *z, int64_t n, bool bf16, bool in_place,
-                     enum zero_phase phase, void *src, void *dst)
+static double get(const void *x, int64_t i, bool bf16)
+{
+    return (double)(bf16 ? bf16_value(((const uint16_t *)x)[i]) : ((const float *)x)[i]);
+}
+
+static void put(void *x, int64_t i, bool bf16, float value)
+{
+    if (bf16)
+        ((uint16_t *)x)[i] = to_bf16(value);
+    else
+        ((float *)x)[i] = value;
+}
+
+static int check_sum(struct toy_rank *r, zero_ctx *z, int64_t n, bool bf16, bool in_place, void *src,
+                     void *dst)
 {
     const size_t size = bf16 ? 2 : 4;
     uint64_t bad = 0;
     memset(dst, 0xff, MOST_ELEMS * size);
     for (int64_t i = 0; i < n; i++)
-        if (bf16)
-            ((uint16_t *)src)[i] = to_bf16(element(r->rank, i, true));
-        else
-            ((float *)src)[i] = element(r->rank, i, false);
+        put(src, i, bf16, element(r->rank, i, bf16));
     void *to = in_place ? src : dst;
-    OR_RETURN(phase == ZERO_FORWARD ? zero_tp_leave(z, to, src, n, bf16 ? ZERO_BF16 : ZERO_F32, phase)
-                                    : zero_tp_enter(z, to, src, n, bf16 ? ZERO_BF16 : ZERO_F32, phase));
+    OR_RETURN(zero_all_reduce(z, ZERO_AXIS_TP, to, src, n, bf16 ? ZERO_BF16 : ZERO_F32, ZERO_SUM));
     for (int64_t i = 0; i < n; i++) {
         double sum = 0, size_of = 1e-30;
         for (int p = 0; p < r->world; p++) {
@@ -270,7 +281,7 @@ static int check_sum(struct toy_rank *r, zero_ctx *z, int64_t n, bool bf16, bool
             sum += x;
             size_of += fabs(x);
         }
-        double got = (double)(bf16 ? bf16_value(((uint16_t *)to)[i]) : ((float *)to)[i]);
+        double got = get(to, i, bf16);
         bad += !(fabs(got - sum) <= size_of * (bf16 ? 0x1p-8 : 0x1p-22));
         r->hash = (r->hash ^ (uint64_t)(got * 1024)) * 1099511628211u;
     }
@@ -283,34 +294,61 @@ static int check_sum(struct toy_rank *r, zero_ctx *z, int64_t n, bool bf16, bool
     return 0;
 }
 
-static int check_most(struct toy_rank *r, zero_ctx *z, int64_t n, float *x)
+static int check_most(struct toy_rank *r, zero_ctx *z, int64_t n, bool bf16, bool in_place, void *src,
+                      void *dst)
 {
     int64_t bad = 0, nan_at = n / 2;
     for (int64_t i = 0; i < n; i++)
-        x[i] = i == nan_at && r->rank == r->world - 1 ? NAN : element(r->rank, i, false);
-    OR_RETURN(zero_tp_reduce(z, x, n, ZERO_TP_MAX));
+        put(src, i, bf16, i == nan_at && r->rank == r->world - 1 ? NAN : element(r->rank, i, bf16));
+    void *to = in_place ? src : dst;
+    OR_RETURN(zero_all_reduce(z, ZERO_AXIS_TP, to, src, n, bf16 ? ZERO_BF16 : ZERO_F32, ZERO_MAX));
     for (int64_t i = 0; i < n; i++) {
-        float most = element(0, i, false);
-        for (int p = 1; p < r->world; p++)
-            most = fmaxf(most, element(p, i, false));
-        bad += i == nan_at ? x[i] == x[i] : x[i] != most;
+        double got = get(to, i, bf16), most = -INFINITY;
+        for (int p = 0; p < r->world; p++) {
+            float x = element(p, i, bf16);
+            most = fmax(most, (double)(bf16 ? bf16_value(to_bf16(x)) : x));
+        }
+        bad += i == nan_at ? got == got : got != most;
     }
     if (bad)
-        toy_wrong(r, "maximum of %lld: %lld elements are wrong", (long long)n, (long long)bad);
+        toy_wrong(r, "maximum of %lld, bf16 %d, in place %d: %lld elements are wrong", (long long)n, bf16,
+                  in_place, (long long)bad);
     return 0;
 }
 
-static int check_sum_in_place(struct toy_rank *r, zero_ctx *z, int64_t n, float *x)
+static int check_broadcast(struct toy_rank *r, zero_ctx *z, int64_t bytes, int root, unsigned char *x)
 {
     int64_t bad = 0;
-    for (int64_t i = 0; i < n; i++)
-        x[i] = (float)(i % 1000 + r->rank);
-    OR_RETURN(zero_tp_reduce(z, x, n, ZERO_TP_SUM));
-    for (int64_t i = 0; i < n; i++)
-        bad += x[i] != (float)(r->world * (i % 1000) + r->world * (r->world - 1) / 2);
+    for (int64_t i = 0; i < bytes + 8; i++)
+        x[i] = (unsigned char)(i * 7 + r->rank * 31);
+    OR_RETURN(zero_broadcast(z, ZERO_AXIS_TP, root, x, bytes));
+    for (int64_t i = 0; i < bytes + 8; i++)
+        bad += x[i] != (unsigned char)(i * 7 + (i < bytes ? root : r->rank) * 31);
     if (bad)
-        toy_wrong(r, "sum of %lld in place: %lld elements are wrong", (long long)n, (long long)bad);
+        toy_wrong(r, "broadcast of %lld bytes of rank %d: %lld are wrong", (long long)bytes, root,
+                  (long long)bad);
     return 0;
+}
+
+/* On an axis of one rank. */
+static void check_copies(struct toy_rank *r, zero_ctx *z, void *src, void *dst)
+{
+    int err = 0;
+    for (int way = 0; way < 4; way++) {
+        memset(src, 0x3c + way, 1024);
+        memset(dst, 0xff, 1032);
+        if (way < 2)
+            TOY_TRY(zero_all_reduce(z, ZERO_AXIS_CP, dst, src, 512, ZERO_BF16, way ? ZERO_MAX : ZERO_SUM));
+        else if (way == 2)
+            TOY_TRY(zero_all_gather(z, ZERO_AXIS_CP, dst, src, 128, ZERO_I64));
+        else
+            TOY_TRY(zero_reduce_scatter(z, ZERO_AXIS_CP, dst, src, 256, ZERO_F32));
+        TOY_TRY(zero_expect_equal(z, ZERO_AXIS_CP, src, 256 + r->rank, ZERO_I32));
+        TOY_TRY(zero_broadcast(z, ZERO_AXIS_CP, 0, dst, 1024 + r->rank));
+        TOY_TRY(zero_broadcast(z, ZERO_AXIS_PP, 0, dst, 1024 + r->rank));
+        if (!err && (memcmp(src, dst, 1024) || ((unsigned char *)dst)[1024] != 0xff))
+            toy_wrong(r, "axis of one rank, way %d: not copied", way);
+    }
 }
 
 static int open_parts(struct toy_rank *r, struct setup *s, zero_ctx **z, struct model **m)
@@ -348,32 +386,20 @@ static void add_up(struct toy_rank *r)
         for (int way = 0; way < 4; way++) {
             bool bf16 = way & 1, in_place = way & 2;
             if (!err)
-                TOY_TRY(check_sum(r, z, sizes[i], bf16, in_place, i % 2 ? ZERO_FORWARD : ZERO_BACKWARD, src,
-                                  dst));
+                TOY_TRY(check_sum(r, z, sizes[i], bf16, in_place, src, dst));
+            if (!err && (way == 0 || way == 3 || sizes[i] < 2000))
+                TOY_TRY(check_most(r, z, sizes[i], bf16, in_place, src, dst));
+            if (!err && way == 0)
+                TOY_TRY(check_broadcast(r, z, sizes[i] * 3, (int)i % r->world, src));
             n_summed += sizes[i];
         }
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        if (!err)
-            TOY_TRY(check_most(r, z, sizes[i], src));
-        if (!err)
-            TOY_TRY(check_sum_in_place(r, z, sizes[i], src));
-    }
     /* 0 and -0 are one to a comparison, and have bits of their own. */
     float zeros[2] = {r->rank ? -0.0f : 0.0f, r->rank ? 0.0f : -0.0f};
     uint32_t bits[2];
-    TOY_TRY(zero_tp_reduce(z, zeros, 2, ZERO_TP_MAX));
+    TOY_TRY(zero_all_reduce(z, ZERO_AXIS_TP, zeros, zeros, 2, ZERO_F32, ZERO_MAX));
     memcpy(bits, zeros, sizeof bits);
     r->hash = (r->hash ^ bits[0] ^ bits[1] >> 1) * 1099511628211u;
-    /* The halves of the pair that move nothing. */
-    memset(src, 0x3c, 1024);
-    memset(dst, 0xff, 1024);
-    TOY_TRY(zero_tp_enter(z, dst, src, 256, ZERO_F32, ZERO_FORWARD));
-    if (!err && memcmp(src, dst, 1024))
-        toy_wrong(r, "enter, forward: not copied");
-    memset(dst, 0xff, 1024);
-    TOY_TRY(zero_tp_leave(z, dst, src, 512, ZERO_BF16, ZERO_BACKWARD));
-    if (!err && memcmp(src, dst, 1024))
-        toy_wrong(r, "leave, backward: not copied");
+    check_copies(r, z, src, dst);
     TOY_TRY(zero_get_stats(z, &stats));
     /* A rank takes at least its part of each piece from the others. */
     if (!err && (stats.tp != r->world || (r->world > 1 ? stats.tp_bytes < n_summed : stats.tp_bytes != 0)))
@@ -568,6 +594,16 @@ static void axes_that_are_refused(void **state)
     free(model);
 }
 
+static int sum_over(zero_ctx *z, enum zero_axis axis, float *dst, const float *src, int64_t n)
+{
+    return zero_all_reduce(z, axis, dst, src, n, ZERO_F32, ZERO_SUM);
+}
+
+static int sum(zero_ctx *z, float *dst, const float *src, int64_t n)
+{
+    return sum_over(z, ZERO_AXIS_TP, dst, src, n);
+}
+
 static void refuse(struct toy_rank *r)
 {
     struct setup s = {.stage = *(int *)r->arg};
@@ -576,36 +612,48 @@ static void refuse(struct toy_rank *r)
     float x[4] = {0};
     int err = 0;
     TOY_TRY(open_parts(r, &s, &z, &m));
-    toy_expect(r, zero_tp_enter(NULL, x, x, 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG,
-               "zero_tp_enter: z is NULL");
-    toy_expect(r, zero_tp_leave(z, x, NULL, 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "src is NULL");
-    toy_expect(r, zero_tp_leave(z, NULL, x, 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "dst is NULL");
-    toy_expect(r, zero_tp_leave(z, x, x, -1, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "n is -1");
-    toy_expect(r, zero_tp_leave(z, x, x, INT64_MAX / 4 + 1, ZERO_F32, ZERO_BACKWARD), ZERO_ERR_ARG, "n is ");
-    toy_expect(r, zero_tp_leave(z, x, x + 1, 3, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "share memory");
-    toy_expect(r, zero_tp_enter(z, x + 2, x, 3, ZERO_F32, ZERO_FORWARD), ZERO_ERR_ARG, "share memory");
-    TOY_TRY(zero_tp_leave(z, x + 2, x, 2, ZERO_F32, ZERO_FORWARD)); /* side by side */
-    toy_expect(r, zero_tp_leave(z, x, x, 4, ZERO_I32, ZERO_FORWARD), ZERO_ERR_ARG, "dtype is");
-    toy_expect(r, zero_tp_enter(z, x, x, 4, ZERO_F32, (enum zero_phase)5), ZERO_ERR_ARG, "phase is 5");
-    toy_expect(r, zero_tp_reduce(z, x, 4, 3), ZERO_ERR_ARG, "zero_tp_reduce: op is 3");
-    toy_expect(r, zero_tp_reduce(z, NULL, 4, ZERO_TP_SUM), ZERO_ERR_ARG, "zero_tp_reduce: n is 4");
+    toy_expect(r, sum_over(NULL, ZERO_AXIS_TP, x, x, 4), ZERO_ERR_ARG, "zero_all_reduce: z is NULL");
+    toy_expect(r, sum_over(z, ZERO_AXIS_PP, x, x, 4), ZERO_ERR_ARG,
+               "zero_all_reduce: axis is 3; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP");
+    toy_expect(r, sum_over(z, (enum zero_axis)0, x, x, 4), ZERO_ERR_ARG, "axis is 0");
+    toy_expect(r, sum(z, x, NULL, 4), ZERO_ERR_ARG, "zero_all_reduce: src is NULL");
+    toy_expect(r, sum(z, NULL, x, 4), ZERO_ERR_ARG, "zero_all_reduce: dst is NULL");
+    toy_expect(r, sum(z, x, x, -1), ZERO_ERR_ARG, "zero_all_reduce: n is -1");
+    toy_expect(r, sum(z, x, x, INT64_MAX / 16 + 1), ZERO_ERR_ARG, "n is ");
+    toy_expect(r, sum(z, x, x + 1, 3), ZERO_ERR_ARG, "share memory; allowed: the same, or apart");
+    toy_expect(r, sum(z, x + 2, x, 3), ZERO_ERR_ARG, "share memory");
+    TOY_TRY(sum(z, x + 2, x, 2)); /* side by side */
+    toy_expect(r, zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, ZERO_I32, ZERO_MAX), ZERO_ERR_ARG,
+               "dtype is 4; allowed: ZERO_F32, ZERO_BF16");
+    toy_expect(r, zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, ZERO_F32, (enum zero_reduce)3), ZERO_ERR_ARG,
+               "zero_all_reduce: op is 3; allowed: ZERO_SUM, ZERO_MAX");
+    toy_expect(r, zero_expect_equal(NULL, ZERO_AXIS_TP, x, 4, ZERO_F32), ZERO_ERR_ARG, "z is NULL");
+    toy_expect(r, zero_expect_equal(z, ZERO_AXIS_PP, x, 4, ZERO_F32), ZERO_ERR_ARG, "axis is 3");
+    toy_expect(r, zero_expect_equal(z, ZERO_AXIS_TP, NULL, 4, ZERO_F32), ZERO_ERR_ARG,
+               "zero_expect_equal: src is NULL");
+    toy_expect(r, zero_expect_equal(z, ZERO_AXIS_TP, x, 4, (enum zero_dtype)6), ZERO_ERR_ARG, "dtype is 6");
+    toy_expect(r, zero_broadcast(NULL, ZERO_AXIS_TP, 0, x, 4), ZERO_ERR_ARG, "zero_broadcast: z is NULL");
+    toy_expect(r, zero_broadcast(z, (enum zero_axis)4, 0, x, 4), ZERO_ERR_ARG, "zero_broadcast: axis is 4");
+    toy_expect(r, zero_broadcast(z, ZERO_AXIS_TP, 2, x, 4), ZERO_ERR_ARG, "root is 2; allowed: 0..1");
+    toy_expect(r, zero_broadcast(z, ZERO_AXIS_PP, 1, x, 4), ZERO_ERR_ARG, "root is 1; allowed: 0..0");
+    toy_expect(r, zero_broadcast(z, ZERO_AXIS_TP, 0, x, -4), ZERO_ERR_ARG, "bytes is -4");
+    toy_expect(r, zero_broadcast(z, ZERO_AXIS_TP, 0, NULL, 4), ZERO_ERR_ARG, "buf is NULL");
     double scale = 0;
     toy_expect(r, zero_loss_scale(z, r->rank ? 3 : 4, &scale), ZERO_ERR_ARG,
                "count is 4 on rank 0 and 3 on rank 1; the ranks of tp");
     TOY_TRY(zero_loss_scale(z, 4, &scale));
     if (!err && scale != 0.25) /* of one copy */
         toy_wrong(r, "scale is %g", scale);
-    TOY_TRY(zero_tp_enter(z, x, x, 4, ZERO_F32, ZERO_BACKWARD)); /* nothing was changed */
+    TOY_TRY(sum(z, x, x, 4)); /* nothing was changed */
     /* Other numbers of elements end the context, on every rank. */
-    toy_expect(r, zero_tp_leave(z, x, x, r->rank ? 3 : 4, ZERO_F32, ZERO_FORWARD), ZERO_ERR_MISMATCH,
-               "zero_tp_leave");
-    toy_expect(r, zero_begin(z, 0, ZERO_FORWARD), ZERO_ERR_MISMATCH, "zero_tp_leave");
+    toy_expect(r, sum(z, x, x, r->rank ? 3 : 4), ZERO_ERR_MISMATCH, "zero_all_reduce(sum)");
+    toy_expect(r, zero_begin(z, 0, ZERO_FORWARD), ZERO_ERR_MISMATCH, "zero_all_reduce(sum)");
     zero_unwrap(&z);
     free(m);
 }
 
 /* The sum of one rank would meet that of another call: neither moves anything, and both say so. */
-static void swap_phases(struct toy_rank *r)
+static void swap_calls(struct toy_rank *r)
 {
     struct setup s = {.stage = *(int *)r->arg};
     struct model *m;
@@ -613,10 +661,34 @@ static void swap_phases(struct toy_rank *r)
     float x[4] = {1, 2, 3, 4}, y[4] = {5, 6, 7, 8};
     int err = 0;
     TOY_TRY(open_parts(r, &s, &z, &m));
-    err = zero_tp_leave(z, x, x, 4, ZERO_F32, r->rank ? ZERO_BACKWARD : ZERO_FORWARD);
+    err = r->rank ? zero_expect_equal(z, ZERO_AXIS_TP, x, 4, ZERO_F32) : sum(z, x, x, 4);
     if (!err)
-        err = zero_tp_leave(z, y, y, 4, ZERO_F32, r->rank ? ZERO_FORWARD : ZERO_BACKWARD);
-    toy_expect(r, err, ZERO_ERR_MISMATCH, "called zero_tp_leave in step 1 with other arguments");
+        err = r->rank ? sum(z, y, y, 4) : zero_expect_equal(z, ZERO_AXIS_TP, y, 4, ZERO_F32);
+    toy_expect(r, err, ZERO_ERR_MISMATCH, "rank 1 called zero_expect_equal in step 1");
+    zero_unwrap(&z);
+    free(m);
+}
+
+/* One rank takes the largest, in another dtype, or of another root: named by the call's arguments. */
+static void differ_in(struct toy_rank *r, int way)
+{
+    struct setup s = {.stage = *(int *)r->arg};
+    struct model *m;
+    zero_ctx *z = NULL;
+    float x[4] = {1, 2, 3, 4};
+    bool other = r->rank == 1;
+    int err = 0;
+    TOY_TRY(open_parts(r, &s, &z, &m));
+    if (way == 0)
+        err = zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, ZERO_F32, other ? ZERO_MAX : ZERO_SUM);
+    else if (way == 1)
+        err = zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, other ? ZERO_BF16 : ZERO_F32, ZERO_MAX);
+    else
+        err = zero_broadcast(z, ZERO_AXIS_TP, other, x, 4);
+    toy_expect(r, err, ZERO_ERR_MISMATCH,
+               way == 0   ? "rank 1 called zero_all_reduce(max) in step 1"
+               : way == 1 ? "called zero_all_reduce(max) in step 1 with other arguments"
+                          : "called zero_broadcast(tp) in step 1 with other arguments");
     zero_unwrap(&z);
     free(m);
 }
@@ -632,9 +704,9 @@ static void leave_out(struct toy_rank *r, int in_layer, const char *says)
     int err = 0;
     TOY_TRY(open_parts(r, &s, &z, &m));
     for (int l = 0; l < LAYERS && !err; l++) {
-        err = zero_tp_leave(z, x, x, 4, ZERO_F32, ZERO_FORWARD);
+        err = sum(z, x, x, 4);
         if (!err && (r->rank == 0 || l != in_layer))
-            err = zero_tp_leave(z, x, x, 3, ZERO_F32, ZERO_FORWARD);
+            err = sum(z, x, x, 3);
     }
     toy_expect(r, err, ZERO_ERR_MISMATCH, says);
     zero_unwrap(&z);
@@ -651,6 +723,21 @@ static void leave_out_later(struct toy_rank *r)
     leave_out(r, 1, "; rank 1 seems to have left out that of rank 0");
 }
 
+static void differ_in_op(struct toy_rank *r)
+{
+    differ_in(r, 0);
+}
+
+static void differ_in_dtype(struct toy_rank *r)
+{
+    differ_in(r, 1);
+}
+
+static void differ_in_root(struct toy_rank *r)
+{
+    differ_in(r, 2);
+}
+
 static void calls_that_are_refused(void **state)
 {
     (void)state;
@@ -658,8 +745,14 @@ static void calls_that_are_refused(void **state)
         struct toy_rank r[2];
         toy_ranks(2, refuse, &stage, r);
         toy_assert_well(r, 2, "refused");
-        toy_ranks(2, swap_phases, &stage, r);
-        toy_assert_well(r, 2, "phases");
+        toy_ranks(2, swap_calls, &stage, r);
+        toy_assert_well(r, 2, "other calls");
+        toy_ranks(2, differ_in_op, &stage, r);
+        toy_assert_well(r, 2, "another op");
+        toy_ranks(2, differ_in_dtype, &stage, r);
+        toy_assert_well(r, 2, "another dtype");
+        toy_ranks(2, differ_in_root, &stage, r);
+        toy_assert_well(r, 2, "another root");
         toy_ranks(2, leave_out_early, &stage, r);
         toy_assert_well(r, 2, "left out in the first layer");
         toy_ranks(2, leave_out_later, &stage, r);
@@ -713,7 +806,7 @@ static void give_other_sizes(struct toy_rank *r)
                     if (u.model->table[t].unit == unit)
                         *(float *)*u.model->table[t].grad = 1;
                 if (dp == 0 || step == 0)
-                    TOY_TRY(zero_tp_leave(z, x, x, 3 + 4 * dp, ZERO_F32, ZERO_FORWARD));
+                    TOY_TRY(sum(z, x, x, 3 + 4 * dp));
                 if (r->rank == 0 && unit == 0)
                     nanosleep(&late, NULL);
                 TOY_TRY(zero_end(z, unit, (enum zero_phase)phase));
@@ -841,17 +934,30 @@ static void values_that_differ(void **state)
 /* Where an activation should be whole, or partial. */
 struct transition {
     const char *name;
-    int (*call)(zero_ctx *z, void *dst, const void *src, int64_t n, int32_t dtype, enum zero_phase phase);
-    enum zero_phase phase;
+    int (*call)(zero_ctx *z, float *dst, const float *src);
     bool whole;
 };
+
+static int expects(zero_ctx *z, float *dst, const float *src)
+{
+    (void)dst;
+    return zero_expect_equal(z, ZERO_AXIS_TP, src, 8, ZERO_F32);
+}
+
+static int sums(zero_ctx *z, float *dst, const float *src)
+{
+    return sum(z, dst, src, 8);
+}
+
+static int scatters(zero_ctx *z, float *dst, const float *src)
+{
+    return zero_reduce_scatter(z, ZERO_AXIS_TP, dst, src, 4, ZERO_F32);
+}
+
 static const struct transition transitions[] = {
-    {"zero_tp_enter in step 1, forward", zero_tp_enter, ZERO_FORWARD, true},
-    {"zero_tp_leave in step 1, backward", zero_tp_leave, ZERO_BACKWARD, true},
-    {"zero_tp_enter in step 1, backward", zero_tp_enter, ZERO_BACKWARD, false},
-    {"zero_tp_leave in step 1, forward", zero_tp_leave, ZERO_FORWARD, false},
-    {"zero_tp_gather in step 1, backward", zero_tp_gather, ZERO_BACKWARD, false},
-    {"zero_tp_scatter in step 1, forward", zero_tp_scatter, ZERO_FORWARD, false},
+    {"zero_expect_equal in step 1, inside unit 1", expects, true},
+    {"zero_all_reduce(sum) in step 1, inside unit 1", sums, false},
+    {"zero_reduce_scatter in step 1, inside unit 1", scatters, false},
 };
 
 /* Ranks are threads. */
@@ -888,15 +994,20 @@ static void cross(struct toy_rank *r)
     bool same = t->whole != c->wrong, fails = c->check && c->wrong && t->whole;
     for (int i = 0; i < 8; i++)
         src[i] = (float)(1 + i + (same ? 0 : r->rank));
-    TOY_TRY(t->call(z, dst, zeros, 8, ZERO_F32, t->phase)); /* zeros tell nothing */
+    TOY_TRY(zero_begin(z, 1, ZERO_FORWARD));
+    TOY_TRY(t->call(z, dst, zeros)); /* zeros tell nothing */
+    /* the largest of equal values, and equal parts, are no mistake */
+    TOY_TRY(zero_all_reduce(z, ZERO_AXIS_TP, dst, src, 8, ZERO_F32, ZERO_MAX));
+    TOY_TRY(zero_all_gather(z, ZERO_AXIS_TP, dst, src, 4, ZERO_F32));
     if (!err && fails) {
         char says[256];
         snprintf(says, sizeof says,
                  "%s: check: src is not the same on all ranks of tp: rank 0 and rank 1 differ", t->name);
-        toy_expect(r, t->call(z, dst, src, 8, ZERO_F32, t->phase), ZERO_ERR_MISMATCH, says);
+        toy_expect(r, t->call(z, dst, src), ZERO_ERR_MISMATCH, says);
     } else {
-        TOY_TRY(t->call(z, dst, src, 8, ZERO_F32, t->phase));
-        TOY_TRY(t->call(z, dst, src, 8, ZERO_F32, t->phase)); /* said once */
+        TOY_TRY(t->call(z, dst, src));
+        TOY_TRY(t->call(z, dst, src)); /* said once */
+        TOY_TRY(zero_end(z, 1, ZERO_FORWARD));
     }
     zero_unwrap(&z);
     close_unwrapped(&u);

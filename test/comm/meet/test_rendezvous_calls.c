@@ -274,10 +274,11 @@ static void put_calls(struct zr_called_ring *ring, const char *calls)
 {
     memset(ring, 0, sizeof *ring);
     for (const char *c = calls; *c; c++) /* a letter is a call of tensor parallelism, a digit a bracket */
-        zr_called_put(ring, &(struct zr_called){.name = *c >= 'a' ? ZR_CALLED_TP_LEAVE : ZR_CALLED_BEGIN,
-                                                .subject = *c >= 'a' ? -1 : *c - '0',
-                                                .step = 1 + (uint32_t)(c - calls) / 4,
-                                                .args = *c >= 'a' ? (uint64_t)*c : 0});
+        zr_called_put(ring,
+                      &(struct zr_called){.name = *c >= 'a' ? ZR_CALLED_ALL_REDUCE_SUM : ZR_CALLED_BEGIN,
+                                          .subject = *c >= 'a' ? -1 : *c - '0',
+                                          .step = 1 + (uint32_t)(c - calls) / 4,
+                                          .args = *c >= 'a' ? (uint64_t)*c : 0});
 }
 
 static void test_left_out(void **state)

@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* collectives.c: the calls that combine a program's memory over an axis of the mesh. It checks arguments and
+ * records what ranks compare; the engine moves the data. On an axis of one rank the calls copy, so that one
+ * program serves every mesh. cp always has one rank so far. */
+#include "zero/context.h"
+
+#include <xxhash.h>
+
+/* A call's name and arguments. */
+struct asked {
+    const char *call;
+    enum zr_called_name name;
+    enum zero_axis axis;
+    const void *dst, *src;
+    int64_t n;
+    enum zero_dtype dtype;
+};
+
+static int32_t axis_size(const struct zero_ctx *z, enum zero_axis axis)
+{
+    return axis == ZERO_AXIS_TP ? z->mesh.parts : axis == ZERO_AXIS_PP ? z->mesh.stages : 1;
+}
+
+static int64_t bytes_of(const struct asked *a)
+{
+    return a->n * zr_dtype_bytes((enum zr_dtype)a->dtype);
+}
+
+static int check_context(struct zero_ctx *z, const char *call)
+{
+    return z ? zr_engine_check(z->engine) : zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
+}
+
+static int check_dtype(const struct asked *a, bool computes)
+{
+    if (computes && a->dtype != ZERO_F32 && a->dtype != ZERO_BF16)
+        return zr_fail(ZR_ERR_ARG, "%s: dtype is %d; allowed: ZERO_F32, ZERO_BF16", a->call, (int)a->dtype);
+    if (a->dtype < ZERO_F32 || a->dtype > ZERO_I64)
+        return zr_fail(ZR_ERR_ARG,
+                       "%s: dtype is %d; allowed: ZERO_F32, ZERO_BF16, ZERO_F16, ZERO_I32, ZERO_I64", a->call,
+                       (int)a->dtype);
+    return 0;
+}
+
+/* computes: it adds or compares elements. */
+static int check_call(struct zero_ctx *z, const struct asked *a, bool computes)
+{
+    int err = check_context(z, a->call);
+    if (err)
+        return err;
+    if (a->axis != ZERO_AXIS_TP && a->axis != ZERO_AXIS_CP)
+        return zr_fail(ZR_ERR_ARG, "%s: axis is %d; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP", a->call,
+                       (int)a->axis);
+    err = check_dtype(a, computes);
+    if (err)
+        return err;
+    const int64_t most = INT64_MAX / (int64_t)sizeof(int64_t) / axis_size(z, a->axis);
+    if (a->n < 0 || a->n > most)
+        return zr_fail(ZR_ERR_ARG, "%s: n is %lld; allowed: 0 to %lld", a->call, (long long)a->n,
+                       (long long)most);
+    if (a->n && (!a->src || !a->dst))
+        return zr_fail(ZR_ERR_ARG, "%s: %s is NULL", a->call, a->src ? "dst" : "src");
+    return 0;
+}
+
+/* dst and src lie apart, or the part is where this rank has it in the whole. */
+static int check_memory(const struct zero_ctx *z, const struct asked *a, const void *whole, const void *part)
+{
+    const int64_t bytes = bytes_of(a);
+    const int32_t rank = a->axis == ZERO_AXIS_TP ? z->mesh.part : 0;
+    const uintptr_t first = (uintptr_t)whole, at = (uintptr_t)part,
+                    end = first + (uintptr_t)(bytes * axis_size(z, a->axis));
+    if (at == first + (uintptr_t)(bytes * rank) || at >= end || at + (uintptr_t)bytes <= first)
+        return 0;
+    return zr_fail(ZR_ERR_ARG,
+                   "%s: dst and src share memory; allowed: apart, or the smaller one where rank %d of the "
+                   "axis has its part in the other",
+                   a->call, rank);
+}
+
+/* What ranks of tp compare, also of calls that move nothing. what: the dtype, or the root. */
+static void say(struct zero_ctx *z, enum zr_called_name name, int64_t n, int32_t what)
+{
+    const int64_t said[] = {name, n, what};
+    uint64_t hash = XXH3_64bits(said, sizeof said);
+    zr_engine_parts_called(z->engine, hash);
+    zr_engine_called(z->engine, name, -1, hash);
+}
+
+/* With cfg.debug.check, compares the bits of n elements over tp. A whole activation is the same on all ranks;
+ * one that is added up most likely is not. */
+static int compare(struct zero_ctx *z, const struct asked *a, int64_t n, bool whole)
+{
+    return zr_engine_compare_activation(z->engine, a->name, a->src, n, (enum zr_dtype)a->dtype, whole);
+}
+
+static int all_reduce(struct zero_ctx *z, const struct asked *a, void *dst)
+{
+    if (axis_size(z, a->axis) == 1)
+        return zr_engine_copy(z->engine, dst, a->src, bytes_of(a));
+    say(z, a->name, a->n, (int32_t)a->dtype);
+    if (a->name == ZR_CALLED_ALL_REDUCE_MAX)
+        return zr_engine_most_of_parts(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
+    int err = compare(z, a, a->n, false);
+    return err ? err : zr_engine_sum_parts(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
+}
+
+int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
+                    enum zero_dtype dtype, enum zero_reduce op)
+{
+    enum zr_called_name name = op == ZERO_MAX ? ZR_CALLED_ALL_REDUCE_MAX : ZR_CALLED_ALL_REDUCE_SUM;
+    ZR_IN_CALL(z, name, false, -1);
+    const struct asked a = {"zero_all_reduce", name, axis, dst, src, n, dtype};
+    int err = check_call(z, &a, true);
+    if (!err && op != ZERO_SUM && op != ZERO_MAX)
+        err = zr_fail(ZR_ERR_ARG, "zero_all_reduce: op is %d; allowed: ZERO_SUM, ZERO_MAX", (int)op);
+    if (err)
+        return err;
+    const uintptr_t to = (uintptr_t)dst, from = (uintptr_t)src, bytes = (uintptr_t)bytes_of(&a);
+    if (to != from && to < from + bytes && from < to + bytes)
+        return zr_fail(ZR_ERR_ARG, "zero_all_reduce: dst and src share memory; allowed: the same, or apart");
+    return all_reduce(z, &a, dst);
+}
+
+int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
+                    enum zero_dtype dtype)
+{
+    ZR_IN_CALL(z, ZR_CALLED_ALL_GATHER, false, -1);
+    const struct asked a = {"zero_all_gather", ZR_CALLED_ALL_GATHER, axis, dst, src, n, dtype};
+    int err = check_call(z, &a, false);
+    if (!err)
+        err = check_memory(z, &a, dst, src);
+    if (err)
+        return err;
+    const int32_t size = axis_size(z, axis);
+    if (size == 1)
+        return zr_engine_copy(z->engine, dst, src, bytes_of(&a));
+    say(z, a.name, n, (int32_t)dtype);
+    return zr_engine_gather_parts(z->engine, a.name, dst, src, n * size, (enum zr_dtype)dtype);
+}
+
+int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
+                        enum zero_dtype dtype)
+{
+    ZR_IN_CALL(z, ZR_CALLED_REDUCE_SCATTER, false, -1);
+    const struct asked a = {"zero_reduce_scatter", ZR_CALLED_REDUCE_SCATTER, axis, dst, src, n, dtype};
+    int err = check_call(z, &a, true);
+    if (!err)
+        err = check_memory(z, &a, src, dst);
+    if (err)
+        return err;
+    const int32_t size = axis_size(z, axis);
+    if (size == 1)
+        return zr_engine_copy(z->engine, dst, src, bytes_of(&a));
+    say(z, a.name, n, (int32_t)dtype);
+    err = compare(z, &a, n * size, false);
+    return err ? err : zr_engine_scatter_parts(z->engine, a.name, dst, src, n * size, (enum zr_dtype)dtype);
+}
+
+int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t n, enum zero_dtype dtype)
+{
+    ZR_IN_CALL(z, ZR_CALLED_EXPECT_EQUAL, false, -1);
+    const struct asked a = {"zero_expect_equal", ZR_CALLED_EXPECT_EQUAL, axis, src, src, n, dtype};
+    int err = check_call(z, &a, false);
+    if (err || axis_size(z, axis) == 1)
+        return err;
+    say(z, a.name, n, (int32_t)dtype);
+    return compare(z, &a, n, true);
+}
+
+static int broadcast_over_tp(struct zero_ctx *z, int32_t root, void *buf, int64_t bytes)
+{
+    say(z, ZR_CALLED_BROADCAST_TP, bytes, root);
+    return zr_engine_broadcast_parts(z->engine, ZR_CALLED_BROADCAST_TP, root, buf, bytes);
+}
+
+/* No communicator joins the ranks of pp alone: all ranks of the world take part. */
+static int broadcast_over_pp(struct zero_ctx *z, int32_t root, void *buf, int64_t bytes)
+{
+    const int64_t said[] = {root, bytes};
+    zr_engine_called(z->engine, ZR_CALLED_BROADCAST_PP, -1, XXH3_64bits(said, sizeof said));
+    return zr_engine_broadcast_stages(z->engine, root, buf, bytes);
+}
+
+int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes)
+{
+    ZR_IN_CALL(z, axis == ZERO_AXIS_PP ? ZR_CALLED_BROADCAST_PP : ZR_CALLED_BROADCAST_TP, false, -1);
+    int err = check_context(z, "zero_broadcast");
+    if (err)
+        return err;
+    if (axis < ZERO_AXIS_TP || axis > ZERO_AXIS_PP)
+        return zr_fail(ZR_ERR_ARG,
+                       "zero_broadcast: axis is %d; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP, ZERO_AXIS_PP",
+                       (int)axis);
+    if (root < 0 || root >= axis_size(z, axis))
+        return zr_fail(ZR_ERR_ARG, "zero_broadcast: root is %d; allowed: 0..%d on this axis", root,
+                       axis_size(z, axis) - 1);
+    if (bytes < 0 || (bytes && !buf))
+        return zr_fail(ZR_ERR_ARG, "zero_broadcast: bytes is %lld, buf is %s; allowed: 0 and more, not NULL",
+                       (long long)bytes, buf ? "set" : "NULL");
+    if (axis == ZERO_AXIS_PP)
+        err = zr_refuse_in_actions(z, "zero_broadcast");
+    if (err || axis_size(z, axis) == 1)
+        return err;
+    return axis == ZERO_AXIS_TP ? broadcast_over_tp(z, root, buf, bytes)
+                                : broadcast_over_pp(z, root, buf, bytes);
+}
