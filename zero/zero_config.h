@@ -167,6 +167,11 @@ struct zero_tensor {
     /* with stages_per_rank above 1: of which of this rank's stages it is, from 0; all tensors of a unit are
      * of one. Tensors of two stages may have one name where ZERO_STACKED, as those of two ranks may */
     int32_t pp_stage;
+    /* Backward brackets that the unit has in a micro-batch. 0 to 1000; 0 means 1. A micro-batch may have
+     * fewer. One more than uses * grad_accum_steps in a step is ZERO_ERR_ORDER. One tensor of a unit says it,
+     * or several say the same number. Where cfg.memory.order is given, its own brackets count, and uses is 0
+     * or agrees with it. */
+    int32_t uses;
 };
 
 /* One call of the model's step, for cfg.memory.order. */
