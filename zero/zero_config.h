@@ -299,7 +299,7 @@ struct zero_mesh {
 #define ZERO_AUTO (-1)
 
 /* The version of all public structs and enums. Each change of their layout raises it. */
-#define ZERO_ABI_VERSION 0x5a450004u
+#define ZERO_ABI_VERSION 0x5a450005u
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
  * default. From then on a field means what it holds, 0 too.
@@ -362,8 +362,9 @@ struct zero_config {
          * (PyTorch's no_sync). At stages 2 and 3 gradients then stay whole until the last micro-batch.
          * Excludes deterministic. Default 0: every micro-batch is reduced, and added up in fp32. */
         int32_t grad_in_place;
-        /* The n_order calls of one micro-batch; copied. A hint that sizes slots and makes the first step's
-         * gathers right. With several pipeline stages on a rank: all forward calls, stage by stage, then all
+        /* The n_order calls of one micro-batch; copied. They size slots and make the first step's gathers
+         * right. They also declare how many backward brackets each unit has (zero_tensor.uses); a unit that
+         * has none here has one. Other calls may differ. With several pipeline stages on a rank: all forward calls, stage by stage, then all
          * backward calls. Default NULL: each unit forward, then each backward in reverse. */
         int32_t n_order;
         const struct zero_call *order;
