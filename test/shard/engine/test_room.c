@@ -162,7 +162,7 @@ struct rank {
     struct zr_loop *loop;
     struct zr_engine e;
     atomic_bool late;
-    /* unit 0, in each backward pass: what is reduced first may be set aside */
+    /* unit 0, in each backward pass */
     bool is_used_twice;
     /* on its thread: how often it came round to its sockets */
     uv_timer_t sockets;
