@@ -112,6 +112,11 @@ static int no_grad_slot(const struct zr_core *c, int32_t unit)
     return no_slot(c, "gradient", unit, bytes, holder, units(c)[holder].grad_bytes, "");
 }
 
+int64_t zr_core_most_brackets(const struct zr_core *c, const struct unit *u)
+{
+    return (int64_t)u->uses * c->accum;
+}
+
 int zr_core_refuse_in_all(const char *call)
 {
     return zr_fail(ZR_ERR_ORDER, "%s: zero_gather_all holds all parameters; call zero_release_all first",

@@ -218,12 +218,6 @@ static inline bool has_open_bracket(const struct unit *u)
     return n_holding(u) || u->open_weights;
 }
 
-/* The backward brackets that the unit may have in a step. */
-static inline int64_t zr_core_most_brackets(const struct zr_core *c, const struct unit *u)
-{
-    return (int64_t)u->uses * c->accum;
-}
-
 /* The step is one of backward brackets. */
 static inline bool is_bracketed(const struct zr_core *c)
 {
@@ -256,6 +250,8 @@ int32_t zr_core_most_actions(int32_t n_units);
 /* Refuses a call that is made with a bracket open, or while zero_gather_all holds all parameters. */
 int zr_core_refuse_open(const struct zr_core *c, const char *call);
 int zr_core_refuse_in_all(const char *call);
+/* The backward brackets that the unit may have in a step. */
+int64_t zr_core_most_brackets(const struct zr_core *c, const struct unit *u);
 
 /* ---- core_valid.c ---- */
 
