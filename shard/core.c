@@ -174,13 +174,14 @@ static int refuse_begin(struct zr_core *c, const struct zr_core_event *ev)
                        "step: call zero_step or zero_drop first",
                        ev->unit, phase_name(ev));
     if (ev->backward && u->trainable && u->n_bwd >= zr_core_most_brackets(c, u))
-        return zr_fail(ZR_ERR_ORDER,
-                       "zero_begin: unit %d has had %d backward brackets since the last zero_step, as many as "
-                       "it may have: its uses is %d and grad_accum_steps is %d. Was a zero_step forgotten? "
-                       "Otherwise set grad_accum_steps to the micro-batches of a step, or uses of a tensor of "
-                       "the unit to its backward brackets in a micro-batch (with cfg.memory.order, declare "
-                       "them there)",
-                       ev->unit, u->n_bwd, u->uses, c->accum);
+        return zr_fail(
+            ZR_ERR_ORDER,
+            "zero_begin: unit %d has had %d backward brackets since the last zero_step, as many as "
+            "it may have: its uses is %d and grad_accum_steps is %d. Was a zero_step forgotten? "
+            "Otherwise set grad_accum_steps to the micro-batches of a step, or uses of a tensor of "
+            "the unit to its backward brackets in a micro-batch (with cfg.memory.order, declare "
+            "them there)",
+            ev->unit, u->n_bwd, u->uses, c->accum);
     return 0;
 }
 

@@ -153,10 +153,11 @@ static int check_count(const struct zr_core *c, const char *call)
 {
     int32_t unit = -1, most = count_micro_batches(c, &unit);
     if (most > 0 && most < c->accum)
-        return zr_fail(ZR_ERR_ORDER,
-                       "%s: micro-batches are missing: unit %d has had %d backward passes since the last step; "
-                       "its uses is %d and grad_accum_steps is %d",
-                       call, unit, units(c)[unit].n_bwd, units(c)[unit].uses, c->accum);
+        return zr_fail(
+            ZR_ERR_ORDER,
+            "%s: micro-batches are missing: unit %d has had %d backward passes since the last step; "
+            "its uses is %d and grad_accum_steps is %d",
+            call, unit, units(c)[unit].n_bwd, units(c)[unit].uses, c->accum);
     if (c->any_backward && c->unbracketed)
         return zr_fail(ZR_ERR_ORDER,
                        "%s: a backward bracket has ended since the last step, but zero_micro has ended a "

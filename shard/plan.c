@@ -337,10 +337,11 @@ static int check_uses(const struct zr_layout *l, int32_t unit, int32_t brackets)
     while (!l->tensors[t].uses || unit < l->tensors[t].unit ||
            unit >= l->tensors[t].unit + l->tensors[t].n_slices)
         t++;
-    return zr_fail(ZR_ERR_ARG,
-                   "tensors[%d] (%s): uses is %d, but cfg.memory.order has %d backward brackets of its unit %d; "
-                   "allowed: as many as there, or 0",
-                   t, l->tensors[t].name, l->tensors[t].uses, brackets, unit);
+    return zr_fail(
+        ZR_ERR_ARG,
+        "tensors[%d] (%s): uses is %d, but cfg.memory.order has %d backward brackets of its unit %d; "
+        "allowed: as many as there, or 0",
+        t, l->tensors[t].name, l->tensors[t].uses, brackets, unit);
 }
 
 /* A sum can lie in its gradient if that is f32, this rank keeps all of it, and a step adds nothing more to

@@ -362,10 +362,11 @@ struct zero_config {
          * (PyTorch's no_sync). At stages 2 and 3 gradients then stay whole until the last micro-batch.
          * Excludes deterministic. Default 0: every micro-batch is reduced, and added up in fp32. */
         int32_t grad_in_place;
-        /* The n_order calls of one micro-batch; copied. They size slots and make the first step's gathers
-         * right. They also declare how many backward brackets each unit has (zero_tensor.uses); a unit that
-         * has none here has one. Other calls may differ. With several pipeline stages on a rank: all forward calls, stage by stage, then all
-         * backward calls. Default NULL: each unit forward, then each backward in reverse. */
+        /* The n_order calls of one micro-batch; copied. They size slots, make the first step's gathers right,
+         * and declare how many backward brackets each unit has (zero_tensor.uses): as many as are here, and
+         * one where there are none. Apart from that, other calls may come. With several pipeline stages on a
+         * rank: all forward calls, stage by stage, then all backward calls. Default NULL: each unit forward,
+         * then each backward in reverse, as often as uses says. */
         int32_t n_order;
         const struct zero_call *order;
     } memory;

@@ -691,7 +691,8 @@ static void brackets_are_counted(void **state)
                         refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "micro-batches are missing: unit 0");
                     watch_run(&w, backward);
                 }
-                snprintf(says, sizeof says, "its uses is 1 and grad_accum_steps is %d. Was a zero_step", accum);
+                snprintf(says, sizeof says, "its uses is 1 and grad_accum_steps is %d. Was a zero_step",
+                         accum);
                 refused(&w, ZR_EV_BEGIN, 3, true, ZR_ERR_ORDER, says);
                 watch_run(&w, "3( 3)"); /* looking on is free */
                 watch_run(&w, step ? "N S" : "S");
@@ -724,9 +725,10 @@ static void brackets_are_counted(void **state)
     watch_run(&w, "1[ 1] 0[ 0] 1[ 1] 0[ 0] S");
     for (int a = 0; a < 4; a++)
         watch_run(&w, "1[ 1] 0[ 0]");
-    refused(&w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER,
-            "Otherwise set grad_accum_steps to the micro-batches of a step, or uses of a tensor of the unit to "
-            "its backward brackets in a micro-batch");
+    refused(
+        &w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER,
+        "Otherwise set grad_accum_steps to the micro-batches of a step, or uses of a tensor of the unit to "
+        "its backward brackets in a micro-batch");
     watch_run(&w, "S");
     watch_close(&w);
 }
@@ -1607,8 +1609,8 @@ static void finish_step(struct random_source *r, struct watch *w)
     for (int tries = 0; tries < 100 && watch_call(w, ZR_EV_STEP, 0, false); tries++) {
         int32_t most = 0, unit = -1;
         for (int32_t u = 0; u < w->spec.n_units; u++)
-            if (w->unit[u].n_bwd >= most && may_begin(w, u) && w->spec.units[u].trainable && !w->unit[u].no_brackets &&
-                (unit < 0 || chance(r, 90))) {
+            if (w->unit[u].n_bwd >= most && may_begin(w, u) && w->spec.units[u].trainable &&
+                !w->unit[u].no_brackets && (unit < 0 || chance(r, 90))) {
                 unit = u;
                 most = w->unit[u].n_bwd;
             }
