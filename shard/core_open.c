@@ -43,8 +43,8 @@ size_t zr_core_bytes(const struct zr_core_spec *s)
     return c.total;
 }
 
-/* A step: per unit at most hide, reduce, reduce-outer, fold or leave-out, update, gather-outer, gather, gather
- * ahead, wait, use-grad; and the norm. */
+/* A step: per unit at most hide, reduce, reduce-outer, fold or leave-out, update, gather-outer, gather,
+ * gather ahead, wait, use-grad; and the norm. */
 int32_t zr_core_most_actions(int32_t n_units)
 {
     return 10 * n_units + 16;

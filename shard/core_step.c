@@ -126,9 +126,9 @@ int zr_core_micro(struct zr_core *c, struct zr_action *out, int32_t *n)
 
 /* ---- the end of a step ---- */
 
-/* How many micro-batches the step has had, by the unit that shows most of them. A unit that has one bracket in
- * a micro-batch counts them. A unit that has several may have had all of them in one micro-batch, or one in
- * each: it counts for the fewest, unless no other unit was used. */
+/* How many micro-batches the step has had, by the unit that shows most of them. A unit that has one bracket
+ * in a micro-batch counts them. A unit that has several may have had all of them in one micro-batch, or one
+ * in each: it counts for the fewest, unless no unit of one bracket was used. */
 static int32_t count_micro_batches(const struct zr_core *c, int32_t *unit)
 {
     int32_t most = 0;

@@ -328,7 +328,8 @@ int zr_plan_assume_order(const struct zr_layout *l, struct zr_call **out, int32_
     return 0;
 }
 
-/* A declared order has `brackets` backward brackets of the unit in a micro-batch; its tensors may say so, too. */
+/* A declared order has `brackets` backward brackets of the unit in a micro-batch; its tensors may say so,
+ * too. */
 static int check_uses(const struct zr_layout *l, int32_t unit, int32_t brackets)
 {
     int32_t t = 0;

@@ -364,7 +364,7 @@ struct zero_config {
         int32_t grad_in_place;
         /* The n_order calls of one micro-batch; copied. They size slots, make the first step's gathers right,
          * and declare how many backward brackets each unit has (zero_tensor.uses): as many as are here, and
-         * one where there are none. Apart from that, other calls may come. With several pipeline stages on a
+         * one where there are none. Otherwise the calls may differ. With several pipeline stages on a
          * rank: all forward calls, stage by stage, then all backward calls. Default NULL: each unit forward,
          * then each backward in reverse, as often as uses says. */
         int32_t n_order;

@@ -108,8 +108,8 @@ void zr_write_forward(struct zr_writing *w, const int32_t *list, int32_t n)
         whole_as(w, w->twice, false, true);
 }
 
-/* The order that is declared has two backward brackets of each unit in it; later steps have the second now and
- * then. */
+/* The order that is declared has two backward brackets of each unit in it; later steps have the second now
+ * and then. */
 static bool repeats(struct zr_writing *w, int32_t unit)
 {
     bool may = w->c->repeats && w->c->declared && w->c->pattern == ZR_USE_PLAIN;

@@ -669,8 +669,8 @@ static void unit_to_flag(void **state)
     watch_close(&w);
 }
 
-/* A step takes as many backward brackets of a unit as are declared, and may have fewer. One more is refused, as
- * is a step to which micro-batches are missing. */
+/* A step takes as many backward brackets of a unit as are declared, and may have fewer. One more is refused,
+ * as is a step to which micro-batches are missing. */
 static void brackets_are_counted(void **state)
 {
     (void)state;

@@ -220,7 +220,7 @@ static int group_has_other_lr(struct program *p)
     return err ? err : train(p);
 }
 
-/* Of units 1 to 3. */
+/* Declares two for units 1 to 3. */
 static void two_uses(struct program *p)
 {
     p->model.table[TOY_STACKED].uses = p->model.table[4].uses = 2;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_other_orders.c: models whose calls are not those of the order: units used less often than declared, or
- * in some micro-batches only; steps that are dropped half way, whose norm was asked for, or before which a
- * number was changed. Hybrids and every stage have to end with the bits of flat stage 3. Units used more often
- * than declared are refused.
+/* test_other_orders.c: models whose calls are not those of the order. Units are used less often than
+ * declared, or in some micro-batches only. Steps are dropped half way, their norm is asked for, or a number
+ * is changed before them. Hybrids and every stage have to end with the bits of flat stage 3. Units used more
+ * often than declared are refused.
  *
  * So they do where sums are deterministic. Half of the programs run without: groups then add further
  * contributions up by themselves, and are reduced once in a step. Hybrids have the same bits still, which are

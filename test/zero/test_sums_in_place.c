@@ -377,7 +377,7 @@ static void the_plain_bits_in_the_plain_memory(void **state)
                         0, "");
 }
 
-/* A unit that is bracketed several times in a pass of backward has a sum of its own, at every stage, if that is
+/* A unit that has several brackets in a pass of backward has the sum of all, at every stage, if they are
  * declared. Else the second bracket is refused. */
 static void a_second_bracket(void **state)
 {
