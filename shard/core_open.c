@@ -75,7 +75,7 @@ static void copy_units(struct zr_core *c, const struct zr_core_spec *s)
         units(c)[s->order[i].unit].uses += s->order[i].backward && !s->order[i].is_end;
     for (int32_t u = 0; u < c->n_units; u++) {
         if (s->order_of_step)
-            units(c)[u].uses /= s->grad_accum_steps;
+            units(c)[u].uses = (units(c)[u].uses + c->accum - 1) / c->accum;
         units(c)[u].uses += units(c)[u].uses == 0;
     }
 }

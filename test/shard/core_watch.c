@@ -175,7 +175,7 @@ static int32_t declared_uses(const struct watch *w, int32_t unit)
     for (int32_t i = 0; i < w->spec.n_order; i++)
         uses += w->spec.order[i].unit == unit && w->spec.order[i].backward && !w->spec.order[i].is_end;
     if (w->spec.order_of_step)
-        uses /= w->spec.grad_accum_steps;
+        uses = (uses + w->spec.grad_accum_steps - 1) / w->spec.grad_accum_steps;
     return uses ? uses : 1;
 }
 
