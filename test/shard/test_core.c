@@ -449,8 +449,9 @@ static void orders_are_learned(void **state)
     (void)state;
     /* The next unit is open already. */
     follows(DEFAULT_ORDER, 4, 3, "0( 1(1) 2(2) 0[ 3[3] 2[2] 1[1] 0] 0)");
-    /* Two passes a step, where three were declared. */
-    follows(DEFAULT_ORDER DEFAULT_ORDER DEFAULT_ORDER, 4, 2, DEFAULT_ORDER DEFAULT_ORDER);
+    /* Three passes a step, where three backward brackets in a row were declared. */
+    follows("0(0) 1(1) 2(2) 3(3) 3[3] 3[3] 3[3] 2[2] 2[2] 2[2] 1[1] 1[1] 1[1] 0[0] 0[0] 0[0]", 4, 2,
+            DEFAULT_ORDER DEFAULT_ORDER DEFAULT_ORDER);
     follows(DEFAULT_ORDER, 4, 3, "0( 1(1) 2(2) 3(3) 0) 0[ 3[3] 2[2] 1[1] 0]");                /* nested */
     follows(DEFAULT_ORDER, 4, 3, "0(0) 1(1) 2(2) 3(3) 3[ 3(3) 3] 2(2) 2[2] 1[ 1(1) 1] 0[0]"); /* recomputed */
     follows(DEFAULT_ORDER, 4, 3,
@@ -758,7 +759,7 @@ static void norms_and_drops(void **state)
             refused(&w, ZR_EV_NORM, 0, false, ZR_ERR_ORDER, "zero_norm: unit 0 has an open bracket");
             refused(&w, ZR_EV_DROP, 0, false, ZR_ERR_ORDER, "zero_drop: unit 0 has an open bracket");
             watch_run(&w, "0]");
-            refused(&w, ZR_EV_NORM, 0, false, ZR_ERR_ORDER, "zero_norm: unit");
+            refused(&w, ZR_EV_NORM, 0, false, ZR_ERR_ORDER, "zero_norm: micro-batches are missing");
             watch_run(&w, "2[2] 1[1] 0[0] N N");
             assert_true(zr_core_complete(w.core) && !zr_core_between_steps(w.core));
             refused(&w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER, "after zero_norm");
