@@ -261,7 +261,7 @@ static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C],
         if (recomputes)
             OR_RETURN(zero_end(z, m->first_unit + l, ZERO_FORWARD));
     }
-    if (m->again && m->n_layers && phase != ZERO_BACKWARD_INPUT) {
+    if (m->again && m->n_layers) {
         OR_RETURN(zero_begin(z, m->first_unit, phase));
         OR_RETURN(zero_end(z, m->first_unit, phase));
     }
