@@ -112,11 +112,9 @@ static int no_grad_slot(const struct zr_core *c, int32_t unit)
     return no_slot(c, "gradient", unit, bytes, holder, units(c)[holder].grad_bytes, "");
 }
 
-/* Twice the backward passes of a step: no unit that is used twice in a pass can account for it when all
- * units have had them. */
-static int64_t overrun(const struct zr_core *c, const struct unit *u)
+int64_t zr_core_most_brackets(const struct zr_core *c, const struct unit *u)
 {
-    return 2 * (int64_t)u->uses * c->accum;
+    return (int64_t)u->uses * c->accum;
 }
 
 int zr_core_refuse_in_all(const char *call)
@@ -175,11 +173,15 @@ static int refuse_begin(struct zr_core *c, const struct zr_core_event *ev)
                        "zero_begin: unit %d in %s after zero_norm, which ended the gradients of this "
                        "step: call zero_step or zero_drop first",
                        ev->unit, phase_name(ev));
-    if (ev->backward && u->trainable && c->n_overrun == c->n_trainable)
-        return zr_fail(ZR_ERR_ORDER,
-                       "zero_begin: unit %d has had %d backward passes since the last zero_step, and every "
-                       "other unit at least twice the %d of grad_accum_steps, too: " ZR_OVERRUN_ADVICE,
-                       ev->unit, u->n_bwd, c->accum);
+    if (ev->backward && u->trainable && u->n_bwd >= zr_core_most_brackets(c, u))
+        return zr_fail(
+            ZR_ERR_ORDER,
+            "zero_begin: unit %d has had %d backward brackets since the last zero_step, as many as "
+            "it may have: its uses is %d and grad_accum_steps is %d. Was a zero_step forgotten? "
+            "Otherwise set grad_accum_steps to the micro-batches of a step, or uses of a tensor of "
+            "the unit to its backward brackets in a micro-batch (with cfg.memory.order, declare "
+            "them there)",
+            ev->unit, u->n_bwd, u->uses, c->accum);
     return 0;
 }
 
@@ -220,8 +222,6 @@ static void give_grad(struct zr_core *c, int32_t unit, int32_t gslot, struct zr_
     struct unit *u = &units(c)[unit];
     bool fill = true;
     if (u->grad_home) {
-        if (u->sum_in_place && u->dirty && u->n_contrib > 0)
-            zr_core_emit(out, n, ZR_ACT_SET_ASIDE, unit, -1);
         fill = u->dirty;
         u->dirty = false;
     } else {
@@ -275,8 +275,6 @@ static void take_grad(struct zr_core *c, int32_t unit, struct zr_action *out, in
     struct unit *u = &units(c)[unit];
     int32_t slot = u->gslot;
     u->n_bwd++;
-    c->n_used += u->n_bwd == 1;
-    c->n_overrun += u->n_bwd == overrun(c, u);
     u->pending = true;
     bool reduce = c->reduce_each || u->n_bwd % c->accum == 0;
     struct zr_action *a = zr_core_emit(out, n, ZR_ACT_HIDE_GRAD, unit, slot);
@@ -458,7 +456,6 @@ const char *zr_action_name(enum zr_action_kind kind)
                                        [ZR_ACT_GATHER] = "gather",
                                        [ZR_ACT_GATHER_OUTER] = "gather_outer",
                                        [ZR_ACT_REDUCE_OUTER] = "reduce_outer",
-                                       [ZR_ACT_SET_ASIDE] = "set_aside",
                                        [ZR_ACT_DROP_SUMS] = "drop_sums",
                                        [ZR_ACT_REDUCE] = "reduce",
                                        [ZR_ACT_FOLD] = "fold",

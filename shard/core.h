@@ -20,8 +20,10 @@
  * At stages 0 and 1 a gradient is the model's own buffer, which it may zero between micro-batches, brackets
  * or not. So gradients are returned where their micro-batch ends, when no reduction reads them any more.
  * One that is summed in place is itself the sum, and returned when the step has used it. It takes one
- * contribution in a step; for each further one what is there is set aside first, which takes memory that no
- * plan has.
+ * contribution in a step.
+ *
+ * The order declares how many backward brackets a unit has in a micro-batch: as many as it shows, and one if
+ * it shows none. A step takes no more than these for each of its micro-batches, and may have fewer.
  *
  * A step updates every trainable unit that had a backward bracket in it, and leaves out the others. At stages
  * 0 and 1 a step may have no backward bracket at all. Then the gradients of all units are reduced as they
@@ -144,18 +146,14 @@ enum zr_action_kind {
     ZR_ACT_GATHER = ZR_ACT_FIRST_ISSUED,
     /* unit's inner shard is brought up to date from the fine slices of the other groups */
     ZR_ACT_GATHER_OUTER,
-    /* of a unit that is summed in place, or whose sum over groups is: the sum so far goes to memory of its
-     * own, and its place may be written again */
-    ZR_ACT_SET_ASIDE,
     /* the step is dropped: no sum in place is used, and each of those gradients is as free as after its
      * UPDATE */
     ZR_ACT_DROP_SUMS,
     /* gradient place -> sums[sum], adding if accumulate; then n_folds times: sums[sum-1] += sums[sum], sum--.
-     * Of a unit that is summed in place: where it is, adding what was set aside if accumulate */
+     * Of a unit that is summed in place: where it is */
     ZR_ACT_REDUCE,
     /* the sum of unit over a group (a->partial) -> sums[sum], adding if accumulate, then n_folds times as
-     * above; without a partial slot in place, adding what was set aside if accumulate. REDUCE before it only
-     * puts that sum there */
+     * above; without a partial slot in place. REDUCE before it only puts that sum there */
     ZR_ACT_REDUCE_OUTER,
     /* only the folds, from sums[sum] */
     ZR_ACT_FOLD,

@@ -42,10 +42,6 @@ struct zr_core {
     bool all;
 
     int32_t n_trainable;
-    /* trainable units whose backward bracket has ended since the step */
-    int32_t n_used;
-    /* those of them that had at least twice the passes that a step has */
-    int32_t n_overrun;
     /* counts grants and releases of gradient slots: the oldest release is reused first */
     uint64_t clock;
 
@@ -107,10 +103,6 @@ struct unit {
     int32_t n_passed;
     /* sums in use */
     uint8_t depth;
-    /* its sum over groups holds all contributions so far */
-    bool outer_done;
-    /* what that sum held has been set aside in this step */
-    bool aside;
     bool resident, trainable, sum_in_place, grad_home;
     /* its open brackets; apart: of a backward's inputs alone, and of its weights alone */
     bool open_fwd, open_bwd, open_inputs, open_weights;
@@ -258,10 +250,8 @@ int32_t zr_core_most_actions(int32_t n_units);
 /* Refuses a call that is made with a bracket open, or while zero_gather_all holds all parameters. */
 int zr_core_refuse_open(const struct zr_core *c, const char *call);
 int zr_core_refuse_in_all(const char *call);
-
-#define ZR_OVERRUN_ADVICE                                                                                    \
-    "set grad_accum_steps to the micro-batches of a step, or call zero_step oftener; if a pass uses its "    \
-    "units more than once, declare that in cfg.memory.order"
+/* The backward brackets that the unit may have in a step. */
+int64_t zr_core_most_brackets(const struct zr_core *c, const struct unit *u);
 
 /* ---- core_valid.c ---- */
 

@@ -43,11 +43,11 @@ size_t zr_core_bytes(const struct zr_core_spec *s)
     return c.total;
 }
 
-/* A step: per unit at most hide, set-aside, reduce, reduce-outer, fold or leave-out, update, gather-outer,
- * gather, gather ahead, wait, use-grad; and the norm. */
+/* A step: per unit at most hide, reduce, reduce-outer, fold or leave-out, update, gather-outer, gather,
+ * gather ahead, wait, use-grad; and the norm. */
 int32_t zr_core_most_actions(int32_t n_units)
 {
-    return 11 * n_units + 16;
+    return 10 * n_units + 16;
 }
 
 int32_t zr_core_max_actions(const struct zr_core_spec *s)
@@ -75,7 +75,7 @@ static void copy_units(struct zr_core *c, const struct zr_core_spec *s)
         units(c)[s->order[i].unit].uses += s->order[i].backward && !s->order[i].is_end;
     for (int32_t u = 0; u < c->n_units; u++) {
         if (s->order_of_step)
-            units(c)[u].uses /= s->grad_accum_steps;
+            units(c)[u].uses = (units(c)[u].uses + c->accum - 1) / c->accum;
         units(c)[u].uses += units(c)[u].uses == 0;
     }
 }

@@ -32,29 +32,19 @@ static void reduce_twice(struct zr_core *c, int32_t u, int32_t slot, struct zr_a
 }
 
 /* Contributions have been added up in the group; now over the groups, where they are. */
-static void reduce_outer(struct zr_core *c, int32_t u, struct zr_action *out, int32_t *n)
+static void reduce_outer(int32_t u, struct zr_action *out, int32_t *n)
 {
-    struct unit *x = &units(c)[u];
-    zr_core_emit(out, n, ZR_ACT_REDUCE_OUTER, u, -1)->accumulate = x->aside;
-    x->outer_done = true;
+    zr_core_emit(out, n, ZR_ACT_REDUCE_OUTER, u, -1);
 }
 
-/* Adds up in the group until as many contributions as declared are there, or as many again. What has been
- * reduced over groups already, as fewer were declared, is set aside: sums of groups and of the world cannot
- * be added. Where one is declared, each is reduced alone, so that deterministic runs add up in a flat run's
- * order. */
+/* Adds up in the group until the unit has had all its brackets of the step. If it has fewer, the step
+ * reduces the sum between groups. */
 static void reduce_in_group(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
 {
     struct unit *x = &units(c)[u];
-    bool first = x->n_contrib == 0 || x->outer_done;
-    if (x->outer_done) {
-        zr_core_emit(out, n, ZR_ACT_SET_ASIDE, u, -1);
-        x->aside = true;
-        x->outer_done = false;
-    }
-    zr_core_emit(out, n, ZR_ACT_REDUCE, u, slot)->accumulate = !first;
-    if (x->n_bwd % (x->uses * c->accum) == 0)
-        reduce_outer(c, u, out, n);
+    zr_core_emit(out, n, ZR_ACT_REDUCE, u, slot)->accumulate = x->n_contrib > 0;
+    if (x->n_bwd == zr_core_most_brackets(c, x))
+        reduce_outer(u, out, n);
 }
 
 void zr_core_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
@@ -66,9 +56,7 @@ void zr_core_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_action
         reduce_in_group(c, u, slot, out, n);
     } else {
         struct zr_action *a = zr_core_emit(out, n, ZR_ACT_REDUCE, u, slot);
-        if (x->sum_in_place)
-            a->accumulate = x->n_contrib > 0;
-        else
+        if (!x->sum_in_place)
             count_up(c, x, a);
     }
     x->n_contrib++;
@@ -138,29 +126,38 @@ int zr_core_micro(struct zr_core *c, struct zr_action *out, int32_t *n)
 
 /* ---- the end of a step ---- */
 
-/* Have as many micro-batches passed as were promised? Bracketed models are counted by their backward
- * brackets: a unit used twice per pass counts double, one that was left out counts less, so the largest count
- * decides. But when every unit had a multiple, the model ran more micro-batches than it said. Others are
+/* How many micro-batches the step has had, by the unit that shows most of them. A unit that has one bracket
+ * in a micro-batch counts them. A unit that has several may have had all of them in one micro-batch, or one
+ * in each: it counts for the fewest, unless no unit of one bracket was used. */
+static int32_t count_micro_batches(const struct zr_core *c, int32_t *unit)
+{
+    int32_t most = 0;
+    bool once = false;
+    for (int32_t i = 0; i < c->n_units; i++)
+        once |= units(c)[i].uses == 1 && units(c)[i].n_bwd > 0;
+    for (int32_t i = 0; i < c->n_units; i++) {
+        const struct unit *u = &units(c)[i];
+        int32_t n = once ? (int32_t)(((int64_t)u->n_bwd + u->uses - 1) / u->uses) : u->n_bwd;
+        if (n > most) {
+            most = n;
+            *unit = i;
+        }
+    }
+    return most;
+}
+
+/* Have as many micro-batches passed as were promised? A unit may be left out of some, so the unit that shows
+ * most decides. Brackets beyond those of a step were refused when they began. Models without brackets are
  * counted by zero_micro. */
 static int check_count(const struct zr_core *c, const char *call)
 {
-    int32_t most = 0, unit = -1;
-    for (int32_t i = 0; i < c->n_units; i++) {
-        const struct unit *u = &units(c)[i];
-        if (u->n_bwd > most) {
-            most = u->n_bwd;
-            unit = i;
-        }
-    }
-    if (most > 0 && most % c->accum)
-        return zr_fail(ZR_ERR_ORDER,
-                       "%s: unit %d has had %d backward passes since the last step; grad_accum_steps is %d",
-                       call, unit, most, c->accum);
-    if (most > 0 && c->n_overrun == c->n_used && (c->n_used > 1 || c->n_trainable == 1))
-        return zr_fail(ZR_ERR_ORDER,
-                       "%s: unit %d has had %d backward passes since the last step, and every other "
-                       "unit that had any at least twice the %d of grad_accum_steps, too: " ZR_OVERRUN_ADVICE,
-                       call, unit, most, c->accum);
+    int32_t unit = -1, most = count_micro_batches(c, &unit);
+    if (most > 0 && most < c->accum)
+        return zr_fail(
+            ZR_ERR_ORDER,
+            "%s: micro-batches are missing: unit %d has had %d backward passes since the last step; "
+            "its uses is %d and grad_accum_steps is %d",
+            call, unit, units(c)[unit].n_bwd, units(c)[unit].uses, c->accum);
     if (c->any_backward && c->unbracketed)
         return zr_fail(ZR_ERR_ORDER,
                        "%s: a backward bracket has ended since the last step, but zero_micro has ended a "
@@ -214,6 +211,13 @@ static int32_t last_in_place(const struct zr_core *c, const struct zr_action *ou
     return -1;
 }
 
+/* The unit's sum of this step has been reduced between groups, once. */
+static bool is_reduced_outer(const struct zr_core *c, const struct unit *u)
+{
+    return c->outer && !c->outer_each && u->n_contrib > 0 &&
+           (c->complete || u->n_bwd == zr_core_most_brackets(c, u));
+}
+
 /* Reduces what is left of the unit's gradient, into its first sum, if the step has the unit. */
 static void complete_grad(struct zr_core *c, int32_t unit, struct zr_action *out, int32_t *n)
 {
@@ -228,8 +232,8 @@ static void complete_grad(struct zr_core *c, int32_t unit, struct zr_action *out
         if (c->model_holds && !u->sum_in_place)
             c->last_reduced = unit;
     }
-    if (c->outer && !c->outer_each && !u->outer_done) {
-        reduce_outer(c, unit, out, n);
+    if (c->outer && !c->outer_each && !is_reduced_outer(c, u)) {
+        reduce_outer(unit, out, n);
     } else if (u->depth > 1) {
         struct zr_action *a = zr_core_emit(out, n, ZR_ACT_FOLD, unit, -1);
         a->sum = a->n_folds = u->depth - 1;
@@ -256,7 +260,7 @@ static void leave_out_again(struct zr_core *c, struct zr_action *out, int32_t *n
 /* Other groups gather the unit's sum as soon as it is reduced over groups. */
 static bool is_spread(const struct zr_core *c, const struct unit *u)
 {
-    return u->outer_done && !c->outer_gathers;
+    return is_reduced_outer(c, u) && !c->outer_gathers;
 }
 
 /* What was reduced in place will not be used. */
@@ -266,7 +270,7 @@ static void drop_sums(struct zr_core *c, struct zr_action *out, int32_t *n)
     for (int32_t i = 0; i < c->n_units; i++) {
         const struct unit *u = &units(c)[i];
         any |= is_spread(c, u);
-        if (!u->sum_in_place || u->n_contrib == 0 || u->pending) /* pending: set aside, and added to since */
+        if (!u->sum_in_place || u->n_contrib == 0)
             continue;
         any = true;
         if (u->n_bwd > 0 && c->model_holds)
@@ -283,10 +287,8 @@ static void forget_step(struct zr_core *c)
         struct unit *u = &units(c)[i];
         u->n_contrib = u->n_bwd = 0;
         u->depth = 0;
-        u->outer_done = u->aside = false;
     }
     c->n_micro = 0;
-    c->n_used = c->n_overrun = 0;
     c->any_backward = c->complete = c->unbracketed = false;
 }
 

@@ -38,10 +38,10 @@ static bool valid_unit(const struct zr_core *c, int32_t i)
                             (u->gslot >= 0 && u->gslot < c->n_gslots && gslots(c)[u->gslot].unit == i);
     /* Added to where it lies: the counter has no digits. */
     bool one_sum = u->sum_in_place || (c->outer && !c->outer_each);
-    return slot_is_its && grad_slot_is_its && u->n_contrib >= 0 && u->n_bwd >= 0 && u->uses >= 1 &&
+    return slot_is_its && grad_slot_is_its && u->n_contrib >= 0 && u->uses >= 1 && u->n_bwd >= 0 &&
+           u->n_bwd <= zr_core_most_brackets(c, u) && (!u->sum_in_place || u->n_contrib <= 1) &&
            u->depth <= c->n_sums && u->depth <= u->n_contrib && (!one_sum || u->depth == 0) &&
            (one_sum || !u->n_contrib || u->depth > 0) && (u->trainable || !u->n_contrib) &&
-           (!u->outer_done || (c->outer && !c->outer_each && u->n_contrib)) &&
            (!u->dirty || !c->model_holds || u->n_bwd);
 }
 
@@ -56,15 +56,13 @@ static bool valid_tree(const struct zr_core *c)
 
 static bool valid_counts(const struct zr_core *c)
 {
-    int32_t n_open = 0, n_open_bwd = 0, n_used = 0;
+    int32_t n_open = 0, n_open_bwd = 0;
     for (int32_t i = 0; i < c->n_units; i++) {
         const struct unit *u = &units(c)[i];
         n_open += n_holding(u) + u->open_weights;
         n_open_bwd += u->open_bwd + u->open_weights;
-        n_used += u->n_bwd > 0;
     }
-    return n_open == c->n_open && n_open_bwd == c->n_open_bwd && n_used == c->n_used &&
-           c->n_overrun <= c->n_used && c->n_used <= c->n_trainable && (!c->all || !n_open_bwd) &&
+    return n_open == c->n_open && n_open_bwd == c->n_open_bwd && (!c->all || !n_open_bwd) &&
            (!c->complete || !n_open_bwd) && c->n_micro >= 0 && c->n_micro < c->accum &&
            c->last_reduced >= -1 && c->last_reduced < c->n_units;
 }

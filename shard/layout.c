@@ -231,6 +231,24 @@ static int build_unit(struct zr_layout *l, int32_t u, const struct member *m, in
     return 0;
 }
 
+/* The tensors of a unit that say how often it is used say the same. */
+static int set_uses(struct zr_layout *l)
+{
+    for (int32_t i = 0; i < l->n_tensors; i++) {
+        const struct zr_tensor *t = &l->tensors[i];
+        for (int64_t u = t->unit; t->uses && u < t->unit + t->n_slices; u++) {
+            int32_t *uses = &l->units[u].uses;
+            if (*uses && *uses != t->uses)
+                return zr_fail(ZR_ERR_ARG,
+                               "tensors[%d] (%s): uses is %d, but another tensor of its unit %lld has %d; "
+                               "allowed: one number for all tensors of a unit, or 0",
+                               i, t->name, t->uses, (long long)u, *uses);
+            *uses = t->uses;
+        }
+    }
+    return 0;
+}
+
 /* Stacked tensors that must be contiguous get a region each, slices at their own stride. */
 static void place_in_place(struct zr_layout *l)
 {
@@ -277,6 +295,8 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
         seed = XXH64(cut, sizeof cut, seed);
     if (t->partial)
         seed = XXH64("partial", 7, seed);
+    if (t->uses)
+        seed = XXH64(&t->uses, sizeof t->uses, seed);
     if (t->pp_stage)
         seed = XXH64(&t->pp_stage, sizeof t->pp_stage, seed);
     if (t->tie != ZR_TIE_NONE)
@@ -390,6 +410,8 @@ int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int32_t inner, 
         err = count_units(l, &l->n_units);
     if (!err)
         err = build_units(l);
+    if (!err)
+        err = set_uses(l);
     if (err) {
         zr_layout_free(l);
         return err;

@@ -55,6 +55,8 @@ struct zr_tensor {
     int32_t group;
     enum zr_optimizer optimizer;
     int32_t n_states;
+    /* backward brackets of its unit in a micro-batch; 0: it does not say */
+    int32_t uses;
     /* the group's weight decay is not its */
     bool no_decay;
     /* elements of a slice that stay on one rank, counted from its first; 0 is 1 */
@@ -125,6 +127,8 @@ struct zr_unit {
     int64_t shard_bytes;
     /* fp32 elements of the gathered gradient: all trainable flats, padded; and of one inner slice of it */
     int64_t elems, inner_elems;
+    /* backward brackets in a micro-batch, as its tensors say; 0: none of them does */
+    int32_t uses;
 
     bool trainable, resident;
 };
@@ -164,7 +168,7 @@ struct zr_layout {
 };
 
 /* tensors is taken over: freed by zr_layout_free, or by this call when it fails. in_place and gaps: see
- * above. ZR_ERR_ARG for units that leave a gap; ZR_ERR_NOMEM. */
+ * above. ZR_ERR_ARG for units that leave a gap, or whose tensors disagree on uses; ZR_ERR_NOMEM. */
 int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int32_t inner, int32_t outer, bool in_place,
                    bool gaps, struct zr_layout **out);
 /* NULL is allowed. */

@@ -126,7 +126,7 @@ struct zr_options {
     /* of gradients between ranks; 0: the tensor's own */
     enum zr_dtype wire_dtype;
 
-    /* Calls of one micro-batch; n_order 0: each unit forward, then each backward in reverse. Brackets are
+    /* Calls of one micro-batch; n_order 0: those of zr_plan_assume_order. Brackets are
      * balanced and units >= 0; that they exist is for the layout to check. The memory belongs to whoever made
      * these options and is valid until the call they were made for returns: copy what is kept. */
     const struct zr_call *order;

@@ -302,9 +302,52 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
         p->bytes[ZR_MEM_MOMENTS] += p->state_elems[s] * (int64_t)sizeof(float);
 }
 
+/* More calls than this make no order. */
+#define MOST_ASSUMED (1 << 28)
+
+int zr_plan_assume_order(const struct zr_layout *l, struct zr_call **out, int32_t *n_out)
+{
+    int64_t all = 0;
+    for (int32_t u = 0; u < l->n_units; u++)
+        all += 2 + 2 * zr_max(l->units[u].uses, 1);
+    if (all > MOST_ASSUMED)
+        return zr_fail(ZR_ERR_ARG, "by uses the %d units have %lld calls in a micro-batch; allowed: %d",
+                       l->n_units, (long long)all, MOST_ASSUMED);
+    struct zr_call *order = malloc((size_t)all * sizeof *order);
+    int32_t n = 0;
+    if (!order)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for an order of %lld calls", (long long)all);
+    for (int32_t u = 0; u < l->n_units; u++)
+        for (int end = 0; end < 2; end++)
+            order[n++] = (struct zr_call){.unit = u, .is_end = (uint8_t)end};
+    for (int32_t u = l->n_units; u-- > 0;)
+        for (int64_t k = 0; k < 2 * zr_max(l->units[u].uses, 1); k++)
+            order[n++] = (struct zr_call){.unit = u, .backward = 1, .is_end = k & 1};
+    *out = order;
+    *n_out = n;
+    return 0;
+}
+
+/* A declared order has `brackets` backward brackets of the unit in a micro-batch; its tensors may say so,
+ * too. */
+static int check_uses(const struct zr_layout *l, int32_t unit, int32_t brackets)
+{
+    int32_t t = 0;
+    if (!l->units[unit].uses || l->units[unit].uses == zr_max(brackets, 1))
+        return 0;
+    while (!l->tensors[t].uses || unit < l->tensors[t].unit ||
+           unit >= l->tensors[t].unit + l->tensors[t].n_slices)
+        t++;
+    return zr_fail(
+        ZR_ERR_ARG,
+        "tensors[%d] (%s): uses is %d, but cfg.memory.order has %d backward brackets of its unit %d; "
+        "allowed: as many as there, or 0",
+        t, l->tensors[t].name, l->tensors[t].uses, brackets, unit);
+}
+
 /* A sum can lie in its gradient if that is f32, this rank keeps all of it, and a step adds nothing more to
- * it, as far as the order tells. Over a narrower wire the gradient is narrowed where it lies. any_again:
- * whether the order has a unit with more than one contribution in a micro-batch. */
+ * it. Over a narrower wire the gradient is narrowed where it lies. any_again: whether the order has a unit
+ * with more than one contribution in a micro-batch. */
 static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct zr_core_unit_spec *units,
                        bool *any_again)
 {
@@ -312,6 +355,7 @@ static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct z
     bool whole = zr_level_of(p->place.state) == ZR_LEVEL_ALL;
     bool narrowed = p->world > 1 && opt->wire_dtype && opt->wire_dtype != ZR_F32;
     bool once = opt->grad_accum_steps == 1 || !s->reduce_each;
+    int err = 0;
     int32_t *uses = calloc((size_t)s->n_units, sizeof *uses);
     *any_again = false;
     if (!uses)
@@ -332,8 +376,10 @@ static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct z
     }
     for (int32_t u = 0; u < s->n_units; u++)
         units[u].sum_in_place = p->sum_in_place[u];
+    for (int32_t u = 0; !err && zr_order_declared(opt) && u < s->n_units; u++)
+        err = units[u].trainable ? check_uses(p->layout, u, uses[u] / n_micro) : 0;
     free(uses);
-    return 0;
+    return err;
 }
 
 /* again: the order has a unit with more than one contribution in a micro-batch. */
@@ -349,17 +395,41 @@ static void choose_hops(struct zr_plan *p, const struct zr_options *opt, bool ag
     s->n_partial_slots = p->n_partial_slots;
 }
 
+/* The program's order, or the one that is assumed, into the spec. */
+static int take_order(struct zr_plan *p, const struct zr_options *opt)
+{
+    struct zr_core_spec *s = &p->spec;
+    struct zr_call *order;
+    int32_t n_units = p->layout->n_units;
+    if (!opt->n_order) {
+        int err = zr_plan_assume_order(p->layout, &order, &s->n_order);
+        if (!err)
+            s->order = order;
+        return err;
+    }
+    for (int32_t i = 0; i < opt->n_order; i++)
+        if (opt->order[i].unit >= n_units)
+            return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, opt->order[i].unit,
+                           n_units - 1);
+    s->order = order = malloc((size_t)opt->n_order * sizeof *order);
+    if (!order)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for an order of %d calls", opt->n_order);
+    memcpy(order, opt->order, (size_t)opt->n_order * sizeof *order);
+    s->n_order = opt->n_order;
+    return 0;
+}
+
 static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
 {
     const struct zr_layout *l = p->layout;
     struct zr_core_spec *s = &p->spec;
     struct zr_core_unit_spec *units = calloc((size_t)l->n_units, sizeof *units);
-    int32_t n_order = opt->n_order ? opt->n_order : l->n_units * 4;
-    struct zr_call *order = malloc((size_t)n_order * sizeof *order);
     s->units = units;
-    s->order = order;
-    if (!units || !order)
+    if (!units)
         return zr_fail(ZR_ERR_NOMEM, "no memory for a plan of %d units", l->n_units);
+    int err = take_order(p, opt);
+    if (err)
+        return err;
     for (int32_t u = 0; u < l->n_units; u++) {
         units[u] = (struct zr_core_unit_spec){.param_bytes = l->units[u].param_bytes,
                                               .grad_bytes = l->units[u].grad_bytes,
@@ -367,20 +437,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
                                                           l->units[u].resident,
                                               .trainable = l->units[u].trainable};
     }
-    if (opt->n_order)
-        memcpy(order, opt->order, (size_t)n_order * sizeof *order);
-    for (int32_t i = 0; i < n_order; i++) {
-        if (!opt->n_order) {
-            bool backward = i >= l->n_units * 2;
-            int32_t u = (backward ? n_order - 1 - i : i) / 2;
-            order[i] = (struct zr_call){.unit = u, .backward = backward, .is_end = i & 1};
-        } else if (order[i].unit >= l->n_units) {
-            return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, order[i].unit,
-                           l->n_units - 1);
-        }
-    }
     s->n_units = l->n_units;
-    s->n_order = n_order;
     s->order_of_step = opt->order_of_step;
     s->in_stages = opt->pipe_bytes > 0;
     s->prefetch = opt->prefetch;
@@ -396,7 +453,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     bool tree = opt->deterministic && opt->grad_accum_steps > 1;
     s->n_sums = p->n_sums = tree ? counter_depth(opt->grad_accum_steps) : 1;
     bool again;
-    int err = choose_sums(p, opt, units, &again);
+    err = choose_sums(p, opt, units, &again);
     if (err)
         return err;
     choose_hops(p, opt, again);

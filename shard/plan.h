@@ -108,8 +108,7 @@ struct zr_plan {
     int32_t n_grad_slots;
     struct zr_slot_place *grad_slots;
     /* The sums of a step's gradients, fp32. Of some units they lie in the gradients themselves: where
-     * one rank keeps all of them, if they are f32 and a step has one contribution to them.
-     */
+     * one rank keeps all of them, if they are f32 and a step has one contribution to them. */
     /* (n_units) */
     bool *sum_in_place;
     /* (n_flats) of the others: element of a sums array; else -1 */
@@ -183,6 +182,11 @@ struct zr_plan {
 int zr_plan_make(const struct zr_layout *layout, const struct zr_options *opt, struct zr_plan **out);
 /* NULL is allowed. */
 void zr_plan_free(struct zr_plan *p);
+
+/* The calls of a micro-batch where the program declares none: each unit forward, then each backward in
+ * reverse, with as many backward brackets in a row as its tensors say. The caller frees *out. ZR_ERR_ARG for
+ * too many calls; ZR_ERR_NOMEM. */
+int zr_plan_assume_order(const struct zr_layout *l, struct zr_call **out, int32_t *n);
 
 /* Byte offsets in the gather arena (params) and the reduce arena (gradients): of a flat's full region, given
  * its slot or -1 for the resident place, and of a rank's inner slice. */

@@ -151,7 +151,7 @@ static int fail_tensor(struct zero_ctx *z, int32_t i, int32_t r, int32_t first)
     return err ? err
                : zr_fail(ZR_ERR_MISMATCH,
                          "tensors[%d] (%s on rank %d): rank %d and rank %d differ in its name, shape, dtype, "
-                         "tp_cut, tp_blocks, tp_size, unit, pp_stage, flags, group, "
+                         "tp_cut, tp_blocks, tp_size, unit, pp_stage, uses, flags, group, "
                          "granule or whether it has a gradient",
                          i, name, r, r, first);
 }

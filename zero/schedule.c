@@ -169,18 +169,6 @@ static int read_row(const struct zr_config *c, struct zr_schedule *s, struct zr_
     return err;
 }
 
-/* Of one micro-batch, where the program declares none: each unit forward, then each backward. */
-static struct zr_call *default_order(int32_t n_units)
-{
-    struct zr_call *order = calloc((size_t)n_units * 4, sizeof *order);
-    for (int32_t i = 0; order && i < 4 * n_units; i++) {
-        bool backward = i >= 2 * n_units;
-        order[i] = (struct zr_call){
-            .unit = (backward ? 4 * n_units - 1 - i : i) / 2, .backward = backward, .is_end = i & 1};
-    }
-    return order;
-}
-
 /* As a backward's action makes the call, if it does. Of one that is apart: a whole backward bracket is one of
  * inputs, and one of weights; forward brackets inside it are made with the inputs. */
 static bool call_in(enum zr_pipe_kind kind, struct zr_call *call)
@@ -214,20 +202,25 @@ static void add_calls(struct zr_schedule *s, const struct zr_call *calls, int64_
 /* The micro-batch's calls up to the first of backward are those of a forward action, but for what opens there
  * and is open in it, as forward brackets inside backward ones are; the others, those of a backward action.
  * The row puts them in the order of the step. */
-static int make_order(struct zr_config *c, int32_t n_units, struct zr_schedule *s)
+static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_schedule *s)
 {
     struct zr_options *o = &c->options;
     bool assumed = o->n_order == 0;
-    struct zr_call *own = assumed ? default_order(n_units) : NULL;
+    struct zr_call *own = NULL;
+    int32_t n_own = 0;
+    int err = assumed ? zr_plan_assume_order(l, &own, &n_own) : 0;
+    if (err)
+        return err;
     const struct zr_call *micro = assumed ? own : o->order;
-    int64_t n = o->n_order ? o->n_order : 4 * (int64_t)n_units, forward = 0,
+    int64_t n = assumed ? n_own : o->n_order, forward = 0,
             all = 2 * n * s->walk.n_micro; /* at most: backwards may be apart */
     if (all > MOST_CALLS)
         all = 0; /* units are then gathered as they are asked for, until calls are seen to repeat */
     for (int32_t i = 0; i < o->n_order; i++)
-        if (micro[i].unit >= n_units)
-            return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, micro[i].unit, n_units - 1);
-    s->order = micro ? malloc((size_t)(all + 1) * sizeof *s->order) : NULL;
+        if (micro[i].unit >= l->n_units)
+            return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, micro[i].unit,
+                           l->n_units - 1);
+    s->order = malloc((size_t)(all + 1) * sizeof *s->order);
     if (!s->order) {
         free(own);
         return zr_fail(ZR_ERR_NOMEM, "no memory for the calls of %d micro-batches", s->walk.n_micro);
@@ -320,7 +313,7 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
             "gradients of weights before the last stage can, of which they begin with; allowed: one in "
             "which ranks do not wait for each other so");
     if (!err)
-        err = make_order(c, l->n_units, s);
+        err = make_order(c, l, s);
     if (err)
         return err;
     s->room.activation_bytes = c->user.pipeline.activation_bytes;

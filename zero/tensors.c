@@ -13,6 +13,7 @@
  * int64_t, and no table over units needs offsets of more than 32 bits. */
 #define MOST_ELEMS  (INT64_C(1) << 48)
 #define MOST_LAYERS (1 << 24)
+#define MOST_USES   1000
 
 static int bad(const struct zero_tensor *t, int32_t i, const char *what)
 {
@@ -102,6 +103,8 @@ static int check_buffer(const struct zero_tensor *t, int32_t i)
         return bad(t, i, "granule is set, but a ZERO_BUFFER is not cut; allowed: 0");
     if (t->tp_cut != 0)
         return bad(t, i, "tp_cut is set, but a ZERO_BUFFER is not cut; allowed: 0");
+    if (t->uses != 0)
+        return bad(t, i, "uses is set, but a ZERO_BUFFER belongs to no unit; allowed: 0");
     return 0;
 }
 
@@ -166,6 +169,9 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
         return err;
     if (t->unit < 0 && !buffer)
         return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): unit is %d; allowed: 0 and more", i, t->name, t->unit);
+    if (t->uses < 0 || t->uses > MOST_USES)
+        return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): uses is %d; allowed: 0..%d", i, t->name, t->uses,
+                       MOST_USES);
     int64_t n = count_elems(t, i);
     if (n < 0)
         return ZR_ERR_ARG;
@@ -193,6 +199,7 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                                                     : 1,
                               .unit = buffer ? 0 : t->unit,
                               .pp_stage = t->pp_stage,
+                              .uses = t->uses,
                               .buffer = buffer,
                               .stacked = stacked,
                               .group = t->group,

@@ -203,18 +203,17 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  *
  * A step updates the units that had a backward bracket; the log names the others once. At stages 0 and
  * 1 a program may do without brackets, in all steps; with several pipeline stages it may not. The
- * guide says when *grad is NULL there, and what several backward brackets of a unit in one micro-batch
- * cost.
+ * guide says when *grad is NULL there. A unit has one backward bracket in a micro-batch, unless
+ * zero_tensor.uses or cfg.memory.order declares more.
  *
  * Collective.
  * Blocks  host: zero_begin, until the parameters have arrived. At stages 0 and 1 the zero_end that closes
  *         the micro-batch's last backward bracket, until gradients are reduced
  * GPU     both enqueue on cfg.stream
  * Errors: ARG     no such unit or phase
- *         ORDER   open already, or not open; backward after zero_norm; no values yet; or the program set
- *                 *param or *grad
- *         BUDGET  open brackets hold every slot that is large enough
- *         NOMEM   no memory for a contribution that was not declared; the context fails */
+ *         ORDER   open already, or not open; backward after zero_norm; no values yet; the program set *param or
+ *                 *grad; or more than uses * cfg.grad_accum_steps backward brackets of the unit in a step
+ *         BUDGET  open brackets hold every slot that is large enough */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 
@@ -236,7 +235,7 @@ ZERO_API int zero_micro(zero_ctx *z);
  * whose gradients were zero.
  *
  * Collective; lr must be equal on all ranks.
- * Errors: ORDER     a bracket is open, or micro-batches are missing or too many (the message names the unit);
+ * Errors: ORDER     a bracket is open, or micro-batches are missing (the message names the unit);
  *                   or a unit without a bracket has a gradient that is not zero
  *         ARG       lr is not finite
  *         MISMATCH  ranks made different calls; the context fails, here or in a later call

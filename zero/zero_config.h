@@ -145,6 +145,9 @@ struct zero_tensor {
     int64_t tp_size;
     /* Pipeline stage on this rank, 0 to stages_per_rank - 1. All tensors of a unit have the same. */
     int32_t pp_stage;
+    /* Most backward brackets of the unit in a micro-batch, 0 to 1000. 0: 1. One tensor of the unit says it, or
+     * all that say it agree. With cfg.memory.order, its brackets count, and uses is 0 or agrees. */
+    int32_t uses;
 };
 
 /* One zero_begin or zero_end of a micro-batch, for cfg.memory.order. */
@@ -322,10 +325,10 @@ struct zero_config {
          * (PyTorch's no_sync). At stages 2 and 3 gradients then stay whole until the last micro-batch.
          * Excludes deterministic. Default 0: every micro-batch is reduced, and added up in fp32. */
         int32_t grad_in_place;
-        /* The n_order calls of one micro-batch; copied. A hint that sizes slots and makes the first step's
-         * gathers right; later steps follow the order that was seen. With several pipeline stages on a rank:
-         * all forward calls, stage by stage, then all backward calls. Default NULL: each unit forward, then
-         * each backward in reverse. */
+        /* The n_order calls of one micro-batch; copied. They size slots, make the first step's gathers right, and
+         * declare how many backward brackets each unit has (zero_tensor.uses). Later steps follow the order that
+         * was seen. With several pipeline stages on a rank: all forward calls, stage by stage, then all backward
+         * calls. Default NULL: each unit forward, then each backward in reverse, as often as uses says. */
         int32_t n_order;
         const struct zero_call *order;
     } memory;

@@ -121,7 +121,7 @@ static int compare_sum(struct zr_engine *e, int32_t piece)
 /* Nothing of the library's changes it until its UPDATE. */
 static bool is_the_sum(const struct zr_engine *e, int32_t unit)
 {
-    return e->plan->sum_in_place[unit] && e->world == 1 && !e->aside[unit];
+    return e->plan->sum_in_place[unit] && e->world == 1;
 }
 
 void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced)

@@ -297,7 +297,6 @@ static void close_device_side(struct zr_engine *e)
     zr_engine_all_close(e);
     for (int32_t i = 0; i < e->ev.n; i++)
         d->event_close(e->ev.all[i]);
-    zr_aside_close(e);
     if (e->master)
         d->free(e->dev, e->master, e->master_bytes);
     if (e->pipe_base && e->pp == 1)

@@ -16,7 +16,7 @@
  *   gather_outer_tail outer   -> reduce   every such gather of the old parameters is done
  * And where gradients are reduced between groups too, on a stream of its own (struct zr_core_spec, outer):
  *   partial_full[place] reduce       -> reduce outer   the sum over a group is there
- *   partial_free[place] reduce outer -> reduce         every group has read it, or it was set aside
+ *   partial_free[place] reduce outer -> reduce         every group has read it, or it was dropped
  *   updated[unit]       reduce       -> reduce outer   the optimizer has read the unit's sum
  *   reduce_outer_tail   reduce outer -> reduce         every sum of the world is there
  *

@@ -43,7 +43,7 @@ static struct zr_reduce_seg inner_seg(const struct zr_engine *e, const struct zr
                                   .accumulate = a->accumulate && !e->plan->sum_in_place[a->unit]};
 }
 
-/* Out of a partial slot, or in place: then what the action adds was set aside. */
+/* Out of a partial slot, or in place. */
 static struct zr_reduce_seg outer_seg(const struct zr_engine *e, const struct zr_flat *f,
                                       const struct zr_action *a)
 {
@@ -51,7 +51,7 @@ static struct zr_reduce_seg outer_seg(const struct zr_engine *e, const struct zr
                                   .dst = zr_plan_sum(e->plan, f, e->at, a->sum),
                                   .cut = group_sum_cut(e, f),
                                   .dtype = ZR_F32,
-                                  .accumulate = a->accumulate && a->partial >= 0};
+                                  .accumulate = a->accumulate};
 }
 
 /* In place: the gradient is consumed by this reduce anyway. */

@@ -229,9 +229,6 @@ struct zr_engine {
     /* (world, ZR_EXCHANGE_BYTES) behind it: what an exchange brought */
     char *words;
     int64_t master_bytes;
-    /* (n_units) of engine_aside.c: NULL but where a sum was set aside, from the model's thread by the
-     * job that does it */
-    float **aside;
     /* (n_tensors) of compare_tp.c, written by a step's NORM */
     struct zr_tp_gradient *tp_gradient;
     /* (n_units) of compare_tp.c, for the same job: the step leaves the unit out */
@@ -443,14 +440,6 @@ int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot);
  * every rank has its inner slice (engine_restore.c). */
 int zr_engine_gather_inner(struct zr_engine *e);
 int zr_engine_gather_residents(struct zr_engine *e);
-
-/* A further contribution, in one step, to a gradient that is summed in place (engine_aside.c). make: memory
- * for what is to be set aside, when the unit needs some for the first time; model's thread. issue: sets it
- * aside; add: adds it to the sum again; jobs. */
-int zr_aside_make(struct zr_engine *e, int32_t unit);
-int zr_aside_issue(struct zr_engine *e, int32_t unit, const struct zr_tag *tag);
-int zr_aside_add(struct zr_engine *e, int32_t unit);
-void zr_aside_close(struct zr_engine *e);
 
 /* engine_snapshot.c: for zr_engine_open and zr_engine_close; the job of a snapshot. */
 int zr_snapshot_listener_open(struct zr_snapshot_listener **out);

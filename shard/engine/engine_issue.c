@@ -95,8 +95,6 @@ static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
                             job->step, false));
     ZR_TRY(zr_hop_reduce(e, &inner, job));
-    if (in_place && a->accumulate)
-        ZR_TRY(zr_aside_add(e, a->unit));
     if (in_place)
         ZR_TRY(zr_hop_gather_sums(e, &inner, inner.stream, job));
     else
@@ -119,8 +117,6 @@ static int issue_reduce_outer(struct zr_engine *e, const struct zr_job *job)
     ZR_TRY(zr_timeline_mark(e->timeline, outer.stream, ZR_TRACK_REDUCE_OUTER, ZR_SPAN_REDUCE_OUTER, a->unit,
                             job->step, false));
     ZR_TRY(zr_hop_reduce(e, &outer, job));
-    if (a->partial < 0 && a->accumulate)
-        ZR_TRY(zr_aside_add(e, a->unit));
     if (a->partial < 0)
         ZR_TRY(zr_hop_gather_sums(e, &outer, outer.stream, job));
     ZR_TRY(d->event_record(e->ev.partial_free[zr_partial_place(a)], outer.stream));
@@ -153,10 +149,6 @@ static int issue_job(struct zr_engine *e, const struct zr_job *job)
         return issue_gather(e, job);
     case ZR_ACT_GATHER_OUTER:
         return issue_gather_outer(e, job);
-    case ZR_ACT_SET_ASIDE: {
-        struct zr_tag tag = zr_job_tag(job);
-        return zr_aside_issue(e, job->action.unit, &tag);
-    }
     case ZR_ACT_DROP_SUMS:
         return issue_drop_sums(e, job);
     case ZR_ACT_REDUCE:

@@ -19,8 +19,7 @@ static bool uses_grad(const struct zr_engine *e, const struct zr_action *a)
 {
     if (a->unit < 0)
         return false;
-    return e->plan->sum_in_place[a->unit] ? a->kind == ZR_ACT_UPDATE || a->kind == ZR_ACT_SET_ASIDE
-                                          : a->kind == ZR_ACT_REDUCE;
+    return a->kind == (e->plan->sum_in_place[a->unit] ? ZR_ACT_UPDATE : ZR_ACT_REDUCE);
 }
 
 void zr_model_push(struct zr_engine *e, const struct zr_action *a)
@@ -272,14 +271,6 @@ static int reduce_grad(struct zr_engine *e, const struct zr_action *a)
     return err;
 }
 
-static int set_aside(struct zr_engine *e, const struct zr_action *a)
-{
-    int err = zr_aside_make(e, a->unit);
-    if (!err)
-        zr_model_push(e, a);
-    return err;
-}
-
 static int drop_sums(struct zr_engine *e, const struct zr_action *a)
 {
     zr_model_push(e, a);
@@ -308,8 +299,6 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         return return_grads(e, a->unit);
     case ZR_ACT_REDUCE:
         return reduce_grad(e, a);
-    case ZR_ACT_SET_ASIDE:
-        return set_aside(e, a);
     case ZR_ACT_DROP_SUMS:
         return drop_sums(e, a);
     default:

@@ -101,9 +101,9 @@ int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag 
     if (e->control_base == e->reduce_base || role == ZR_ROLE_CONTROL)
         return zr_role_exchange(e, role, e->plan->exchange_at, ZR_EXCHANGE_BYTES, tag);
     /* The arena of gradients has no room for words then: one of the norm's, which is made anew before it is
-     * used. The norm of the step before is not read any more, though that is on the reduce stream: each job
-     * that has a barrier (SET_ASIDE, DROP_SUMS) comes behind a REDUCE_OUTER of its own step, which waits for
-     * a REDUCE there, or behind a norm for which the host has waited. */
+     * used. The norm of the step before is not read any more, though that is on the reduce stream: a job
+     * that has a barrier (DROP_SUMS) comes behind a REDUCE_OUTER of its own step, which waits for a REDUCE
+     * there, or behind a norm for which the host has waited. */
     const struct zr_tag marked = mark(e, role, ZR_OP_AGREE, sizeof(uint64_t), tag);
     return r->comm->ops->agree(r->comm, r->stream, e->plan->norm_at, 0, 1, &marked);
 }

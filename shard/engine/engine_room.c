@@ -9,9 +9,9 @@
 #include "shard/engine/engine_issue.h"
 
 /* Of any job: waits, stamps, collectives, and what the norm has besides its squares. Of a flat: narrowed,
- * reduced, added to what was set aside, and gathered (a communicator of one rank moves each by itself), and
- * folds. Of a piece's update by optim.update: the gradient scaled, the call, the weights rounded. */
-enum { OPS_OF_JOB = 16, OPS_OF_FLAT = 4, OPS_OF_USER_UPDATE = 3 };
+ * reduced and gathered (a communicator of one rank moves each by itself), and folds. Of a piece's update by
+ * optim.update: the gradient scaled, the call, the weights rounded. */
+enum { OPS_OF_JOB = 16, OPS_OF_FLAT = 3, OPS_OF_USER_UPDATE = 3 };
 
 static int count_piece(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {

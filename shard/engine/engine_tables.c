@@ -102,7 +102,6 @@ static int list_tables(struct zr_engine *e, struct table *t)
         {&m->unit_t, units, sizeof *m->unit_t},
         {&m->updating, units, sizeof *m->updating},
         {&m->stray, units, sizeof *m->stray},
-        {&e->aside, units, sizeof *e->aside},
         {&e->tp_gradient, tensors, sizeof *e->tp_gradient},
         {&e->tp_left_out, units, sizeof *e->tp_left_out},
         {&e->i.gather_segs, flats, sizeof *e->i.gather_segs},

@@ -122,7 +122,7 @@ static void issue_twice(struct zr_engine *e, struct zr_job job)
 {
     struct zr_action *a = &job.action;
     zr_engine_issue(e, &job);
-    /* In place, what is added between groups is what was set aside. */
+    /* A sum in place between groups is never added to. */
     if (a->kind == ZR_ACT_REDUCE || (a->kind == ZR_ACT_REDUCE_OUTER && a->partial >= 0))
         a->accumulate = true;
     zr_engine_issue(e, &job);

@@ -221,7 +221,7 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
 static bool is_refusal(const struct zr_verify_rank *r, const struct zr_script_op *op, int err)
 {
     const struct zr_verify_case *c = r->v->c;
-    bool uneven = c->skipped || c->repeats || c->pattern == ZR_USE_TWICE;
+    bool uneven = c->skipped || c->repeats;
     bool room = c->declared && !c->changes && !c->skipped; /* each bracket of a declared order has a slot */
     bool core = (err == ZR_ERR_BUDGET && op->kind == ZR_DO_BEGIN && !room) ||
                 (err == ZR_ERR_ORDER && (op->kind == ZR_DO_STEP || op->kind == ZR_DO_NORM) && uneven) ||

@@ -102,17 +102,20 @@ void zr_write_forward(struct zr_writing *w, const int32_t *list, int32_t n)
         use(w, list[0], false);
         end(w, list[0], false);
     }
-    if ((p == ZR_USE_TIED || p == ZR_USE_TWICE) && n > 1)
+    if (p == ZR_USE_TIED && n > 1)
         whole_as(w, list[0], false, true);
+    if (p == ZR_USE_TWICE && w->n_units > 1)
+        whole_as(w, w->twice, false, true);
 }
 
-/* The order that is declared has two backward brackets of each unit; later steps have the second now and
- * then. Where none is declared, two of each would be one micro-batch too many. */
-static bool repeats(const struct zr_writing *w)
+/* The order that is declared has two backward brackets of each unit in it; later steps have the second now
+ * and then. */
+static bool repeats(struct zr_writing *w, int32_t unit)
 {
     bool may = w->c->repeats && w->c->declared && w->c->pattern == ZR_USE_PLAIN;
     bool first = w->step == 0 && !w->dropped;
-    return may && (first || zr_verify_chance(w->random, w->c->repeats));
+    w->repeated[unit] |= may && w->declaring;
+    return w->repeated[unit] && (first || zr_verify_chance(w->random, w->c->repeats));
 }
 
 void zr_write_backward(struct zr_writing *w, const int32_t *list, int32_t n)
@@ -124,8 +127,8 @@ void zr_write_backward(struct zr_writing *w, const int32_t *list, int32_t n)
         if (p == ZR_USE_TIED)
             use_as(w, list[0], true, true);
     }
-    if (p == ZR_USE_TWICE && n > 1)
-        whole_as(w, list[0], true, true);
+    if (p == ZR_USE_TWICE && w->n_units > 1)
+        whole_as(w, w->twice, true, true);
     for (int32_t i = n - 1; i >= held; i--) {
         if (p == ZR_USE_RECOMPUTE) {
             begin(w, list[i], true);
@@ -139,7 +142,7 @@ void zr_write_backward(struct zr_writing *w, const int32_t *list, int32_t n)
             use(w, list[i], true);
         } else {
             whole(w, list[i], true);
-            if (repeats(w))
+            if (repeats(w, list[i]))
                 whole(w, list[i], true);
         }
     }
@@ -195,9 +198,11 @@ static void micro_batch(struct zr_writing *w, int micro, bool cut)
     /* The first is never left out: the longest count of backward passes tells how many micro-batches there
      * were. A unit without backward brackets cannot be left out either: its gradient is reduced all the same,
      * with what is in it. */
-    for (int32_t i = 0; i < w->n_units; i++)
-        if (i == 0 || !zr_verify_chance(w->random, w->c->skipped))
+    for (int32_t i = 0; i < w->n_units; i++) {
+        bool used_twice = w->c->pattern == ZR_USE_TWICE && w->all[i] == w->twice;
+        if (i == 0 || !zr_verify_chance(w->random, w->c->skipped) || used_twice)
             list[n++] = w->all[i];
+    }
     zr_write_zero(w, 1, micro);
     zr_write_forward(w, list, n);
     if (micro == 0 && !w->dropped)
@@ -303,9 +308,11 @@ static void train(struct zr_writing *w)
 {
     for (int a = 0; a < w->c->accum; a++) {
         int32_t at = w->s->n;
+        w->declaring = w->step == 0 && a == 0 && w->c->declared;
         micro_batch(w, a, false);
-        if (w->step == 0 && a == 0 && w->c->declared)
+        if (w->declaring)
             declare(w->s, at, 1);
+        w->declaring = false;
         if (a + 1 < w->c->accum && (w->needs_micro || zr_verify_chance(w->random, 30)))
             zr_write_call(w, ZR_DO_MICRO);
     }
@@ -345,6 +352,7 @@ static void choose_units(struct zr_writing *w)
     const struct zr_verify_case *c = w->c;
     w->s->unbracketed = zr_verify_model_holds(c) && zr_verify_chance(w->random, c->unbracketed);
     w->needs_micro = w->s->unbracketed;
+    w->twice = zr_verify_used_twice(c, w->n_units);
     for (int32_t u = 0; u < w->n_units; u++) {
         w->all[u] = c->reversed ? w->n_units - 1 - u : u;
         w->no_forward[u] = zr_verify_model_holds(c) && zr_verify_chance(w->random, c->unbracketed);
@@ -359,8 +367,9 @@ static void open_writing(struct zr_writing *w)
     w->list = malloc(n_units * sizeof *w->list);
     w->no_forward = calloc(n_units, 1);
     w->no_backward = calloc(n_units, 1);
+    w->repeated = calloc(n_units, 1);
     w->s->n_contrib = calloc((size_t)w->c->n_steps * n_units, sizeof *w->s->n_contrib);
-    if (!w->all || !w->list || !w->no_forward || !w->no_backward || !w->s->n_contrib)
+    if (!w->all || !w->list || !w->no_forward || !w->no_backward || !w->repeated || !w->s->n_contrib)
         abort();
 }
 
@@ -370,6 +379,7 @@ static void close_writing(struct zr_writing *w)
     free(w->list);
     free(w->no_forward);
     free(w->no_backward);
+    free(w->repeated);
 }
 
 int zr_script_make(const struct zr_verify_case *c, const struct zr_verify_stage *stage, struct zr_script *out)

@@ -146,14 +146,6 @@ static void trace_reduce_outer(struct tracing *t, const struct zr_action *a)
     job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FREE, zr_partial_place(a)));
 }
 
-static void trace_set_aside(struct tracing *t, const struct zr_action *a, int32_t number)
-{
-    if (t->plan->spec.outer) /* the sum of a group, not the gradient */
-        job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FREE, a->unit));
-    else
-        trace_grad_free(t, a, number);
-}
-
 static void trace_norm(struct tracing *t, int32_t number)
 {
     job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
@@ -191,9 +183,6 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
         break;
     case ZR_ACT_REDUCE_OUTER:
         trace_reduce_outer(t, a);
-        break;
-    case ZR_ACT_SET_ASIDE:
-        trace_set_aside(t, a, number);
         break;
     case ZR_ACT_NORM:
         trace_norm(t, number);

@@ -70,6 +70,11 @@ static void place_on_parts(const struct zr_verify_case *c, uint64_t *s, bool par
     t->partial = !t->cut && partial;
 }
 
+int32_t zr_verify_used_twice(const struct zr_verify_case *c, int32_t n_units)
+{
+    return c->pattern != ZR_USE_TWICE ? -1 : c->reversed ? n_units - 1 : 0;
+}
+
 /* What a rank's tensors are put into. */
 struct table {
     const struct zr_verify_case *c;
@@ -131,6 +136,9 @@ static int add_stage(struct table *to, int32_t stage, int32_t own, int32_t first
             bool often =
                 c->pattern == ZR_USE_TIED || (c->unbracketed && (c->pattern == ZR_USE_TWICE || c->skipped));
             x->overwrite = c->overwrite && !often && zr_verify_chance(&s, 50);
+            /* An order declares it otherwise. */
+            if (u >= 0 && !c->declared && u == zr_verify_used_twice(c, n_units))
+                x->uses = 2;
             x->resident = (c->resident && zr_verify_chance(&s, 30)) ||
                           (speed && speed->units && speed->units[zr_max(u, 0)].resident);
             x->granule = zr_min(c->granule, x->n_elems / x->n_slices);

@@ -124,7 +124,9 @@ struct zr_verify_stage {
 int zr_verify_layout(const struct zr_verify_case *c, int32_t at, const struct zr_verify_speed *speed,
                      struct zr_layout **out);
 
-/* verify_tensors.c: freed by the layout they go into. */
+/* verify_tensors.c: the unit that ZR_USE_TWICE uses twice; else -1. */
+int32_t zr_verify_used_twice(const struct zr_verify_case *c, int32_t n_units);
+/* Freed by the layout they go into. */
 int zr_script_tensors(const struct zr_verify_case *c, int32_t at, const struct zr_verify_speed *speed,
                       struct zr_tensor **out, int32_t *n);
 /* verify_script.c: the stage's layout and rows are there. */

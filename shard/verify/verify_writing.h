@@ -14,6 +14,10 @@ struct zr_writing {
     int32_t *all, *list;
     /* (n_units) that the model does not bracket */
     bool *no_forward, *no_backward;
+    /* ZR_USE_TWICE: the unit with two backward brackets in every micro-batch */
+    int32_t twice;
+    /* (n_units) which have two in the order that is declared, of repeats; it is being written */
+    bool *repeated, declaring;
     /* brackets do not tell where a micro-batch ends */
     bool needs_micro;
     /* of calls that all stages make together, and of all else; with one stage they are one */

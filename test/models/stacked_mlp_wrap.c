@@ -137,6 +137,7 @@ int mlp_zero_tensors(struct mlp *m, const struct mlp_options *o, struct zero_ten
     };
 #undef TENSOR
     memcpy(t, table, sizeof table);
+    t[0].uses = o->tie == MLP_TIE_SEPARATE ? 2 : 0;
     m->store_headb = o->overwrite;
     if (o->frozen_wpe) {
         t[1].grad = NULL;

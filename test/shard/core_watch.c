@@ -168,36 +168,34 @@ static bool grad_fits(const struct watch *w, int32_t u)
     return false;
 }
 
-/* A unit's backward passes in a step, its declared uses counted. */
-static int32_t declared_passes(const struct watch *w, int32_t unit)
+/* A unit's backward brackets in a micro-batch, as declared. */
+static int32_t declared_uses(const struct watch *w, int32_t unit)
 {
     int32_t uses = 0;
     for (int32_t i = 0; i < w->spec.n_order; i++)
         uses += w->spec.order[i].unit == unit && w->spec.order[i].backward && !w->spec.order[i].is_end;
-    if (w->spec.order_of_step && uses)
-        return uses;
-    return (uses ? uses : 1) * w->spec.grad_accum_steps;
+    if (w->spec.order_of_step)
+        uses = (uses + w->spec.grad_accum_steps - 1) / w->spec.grad_accum_steps;
+    return uses ? uses : 1;
 }
 
-/* Of a unit's backward passes since the step: at least twice what a step has. */
-static bool has_overrun(const struct watch *w, int32_t unit)
+/* And in a step. */
+static int32_t declared_passes(const struct watch *w, int32_t unit)
 {
-    return w->unit[unit].n_bwd >= 2 * declared_passes(w, unit);
+    return declared_uses(w, unit) * w->spec.grad_accum_steps;
 }
 
-/* All trainable units have, or of those used at least two. */
-static bool all_overrun(const struct watch *w, bool only_used)
+/* The micro-batches that backward brackets show: one that is declared once counts them. */
+static int32_t shown_micro_batches(const struct watch *w)
 {
-    int32_t n_overrun = 0, n_trainable = 0;
+    int32_t most[2] = {0, 0}, n_once = 0;
     for (int32_t u = 0; u < w->spec.n_units; u++) {
-        if (!w->spec.units[u].trainable)
-            continue;
-        n_trainable++;
-        n_overrun += has_overrun(w, u);
-        if ((w->unit[u].n_bwd || !only_used) && !has_overrun(w, u))
-            return false;
+        int32_t n = w->unit[u].n_bwd, uses = declared_uses(w, u), fewest = (n + uses - 1) / uses;
+        n_once += uses == 1 && n > 0;
+        most[0] = n > most[0] ? n : most[0];
+        most[1] = fewest > most[1] ? fewest : most[1];
     }
-    return n_overrun > 1 || n_trainable == 1;
+    return most[n_once > 0];
 }
 
 /* A backward bracket has ended since the step. */
@@ -225,14 +223,12 @@ static bool leaves_out(const struct watch *w, int32_t unit)
 
 static int expected_of_step(const struct watch *w)
 {
-    int32_t most = 0, n_trainable = 0;
+    int32_t shown = shown_micro_batches(w), n_trainable = 0;
     if (w->n_open)
         return ZR_ERR_ORDER;
-    for (int32_t u = 0; u < w->spec.n_units; u++) {
+    for (int32_t u = 0; u < w->spec.n_units; u++)
         n_trainable += w->spec.units[u].trainable;
-        most = w->unit[u].n_bwd > most ? w->unit[u].n_bwd : most;
-    }
-    if (most > 0 && (most % w->spec.grad_accum_steps || all_overrun(w, true)))
+    if (shown > 0 && shown < w->spec.grad_accum_steps)
         return ZR_ERR_ORDER;
     if (has_backward(w) && w->unbracketed)
         return ZR_ERR_ORDER;
@@ -274,7 +270,7 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
             return phase ? ZR_ERR_ORDER : 0;
         if (phase && w->complete)
             return ZR_ERR_ORDER;
-        if (backward && w->spec.units[unit].trainable && all_overrun(w, false))
+        if (backward && w->spec.units[unit].trainable && w->unit[unit].n_bwd == declared_passes(w, unit))
             return ZR_ERR_ORDER;
         if (phase != WATCH_WEIGHTS && needs_slot(w, unit) && !param_fits(w, unit))
             return ZR_ERR_BUDGET;
@@ -450,22 +446,6 @@ static void return_grads(struct watch *w, const struct zr_action *a)
         w->last_in_place = -1;
 }
 
-static void set_aside(struct watch *w, const struct zr_action *a)
-{
-    struct watch_unit *u = &w->unit[a->unit];
-    if (w->spec.outer) {
-        EXPECT(u->outer_done && !*u->aside && !w->spec.outer_each);
-        strcpy(u->aside, u->sum[0]);
-        *u->sum[0] = *u->inner = 0;
-        u->outer_done = u->spread = false;
-        return;
-    }
-    EXPECT(u->held && a->slot == -1 && u->grad_reduced && !*u->aside);
-    strcpy(u->aside, u->sum[0]);
-    *u->sum[0] = 0;
-    u->held = false;
-}
-
 static void drop_sums(struct watch *w, const struct zr_action *a)
 {
     bool any = false;
@@ -515,10 +495,8 @@ static void reduce(struct watch *w, const struct zr_action *a)
         snprintf(what, sizeof what, "%d", u->n_contrib - 1);
     }
     if (in_place) {
-        EXPECT(a->sum == 0 && !*u->sum[0] && a->n_folds == 0 && a->accumulate == (*u->aside != 0));
-        strcpy(u->sum[0], u->aside);
-        add_text(u->sum[0], what);
-        *u->aside = 0;
+        EXPECT(a->sum == 0 && !*u->sum[0] && a->n_folds == 0 && !a->accumulate);
+        strcpy(u->sum[0], what);
         u->held = true;
         return;
     }
@@ -534,9 +512,8 @@ static void reduce(struct watch *w, const struct zr_action *a)
     if (w->spec.outer) {
         EXPECT(!u->outer_done && a->accumulate == (*u->inner != 0) && a->sum == 0 && a->n_folds == 0);
         add_text(u->inner, what);
-        /* Over the groups where the declared contributions end, and where as many again do: of one that is
-         * declared, each alone. */
-        bool ends = w->collective || u->n_bwd % declared_passes(w, a->unit) == 0;
+        /* Over the groups where the declared contributions end. */
+        bool ends = w->collective || u->n_bwd == declared_passes(w, a->unit);
         EXPECT((a + 1 < w->out + w->n_out && a[1].kind == ZR_ACT_REDUCE_OUTER) == ends);
         return;
     }
@@ -556,10 +533,8 @@ static void reduce_outer(struct watch *w, const struct zr_action *a)
         return;
     }
     EXPECT(a->partial == -1 && *u->inner && !*u->sum[0] && a->sum == 0 && a->n_folds == 0);
-    EXPECT(a->accumulate == (*u->aside != 0));
-    strcpy(u->sum[0], u->aside);
-    add_text(u->sum[0], u->inner);
-    *u->aside = 0;
+    EXPECT(!a->accumulate);
+    strcpy(u->sum[0], u->inner);
     u->outer_done = true;
     u->spread = !w->spec.outer_gathers;
 }
@@ -650,10 +625,6 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
     case ZR_ACT_DROP_SUMS:
         EXPECT(kind == ZR_EV_DROP);
         drop_sums(w, a);
-        break;
-    case ZR_ACT_SET_ASIDE:
-        EXPECT(w->spec.outer ? collective || kind == ZR_EV_END : kind == ZR_EV_BEGIN && a->unit == unit);
-        set_aside(w, a);
         break;
     case ZR_ACT_REDUCE:
         EXPECT(collective || (kind == ZR_EV_END && a->unit == unit));
@@ -782,7 +753,6 @@ static void after_step(struct watch *w, bool dropped)
         }
         u->updated = u->used[0] = u->used[1] = false;
         u->n_bwd = u->n_contrib = 0;
-        *u->aside = 0;
         CHECK(!u->held && !u->spread, "the sum of unit %d was neither used nor released", i);
         CHECK(u->whole, "unit %d was not gathered between groups", i);
         *u->inner = 0;

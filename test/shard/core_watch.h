@@ -43,8 +43,6 @@ struct watch_unit {
     char grad[SUM_TEXT];
     /* of a unit that is summed in place: sum[0] is what its gradient holds once reduced */
     char (*sum)[SUM_TEXT];
-    /* and what was set aside */
-    char aside[SUM_TEXT];
     /* with groups, without partial slots: the sum over the group */
     char inner[SUM_TEXT];
     /* it is in sum[0], over all groups; which gather it in place */

@@ -88,6 +88,11 @@ static void contribution_without_a_sum(struct zr_core *c)
     units(c)[0].n_contrib = 1;
 }
 
+static void bracket_too_many(struct zr_core *c)
+{
+    units(c)[1].n_bwd = 3; /* of one in each of two micro-batches */
+}
+
 static void grad_slot_of_another(struct zr_core *c)
 {
     gslots(c)[units(c)[1].gslot].unit = 0;
@@ -114,6 +119,7 @@ static void each_invariant(void **state)
                                                          open_flag,
                                                          too_many_sums,
                                                          contribution_without_a_sum,
+                                                         bracket_too_many,
                                                          grad_slot_of_another,
                                                          stale_key,
                                                          place_in_the_order};

@@ -1327,6 +1327,55 @@ static void hash_covers_the_options(void **state)
     release(&p);
 }
 
+/* Backward brackets that a tensor declares take the sums and the traffic of as many contributions. An order
+ * that has another number of them is refused. */
+static void declared_uses(void **state)
+{
+    (void)state;
+    enum { UNITS = 3, TWICE_OF_1 = 2 * (UNITS + 1) };
+    for (int stage = 0; stage <= 4; stage++)
+        for (int accum = 1; accum <= 2; accum++)
+            for (int by_order = 0; by_order <= 1; by_order++) {
+                struct planned p = {.opt = default_options(stage == 4 ? 3 : stage)};
+                struct zr_tensor *t = calloc(UNITS, sizeof *t);
+                for (int32_t i = 0; i < UNITS; i++)
+                    t[i] = make_tensor(i == 1 ? "shared" : "layer", 1000, i);
+                t[1].uses = by_order ? 0 : 3;
+                p.opt.grad_accum_steps = accum;
+                if (stage == 4) {
+                    p.opt.hybrid = ZR_HSDP;
+                    p.opt.dp_shard = 2;
+                }
+                lay_out(&p, t, UNITS, 4);
+                if (by_order) {
+                    struct zr_call *order;
+                    p.layout->units[1].uses = 3;
+                    assert_int_equal(zr_plan_assume_order(p.layout, &order, &p.opt.n_order), 0);
+                    assert_int_equal(p.opt.n_order, 2 * UNITS + 2 * (UNITS + 2));
+                    memcpy(p.order, order, (size_t)p.opt.n_order * sizeof *order);
+                    p.opt.order = p.order;
+                    free(order);
+                }
+                assert_int_equal(plan_again(&p), 0);
+                assert_int_equal(p.plan->traffic.n_reduce, (UNITS + 2) * accum);
+                assert_int_equal(p.plan->sum_in_place[0], stage == 0 && accum == 1);
+                assert_false(p.plan->sum_in_place[1]);
+                assert_int_equal(p.plan->outer_each, stage == 4);
+                if (by_order) {
+                    for (int u = 0, n = p.opt.n_order = 0; u < UNITS; u++)
+                        for (int k = 0; k < (u == 1 ? 4 : 2); k++, p.opt.n_order = ++n)
+                            p.order[n] = (struct zr_call){.unit = u, .backward = 1, .is_end = k & 1};
+                    assert_int_equal(p.opt.n_order, TWICE_OF_1);
+                    p.layout->tensors[1].uses = 3;
+                    assert_int_equal(plan_again(&p), ZR_ERR_ARG);
+                    assert_non_null(strstr(zr_error_text(), "tensors[1] (shared): uses is 3, but "
+                                                            "cfg.memory.order has 2 backward brackets of "
+                                                            "its unit 1"));
+                }
+                release(&p);
+            }
+}
+
 /* Whoever sums contributions in another way has another plan. */
 static void hash_covers_the_sums(void **state)
 {
@@ -1421,6 +1470,7 @@ int main(void)
         cmocka_unit_test(steady_steps_gather_ahead),
         cmocka_unit_test(declared_brackets_find_slots),
         cmocka_unit_test(wrong_orders_are_refused),
+        cmocka_unit_test(declared_uses),
         cmocka_unit_test(an_order_without_backward),
         cmocka_unit_test(hash_covers_the_options),
         cmocka_unit_test(hash_covers_the_sums),

@@ -511,6 +511,7 @@ static void test_tables(void **state)
         bool has_grad, no_memory, shares, alone, no_flag;
         int32_t group;
         int64_t granule;
+        int32_t uses;
         int unit_w;
     } rows[] = {
         {"tensors[1] (b): grad is set, but a ZERO_BUFFER is not trained", 0, ZERO_F32, .has_grad = true},
@@ -522,6 +523,7 @@ static void test_tables(void **state)
         {"tensors[1] (b): *param is NULL", 0, ZERO_F32, .no_memory = true},
         {"tensors[1] (b): group is set, but a ZERO_BUFFER is not trained", 0, ZERO_F32, .group = 1},
         {"tensors[1] (b): granule is set, but a ZERO_BUFFER is not cut", 0, ZERO_F32, .granule = 1},
+        {"tensors[1] (b): uses is set, but a ZERO_BUFFER belongs to no unit", 0, ZERO_F32, .uses = 1},
         {"*param of tensors w and b share memory", 0, ZERO_F32, .shares = true},
         {"all 1 tensors are buffers; a model has at least one parameter", 0, ZERO_F32, .alone = true},
         {"unit 0 has no tensor; units must be 0..1 without gaps (a buffer belongs to no unit", 0, ZERO_F32,
@@ -542,6 +544,7 @@ static void test_tables(void **state)
              .dtype = rows[i].dtype,
              .group = rows[i].group,
              .granule = rows[i].granule,
+             .uses = rows[i].uses,
              .flags = rows[i].flags | (rows[i].no_flag ? 0 : ZERO_BUFFER)}};
         if (rows[i].alone)
             table[0] = table[1];

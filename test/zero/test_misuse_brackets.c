@@ -150,6 +150,45 @@ static void flag_all_but_a_layer(struct program *p)
 
 /* ---- steps and micro-batches ---- */
 
+static int second_bracket(struct program *p)
+{
+    int err = zero_begin(p->z, 1, ZERO_BACKWARD);
+    return err ? err : zero_end(p->z, 1, ZERO_BACKWARD);
+}
+
+/* Every step's last contribution to unit 1 is zero. */
+static int two_brackets(struct program *p)
+{
+    int err = 0;
+    for (int step = 0; !err && step < STEPS; step++) {
+        err = micro_batch(p, step, 0);
+        if (!err)
+            err = second_bracket(p);
+        if (!err)
+            err = zero_step(p->z, 1e-2f, NULL);
+    }
+    return err;
+}
+
+static int two_brackets_and_one_more(struct program *p)
+{
+    int err = micro_batch(p, 0, 0);
+    for (int i = 0; !err && i < 2; i++)
+        err = second_bracket(p);
+    return err;
+}
+
+static void says_two_uses(struct program *p)
+{
+    p->table[2].uses = 2; /* of unit 1 */
+}
+
+static int forgets_to_step(struct program *p)
+{
+    int err = micro_batch(p, 0, 0);
+    return err ? err : micro_batch(p, 1, 0);
+}
+
 static int three_of_four(struct program *p)
 {
     int err = 0;
@@ -300,6 +339,16 @@ static const struct misuse rows[] = {
     {"holds three, one of them flagged", SHARDED, BOTH, flag_embedding, three_outer_units, RIGHT},
     {"holds three, one of them tied", SHARDED, BOTH, tie_embedding, three_outer_units, RIGHT},
     {"holds three, all but one flagged", SHARDED, BOTH | W4, flag_all_but_a_layer, three_outer_units, RIGHT},
+    WRONG("has a second backward bracket", ALL, BOTH, NULL, two_brackets, ORDER,
+          "zero_begin: unit 1 has had 1 backward brackets", "its uses is 1 and grad_accum_steps is 1",
+          "uses of a tensor of the unit"),
+    WRONG("has a third, where two are declared", ALL, BOTH, says_two_uses, two_brackets_and_one_more, ORDER,
+          "zero_begin: unit 1 has had 2 backward brackets", "its uses is 2 and grad_accum_steps is 1"),
+    GOOD("has two, where two are declared", ALL, BOTH, says_two_uses, two_brackets),
+    GOOD("has one, where two are declared", ALL, BOTH, says_two_uses, NULL),
+    WRONG("forgets zero_step", ALL, BOTH, NULL, forgets_to_step, ORDER,
+          "zero_begin: unit 3 has had 1 backward brackets since the last zero_step",
+          "Was a zero_step forgotten?"),
     {"steps after three micro-batches of four",
      ALL,
      BOTH,

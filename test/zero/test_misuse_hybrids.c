@@ -53,6 +53,11 @@ static void granules_in_one_group(struct program *p)
     p->model.table[0].granule = p->odd_group ? 48 : 0;
 }
 
+static void uses_in_one_group(struct program *p)
+{
+    p->model.table[0].uses = p->odd_group ? 2 : 0;
+}
+
 static void order_of_one_group(struct program *p)
 {
     static const struct zero_call order[] = {{0, ZERO_FORWARD, 0}, {0, ZERO_FORWARD, 1}};
@@ -215,12 +220,38 @@ static int group_has_other_lr(struct program *p)
     return err ? err : train(p);
 }
 
+/* Declares two for units 1 to 3. */
+static void two_uses(struct program *p)
+{
+    p->model.table[TOY_STACKED].uses = p->model.table[4].uses = 2;
+}
+
+static int second_bracket(struct program *p)
+{
+    int err = zero_begin(p->z, 1, ZERO_BACKWARD);
+    return err ? err : zero_end(p->z, 1, ZERO_BACKWARD);
+}
+
+/* Every step's last contribution to unit 1 is zero. */
+static int two_brackets(struct program *p)
+{
+    int err = 0;
+    for (int step = 0; !err && step < STEPS; step++) {
+        err = micro_batch(p, step, 0);
+        if (!err)
+            err = second_bracket(p);
+        if (!err)
+            err = zero_step(p->z, 1e-2f, NULL);
+    }
+    return err;
+}
+
 static int group_has_two_micro_batches(struct program *p)
 {
     int err = micro_batch(p, 0, 0);
     if (!err && p->odd_group)
         err = toy_forward(&p->model, p->z, true);
-    for (int u = TOY_UNITS; !err && p->odd_group && u-- > 1;) { /* with unit 0 zero_step would refuse two */
+    for (int u = TOY_UNITS; !err && p->odd_group && u-- > 1;) {
         err = zero_begin(p->z, u, ZERO_BACKWARD);
         if (!err)
             err = zero_end(p->z, u, ZERO_BACKWARD);
@@ -380,6 +411,8 @@ static const struct misuse rows[] = {
      .only_rank_0 = true},
     ON_ALL("granules in one group", granules_in_one_group, NULL, MISMATCH, "tensors[0] (embedding",
            "rank 2 and rank 0 differ", "granule"),
+    ON_ALL("uses in one group", uses_in_one_group, NULL, MISMATCH, "tensors[0] (embedding",
+           "rank 2 and rank 0 differ", "uses"),
     ON_ALL("another order in one group", order_of_one_group, NULL, MISMATCH, "n_order is 2 on rank 2"),
     ON_ALL("values that one rank awaits", awaits_on_one, NULL, MISMATCH, "init_from is later on rank 3"),
     ON_ALL("an init that fails on one rank", init_fails_on_one, NULL, FAILED, "cfg.init returned 5"),
@@ -426,8 +459,12 @@ static const struct misuse rows[] = {
            "called zero_begin(unit 0, forward) in step 2"),
     DIFFER("unwraps in one group", group_unwraps, "called zero_unwrap in step 2",
            "called zero_begin(unit 0, forward) in step 2"),
-    DIFFER("has two micro-batches in one group", group_has_two_micro_batches,
-           "called zero_begin(unit 0, forward) in step 1", "called zero_step in step 1"),
+    WRONG("has two micro-batches in one group", HYBRIDS, W4, two_uses, group_has_two_micro_batches, MISMATCH,
+          "called zero_begin(unit 0, forward) in step 1", "called zero_step in step 1",
+          "every rank must make the same calls"),
+    ON_ALL("has a second backward bracket", NULL, two_brackets, ORDER,
+           "zero_begin: unit 1 has had 1 backward brackets", "its uses is 1 and grad_accum_steps is 1"),
+    GOOD("has two backward brackets, as it says", HYBRIDS, W4, two_uses, two_brackets),
     ON_ALL("steps by another lr in one group", NULL, group_has_other_lr, MISMATCH, "lr is"),
 
     GOOD("has a gradient that is no number on one rank", HYBRIDS, W4, NULL, rank_poisons),

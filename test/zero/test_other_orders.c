@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_other_orders.c: models whose calls are not those of the order: units used more often than declared,
- * less often, or in some micro-batches only; steps that are dropped half way, whose norm was asked for, or
- * before which a number was changed. Hybrids and every stage have to end with the bits of flat stage 3.
+/* test_other_orders.c: models whose calls are not those of the order. Units are used less often than
+ * declared, or in some micro-batches only. Steps are dropped half way, their norm is asked for, or a number
+ * is changed before them. Hybrids and every stage have to end with the bits of flat stage 3. Units used more
+ * often than declared are refused.
  *
  * So they do where sums are deterministic. Half of the programs run without: groups then add further
  * contributions up by themselves, and are reduced once in a step. Hybrids have the same bits still, which are
@@ -22,12 +23,14 @@
 
 #include <cmocka.h>
 
-enum { STEPS = 4, WORLD = TOY_HYBRID_WORLD, MOST_ACCUM = 4, MOST_USES = 4, MOST_ORDER = 4 * TOY_UNITS + 2 };
+enum { STEPS = 4, WORLD = TOY_HYBRID_WORLD, MOST_ACCUM = 4, MOST_USES = 4 };
+enum { MOST_ORDER = (2 + 2 * MOST_USES) * TOY_UNITS };
 enum { MOST_ELEMS = 257 };
 
 struct program {
     uint64_t seed;
-    int accum, declared;   /* declared: uses of unit 1 in cfg.memory.order; 0: no order is declared */
+    int accum, uses;       /* uses: backward brackets of all units but unit 0, at most */
+    bool by_order;         /* declared in cfg.memory.order, else by zero_tensor.uses */
     bool bf16_wire, loose; /* loose: deterministic off */
 };
 
@@ -62,24 +65,12 @@ static int use(struct toy *m, zero_ctx *z, int unit, int step, int micro)
     return zero_end(z, unit, ZERO_BACKWARD);
 }
 
-/* Uses of every unit in every micro-batch. Unit 0 has no more than a step may have, so that no count of the
- * others says that micro-batches were undeclared; the last micro-batch makes the largest count a multiple. */
-static void draw_uses(uint64_t *s, int accum, int uses[MOST_ACCUM][TOY_UNITS])
+/* Uses of every unit in every micro-batch. Unit 0 has one in each, which tells how many there were. */
+static void draw_uses(uint64_t *s, const struct program *p, int uses[MOST_ACCUM][TOY_UNITS])
 {
-    int total[TOY_UNITS] = {0}, top = 0;
-    for (int a = 0; a < accum; a++)
-        for (int u = 0; u < TOY_UNITS; u++) {
-            uses[a][u] = u == 0         ? a == 0 || a + 1 == accum || !one_in(s, 4)
-                         : one_in(s, 3) ? below(s, MOST_USES + 1)
-                                        : 1;
-            total[u] += uses[a][u];
-        }
-    for (int u = 1; u < TOY_UNITS; u++)
-        top = total[u] > total[top] ? u : top;
-    if (top == 0 && total[0] % accum)
-        top = 1, uses[accum - 1][1] += total[0] - total[1], total[1] = total[0];
-    while (total[top]++ % accum)
-        uses[accum - 1][top]++;
+    for (int a = 0; a < p->accum; a++)
+        for (int u = 0; u < TOY_UNITS; u++)
+            uses[a][u] = u == 0 || !one_in(s, 2) ? 1 : below(s, p->uses + 1);
 }
 
 /* Micro-batch a: all uses in an order that is drawn. */
@@ -105,7 +96,7 @@ static int backward(struct toy_rank *r, struct toy *m, zero_ctx *z, uint64_t *s,
 {
     const struct way *w = r->arg;
     int uses[MOST_ACCUM][TOY_UNITS], err = 0;
-    draw_uses(s, w->p->accum, uses);
+    draw_uses(s, w->p, uses);
     for (int a = 0; !err && a < w->p->accum && a < stop; a++)
         err = micro_batch(m, z, s, uses[a], step, a * WORLD + r->rank);
     return err;
@@ -146,6 +137,9 @@ static int one_step(struct toy_rank *r, struct toy *m, zero_ctx *z, uint64_t *s,
         err = tune(z, s);
     if (!err)
         err = backward(r, m, z, s, step, MOST_ACCUM);
+    if (!err && one_in(s, 3))
+        toy_expect(r, zero_begin(z, 0, ZERO_BACKWARD), ZERO_ERR_ORDER,
+                   "as many as it may have: its uses is 1");
     if (!err && one_in(s, 3)) {
         err = zero_norm(z, &norm);
         if (!err && one_in(s, 2))
@@ -167,7 +161,7 @@ static int32_t declare(struct zero_call *out, int uses)
         for (int end = 0; end < 2; end++)
             out[n++] = (struct zero_call){.unit = u, .phase = ZERO_FORWARD, .is_end = end};
     for (int u = TOY_UNITS; u-- > 0;)
-        for (int k = 0; k < 2 * (u == 1 ? uses : 1); k++)
+        for (int k = 0; k < 2 * (u ? uses : 1); k++)
             out[n++] = (struct zero_call){.unit = u, .phase = ZERO_BACKWARD, .is_end = k % 2};
     return n;
 }
@@ -201,9 +195,11 @@ static void run_rank(struct toy_rank *r)
         cfg.optim.eps = 1e-3f;
     if (w->p->bf16_wire)
         cfg.memory.wire_dtype = ZERO_BF16;
-    if (w->p->declared) {
-        cfg.memory.n_order = declare(order, w->p->declared);
+    if (w->p->by_order) {
+        cfg.memory.n_order = declare(order, w->p->uses);
         cfg.memory.order = order;
+    } else {
+        m.table[TOY_STACKED].uses = m.table[4].uses = w->p->uses; /* of units 1 to 3 */
     }
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     for (int step = 0; step < STEPS; step++)
@@ -217,9 +213,9 @@ static void run_rank(struct toy_rank *r)
 static void run_way(struct way *w)
 {
     struct toy_rank r[WORLD];
-    snprintf(w->what, sizeof w->what, "seed 0x%llx, stage %d, accumulation %d, %d declared%s",
-             (unsigned long long)w->p->seed, w->stage, w->p->accum, w->p->declared,
-             w->loose ? ", not deterministic" : "");
+    snprintf(w->what, sizeof w->what, "seed 0x%llx, stage %d, accumulation %d, %d uses by %s%s",
+             (unsigned long long)w->p->seed, w->stage, w->p->accum, w->p->uses,
+             w->p->by_order ? "order" : "uses", w->loose ? ", not deterministic" : "");
     toy_ranks(WORLD, run_rank, w, r);
     toy_assert_well(r, WORLD, w->what);
     w->hash = r[0].hash;
@@ -282,7 +278,8 @@ static void any_calls_give_the_same_bits(void **state)
         uint64_t s = first + (uint64_t)i;
         struct program p = {.seed = s};
         p.accum = one_in(&s, 2) ? 1 : 1 + below(&s, MOST_ACCUM);
-        p.declared = one_in(&s, 2) ? 0 : 1 + below(&s, 2);
+        p.uses = 1 + below(&s, MOST_USES);
+        p.by_order = one_in(&s, 2);
         p.bf16_wire = one_in(&s, 4);
         p.loose = i % 2;
         assert_as_flat(&p, i % 3);

@@ -34,6 +34,8 @@ struct model {
     /* a forward bracket around each backward one, as declared; all inputs' gradients before all weights', in
      * a whole backward, as declared */
     bool recomputes, splits;
+    /* the first layer has a second backward bracket, which adds nothing, as its tensors declare */
+    bool again;
     /* a gradient is no number */
     bool poisoned;
     /* channels between the products, of this rank's part */
@@ -258,6 +260,10 @@ static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C],
         if (recomputes)
             OR_RETURN(zero_end(z, m->first_unit + l, ZERO_FORWARD));
     }
+    if (m->again && m->n_layers) {
+        OR_RETURN(zero_begin(z, m->first_unit, phase));
+        OR_RETURN(zero_end(z, m->first_unit, phase));
+    }
     return nests ? zero_end(z, m->first_unit, phase) : 0;
 }
 
@@ -267,7 +273,7 @@ struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
     /* stages of a rank; 0: one */
     int per_rank;
-    bool check, evaluates, nests, lingers, recomputes, splits;
+    bool check, evaluates, nests, lingers, recomputes, splits, again;
     /* a line for each stage, in which backwards are apart; NULL: as schedule says. keeps: micro-batches of
      * each stage, at most */
     const char *file;
@@ -535,6 +541,10 @@ static int wrap(struct toy_rank *r, struct zero_config *cfg, struct place *at, s
         x->recomputes = s->recomputes;
         x->splits = s->splits;
         x->lingers = s->lingers;
+        x->again = s->again;
+        for (int t = 0; s->again && t < n_tensors; t++)
+            if ((*m)->table[t].unit == x->first_unit)
+                (*m)->table[t].uses = 2;
     }
     struct zero_call order[6 * LAYERS];
     if (s->recomputes || s->splits) {
@@ -637,11 +647,12 @@ static void the_same_bits_however_layers_are_divided(void **state)
                     s.lingers = n % 7 > 4;
                     s.recomputes = n % 5 == 3 && !s.nests;
                     s.splits = n % 3 == 1 && !s.nests && !s.recomputes;
+                    s.again = n % 3 == 2 && !s.nests && !s.recomputes;
                     snprintf(what, sizeof what,
                              "pp %d, dp %d, tp %d, stage %d, schedule %d, prefetch %d, check %d, evaluates "
-                             "%d, nests %d, splits %d",
+                             "%d, nests %d, splits %d, again %d",
                              s.pp, s.dp, s.tp, s.stage, s.schedule, s.prefetch, s.check, s.evaluates, s.nests,
-                             s.splits);
+                             s.splits, s.again);
                     n++;
                     if (s.known && !sample_has())
                         continue;
@@ -685,11 +696,12 @@ static void the_same_bits_with_several_stages_on_a_rank(void **state)
                     s.lingers = bits / 288 % 4 == 0;
                     s.recomputes = bits / 1152 % 3 == 0 && !s.nests;
                     s.splits = bits / 3456 % 3 == 0 && !s.nests && !s.recomputes;
+                    s.again = bits / 10368 % 3 == 0 && !s.nests && !s.recomputes && !s.splits;
                     snprintf(what, sizeof what,
                              "%d stages a rank, pp %d, dp %d, stage %d, schedule %d, prefetch %d, check %d, "
-                             "evaluates %d, nests %d, recomputes %d, splits %d, seed %u",
+                             "evaluates %d, nests %d, recomputes %d, splits %d, again %d, seed %u",
                              s.per_rank, s.pp, s.dp, s.stage, s.schedule, s.prefetch, s.check, s.evaluates,
-                             s.nests, s.recomputes, s.splits, seed);
+                             s.nests, s.recomputes, s.splits, s.again, seed);
                     if (!sample_has())
                         continue;
                     toy_ranks(s.pp * s.dp, train, &s, r);

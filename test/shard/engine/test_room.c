@@ -162,7 +162,7 @@ struct rank {
     struct zr_loop *loop;
     struct zr_engine e;
     atomic_bool late;
-    /* unit 0, in each backward pass: what is reduced first may be set aside */
+    /* unit 0, in each backward pass */
     bool is_used_twice;
     /* on its thread: how often it came round to its sockets */
     uv_timer_t sockets;
@@ -217,17 +217,19 @@ static void make_layout(struct rank *k, int n)
                                   .n_states = kind ? zr_optimizer_states(kind, 0.9f) : ZR_MAX_STATES,
                                   .n_elems = 64,
                                   .n_slices = 1,
-                                  .unit = i % UNITS};
+                                  .unit = i % UNITS,
+                                  .uses = k->is_used_twice && i == 0 ? 2 : 0};
     }
     int outer = k->opt.hybrid ? WORLD / GROUP : 1;
     bool in_place = zr_placement_asked(&k->opt).model_holds;
     assert_int_equal(zr_layout_make(t, n, WORLD / outer, outer, in_place, false, &k->layout), 0);
 }
 
-static struct rank *open_rank(int n_tensors, struct zr_options opt)
+static struct rank *open_rank(int n_tensors, struct zr_options opt, bool is_used_twice)
 {
     struct rank *k = calloc(1, sizeof *k);
     k->opt = opt;
+    k->is_used_twice = is_used_twice;
     make_layout(k, n_tensors);
     assert_int_equal(zr_plan_make(k->layout, &k->opt, &k->plan), 0);
     assert_int_equal(zr_host_device_open(&k->dev), 0);
@@ -355,7 +357,7 @@ static void sockets_are_served_behind_a_late_rank(void **state)
             struct zr_options opt = options(more & 1 ? 3 : 2, ZR_HYBRID_NONE);
             if (more & 2)
                 by_user(&opt);
-            struct rank *k = open_rank(n_tensors[i], opt);
+            struct rank *k = open_rank(n_tensors[i], opt, false);
             open_loop(k);
             assert_int_equal(zr_loop_start(k->loop, 0, NULL, NULL), 0);
             run_step(k);
@@ -374,7 +376,7 @@ static void sockets_are_served_behind_a_late_rank(void **state)
 static void a_full_stream_holds_the_job_alone(void **state)
 {
     (void)state;
-    struct rank *k = open_rank(10, options(3, ZR_HYBRID_NONE));
+    struct rank *k = open_rank(10, options(3, ZR_HYBRID_NONE), false);
     const struct zr_action job = {.kind = ZR_ACT_LEAVE_OUT, .unit = 0};
     atomic_bool *late = &k->late;
     open_loop(k);
@@ -441,8 +443,7 @@ static void awaited(void *arg, uint64_t number)
 
 static void count_jobs(int n_tensors, struct zr_options opt, bool is_used_twice)
 {
-    struct rank *k = open_rank(n_tensors, opt);
-    k->is_used_twice = is_used_twice;
+    struct rank *k = open_rank(n_tensors, opt, is_used_twice);
     const struct zr_loop_driver driver = {.pushed = pushed, .awaited = awaited, .arg = k};
     assert_int_equal(zr_loop_open_driven(N_JOBS, issue_counted, k, &driver, &k->loop), 0);
     open_engine(k);
