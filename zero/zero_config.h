@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* zero_config.h: the structs that the program fills in for the calls of zero.h: tensors, calls, the
- * configuration, and weights of a file. zero.h includes this file and explains the terms. */
+/* zero_config.h: the structs that the program fills in. zero.h includes this file and explains the terms. */
 #ifndef ZERO_ZERO_CONFIG_H
 #define ZERO_ZERO_CONFIG_H
 
@@ -33,9 +32,8 @@ enum zero_phase {
     ZERO_BACKWARD_WEIGHT = 4
 };
 
-/* Optimizers. X(name, value, key in configurations and checkpoints, text). The text has the source, the
- * defaults of beta1, beta2 and eps if used, and the fp32 states per weight. Weight decay is added to the
- * gradient unless it is decoupled. */
+/* Optimizers. X(name, value, key, source; defaults of beta1, beta2 and eps; fp32 states per weight). Weight
+ * decay is added to the gradient unless it is decoupled. */
 #define ZERO_OPTIMIZER_MAP(X)                                                                                \
     X(ADAMW, 1, adamw, "arXiv:1711.05101, decoupled decay; 0.9, 0.999, 1e-8; 2 states")                      \
     X(ADAM, 2, adam, "arXiv:1412.6980; 0.9, 0.999, 1e-8; 2 states")                                          \
@@ -50,7 +48,7 @@ enum zero_optimizer {
 #undef ZERO_OPTIMIZER_ENUM
 };
 
-/* Backends, which move bytes between ranks. X(name, value, key in configurations, where it works) */
+/* Backends, which move bytes between ranks. X(name, value, key, where it works) */
 #define ZERO_BACKEND_MAP(X)                                                                                  \
     X(SELF, 1, self, "world 1; host, cuda")                                                                  \
     X(SHM, 2, shm, "one host, through shared memory; host")                                                  \
@@ -64,19 +62,18 @@ enum zero_backend {
 #undef ZERO_BACKEND_ENUM
 };
 
-/* Where the model computes, and where parameters, gradients and optimizer state are. */
+/* Where the model computes, and its parameters, gradients and optimizer state are. */
 enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
 
 /* The source of the parameters' first values. With all but the first, *param may be NULL (not on rank 0 with
- * ZERO_INIT_RANK0), for models larger than a rank's memory (memory.md). Buffers always have memory and rank
- * 0's values. */
+ * ZERO_INIT_RANK0), for models larger than a rank's memory (memory.md). Buffers get rank 0's values. */
 enum zero_init {
-    /* *param, which has values on every rank; rank 0's count. */
+    /* *param of every rank; rank 0's values count. */
     ZERO_INIT_MODEL = 0,
     /* *param of rank 0. */
     ZERO_INIT_RANK0 = 1,
-    /* zero_load, or zero_import and zero_write until every element has a value. Until then *param is NULL,
-     * and calls that need values return ZERO_ERR_ORDER. */
+    /* zero_load, or zero_import and zero_write. Until every element has a value, calls that need values
+     * return ZERO_ERR_ORDER. */
     ZERO_INIT_LATER = 2,
     /* cfg.init. */
     ZERO_INIT_CALL = 3
@@ -84,48 +81,43 @@ enum zero_init {
 
 /* Flags of a tensor. */
 enum {
-    /* shape[0] layers in one piece of memory, addressed as base + l * stride. Layer l is in unit + l. */
+    /* shape[0] layers in one piece of memory. Layer l is in unit + l. */
     ZERO_STACKED = 1 << 0,
     /* No weight decay: biases, norms. */
     ZERO_NO_DECAY = 1 << 1,
-    /* Backward stores the whole gradient instead of adding to it. It need not be zeroed. */
+    /* Backward stores the whole gradient instead of adding to it. */
     ZERO_GRAD_OVERWRITE = 1 << 2,
-    /* Its unit needs no slots: parameters stay gathered at stage 3, and gradients stay whole at stages 2 and
-     * 3. Any number of such units may be open at once. */
+    /* The unit's parameters stay gathered at stage 3, and its gradients whole at stages 2 and 3. Any number
+     * of such units may be open at once. */
     ZERO_RESIDENT = 1 << 3,
-    /* With ZERO_STACKED: several layers may be open at once, because the model reads *param and *grad after
-     * each zero_begin. */
+    /* With ZERO_STACKED: the model reads *param and *grad after each zero_begin, so several layers may be
+     * open at once. */
     ZERO_POINTER_PER_BEGIN = 1 << 4,
-    /* State that is not trained but saved: running statistics, counters. grad is NULL, and no other flag is
-     * set. See zero_sync_buffers. */
+    /* State that is saved but not trained, such as a counter. grad is NULL, and no other flag is set. */
     ZERO_BUFFER = 1 << 5,
-    /* With pp above 1: a tensor of the first and the last pipeline stage, such as an embedding that the head
-     * shares (pipeline.md). With pp 1 the same as ZERO_RESIDENT. */
+    /* A tensor of the first and the last pipeline stage, such as an embedding that the head shares
+     * (pipeline.md). With pp 1 the same as ZERO_RESIDENT. */
     ZERO_TIED = 1 << 6,
-    /* With tp above 1: each rank along tp computes the gradient from different rows, as for norms. Then
-     * zero_end adds these over tp, in fp32 and in a fixed order, and waits for the other ranks. */
+    /* Each rank along tp computes the gradient from different rows, as for norms, and zero_end adds them. */
     ZERO_TP_PARTIAL = 1 << 7
 };
 
-/* A value of zero_tensor.tp_cut; 0 there means that the tensor is not divided. */
+/* A value of zero_tensor.tp_cut. */
 #define ZERO_TP_CUT(dim) ((dim) + 1)
 
 /* One tensor of the model.
  *
- * zero_wrap copies the struct. From then on the library sets *param and *grad, and the model must not assign
- * them until zero_unwrap. Calls that find another value return ZERO_ERR_ORDER and change nothing.
- *
- * The pointer and the memory of a buffer (ZERO_BUFFER), on the host or cfg.device, stay the model's. It may
- * move a buffer to other memory of the same size between two calls, but never to NULL. */
+ * From zero_wrap to zero_unwrap the library sets *param and *grad, and the model must not assign them. Calls
+ * that find another value return ZERO_ERR_ORDER and change nothing. A buffer's pointer and memory, on the
+ * host or cfg.device, stay the model's. It may be moved between two calls, but never to NULL. */
 struct zero_tensor {
-    /* Name in errors, traces and checkpoints; unique in the whole model. Tables of several pipeline stages
-     * share only the names of ZERO_TIED tensors and of divided ZERO_STACKED ones. */
+    /* Name in errors, traces and checkpoints; unique in the whole model, but for ZERO_TIED tensors and
+     * ZERO_STACKED ones that pipeline stages divide. */
     const char *name;
     /* Addresses of the model's own pointers, in place until zero_unwrap. grad NULL: frozen. */
     void **param, **grad;
-    /* Dimensions in row-major order, ended by 0 if fewer than 8. */
+    /* Row-major dimensions, ended by 0 if fewer than 8. */
     int64_t shape[8];
-    /* Type of the elements. */
     enum zero_dtype dtype;
     /* Unit, 0 to n - 1 without gaps. ZERO_STACKED: that of the first layer. Ignored for buffers. */
     int32_t unit;
@@ -133,20 +125,20 @@ struct zero_tensor {
     uint32_t flags;
     /* Parameter group (struct zero_optim). 0: cfg.optim; g: cfg.optim_groups[g - 1]. Buffers: 0. */
     int32_t group;
-    /* Elements that stay together on one rank, counted from the beginning of the tensor or layer, for an
-     * optimizer that works on blocks (optimizers.md). At most a tensor or layer. 0: 1. */
+    /* Elements that stay together on one rank, counted from the beginning of the tensor or layer
+     * (optimizers.md). 0: 1. */
     int64_t granule;
-    /* Dimension along which tp divides the tensor: ZERO_TP_CUT(d). 0: ranks along tp have the same elements,
-     * and must compute the same gradient. */
+    /* ZERO_TP_CUT(d): tp divides the tensor along dimension d. 0: ranks along tp have the same elements, and
+     * must compute the same gradient. */
     int32_t tp_cut;
-    /* Blocks along that dimension that are divided separately, as in a fused q, k and v. 0: 1. */
+    /* Blocks along that dimension, each divided separately, as in a fused q, k and v. 0: 1. */
     int32_t tp_blocks;
     /* Size of the whole tensor along dimension 0, if the last shards are padded. 0: no padding. */
     int64_t tp_size;
     /* Pipeline stage on this rank, 0 to stages_per_rank - 1. All tensors of a unit have the same. */
     int32_t pp_stage;
-    /* Most backward brackets of the unit in a micro-batch, 0 to 1000. 0: 1. One tensor of the unit says it, or
-     * all that say it agree. With cfg.memory.order, its brackets count, and uses is 0 or agrees. */
+    /* Most backward brackets of the unit in a micro-batch, 0 to 1000. 0: 1. Tensors of a unit that say it
+     * agree. With cfg.memory.order, its brackets count, and uses is 0 or agrees. */
     int32_t uses;
 };
 
@@ -161,22 +153,19 @@ struct zero_call {
 
 typedef struct CUstream_st *zero_stream;
 
-/* A range of elements for optim.update. Arrays have n fp32 elements in this rank's device memory.
- * optimizers.md says where ranges begin and how arrays are aligned. */
+/* A range of elements for optim.update (optimizers.md). Arrays have n fp32 elements in device memory. */
 struct zero_update {
-    /* Name of the tensor. */
     const char *tensor;
-    /* Index of the tensor in the table of zero_wrap. */
+    /* Index in the table of zero_wrap. */
     int32_t tensor_index;
     /* Element of the tensor, in row-major order, at index 0 of the arrays. */
     int64_t first;
-    /* Number of elements. */
     int64_t n;
-    /* Weights, to be updated. The library then rounds them to the tensor's dtype. */
+    /* Weights to update. The library then rounds them to the tensor's dtype. */
     float *master;
-    /* Gradient: reduced over ranks and micro-batches, scaled and clipped. */
+    /* Gradient, reduced, scaled and clipped. */
     const float *grad;
-    /* The group's n_states arrays, zero at first. The others are NULL. */
+    /* n_states arrays, zero at first. The others are NULL. */
     float *state[4];
     /* zero_step's lr times the group's lr_scale. */
     float lr;
@@ -188,9 +177,8 @@ struct zero_update {
 
 /* A parameter group: what updates its tensors, and with which numbers.
  *
- * Start from ZERO_OPTIM_INIT, which writes every default. From then on 0 means 0. cfg.optim is group 0 and
- * cfg.optim_groups are the others; zero_tensor.group names a tensor's group. Keys and environment variables
- * set group 0. zero_tune changes the numbers between steps. */
+ * Start from ZERO_OPTIM_INIT, which writes every default. From then on 0 means 0. Keys and environment
+ * variables set group 0, which is cfg.optim. zero_tune changes the numbers between steps. */
 struct zero_optim {
     /* + enum zero_optimizer. Default ZERO_ADAMW. If update is set, leave the default, which is ignored. */
     int32_t optimizer;
@@ -198,18 +186,15 @@ struct zero_optim {
     float lr_scale;
     /* + 0 and more, below 1. Default ZERO_AUTO: the optimizer's (ZERO_OPTIMIZER_MAP). */
     float beta1, beta2;
-    /* + 0 and more. With 0 a weight whose gradient was always 0 becomes NaN; the log warns. Default
-     * ZERO_AUTO: the optimizer's. */
+    /* + 0 and more. Default ZERO_AUTO: the optimizer's. */
     float eps;
-    /* + 0 and more. Each step subtracts lr * weight_decay of the weight (decoupled), or adds weight_decay of
-     * it to the gradient, as the optimizer defines. Not for ZERO_NO_DECAY. Default 0. */
+    /* + 0 and more. Default 0. */
     float weight_decay;
     /* fp32 state arrays that update uses, each the size of the weights, 0 to 4. Default 0. */
     int32_t n_states;
-    /* The program's own optimizer, element by element. The library calls it on one of its threads, or in a
-     * world of 1 on the caller of zero_step, one call at a time. It must not call zero_*. Of the numbers
-     * above it gets only lr_scale. If it returns non-zero, the context fails with ZERO_ERR_FAILED, and the
-     * message has the tensor and the value. Default NULL. */
+    /* The program's own optimizer (optimizers.md). The library calls it on one of its threads, or in a world
+     * of 1 on the caller of zero_step, one call at a time. It must not call zero_*. If it returns non-zero,
+     * the context fails with ZERO_ERR_FAILED. Default NULL. */
     int (*update)(void *arg, const struct zero_update *u);
     void *update_arg;
 };
@@ -217,24 +202,19 @@ struct zero_optim {
 /* "All groups", for zero_tune. */
 #define ZERO_ALL (-1)
 
-/* cfg.pipeline.schedule: the order of a pipeline's actions, with the activations that a rank keeps
- * (pipeline.md). All give the same bits. */
+/* The order of a pipeline's actions (pipeline.md). All give the same bits. */
 enum zero_schedule {
-    /* Backward as soon as possible. Keeps as many micro-batches as there are pipeline stages from this
-     * one to the last. */
+    /* Backward as soon as possible. */
     ZERO_SCHEDULE_1F1B = 0,
-    /* All forwards, then all backwards. Keeps every micro-batch. */
+    /* All forwards, then all backwards. Keeps the activations of every micro-batch. */
     ZERO_SCHEDULE_GPIPE = 1,
-    /* 1F1B with several pipeline stages per rank, for less idle time. grad_accum_steps is less than pp, a
-     * multiple of pp, or divisible into equal rounds of at least pp. */
+    /* 1F1B with several pipeline stages per rank. */
     ZERO_SCHEDULE_INTERLEAVED = 2,
-    /* 1F1B with divided backwards, whose second part fills idle time (ZB-H1, arXiv:2401.10241). Keeps as
-     * many micro-batches as pipeline stages. */
+    /* 1F1B with divided backwards, whose second half fills idle time (ZB-H1, arXiv:2401.10241). */
     ZERO_SCHEDULE_ZERO_BUBBLE = 3
 };
 
-/* cfg.hybrid: what stage 3 shards across replicas, if cfg.mesh.dp_replicate is above 1. For
- * forward and backward, parameters are gathered inside a replica. */
+/* What stage 3 shards across replicas, if cfg.mesh.dp_replicate is above 1. */
 enum zero_hybrid {
     /* Nothing: stage 3 in a replica, stage 0 between replicas. */
     ZERO_HSDP = 0,
@@ -242,33 +222,32 @@ enum zero_hybrid {
     ZERO_HFSDP = 1
 };
 
-/* cfg.mesh: the number of ranks along each axis; their product is the world. Axes are listed outermost first,
- * so ranks along tp are neighbours. */
+/* Ranks along each axis; their product is the world. Axes are listed outermost first, so ranks along tp are
+ * neighbours. */
 struct zero_mesh {
-    /* + Ranks along the pipeline. Default 1. */
+    /* + Pipeline parallelism. Default 1. */
     int32_t pp;
-    /* + Replicas of the model, each sharded over dp_shard ranks, at stage 3 (HSDP, HFSDP). Lower stages treat
-     * all data-parallel ranks as one group, with a warning. ZERO_AUTO: one replica per host (ranks that can
-     * map each other's memory); dp_shard is then 0. Default 1. */
+    /* + Replicas of the model at stage 3 (HSDP, HFSDP), each sharded over dp_shard ranks. Lower stages treat
+     * all data-parallel ranks as one group, with a warning. ZERO_AUTO: one replica per host. Default 1. */
     int32_t dp_replicate;
     /* + Ranks that stages 1 to 3 shard over. Default 0: what the other axes leave of the world. */
     int32_t dp_shard;
-    /* + Ranks of context parallelism, which is not implemented yet: 1. Default 1. */
+    /* + Context parallelism, which is not implemented yet: 1. Default 1. */
     int32_t cp;
-    /* + Ranks that share every layer (tensor parallelism). They compute on the same data. Default 1. */
+    /* + Tensor parallelism: ranks that divide every layer and compute on the same data. Default 1. */
     int32_t tp;
 };
 
 /* libzero chooses; each field says how. */
 #define ZERO_AUTO (-1)
 
-/* The version of all public structs and enums. Each change of their layout raises it. */
+/* Version of all public structs and enums. */
 #define ZERO_ABI_VERSION 0x5a450005u
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
- * default. From then on fields are taken literally: 0 has a special meaning only where a comment gives it.
+ * default.
  *
- * A field's own name, without that of the struct around it, is its key for zero_config_set. For the fields
+ * A field's own name, without that of the struct around it, is its key for zero_config_set. For fields
  * marked + the environment variable ZERO_<KEY IN CAPITALS> overrides the program. Values must be equal on
  * all ranks unless a comment says otherwise. */
 struct zero_config {
@@ -280,15 +259,14 @@ struct zero_config {
     /* + What is sharded. 0: nothing (data parallel), 1: optimizer state, 2: gradients too, 3: parameters too.
      * Default 0. */
     int32_t stage;
-    /* + enum zero_device, host or cuda: where the model computes. With cuda, the calling thread's current
-     * device, one for each rank. Default host. */
+    /* + enum zero_device: host, or cuda for the calling thread's current device. Default host. */
     int32_t device;
-    /* The model's compute stream on a GPU; NULL on the host. NULL on a GPU is CUDA's legacy default stream,
-     * with a warning; cudaStreamLegacy is the same without one. */
+    /* The model's compute stream on a GPU. NULL is CUDA's legacy default stream, with a warning;
+     * cudaStreamLegacy is the same without one. */
     zero_stream stream;
 
-    /* + Micro-batches per zero_step, 1 and more. Default 1. A launcher that starts a job again with fewer
-     * ranks may raise it through ZERO_GRAD_ACCUM_STEPS, so read the actual value by zero_get_stats. */
+    /* + Micro-batches per zero_step, 1 and more. Default 1. A launcher that restarts with fewer ranks may
+     * raise it, so read the actual value by zero_get_stats. */
     int32_t grad_accum_steps;
     /* + Largest global L2 norm of the gradients; larger ones are scaled down. Default 0: no clipping. */
     float clip;
@@ -296,15 +274,14 @@ struct zero_config {
     double grad_scale;
     /* + 1: sum gradients over ranks and micro-batches; 0: average them. Default 0. */
     int32_t grad_sum;
-    /* + 1: the same bits at every stage, prefetch and budget, and in every power-of-two world. Steps of 3 and
-     * more micro-batches then need memory for more gradient sums. With nccl, at most 64 ranks in a group.
-     * Default ZERO_AUTO: on, but off with nccl, with grad_in_place, and for a hybrid over several hosts with
-     * grad_accum_steps above 1. */
+    /* + 1: the same bits at every stage, prefetch and budget, and in every power-of-two world. Needs memory
+     * from 3 micro-batches on, and with nccl at most 64 ranks in a group. Default ZERO_AUTO: on, but off with
+     * nccl, with grad_in_place, and when a hybrid over several hosts accumulates. */
     int32_t deterministic;
-    /* + enum zero_hybrid, used with dp_replicate above 1 at stage 3: hsdp, hfsdp. Default hsdp. */
+    /* + enum zero_hybrid: hsdp, hfsdp. Default hsdp. */
     int32_t hybrid;
-    /* How the ranks are laid out. With tp or pp above 1, ranks that have the same part of the model are a
-     * separate world. What other comments say about all ranks and about rank 0 holds in that world. */
+    /* With tp or pp above 1, ranks that have the same part of the model are a world of their own. "All ranks"
+     * and "rank 0" in other comments are those of that world. */
     struct zero_mesh mesh;
     /* Parameter group 0. */
     struct zero_optim optim;
@@ -316,78 +293,71 @@ struct zero_config {
     struct {
         /* + Units gathered ahead. 0: none. Default 2. */
         int32_t prefetch;
-        /* + Bytes for gathered parameters at stage 3, beyond the shards. Default ZERO_AUTO: what prefetch
-         * needs. */
+        /* + Bytes for gathered parameters at stage 3. Default ZERO_AUTO: what prefetch needs. */
         int64_t param_budget_bytes;
         /* + Dtype of gradients between ranks: f32, bf16, or 0 for the tensor's own. Default 0. */
         int32_t wire_dtype;
-        /* + 1: backward adds all micro-batches of a step to the same gradient, which is reduced once per step
-         * (PyTorch's no_sync). At stages 2 and 3 gradients then stay whole until the last micro-batch.
-         * Excludes deterministic. Default 0: every micro-batch is reduced, and added up in fp32. */
+        /* + 1: backward adds up the micro-batches of a step, and gradients are reduced once (PyTorch's
+         * no_sync). At stages 2 and 3 they stay whole until then. Excludes deterministic. Default 0: every
+         * micro-batch is reduced, and added up in fp32. */
         int32_t grad_in_place;
-        /* The n_order calls of one micro-batch; copied. They size slots, make the first step's gathers right, and
-         * declare how many backward brackets each unit has (zero_tensor.uses). Later steps follow the order that
-         * was seen. With several pipeline stages on a rank: all forward calls, stage by stage, then all backward
-         * calls. Default NULL: each unit forward, then each backward in reverse, as often as uses says. */
+        /* The n_order calls of one micro-batch; copied. They size slots, and declare how many backward
+         * brackets each unit has. Later steps follow the order that was seen. With several pipeline stages on
+         * a rank: all forward calls, stage by stage, then all backward calls. Default NULL: each unit
+         * forward, then each backward in reverse, as often as uses says. */
         int32_t n_order;
         const struct zero_call *order;
     } memory;
 
-    /* Pipelines: a mesh whose pp, or stages_per_rank, is above 1. */
+    /* Pipelines, with mesh.pp or stages_per_rank above 1. */
     struct {
-        /* + enum zero_schedule: 1f1b, gpipe, interleaved, zero-bubble. Default 1f1b. */
+        /* + enum zero_schedule. Default 1f1b. */
         int32_t schedule;
-        /* Path of a schedule in the CSV form of torch.distributed.pipelining: one line for each rank, with or
-         * without messages. Replaces `schedule` in training. zero_wrap and zero_plan read it, and refuse one
-         * that deadlocks, leaves an action out or repeats one. Default NULL. */
+        /* Path of a schedule in the CSV form of torch.distributed.pipelining, which replaces `schedule` in
+         * training. Default NULL. */
         const char *schedule_file;
-        /* Pipeline stages on each rank, with interleaved, gpipe or a schedule_file. Of pp ranks, rank r has
-         * stages r, pp + r, 2 pp + r ..., which its table numbers from 0. Default 1. */
+        /* Pipeline stages on each rank, with interleaved, gpipe or a schedule_file. Rank r has stages r, pp +
+         * r, 2 pp + r and so on; its table numbers them from 0. Default 1. */
         int32_t stages_per_rank;
-        /* Bytes that a stage passes to the next for one micro-batch, at most. Default 0: none. */
+        /* Most bytes that a pipeline stage passes to the next for one micro-batch. Default 0. */
         int64_t activation_bytes;
     } pipeline;
 
     /* Ranks: their numbers, how they meet, and how they communicate. */
     struct {
-        /* This rank's number and the number of ranks. Default 0 and 0: found in the variables of zero-run,
-         * torchrun, Open MPI, MPICH or Slurm; without these, rank 0 of 1. May differ: rank. */
+        /* This rank's number (may differ), and the number of ranks. Default 0 and 0: found in the variables
+         * of zero-run, torchrun, Open MPI, MPICH or Slurm; without these, rank 0 of 1. */
         int32_t rank, world;
         /* Where ranks meet: "tcp://host:port" of rank 0, or "file:///path" on a disk that all hosts share.
-         * Read by zero_wrap and not kept. Default NULL: the environment, else over the launcher's MPI. */
+         * Default NULL: the environment, else over the launcher's MPI. */
         const char *rendezvous;
-        /* Network interface that ranks meet on: its name ("eth0") or an address of it. ZERO_INTERFACE
-         * overrides it. Does not affect NCCL's own traffic. May differ. Default NULL: the system's routes
-         * decide. */
+        /* Network interface that ranks meet on (may differ): its name or an address of it. ZERO_INTERFACE
+         * overrides it. NCCL's own traffic ignores it. Default NULL: the system's routes decide. */
         const char *interface;
-        /* + How long an operation waits for other ranks, in milliseconds, 1 and more. Default 30000. */
+        /* + Longest wait for other ranks, in ms, 1 and more. Default 30000. */
         int64_t timeout_ms;
-        /* + How long zero_wrap waits for the other ranks, in milliseconds, 1 and more. Default ZERO_AUTO:
-         * 600000, or timeout_ms if that is longer. */
+        /* + The same in zero_wrap. Default ZERO_AUTO: 600000, or timeout_ms if that is longer. */
         int64_t start_timeout_ms;
-        /* Name of this context, at most 63 characters. Contexts that are open at the same time need different
-         * names, because only ranks of one name meet. Default NULL: "". */
+        /* Name of this context, at most 63 characters. Only ranks of one name meet. Default NULL: "". */
         const char *name;
-        /* + enum zero_backend: what moves the bytes. Default ZERO_BACKEND_AUTO: self for world 1, else shm on
-         * the host and nccl with cuda. */
+        /* + enum zero_backend. Default ZERO_BACKEND_AUTO: self for world 1, else shm on the host and nccl
+         * with cuda. */
         int32_t backend;
-        /* Points to the program's own MPI_Comm, from which the library makes its own. It says who the ranks
-         * are. MPI must have been started with MPI_THREAD_MULTIPLE. Until zero_wrap has returned on all
-         * ranks, receive nothing there with MPI_ANY_TAG. Default NULL: MPI_COMM_WORLD. */
+        /* Address of the program's own MPI_Comm, which says who the ranks are; it is duplicated. MPI must
+         * have been started with MPI_THREAD_MULTIPLE. Until zero_wrap has returned on all ranks, receive
+         * nothing there with MPI_ANY_TAG. Default NULL: MPI_COMM_WORLD. */
         void *mpi_comm;
-        /* The program's own ncclComm_t, which is split. Rank and world are taken from it. It is not used
-         * after zero_wrap, nor destroyed. The program's own NCCL traffic must not overlap the library's (see
-         * gpus.md). Default NULL. */
+        /* The program's own ncclComm_t, which says who the ranks are; it is split, and not used after
+         * zero_wrap. The program's NCCL traffic must not overlap the library's (gpus.md). Default NULL. */
         void *nccl_comm;
-        /* + nccl: 1 gathers with the GPU's copy engines and symmetric windows, within a host; needs NCCL
-         * 2.30.7. Default ZERO_AUTO: off. */
+        /* + nccl: 1 gathers with the GPU's copy engines, within a host; needs NCCL 2.30.7. Default ZERO_AUTO:
+         * off. */
         int32_t copy_engine;
     } launch;
 
     /* Checkpoints. */
     struct {
-        /* + 1: zero_save returns once a copy is queued, and writes it while training goes on. Reserves
-         * memory for what this rank saves. Default 0. */
+        /* + 1: zero_save copies, and writes the copy while training goes on. Takes memory. Default 0. */
         int32_t save_async;
         /* + Checkpoints that zero_save keeps in a folder, milestones not counted. Default 0: all. */
         int32_t save_keep;
@@ -395,23 +365,21 @@ struct zero_config {
 
     /* Finding faults. */
     struct {
-        /* + 1: check mode (check_mode.md): detects races, and uses of a unit outside its bracket. Slow, and
-         * takes more memory. Default 0. */
+        /* + 1: check mode, which is slow and finds mistakes of the model (check_mode.md). Default 0. */
         int32_t check;
-        /* + 1: keep a timeline for zero_trace_write, of the latest 16384 spans of each track. Default 0. */
+        /* + 1: keep the latest 16384 spans of each track for zero_trace_write. Default 0. */
         int32_t trace;
-        /* Takes one line of text without a newline, from any thread. Default NULL: warnings go to stderr,
-         * each once. ZERO_LOG=stderr or ZERO_LOG=FILE takes every line too; ZERO_LOG=off silences stderr. */
+        /* Takes one line without a newline, on any thread. Default NULL: warnings go to stderr.
+         * ZERO_LOG=stderr and ZERO_LOG=FILE take every line too; ZERO_LOG=off silences stderr. */
         void (*log)(void *arg, const char *line);
         void *log_arg;
     } debug;
 
-    /* enum zero_init: where the first values of parameters come from. Default ZERO_INIT_MODEL. */
+    /* enum zero_init. Default ZERO_INIT_MODEL. */
     int32_t init_from;
-    /* ZERO_INIT_CALL: writes elements [first, first + n) of tensors[tensor], row-major over the whole tensor
-     * and in its dtype, to dst in host memory. It is called on the thread that calls zero_wrap, for this
-     * rank's part, in pieces of at most 256 KiB. It must not call zero_*. If it returns non-zero or skips an
-     * element, zero_wrap fails and names the tensor. */
+    /* ZERO_INIT_CALL: writes elements [first, first + n) of tensors[tensor], row-major and in its dtype, to
+     * host memory at dst. zero_wrap calls it for this rank's part, piece by piece, and fails if it returns
+     * non-zero or skips an element. It must not call zero_*. */
     int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst);
     void *init_arg;
 };
@@ -420,15 +388,15 @@ struct zero_config {
 struct zero_weight {
     /* Name in the file. */
     const char *name;
-    /* Index of the tensor in the table of zero_wrap. */
+    /* Index in the table of zero_wrap. */
     int32_t tensor;
     /* Part of the tensor. 0: all of it; ZERO_SLICE(i): index i of the first dimension, such as a layer. */
     int32_t slice;
-    /* 1: the file has the two dimensions in the other order. */
+    /* 1: the two dimensions are in the other order in the file. */
     int32_t transposed;
 };
 
-/* A value of zero_weight.slice, for i from 0; 0 there means the whole tensor. */
+/* A value of zero_weight.slice, for i from 0. */
 #define ZERO_SLICE(i) (0x40000000 + (i))
 
 /* Values of ZERO_OPTIM_INIT; every other field is 0. X(field, value) */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* zero_info.h: the structs that the calls of zero.h fill in: memory, plans, statistics, pipeline actions and
- * outcomes of steps. zero_config.h includes this file. */
+/* zero_info.h: the structs that the calls of zero.h fill in. zero_config.h includes this file. */
 #ifndef ZERO_ZERO_INFO_H
 #define ZERO_ZERO_INFO_H
 
@@ -61,8 +60,7 @@ struct zero_plan_info {
     struct zero_traffic traffic;
     /* Bytes by the ZeRO paper's formula: parameters, gradients and optimizer state only. */
     int64_t paper_bytes;
-    /* Ranks that share one copy of the parameters (without a hybrid, all data-parallel ranks), and
-     * enum zero_hybrid. */
+    /* Ranks that share one copy of the parameters, and enum zero_hybrid. */
     int32_t dp_shard, hybrid;
 };
 
@@ -86,8 +84,7 @@ struct zero_stats {
     /* "host" or "cuda". */
     const char *device;
 
-    /* Calls of zero_step in this context, skipped ones too; and steps skipped, including those of the loaded
-     * checkpoint. */
+    /* Calls of zero_step in this context; and skipped steps, including those of the loaded checkpoint. */
     int64_t n_steps, n_skipped;
     /* allocated is counted where memory is taken, and equals planned to the byte. */
     struct zero_bytes allocated, planned;
@@ -107,10 +104,9 @@ struct zero_stats {
     int32_t dp_shard, hybrid;
     /* This rank's micro-batches per step, and how often the launcher had started the job before. */
     int32_t grad_accum_steps, attempt;
-    /* Micro-batches of all ranks in all steps, skipped ones too, including those of the loaded checkpoint. */
+    /* Micro-batches of all ranks in all steps, including those of the loaded checkpoint. */
     int64_t n_micro;
-    /* Bytes that NCCL itself holds on the GPU, in addition to allocated. It is asked now and then. 0: another
-     * backend, or NCCL before 2.29.7, which does not say. */
+    /* Bytes that NCCL itself holds on the GPU, in addition to allocated. 0: unknown (before NCCL 2.29.7). */
     int64_t library_bytes;
     /* Ranks along tp, and bytes that this rank received in collectives over tp, which traffic leaves out. */
     int64_t tp, tp_bytes;
