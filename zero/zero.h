@@ -228,7 +228,6 @@ ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 /* Read the outcome of the last zero_step without waiting.
  *
  * Returns 0 and fills *info, or returns ZERO_PENDING (above 0) while this rank does not know the norm yet.
- * Just before the next zero_step is the best time.
  *
  * Local. */
 ZERO_API int zero_last_step(zero_ctx *z, struct zero_step_info *info);
@@ -305,9 +304,8 @@ ZERO_API int zero_release_all(zero_ctx *z);
 
 /* Replace each of n values (0 to 64) by its mean over ranks, for losses and metrics.
  *
- * The sum is exact, so the mean does not depend on order. With tp it is the mean over the ranks that have
- * this rank's shard of the model. With a pipeline the last pipeline stage's values count, and all ranks get
- * their mean.
+ * The sum is exact. With tp it is the mean over the ranks that have this rank's shard of the model. With a
+ * pipeline the last pipeline stage's values count, and all ranks get their mean.
  *
  * Collective over the world. Blocks. */
 ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
@@ -369,8 +367,8 @@ ZERO_API int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src
 /* Get this rank's next action of the pipeline: the forward or backward of one micro-batch.
  *
  * The schedule decides the order, so store what backward needs for each micro-batch and pipeline stage. Call
- * it until micro_batch is -1, then call zero_step. With one pipeline stage action->in, out and kept are NULL,
- * so one program serves both cases. With several, brackets are inside actions, and zero_micro is not called.
+ * it until micro_batch is -1, then call zero_step. With one pipeline stage action->in, out and kept are NULL.
+ * With several, brackets are inside actions, and zero_micro is not called.
  *
  * Collective. Blocks on the host until the action's input has arrived. */
 ZERO_API int zero_next(zero_ctx *z, struct zero_action *action);
@@ -417,8 +415,8 @@ struct zero_save_options {
  * cfg.checkpoint.save_keep are removed. With save_async the call takes a copy and returns, and zero_save_wait
  * or the next save has the outcome.
  *
- * All ranks must see the same dir. It is made if it is missing, and locked until zero_unwrap. Links inside
- * are not followed. options may be NULL.
+ * All ranks must see the same dir. It is made if it is missing, and locked until zero_unwrap. options may be
+ * NULL.
  *
  * Collective, between steps; outside brackets and actions. Blocks on the disk.
  * Errors: the checkpoints in dir are as before

@@ -112,7 +112,7 @@ struct zero_stats {
     int64_t tp, tp_bytes;
     /* Ranks along pp, and bytes that this rank received from other pipeline stages. */
     int64_t pp, pp_bytes;
-    /* As zero_find_place fills it in, with every number known. */
+    /* With every number known. */
     struct zero_place place;
 };
 
