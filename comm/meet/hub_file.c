@@ -27,11 +27,14 @@ void zr_hub_listen_for_file(struct zr_rendezvous *r)
     zr_hub_listen(r);
 }
 
-/* A file of this job is there. Returns whether this rank 0 tries to reach the one that wrote it. */
-static bool goes_to_first(struct zr_rendezvous *r)
+/* Returns whether a file of this job is there, and this rank 0 tries to reach the one that wrote it. If not,
+ * may_replace says whether there is a file that leads nowhere. */
+static bool goes_to_first(struct zr_rendezvous *r, bool *may_replace)
 {
     char why[ZR_MEETING_WHY_CHARS];
-    if (!zr_meeting_file_read(&r->w, &r->file, why))
+    int found = zr_meeting_file_read(&r->w, &r->file, why);
+    *may_replace = found != ZR_MEETING_FILE_ABSENT;
+    if (found)
         return false;
     r->n_to = r->file.n;
     r->to_now = 0;
@@ -64,8 +67,9 @@ void zr_hub_write_file_later(struct zr_rendezvous *r)
 void zr_hub_write_file(struct zr_rendezvous *r)
 {
     union zr_address bound;
+    bool may_replace;
     /* It may be ready without: another context of this process has handed all others over. */
-    if (r->ready || r->code || goes_to_first(r))
+    if (r->ready || r->code || goes_to_first(r, &may_replace))
         return;
     int n = sizeof bound, err = uv_tcp_getsockname(&r->listener[0].tcp, &bound.any, &n);
     if (err) {
@@ -75,7 +79,7 @@ void zr_hub_write_file(struct zr_rendezvous *r)
     r->w.port = zr_address_port(&bound);
     zr_meeting_file_begin(&r->w, &r->file);
     r->file.n = zr_hub_reachable_at(&bound, r->file.at);
-    err = zr_meeting_file_write(&r->w, &r->file);
+    err = zr_meeting_file_write(&r->w, &r->file, may_replace);
     r->has_written = !err;
     if (err == ZR_MEETING_FILE_TAKEN) {
         zr_hub_write_file_later(r);
@@ -96,7 +100,7 @@ bool zr_hub_read_file(struct zr_rendezvous *r)
 {
     char why[ZR_MEETING_WHY_CHARS];
     r->n_to = 0;
-    if (!zr_meeting_file_read(&r->w, &r->file, why)) {
+    if (zr_meeting_file_read(&r->w, &r->file, why)) {
         zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s", why);
         return false;
     }

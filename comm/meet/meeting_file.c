@@ -180,14 +180,13 @@ static ssize_t load_meeting(const char *path, struct stat *st, char text[ZR_MEET
 /* --- rank 0 --- */
 
 /* Nothing of somebody else's is replaced. */
-static int may_replace(const char *path, bool *is_there)
+static int check_replaceable(const char *path)
 {
     struct stat st;
     char text[ZR_MEETING_FILE_BYTES], words[ZR_SYSTEM_WORDS];
     const size_t n_first = sizeof first_line - 1;
     ssize_t n = load_meeting(path, &st, text);
-    *is_there = n != -ENOENT;
-    if (!*is_there)
+    if (n == -ENOENT)
         return 0;
     if (n < 0)
         return zr_fail(ZR_ERR_IO, "cannot say where ranks meet: %.400s is there, and cannot be read: %s",
@@ -212,26 +211,25 @@ static int put_text(int fd, const char *text)
     return fsync(fd) ? -errno : 0;
 }
 
-/* Puts the whole file where it is to be. If nothing was there, another rank 0 may have been faster: -EEXIST.
- * Where there are no links, as on some network file systems, the later one wins. */
-static int put_in_place(const char *whole, const char *path, bool was_there)
+/* Puts the whole file where it is to be. If it may not replace one, another rank 0 may have been faster:
+ * -EEXIST. Where there are no links, as on some network file systems, the later one wins. */
+static int put_in_place(const char *whole, const char *path, bool may_replace)
 {
-    int err = was_there ? ENOTSUP : link(whole, path) ? errno : 0;
+    int err = may_replace ? ENOTSUP : link(whole, path) ? errno : 0;
     if (err && err != EEXIST)
         return rename(whole, path) ? -errno : 0;
     unlink(whole);
     return -err;
 }
 
-int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file *f)
+int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file *f, bool may_replace)
 {
     char path[ZR_MEETING_PATH_CHARS], whole[ZR_MEETING_PATH_CHARS + 64], text[ZR_MEETING_FILE_BYTES],
         why[ZR_SYSTEM_WORDS];
     uint64_t nonce;
     zr_meeting_file_path(w, path);
     zr_meeting_file_print(f, text);
-    bool is_there;
-    int err = may_replace(path, &is_there);
+    int err = check_replaceable(path);
     if (!err)
         err = zr_shake_random((uint8_t *)&nonce, sizeof nonce);
     if (err)
@@ -245,7 +243,7 @@ int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file
     if (close(fd) && !err)
         err = -errno;
     if (!err)
-        err = put_in_place(whole, path, is_there);
+        err = put_in_place(whole, path, may_replace);
     if (!err || err == -EEXIST)
         return err ? ZR_MEETING_FILE_TAKEN : 0;
     unlink(whole);
@@ -271,7 +269,7 @@ bool zr_meeting_file_remove(const struct zr_world *w, const struct zr_meeting_fi
 
 /* --- the others --- */
 
-static bool say_absent(const char *path, char why[ZR_MEETING_WHY_CHARS])
+static int say_absent(const char *path, char why[ZR_MEETING_WHY_CHARS])
 {
     char folder[ZR_MEETING_PATH_CHARS];
     struct stat st;
@@ -282,7 +280,7 @@ static bool say_absent(const char *path, char why[ZR_MEETING_WHY_CHARS])
         snprintf(why, ZR_MEETING_WHY_CHARS,
                  "there is no such file on this host: rank 0 has not started, has given up and left, "
                  "has another ZERO_JOB or key, or does not share the folder");
-    return false;
+    return ZR_MEETING_FILE_ABSENT;
 }
 
 /* Only its owner, who is this user, may write it. */
@@ -321,8 +319,8 @@ static bool is_of_job(const struct zr_world *w, const struct zr_meeting_file *f,
     return false;
 }
 
-bool zr_meeting_file_read(const struct zr_world *w, struct zr_meeting_file *out,
-                          char why[ZR_MEETING_WHY_CHARS])
+int zr_meeting_file_read(const struct zr_world *w, struct zr_meeting_file *out,
+                         char why[ZR_MEETING_WHY_CHARS])
 {
     char path[ZR_MEETING_PATH_CHARS], text[ZR_MEETING_FILE_BYTES], shown[41], words[ZR_SYSTEM_WORDS];
     struct stat st;
@@ -335,16 +333,16 @@ bool zr_meeting_file_read(const struct zr_world *w, struct zr_meeting_file *out,
         snprintf(why, ZR_MEETING_WHY_CHARS, "it cannot be read: %s",
                  n == -ELOOP ? "it is a symbolic link" : zr_system_words((int)-n, words));
     if (n < 0 || !may_follow(&st, why))
-        return false;
+        return ZR_MEETING_FILE_USELESS;
     if (zr_meeting_file_parse(text, (size_t)n, &f)) {
         if (is_of_job(w, &f, why))
             *out = f;
-        return !why[0];
+        return why[0] ? ZR_MEETING_FILE_USELESS : 0;
     }
     snprintf(shown, sizeof shown, "%.*s", n < 40 ? (int)n : 40, text);
     for (char *c = shown; *c; c++)
         *c = (char)((unsigned char)*c < 0x20 || (unsigned char)*c > 0x7e ? '?' : *c);
     snprintf(why, ZR_MEETING_WHY_CHARS,
              n ? "the file says something else (%zd bytes, \"%s\")" : "the file is empty", n, shown);
-    return false;
+    return ZR_MEETING_FILE_USELESS;
 }

@@ -22,7 +22,10 @@ enum {
     /* hex digits */
     ZR_MEETING_MARK_CHARS = 32,
     /* another rank 0 has written its file meanwhile */
-    ZR_MEETING_FILE_TAKEN = 1
+    ZR_MEETING_FILE_TAKEN = 1,
+    /* nothing is there; something is there that leads nowhere */
+    ZR_MEETING_FILE_ABSENT = 1,
+    ZR_MEETING_FILE_USELESS
 };
 
 /* What such a file says. */
@@ -47,13 +50,16 @@ bool zr_meeting_file_parse(const char *text, size_t n, struct zr_meeting_file *o
 /* w->file, or, where that is a folder now, the job's file in it. */
 void zr_meeting_file_path(const struct zr_world *w, char path[ZR_MEETING_PATH_CHARS]);
 
-/* Rank 0. Only this user may write it. A file of ours that is there is replaced, an empty one too; anything
- * else is an error that names it, and stays. ZR_ERR_ARG, ZR_ERR_IO; ZR_MEETING_FILE_TAKEN. */
-int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file *f);
-/* The file that is there now is of this job and attempt, and only its owner, who is this user, may write it
- * (root follows any owner's); else why says what is there instead. */
-bool zr_meeting_file_read(const struct zr_world *w, struct zr_meeting_file *out,
-                          char why[ZR_MEETING_WHY_CHARS]);
+/* Rank 0 writes its file, which only this user may write. If may_replace, a meeting file that is there is
+ * replaced, and so is an empty file. Otherwise the file of another rank 0 stays: ZR_MEETING_FILE_TAKEN. Pass
+ * false if nothing was there when the caller read: another rank 0 may write its file between the two calls.
+ * Anything else that is there stays and is an error that names it: ZR_ERR_ARG, ZR_ERR_IO. */
+int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file *f, bool may_replace);
+/* 0: the file that is there now is of this job and attempt, and only its owner, who is this user, may write it
+ * (root follows any owner's). Otherwise ZR_MEETING_FILE_ABSENT or ZR_MEETING_FILE_USELESS, and why says what
+ * is there instead. */
+int zr_meeting_file_read(const struct zr_world *w, struct zr_meeting_file *out,
+                         char why[ZR_MEETING_WHY_CHARS]);
 /* Rank 0: removes what it wrote; of another rank 0, who has replaced it, nothing. false: it was replaced, or
  * is gone. */
 bool zr_meeting_file_remove(const struct zr_world *w, const struct zr_meeting_file *f);

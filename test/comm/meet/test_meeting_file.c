@@ -364,7 +364,7 @@ static void come_as_rank_0(struct rank *me)
     char why[ZR_MEETING_WHY_CHARS];
     bool is_late = me->w.rank == 1 && !way.keyless;
     me->w.rank = 0;
-    for (int i = 0; is_late && !zr_meeting_file_read(&me->w, &f, why) && i < 10000; i++)
+    for (int i = 0; is_late && zr_meeting_file_read(&me->w, &f, why) && i < 10000; i++)
         sleep_ms(1);
     note_error(me, meet(&m, &me->w, LONG_MS));
     RANK_CHECK(me, part(&m), "handles are left");
@@ -500,7 +500,7 @@ static void but_rank_2(struct rank *me)
         struct zr_world w = me->w;
         struct zr_meeting_file f;
         char why[ZR_MEETING_WHY_CHARS], text[ZR_MEETING_FILE_BYTES];
-        for (int i = 0; i < 10000 && !zr_meeting_file_read(&w, &f, why); i++)
+        for (int i = 0; i < 10000 && zr_meeting_file_read(&w, &f, why); i++)
             sleep_ms(1);
         w.key.bytes[0] ^= 1;
         f = file_of(&w, 1);
@@ -552,7 +552,7 @@ static void *rewrite(void *arg)
         f.n = 1 + i % ZR_LOOKUP_MOST;
         for (int k = 1; k < f.n; k++)
             f.at[k] = f.at[0];
-        g->err = zr_meeting_file_write(&g->w, &f);
+        g->err = zr_meeting_file_write(&g->w, &f, true);
     }
     return NULL;
 }
@@ -566,13 +566,13 @@ static void test_whole(void **state)
     struct rewriting g = {.w = world_by(path, 0, 2)};
     struct zr_meeting_file f = file_of(&g.w, 1000), last;
     pthread_t id;
-    assert_int_equal(zr_meeting_file_write(&g.w, &f), 0);
+    assert_int_equal(zr_meeting_file_write(&g.w, &f, false), 0);
     struct stat st;
     assert_true(stat(path, &st) == 0 && (st.st_mode & 0777) == 0600);
     assert_int_equal(pthread_create(&id, NULL, rewrite, &g), 0);
     int port = 0;
     while (port < 1000 + REWRITES - 1) {
-        bool read = zr_meeting_file_read(&g.w, &last, why);
+        bool read = zr_meeting_file_read(&g.w, &last, why) == 0;
         int now = read ? zr_address_port(&last.at[last.n - 1]) : -1;
         if (now < port) {
             pthread_join(id, NULL);
@@ -582,6 +582,7 @@ static void test_whole(void **state)
     }
     pthread_join(id, NULL);
     assert_int_equal(g.err, 0);
+    assert_int_equal(zr_meeting_file_write(&g.w, &f, false), ZR_MEETING_FILE_TAKEN);
     assert_false(zr_meeting_file_remove(&g.w, &f)); /* it was replaced */
     assert_true(zr_meeting_file_remove(&g.w, &last));
     expect_nothing_left();
