@@ -59,10 +59,12 @@ def weights(folder):
 
 
 def shards(folder):
-    """tensor/kind -> bytes, of all ranks' files put together"""
+    """tensor/kind -> bytes, of all ranks' files put together, without the data of the program"""
     parts = {}
     for path in glob.glob(os.path.join(folder, "*", "shard-*.safetensors")):
         for name, (_, _, data) in read(path).items():
+            if name.count("/") < 2:
+                continue
             tensor, kind, first = name.rsplit("/", 2)
             parts.setdefault(f"{tensor}/{kind}", {})[int(first)] = data
     return {name: b"".join(data for _, data in sorted(ranges.items())) for name, ranges in parts.items()}

@@ -171,7 +171,8 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
                                           .grad = p->flag & GN_CONST ? NULL : (void **)&p->g,
                                           .shape = {p->d[0], p->n_dim == 2 ? p->d[1] : 0},
                                           .dtype = ZERO_F32,
-                                          .unit = p->layer};
+                                          .unit = p->layer,
+                                          .uses = 2}; /* one layer has two brackets, the others one */
         first[n++] = n_var;
         n_var += p->n_dim == 2 ? p->d[0] * p->d[1] : p->d[0];
     }

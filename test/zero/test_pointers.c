@@ -33,6 +33,7 @@ static int wrap(struct toy_rank *r, struct toy *m, zero_ctx **z)
     const struct plan *p = r->arg;
     struct zero_config cfg = toy_config(r, p->stage);
     toy_make(m);
+    m->table[TOY_STACKED].uses = 2; /* two_layers begins layer 1 inside layer 0, and again by itself */
     if (p->per_begin)
         m->table[TOY_STACKED].flags |= ZERO_POINTER_PER_BEGIN;
     return zero_wrap(z, m->table, TOY_TENSORS, &cfg);
