@@ -2,8 +2,8 @@
 /* config.h: from the program's struct zero_config to the options that the floors below work with.
  *
  * One table (config_keys.c) holds every field: its key, place, kind and allowed range. zero_config_set, the
- * ZERO_* environment and the checks of zero_wrap and zero_plan all read it, so none of them can know a field
- * that another does not. A text means what its number means in the field.
+ * ZERO_* environment and the checks of zero_wrap and zero_plan all read it, so they know the same fields. A
+ * text means what its number means in the field.
  *
  * Thread-safety: plain functions on plain data; the environment must not change meanwhile. */
 #ifndef ZR_ZERO_CONFIG_H
@@ -67,10 +67,11 @@ int zr_config_groups(struct zr_config *config, const struct zr_topology *t);
  * micro-batches: each of them would be reduced over the network between hosts. The log of rank 0 says so. */
 void zr_config_mind_network(struct zr_config *config, bool outer_spans_hosts);
 
-/* What start_timeout_ms comes to, of fields that were checked. */
+/* Returns the limit of zero_wrap that start_timeout_ms sets, its default included. c was checked. */
 int64_t zr_config_start_ms(const struct zero_config *c);
 
-/* What can be read of a configuration that is refused, and of the environment, to look for the others. */
+/* Copies those fields of a refused configuration, and of the environment, that are needed to find the other
+ * ranks. */
 void zr_config_legible(const struct zero_config *cfg, struct zero_config *out);
 
 /* Copies cfg.launch.name as it is shown, and as ranks compare it: as much as there is room for, control

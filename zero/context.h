@@ -17,130 +17,135 @@
 #include "zero/config.h"
 #include "zero/progress.h"
 
-/* Where a tensor of this rank's table is in the whole model: which it is there, and from which element on, of
- * the whole or, where it is cut over tp, of this rank's part of it. */
+/* Maps a tensor of this rank's table to the whole model: its number there, and its first element. With tp the
+ * element counts within this rank's part of the tensor. */
 struct zr_place {
     int32_t tensor;
     int64_t first;
 };
 
-/* whole.c: the tensors that files speak of: those of all pipeline stages. */
+/* whole.c: the tensors of the whole model, as checkpoints list them: those of all pipeline stages. */
 struct zr_whole {
     int32_t n;
-    /* (n) as the layout's, with all layers of all stages; with stages there are names, shapes and kinds
-     * alone: grad says whether it is trained, and is not followed */
+    /* (n) The layout's tensors, or with pipeline stages those of all stages with all layers. The latter have
+     * names, shapes and kinds alone. Their grad says whether a tensor is trained, and is not followed. */
     struct zr_tensor *tensors;
-    /* (the layout's n_tensors) NULL: each is all there is */
+    /* (the layout's n_tensors) NULL: each tensor of the layout is whole */
     struct zr_place *own;
     uint64_t hash;
-    /* else tensors are the layout's */
+    /* whether tensors is allocated here; otherwise it is the layout's */
     bool own_memory;
     /* what grad points at */
     void *trained;
 };
 
-/* memory.c: a rank as one that takes of the same memory. */
+/* memory.c: what another rank has to do with the memory that this rank uses. */
 struct zr_sharer {
-    /* on this rank's machine; in which of its memory control groups, a bit for each */
+    /* it runs on this rank's machine */
     bool machine;
+    /* the memory control groups that both are in, a bit for each */
     uint32_t groups;
-    /* of the host's memory that it takes, by its plan or at once */
+    /* the host memory that it allocates, by its plan or by the present call */
     int64_t bytes;
 };
 
 struct zero_ctx {
     struct zr_config config;
     struct zr_world world;
-    /* how long opening waits for the others (cfg.launch.start_timeout_ms) */
+    /* how long zero_wrap waits for the other ranks (cfg.launch.start_timeout_ms) */
     int64_t start_ms;
-    /* cfg.launch.nccl_comm or cfg.launch.mpi_comm, and whose it is; NULL: there is none */
+    /* cfg.launch.nccl_comm or cfg.launch.mpi_comm, and the backend that it belongs to; NULL: neither is set
+     * */
     void *lent;
     const struct zr_backend *lent_of;
-    /* cfg.launch.backend's row, NULL: auto; for ranks that tell each other where they meet */
+    /* the backend that cfg.launch.backend names, which ranks compare when they meet; NULL: auto */
     const struct zr_backend *asked;
-    /* who shares a host with whom, and the groups over its places */
+    /* which ranks share a host, and the groups of ranks along each axis */
     struct zr_topology topology;
     struct zr_mesh mesh;
 
     struct zr_layout *layout;
     struct zr_plan *plan;
     struct zr_whole whole;
-    /* which actions this rank takes in a step, and where it is (schedule.c) */
+    /* the actions that this rank takes in a step, and the next of them (schedule.c) */
     struct zr_schedule *schedule;
     struct zr_loop *loop;
     /* NULL for world 1 */
     struct zr_rendezvous *rendezvous;
-    /* this context among those of the process; NULL: it meets nobody, or its name was taken */
+    /* this context's name in the process's list; NULL: it has no other ranks, or its name was taken */
     struct zr_open_name *open_name;
     /* how it waits for the other ranks */
     struct zr_waiting waiting;
 
     struct zr_device *device;
-    /* when it was last asked */
+    /* free memory of the GPU when it was last asked */
     int64_t gpu_free_bytes;
-    /* when ranks agreed on the plan (agree.c) */
+    /* memory of the host when ranks agreed on the plan (agree.c) */
     struct zr_host_memory memory;
-    /* (world) */
+    /* (world) by rank */
     struct zr_sharer *sharers;
 
     /* what watches device and communicators; NULL: cfg.debug.check is off */
     struct zr_check *check;
 
-    /* By role (struct zr_engine_parts); closed once each. */
+    /* Communicators by role (struct zr_engine_parts). One may have several roles, and is closed once. */
     struct zr_comm *comm[ZR_ROLES];
-    /* what opened them, from zr_prepare on */
+    /* the backend that opens them, known once zr_prepare has run */
     const struct zr_backend *backend;
-    /* of these the one that gathers, as it is under a check */
+    /* the communicator that gathers parameters, without the checks around it */
     struct zr_comm *gathers;
 
     struct zr_engine *engine;
-    /* from when it is known who this rank is */
+    /* the flight recorder, open once this rank's number is known */
     struct zr_flight *flight;
-    /* those of this host's ranks; NULL: there is nobody to meet */
+    /* the recorders of the other ranks on this host; NULL: there are none */
     struct zr_flight_peers *flight_peers;
 
     /* Checkpoints. */
     /* the operating system's, unless a test put others here */
     const struct zr_files *files;
-    /* rank 0's, of the folders that it saves into */
+    /* rank 0's locks on the folders that it saves into */
     struct zr_folder_locks locks;
-    /* begun and not ended; NULL: none */
+    /* the save under way; NULL: none */
     struct zr_save *save;
-    /* what has no values yet (awaited.c); NULL: all have */
+    /* elements without values so far (awaited.c); NULL: all elements have values */
     struct zr_awaited *awaited;
-    /* with pipeline stages: all ranks have agreed that it is so on each */
+    /* with pipeline stages: all ranks have agreed that every tensor has values */
     bool stages_have_values;
     /* saves begun so far */
     int64_t n_saves;
-    /* The last that all ranks know to be on the disk; "": none. */
+    /* the last checkpoint that all ranks know to be on the disk; "": none */
     char saved_path[ZR_PATH_BYTES];
     bool reported_unequal_buffers;
     /* weights that have drifted apart over tp were reported */
     bool reported_apart;
     /* micro-batches of all ranks, in all steps */
     int64_t n_micro;
-    /* zero_loss_scale was called for the step to come; for the step before; a warning said that a step had
-     * none */
-    bool has_loss_scale, had_loss_scale, reported_no_loss_scale;
-    /* brackets of this step */
+    /* zero_loss_scale was called for the next step, and for the last one */
+    bool has_loss_scale, had_loss_scale;
+    /* the warning about a step without zero_loss_scale was given */
+    bool reported_no_loss_scale;
+    /* counts the brackets of this step (left_out.c) */
     struct zr_left_out *left_out;
-    /* for zero-run */
+    /* tells zero-run how far this rank is */
     struct zr_progress_map progress;
     /* the program's own data for the next saves, by enum zr_data_kind; NULL: none */
     struct zr_data *data[ZR_N_DATA];
     /* the files of the checkpoint that was loaded last; NULL: none was */
     struct zr_loaded *loaded;
-    /* since that load: the program called zero_set_data; a warning said that it did not */
-    bool data_set[ZR_N_DATA], reported_no_data[ZR_N_DATA];
-    /* of those that are left where they are (unwrap.c) */
+    /* the program called zero_set_data since that load */
+    bool data_set[ZR_N_DATA];
+    /* the warning that it did not was given */
+    bool reported_no_data[ZR_N_DATA];
+    /* the next context that zero_unwrap could not free (unwrap.c) */
     struct zero_ctx *next_left;
-    /* world * ZR_EXCHANGE_BYTES, for zr_engine_exchange: what ranks tell each other must not fail for want of
+    /* (world * ZR_EXCHANGE_BYTES) for zr_engine_exchange, allocated early so that an exchange never lacks
      * memory */
     void *from_all;
 };
 
-/* The program is in this call until the function that says so returns: for the flight recorder. subject:
- * unit or tensor, -1: none. z may be NULL. */
+/* Tells the flight recorder that the program is in this call until the enclosing function returns. subject is
+ * a unit or a tensor; -1: none. z may be NULL. */
 #define ZR_IN_CALL(z, name, backward, subject)                                                               \
     __attribute__((cleanup(zr_leave_call), unused)) struct zero_ctx *zr_in_call =                            \
         zr_enter_call(z, name, backward, subject)
@@ -157,8 +162,8 @@ static inline void zr_leave_call(struct zero_ctx **z)
         zr_engine_leave((*z)->engine);
 }
 
-/* Among the data-parallel ranks, which have the same part of the model: how many, and this rank's number.
- * Once the mesh is made; else as if the model were whole. */
+/* The number of data-parallel ranks, and this rank's number among them. Data-parallel ranks have the same
+ * part of the model. Before the mesh is made, all ranks count as data-parallel. */
 static inline int32_t zr_dp_world(const struct zero_ctx *z)
 {
     return z->mesh.inner ? z->mesh.inner * z->mesh.outer : z->world.world;
@@ -167,16 +172,18 @@ static inline int32_t zr_dp_rank(const struct zero_ctx *z)
 {
     return z->mesh.inner ? z->world.rank % (z->world.world / z->mesh.stages) / z->mesh.parts : z->world.rank;
 }
-/* The lowest rank that has the same part of the same stage as rank r. */
+/* The lowest rank that has the same part of the model as rank r. */
 static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
 {
     int32_t n_stage = z->world.world / z->mesh.stages;
     return r / n_stage * n_stage + r % z->mesh.parts;
 }
 
-/* whole.c. make: over the rendezvous, all ranks, once the plan is agreed on: ZR_ERR_MISMATCH for a name that
- * two stages have and that is not one tensor, ZR_ERR_NOMEM; without stages local. free: a zeroed one too. */
+/* whole.c. Collects the tensors of all pipeline stages, once the plan is agreed on. Collective over the
+ * rendezvous with pipeline stages, otherwise local. ZR_ERR_MISMATCH if two stages use a name for different
+ * tensors; ZR_ERR_NOMEM. */
 int zr_whole_make(struct zero_ctx *z);
+/* A zeroed struct is allowed. */
 void zr_whole_free(struct zr_whole *w);
 /* Pipeline stages of the whole model. */
 static inline int32_t zr_stages(const struct zero_ctx *z)
@@ -189,27 +196,28 @@ static inline struct zr_place zr_place_of(const struct zero_ctx *z, int32_t tens
     return z->whole.own ? z->whole.own[tensor] : (struct zr_place){.tensor = tensor};
 }
 
-/* find_place.c: who this rank is, by cfg, which was checked, and the environment. */
+/* find_place.c: finds this rank's number and world from cfg, which was checked, and the environment. */
 int zr_find_rank(const struct zero_config *cfg, struct zr_world *out);
 
-/* tensors.c: checks the model's table and copies it. On success *out belongs to the caller (zr_tensors_free).
- * values: what *param must point at. */
+/* The place of the parameters' first values. */
 enum zr_values_in {
-    /* in a plan: pointers are not followed */
+    /* unknown, as in a plan: pointers are not followed */
     ZR_VALUES_UNSEEN,
     ZR_VALUES_IN_MODEL,
-    /* on rank 0, whose values others take */
+    /* in rank 0's model, and this is rank 0 */
     ZR_VALUES_IN_RANK0,
-    /* with somebody else: *param may be NULL */
+    /* not in this rank's model: *param may be NULL */
     ZR_VALUES_ELSEWHERE
 };
-/* Of this rank, by cfg.init_from (wrap.c). */
+/* wrap.c. Returns where they are for this rank, by cfg.init_from. */
 enum zr_values_in zr_values_in(const struct zero_ctx *z);
+/* tensors.c: checks the model's table and copies it. On success *out belongs to the caller
+ * (zr_tensors_free). */
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
                      enum zr_values_in values, struct zr_tensor **out);
 
-/* prepare.c. Local: which backend, how the model is laid out, and the plan. On failure out holds what there
- * is, which the caller frees. */
+/* prepare.c. Chooses the backend and makes the layout, the schedule and the plan. Local. On failure the
+ * caller frees what out holds. */
 struct zr_prepared {
     const struct zr_backend *backend;
     struct zr_layout *layout;
@@ -219,29 +227,29 @@ struct zr_prepared {
 int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors, int32_t n_tensors,
                enum zr_values_in values, struct zr_prepared *out);
 
-/* ties.c. Local. take: before the layout; what a tied tensor is on this rank's stage, for which options have
- * pp. bytes: of all of them, in a slot; sum_bytes: of their sums. hash: of what both stages must have alike;
- * 0: they have none. */
+/* ties.c. Local. Sets what a tied tensor is on this rank's pipeline stage, before the layout is made. */
 int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n);
+/* Bytes of all tied tensors in a slot, and of their gradient sums. */
 int64_t zr_ties_bytes(const struct zr_layout *l);
 int64_t zr_ties_sum_bytes(const struct zr_layout *l);
+/* A hash of what must be equal on both stages; 0 if there are no tied tensors. */
 uint64_t zr_ties_hash(const struct zr_layout *l);
 
 /* schedule.c.
- *   make     local: the schedule, which config's options take their order and memory of (which lie in it)
- *   bracket  ZR_ERR_ORDER for a bracket outside of an action, of another phase, or of another stage's unit
- *   over     ZR_ERR_ORDER while actions of the step are left, of which some were taken, or pp is above 1
- *   drop     the same where messages are on their way, or an action is open
- *   step     the step was taken, or given up
- * And in_actions: ZR_ERR_ORDER for a call that waits for other ranks, while actions of a pipeline are left.
+ *   make     makes the schedule; config's options point at its order and memory; local
+ *   bracket  ZR_ERR_ORDER if the bracket is outside an action, or has another phase or pipeline stage
+ *   over     ZR_ERR_ORDER if the step has actions left and some were taken, or pp is above 1
+ *   drop     ZR_ERR_ORDER if an action is open, or messages are on their way
+ *   step     begins the next step, after zero_step or zero_drop
  */
+/* ZR_ERR_ORDER if the call waits for other ranks and the pipeline has actions left. */
 int zr_refuse_in_actions(const struct zero_ctx *z, const char *call);
 int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_schedule **out);
 void zr_schedule_free(struct zr_schedule *s);
 const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s);
 uint64_t zr_schedule_file_hash(const struct zr_schedule *s);
 struct zr_pipeline;
-/* schedule_file.c: *out, which the caller closes in any case, is what cfg.pipeline.schedule_file says. */
+/* schedule_file.c: reads cfg.pipeline.schedule_file. The caller closes *out, on failure too. */
 int zr_schedule_read(const struct zr_config *c, struct zr_pipeline **out);
 int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct zr_core_event *ev);
 int zr_schedule_over(const struct zero_ctx *z, const char *call);
@@ -249,20 +257,18 @@ int zr_schedule_drop(const struct zero_ctx *z);
 void zr_schedule_step(struct zero_ctx *z);
 
 /* backend.c.
- *   row      of a number in ZERO_BACKEND_MAP; NULL for any other, as auto is. number: of a row
- *   of_lent  the row for what a configuration lends on its device, which goes to *lent; NULL: nothing
- *   choose   the row for a configuration, and with it the default of options.deterministic; what does not go
- *            together is refused
+ *   row      the row with a number in ZERO_BACKEND_MAP; NULL if there is none, as for auto
+ *   number   the number of a row
+ *   of_lent  the row of the communicator that the program lends, which goes to *lent; NULL: it lends none
+ *   choose   the row for a configuration, and the default of options.deterministic; refuses what contradicts
  *   open     local for the device, collective and blocking for the communicators
- *   abort    before they are closed with a rank that may be gone, for which closing might wait: keeps this
- *            thread's message, which is the cause
- *   path     how bytes travel, once there are arenas */
+ *   abort    makes closing safe after a rank was lost; keeps this thread's message, which names the cause
+ *   path     how bytes travel, once the arenas exist */
 const struct zr_backend *zr_backend_row(int32_t number);
 int32_t zr_backend_number(const struct zr_backend *row);
 const struct zr_backend *zr_backend_of_lent(const struct zero_config *c, void **lent);
 int zr_backend_choose(struct zr_config *config, int world, const struct zr_backend **out);
-/* Whether z->backend can join the ranks, as they lie on hosts; else the message says how they do, and what
- * could. */
+/* Refuses a backend that cannot join ranks on several hosts. The message says which backends can. */
 int zr_backend_check_hosts(const struct zero_ctx *z);
 int zr_backend_open_device(struct zero_ctx *z);
 int zr_backend_open_comms(struct zero_ctx *z);
@@ -270,37 +276,40 @@ void zr_backend_abort_comms(struct zero_ctx *z, int err);
 void zr_backend_close_comms(struct zero_ctx *z);
 const char *zr_backend_path(const struct zero_ctx *z);
 
-/* backend_asks.c. Local, alike on all ranks.
- *   ask_roles  what every role's communicator is to move; of which group is left open
- *   is_ragged  slices of some list of places, or their sums, are too large to be packed
- *   reserve    what the communicators want of the plan (options.gather_scratch_bytes and the like), and pack
+/* backend_asks.c. Local; gives the same result on all ranks.
+ *   ask_roles  what each role's communicator has to move; does not choose its group
+ *   is_ragged  whether some slices, or their sums, are too large to be packed
+ *   reserve    sets what the communicators need of the plan (options.gather_scratch_bytes, pack and so on)
  */
 void zr_backend_ask_roles(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o,
                           struct zr_role_ask ask[ZR_ROLES]);
 bool zr_backend_is_ragged(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o);
 void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, const struct zr_layout *layout);
 
-/* agree.c: collective over the rendezvous (none needed for world 1). local_err and this thread's message go
- * to the others; returns local_err, or another rank's with its message, or ZR_ERR_MISMATCH naming the field,
- * tensor and ranks that differ. z->layout and z->plan may be NULL when local_err is not 0. */
+/* agree.c: compares the plans of all ranks. Collective over the rendezvous; local for world 1. Every rank
+ * sends local_err and this thread's message. Returns local_err, or another rank's error with its message, or
+ * ZR_ERR_MISMATCH naming the field, tensor and ranks that differ. z->layout and z->plan may be NULL if
+ * local_err is not 0. */
 int zr_agree_on_plan(struct zero_ctx *z, int local_err);
-/* The same for a later phase of zero_wrap: all succeed or all fail. */
+/* Ends a later phase of zero_wrap, so that all ranks succeed or all fail. Returns as zr_agree_on_plan does.
+ * */
 int zr_agree_on_success(struct zero_ctx *z, int local_err);
 
-/* The same at any time after zero_wrap, over the control communicator. Blocking, between steps. */
+/* The same after zero_wrap, over the control communicator. Blocks. Call it between steps. */
 int zr_agree_in_run(struct zero_ctx *z, int local_err);
 
-/* The same for a call of one pipeline stage's ranks: an error that a rank has alone then ends the context. */
+/* The same among the ranks of one pipeline stage. An error that one rank has alone ends the context. */
 int zr_agree_in_stage(struct zero_ctx *z, int local_err);
 
 /* awaited.c.
- *   refuse           ZR_ERR_ORDER while the tensor (negative: any) has not all its values; of a context that
- *                    has failed, that failure
- *   refuse_all       the same of any tensor, for a call of all ranks: with pipeline stages, of any stage.
- *                    Collective there, until all have
- *   nothing_written  no tensor but buffers has a value or a state that zero_write gave it
- *   reserve          before a write, so that note cannot fail
- *   loaded           all have them now */
+ *   refuse           ZR_ERR_ORDER if the tensor, or with a negative number any tensor, lacks values. Returns
+ *                    the failure of a context that has failed
+ *   refuse_all       the same for all tensors, and with pipeline stages for those of every stage; collective
+ *                    there until every tensor has values
+ *   nothing_written  whether zero_write has written no parameter and no state so far
+ *   reserve          grows the list before a write, so that note cannot fail
+ *   note             records a write
+ *   loaded           records that every tensor has values */
 int zr_awaited_open(struct zero_ctx *z);
 void zr_awaited_close(struct zero_ctx *z);
 int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor);
@@ -310,57 +319,59 @@ int zr_awaited_reserve(struct zero_ctx *z, int32_t tensor);
 void zr_awaited_note(struct zero_ctx *z, int32_t tensor, int64_t first, int64_t n);
 void zr_awaited_loaded(struct zero_ctx *z);
 
-/* first_values.c. One warning for the first NaN or infinity among the weights that this rank owns. Local. */
+/* first_values.c. Warns about the first NaN or infinity among the weights that this rank owns. Local. */
 void zr_first_values_report(struct zero_ctx *z);
 
-/* calls.c. As zero_read and zero_write, of a range that was checked; kind as in zr_engine_read. A tied tensor
- * is written on the first stage; on the last it is noted that it has values, which zr_engine_tied_values
- * brings before. */
+/* calls.c. Read and write a range that was checked; kind as in zr_engine_read. A tied tensor is written on
+ * the first pipeline stage. The last stage only records that it has values, which zr_engine_tied_values
+ * brings. */
 int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, void *dst);
 int zr_values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, const void *src);
 
-/* buffers.c. exist: in the whole model. are_saved_here: this rank saves its stage's. check: local;
- * ZR_ERR_ORDER for one whose *param is NULL. compare: collective, blocking; whether all ranks' are equal
- * (whole_numbers: of these only), else this thread's message names the first that is not. */
+/* buffers.c.
+ *   exist           whether the whole model has buffers
+ *   are_saved_here  whether this rank saves those of its pipeline stage
+ *   check           ZR_ERR_ORDER if the *param of one is NULL; local
+ *   compare         whether they are equal on all ranks. If not, this thread's message names the first that
+ *                   differs. whole_numbers: compares only buffers of whole numbers. Collective; blocks */
 bool zr_buffers_exist(const struct zero_ctx *z);
 bool zr_buffers_are_saved_here(const struct zero_ctx *z);
 int zr_buffers_check(const struct zero_ctx *z);
 int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal);
 
-/* program_data.c. Data that the program gave. The context and the saves under way hold it. keep: NULL is
- * allowed, and returned. */
+/* program_data.c. The program's own data, held by the context and the saves under way. */
 struct zr_data {
-    /* counted on one thread */
+    /* changed on one thread only */
     int32_t n_holders;
     int64_t bytes;
     char content[];
 };
+/* Adds a holder, and returns d. NULL is allowed in both. */
 struct zr_data *zr_data_keep(struct zr_data *d);
 void zr_data_drop(struct zr_data *d);
-/* The files of a loaded checkpoint, for zero_read_data. prepare may fail and changes nothing. use takes them,
- * and drops what zero_set_data was given before the load. */
+/* The files of a loaded checkpoint, for zero_read_data. prepare may fail, and changes nothing then. use takes
+ * them over, and drops the data that zero_set_data was given before the load. */
 int zr_loaded_prepare(struct zero_ctx *z, const char *folder, const struct zr_manifest *m,
                       struct zr_loaded **out);
 void zr_loaded_use(struct zero_ctx *z, struct zr_loaded *loaded);
 void zr_loaded_free(struct zr_loaded *l);
-/* Bytes of the program's data of one enum zr_data_kind in all files; 0 of NULL. */
+/* Bytes of the program's data of one enum zr_data_kind in all files. 0 if l is NULL. */
 int64_t zr_loaded_bytes(const struct zr_loaded *l, int kind);
 
-/* save.c. Ends a save that was begun: collective while the context is healthy, else it only gives up what is
- * this rank's. Returns the save's failure. */
+/* save.c. Ends a save that was begun, and returns its error. Collective while the context is healthy. After a
+ * failure it only frees what this rank has of it. */
 int zr_save_end(struct zero_ctx *z);
 /* After a step: rank 0 may commit once the step's records say that all files are written. */
 void zr_save_notice(struct zero_ctx *z);
 
 /* memory.c.
- *   check       refuses plans that do not fit what the host, and its memory control groups, have free for all
- *               ranks that take of it: those of pipeline stages take different amounts. zr_agree_on_plan has
- *               asked them
- *   check_gpu   refuses a plan that does not fit the GPU; communicators: once more when they are open, and
- *               NCCL has taken its own
- *   host_bytes  what the plan takes of the host's memory
- *   ask         collective, blocking, after zero_wrap: so many bytes more are to be taken of it
- *   check_room  whether it has those bytes, or of a GPU each rank so many: ZR_ERR_NOMEM
+ *   check       refuses plans of the ranks on this host that together do not fit its free memory, or that of
+ *               a memory control group. zr_agree_on_plan has collected what each rank needs
+ *   check_gpu   refuses a plan that does not fit the GPU. Called again with communicators set once they are
+ *               open, because NCCL has allocated memory by then
+ *   host_bytes  the host memory that the plan needs
+ *   ask         collects how many bytes more each rank is about to allocate on the host. Collective; blocks
+ *   check_room  ZR_ERR_NOMEM if the host does not have those bytes, or the GPU of a rank not so many
  */
 int zr_memory_check(struct zero_ctx *z);
 int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
@@ -368,23 +379,23 @@ int64_t zr_memory_host_bytes(const struct zero_ctx *z);
 int zr_memory_ask(struct zero_ctx *z, int64_t bytes);
 int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
 
-/* A hash of the sources that this library was built from (source_hash.py). */
+/* Returns a hash of the sources that this library was built from (source_hash.py). */
 uint64_t zr_source_hash(void);
 
 /* command_line.c. This process's command line without the folder of its program. */
 struct zr_command_line {
-    /* without decimal digits, since programs are given their rank, a port or a device; 0: not known */
+    /* hash without decimal digits, which may be a rank, a port or a device; 0: not known */
     uint64_t hash;
     /* its beginning, on one line */
     char text[128];
 };
 void zr_command_line_read(struct zr_command_line *out);
 
-/* wrap_report.c. Tells the log of a context that has come about. */
+/* wrap_report.c. Writes the log lines of a successful zero_wrap. */
 void zr_wrap_report(struct zero_ctx *z);
 
-/* unwrap.c. Closes what was opened, whatever phase of zero_wrap was reached. Keeps this thread's message: to
- * leave the rendezvous may fail where ranks are gone. */
+/* unwrap.c. Closes what was opened, in whatever phase zero_wrap is. Keeps this thread's message, although
+ * leaving the rendezvous may fail after a rank was lost. */
 void zr_tear_down(struct zero_ctx *z);
 
 /* calls.c. Refuses the call while a bracket is open. */
@@ -392,22 +403,23 @@ int zr_refuse_in_bracket(const struct zero_ctx *z, const char *call);
 /* Refuses the call while zero_gather_all holds all parameters, which it would change. */
 int zr_refuse_in_all(const struct zero_ctx *z, const char *call);
 
-/* Refuses the call of a context that has failed, inside a bracket, and once the gradients of a step have
- * begun, as far as calls tell. z may be NULL. */
+/* Refuses the call if the context has failed, a bracket is open, or calls show that the gradients of a step
+ * have begun. z may be NULL. */
 int zr_need_no_step(struct zero_ctx *z, const char *call);
 
-/* loss_scale.c: a step was taken, or given up. */
+/* loss_scale.c. Called when a step ends: by zero_step, and by zero_drop. */
 void zr_loss_scale_step(struct zero_ctx *z);
 void zr_loss_scale_drop(struct zero_ctx *z);
 
-/* left_out.c: a bracket has ended; a step was taken, or given up. */
+/* left_out.c: counts the brackets that end, to find units that a step leaves out. step and drop end a step as
+ * above. */
 int zr_left_out_open(struct zero_ctx *z);
 void zr_left_out_close(struct zero_ctx *z);
 void zr_left_out_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase);
 void zr_left_out_step(struct zero_ctx *z);
 void zr_left_out_drop(struct zero_ctx *z);
 
-/* given_up.c: with cfg.debug.check, what the model's pointers still point at is filled with NaN. */
+/* given_up.c: with cfg.debug.check, fills the memory that the model's pointers still point at with NaN. */
 void zr_given_up_fill(const struct zero_ctx *z);
 
 /* stats.c */

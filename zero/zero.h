@@ -481,8 +481,8 @@ ZERO_API int zero_read_data(zero_ctx *z, int32_t whose, int64_t first, int64_t n
  *
  * dir is made if it is missing. It gets model.safetensors, or an index and several files if one would be
  * larger than max_file_bytes (0: 5 GB). An earlier export there is replaced in a single step. map has n
- * entries, equal on every rank; NULL: every tensor under its own name. Each pipeline stage gives the entries
- * of its own tensors.
+ * entries, equal on every rank; NULL: every tensor under its own name. A pipeline stage gives the entries
+ * of its tensors.
  *
  * Collective; outside brackets and actions. Blocks on the disk, where only the first rank of each tp shard
  * and pipeline stage writes.
