@@ -44,25 +44,26 @@
  * Words. A *rank* is a process of the job; the *world* is how many there are. A *unit*, usually a layer, is
  * gathered as a whole. Stage 1 shards optimizer state over the ranks, stage 2 also gradients, and stage 3
  * also parameters (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is what one rank keeps, and a
- * *slot* is memory that open units reuse. A *bracket* is a zero_begin/zero_end pair around the model's use of
- * a unit. A *micro-batch* is one forward and backward. A *step* is cfg.grad_accum_steps micro-batches and
- * zero_step. A *buffer* is state that is not trained. A *host* is a machine; as a device, its CPU and memory.
+ * *slot* is memory that gathered units use in turn. A *bracket* is a zero_begin/zero_end pair around the
+ * model's use of a unit. A *micro-batch* is one forward and backward. A *step* is cfg.grad_accum_steps
+ * micro-batches and zero_step. A *buffer* is state that is not trained. A *host* is a machine; as cfg.device,
+ * its CPU and memory.
  *
  * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() explains it.
  * A failed call changes nothing. But if a rank is lost, ranks disagree, or a rank's own work fails (CUDA, the
- * program's update, a fault that check mode finds), the context fails on every rank. Later calls then return
- * the same error, and only zero_unwrap and zero_get_stats work.
+ * callback optim.update, a fault that check mode finds), the context fails on every rank. Later calls then
+ * return the same error, and only zero_unwrap and zero_get_stats work.
  *
- * These errors are not repeated below. ARG: a pointer is NULL, or a number is out of range. ORDER: a bracket
- * is open, or the call is not allowed at this point of a step. MISMATCH: ranks made different calls, or gave
+ * Comments below leave out these errors. ARG: a pointer is NULL, or a number is out of range. ORDER: the call
+ * is not allowed in a bracket or at this point of a step. MISMATCH: ranks made different calls, or gave
  * different arguments to a collective one.
  *
  * "Collective" means that every rank makes the call, in the same order. zero_begin, zero_end and zero_micro
  * wait for other ranks only if what the model uses next is still being gathered, updated or reduced.
  *
- * Threads. One thread at a time uses a context. Different contexts, and functions without one, are
- * independent. Contexts that are open at the same time have different names (cfg.launch.name). The library
- * never calls exit(), and installs a signal handler in check mode only.
+ * Threads. Only one thread at a time may use a context. Calls on different contexts, or without a context,
+ * may run concurrently. Contexts open at the same time must have different names (cfg.launch.name). The
+ * library never calls exit(), and installs a signal handler in check mode only.
  */
 #ifndef ZERO_ZERO_H
 #define ZERO_ZERO_H
@@ -89,7 +90,7 @@ extern "C" {
     X(ORDER, -4, "calls out of order",                                                                       \
       "This call is not allowed here, or the model used memory out of its turn. The message says which.")    \
     X(MISMATCH, -5, "ranks disagree",                                                                        \
-      "Ranks differ in their model, configuration, buffers or calls. Make equal what the message names.")    \
+      "Ranks differ in model, configuration, buffers or calls. The message says what must be equal.")        \
     X(PEER, -6, "a rank was lost",                                                                           \
       "Another rank ended, was killed or was cut off. Read the output of the rank that the message names.")  \
     X(TIMEOUT, -7, "timed out",                                                                              \
@@ -121,7 +122,8 @@ enum zero_value {
     /* + i: the i-th fp32 optimizer state, i from 0. */
     ZERO_VALUE_STATE = 2,
     /* The fp32 gradient that the update will use: reduced, scaled and clipped. For zero_read between backward
-     * and zero_step. The first read of a step does what zero_norm does; with pp above 1 call that first. */
+     * and zero_step. The first such read of a step also does what zero_norm does. With pp above 1 call
+     * zero_norm before it. */
     ZERO_VALUE_GRAD = 64
 };
 
@@ -144,18 +146,17 @@ ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const cha
 /* Find this rank's place in cfg.mesh before zero_wrap, for the data loader and for cudaSetDevice.
  *
  * The rank is the one that zero_wrap finds: that of cfg.launch, or of the launcher (launching.md), or 0 of 1.
- * NULL means ZERO_CONFIG_INIT. With dp_replicate ZERO_AUTO the fields of dp_replicate and dp_shard are -1,
- * and zero_get_stats has them after the wrap.
+ * NULL means ZERO_CONFIG_INIT.
  *
  * Local; any thread. Blocks for a cfg.launch.nccl_comm that NCCL is still making.
- * Errors: ARG     the axes of cfg.mesh do not make the world, or zero_wrap would refuse cfg
+ * Errors: ARG     the product of cfg.mesh is not the world, or zero_wrap would refuse cfg
  *         NOTSUP  cp is above 1, or pp or tp on a GPU */
 ZERO_API int zero_find_place(const struct zero_config *cfg, struct zero_place *out);
 
 /* Count what one rank would allocate and send after zero_wrap, for any stage and world.
  *
- * The world is cfg->launch.world, 1 by default. param and grad are not followed; a grad that is not NULL
- * means trainable. Replicas are taken to lie on several hosts; if they share one, set cfg.deterministic.
+ * The world is cfg->launch.world, 1 by default. param and grad are not dereferenced; a grad that is not NULL
+ * means trainable. Replicas are assumed on several hosts; if they share one, set cfg.deterministic.
  *
  * Local; any thread.
  * Errors: ARG, BUDGET  as of zero_wrap; *out is not changed */
@@ -165,8 +166,8 @@ ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, con
 /* Shard a model over all ranks and take over its pointers.
  *
  * Rank 0's parameters go to all ranks, unless cfg.init_from says otherwise. From here on the library sets
- * *param and *grad of every tensor; at stages 2 and 3 they are NULL outside brackets. What they pointed at
- * may be freed, except buffers. The plan is checked against the available memory first.
+ * *param and *grad; at stages 2 and 3 they are NULL outside brackets. What they pointed at may be freed,
+ * except buffers.
  *
  * Collective.
  * Blocks     until all ranks have come, at most cfg.launch.start_timeout_ms
@@ -182,22 +183,22 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
 
 /* Open and close a bracket: the model's use of one unit.
  *
- * In between, the unit's parameter pointers are valid, and in backward its gradient pointers. Gradients are
- * zero at first, except with ZERO_GRAD_OVERWRITE, and after the first micro-batch with grad_in_place. The end
- * of a backward bracket adds one contribution and starts to reduce it.
+ * In between, the unit's parameter pointers are valid, and in backward its gradient pointers. Gradients start
+ * at zero, unless ZERO_GRAD_OVERWRITE is set; with grad_in_place only in the first micro-batch. zero_end in
+ * backward starts to reduce the gradient, and adds it to the sum of the step.
  *
  * Brackets of different units may nest and overlap. A unit may be open in forward and backward at once
  * (recompute). Two layers of a stacked tensor may be open at once only with ZERO_POINTER_PER_BEGIN, or below
  * stage 2. ZERO_BACKWARD_INPUT and ZERO_BACKWARD_WEIGHT are a backward in two halves: the first has the
  * parameters, the second the gradient.
  *
- * A step updates the units that had a backward bracket; the log names the others once. A unit has one in a
- * micro-batch, unless zero_tensor.uses or cfg.memory.order declares more. At stages 0 and 1 a program may do
- * without brackets, if it never uses any (guide.md).
+ * A step updates the units that had a backward bracket; the log names the others once. A unit may have one
+ * per micro-batch, or as many as zero_tensor.uses or cfg.memory.order declares. At stages 0 and 1 a program
+ * may do without brackets, if it never uses any (guide.md).
  *
  * Collective.
- * Blocks  host: zero_begin, until the parameters have arrived. At stages 0 and 1 the zero_end that closes
- *         the micro-batch's last backward bracket, until gradients are reduced
+ * Blocks  host: zero_begin blocks until the parameters have arrived. At stages 0 and 1 the last backward
+ *         zero_end of a micro-batch blocks until gradients are reduced
  * GPU     both enqueue on cfg.stream
  * Errors: ORDER   open already, or not open; no values yet; the program set *param or *grad; or more backward
  *                 brackets of the unit in a step than uses * cfg.grad_accum_steps
@@ -207,8 +208,8 @@ ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 
 /* End a micro-batch, in a program without brackets that accumulates gradients (stages 0 and 1).
  *
- * Call it after each backward but the last, which zero_step ends. Gradients are zero when it returns. It does
- * nothing for bracketed units and with cfg.memory.grad_in_place.
+ * Call it after each backward of a step but the last one, which zero_step ends. Gradients are zero when it
+ * returns. It does nothing for bracketed units and with cfg.memory.grad_in_place.
  *
  * Collective. */
 ZERO_API int zero_micro(zero_ctx *z);
@@ -246,16 +247,16 @@ ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
  * It is NaN if a gradient is not finite. zero_step or zero_drop must follow. Until then backward brackets and
  * zero_micro are refused, and the model leaves its gradients alone.
  *
- * Collective, where zero_step is allowed. Blocks until gradients are reduced. */
+ * Collective; allowed wherever zero_step is. Blocks until gradients are reduced. */
 ZERO_API int zero_norm(zero_ctx *z, double *norm);
 
-/* Discard the gradients of the current step. The number of the step stays.
+/* Discard the gradients of the current step. The step number does not advance.
  *
  * Collective. Blocks at most for the last step's norm and for gradients that are being reduced.
  * Errors: ORDER  there is nothing to drop */
 ZERO_API int zero_drop(zero_ctx *z);
 
-/* Change a number of a parameter group for the next steps.
+/* Change a hyperparameter of a parameter group, from the next step on.
  *
  * key is "lr_scale", "beta1", "beta2", "eps" or "weight_decay". With group ZERO_ALL it is set in all groups,
  * and key may also be "clip" or "grad_scale". Checkpoints do not hold these numbers.
@@ -264,14 +265,14 @@ ZERO_API int zero_drop(zero_ctx *z);
  * Errors: ARG  the optimizer does not use key, or has no momentum for beta1 */
 ZERO_API int zero_tune(zero_ctx *z, int32_t group, const char *key, double value);
 
-/* Set the number of the last step, and the step count of every unit, to t (0 to 1e17).
+/* Continue as if t steps had been taken (0 to 1e17): as the step number, and as every unit's count.
  *
  * Use it after zero_write of optimizer states from elsewhere: bias corrections go on from t.
  *
  * Collective, between steps. Blocks for the last step's norm. */
 ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
 
-/* Copy elements [first, first + n) of tensors[tensor], row-major over the whole tensor, to dst.
+/* Copy elements [first, first + n) of tensors[tensor], row-major in its shape, to dst.
  *
  * value is an enum zero_value. dst is host memory, of the tensor's dtype for ZERO_VALUE_PARAM and fp32
  * otherwise; NULL on a rank that does not want them.
@@ -282,8 +283,8 @@ ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first
 
 /* Write elements of a tensor: the reverse of zero_read.
  *
- * Rank 0's src counts; others may give NULL. Writing parameters or master weights sets both. A ZERO_TIED
- * tensor is written by its first and last pipeline stage, and the first one's src counts.
+ * Only rank 0's src is used; others may give NULL. Writing parameters or master weights sets both. A
+ * ZERO_TIED tensor is written by its first and last pipeline stage, and the first one's src is used.
  *
  * Collective, as zero_read. Blocks.
  * Errors: ARG  ZERO_VALUE_GRAD */
@@ -297,7 +298,7 @@ ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t firs
  * that train or write are refused. At stages 2 and 3 this takes memory beyond the plan (memory.md). On a GPU
  * take the pointers anew after both calls.
  *
- * Collective. Block; zero_release_all also waits for what the model has put on cfg.stream.
+ * Collective. Both block; zero_release_all also waits for what the model has put on cfg.stream.
  * Errors: BUDGET, NOMEM  the message has the bytes */
 ZERO_API int zero_gather_all(zero_ctx *z, int where);
 ZERO_API int zero_release_all(zero_ctx *z);
@@ -305,19 +306,19 @@ ZERO_API int zero_release_all(zero_ctx *z);
 /* Replace each of n values (0 to 64) by its mean over ranks, for losses and metrics.
  *
  * The sum is exact. With tp it is the mean over the ranks that have this rank's shard of the model. With a
- * pipeline the last pipeline stage's values count, and all ranks get their mean.
+ * pipeline the last pipeline stage's values are used, and all ranks get their mean.
  *
  * Collective over the world. Blocks. */
 ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
 
 /* Get the factor that makes the step train on the mean over all tokens (or samples) of all ranks.
  *
- * count is this rank's number in all micro-batches of the step to come. Add up the losses of the tokens, and
- * start backward with *scale for each. It does not matter how tokens are spread over ranks and micro-batches.
- * Ranks along tp give the same count; along pp the last pipeline stage's is used.
+ * count is how many tokens this rank has in all micro-batches of the next step. Add up the losses of the
+ * tokens, and start backward with *scale for each. It does not matter how tokens are spread over ranks and
+ * micro-batches. Ranks along tp give the same count; along pp the last pipeline stage's is used.
  *
- * Collective, before the step's first backward, outside brackets; the last call counts.
- * Blocks; least between the first micro-batch's forward and backward.
+ * Collective, before the step's first backward, outside brackets; a repeated call replaces the count.
+ * Blocks.
  * Errors: ARG  a count is negative or not finite (the message names the rank), or all are 0 */
 ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
 
@@ -339,7 +340,7 @@ enum zero_reduce { ZERO_SUM = 1, ZERO_MAX };
  * Collective over the axis; inside or outside brackets.
  * Blocks  host: until the other ranks of the axis have come
  * GPU     enqueues on cfg.stream
- * Errors: ARG  another overlap; or a dtype other than ZERO_F32 and ZERO_BF16, except for zero_all_gather */
+ * Errors: ARG  dst and src overlap otherwise; or dtype is not f32 or bf16 (any in zero_all_gather) */
 ZERO_API int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
                              enum zero_dtype dtype, enum zero_reduce op);
 ZERO_API int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
@@ -349,13 +350,13 @@ ZERO_API int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, co
 
 /* Copy bytes of buf from rank root of an axis to the others, such as a sampled token.
  *
- * Each rank gets the bytes of the root that has its own place on the other axes.
+ * root is a rank's number along the axis.
  *
- * Collective over the axis; with ZERO_AXIS_PP over the world, and before or after the actions of a step or an
- * evaluation. Blocks until the others have come. */
+ * Collective over the axis; with ZERO_AXIS_PP over the world, and before or after the actions (zero_next)
+ * of a step or an evaluation. Blocks until the others have come. */
 ZERO_API int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes);
 
-/* State that all ranks of an axis have the same n elements in src.
+/* Assert that all ranks of an axis have the same n elements in src.
  *
  * With cfg.debug.check they are compared in steps 1, 2, 4 and so on. Without it nothing is read or sent.
  *
@@ -380,7 +381,7 @@ ZERO_API int zero_finish(zero_ctx *z);
 
 /* Make the next actions an evaluation: the forward of grad_accum_steps micro-batches.
  *
- * It lasts until micro_batch is -1. zero_mean then gives all ranks the loss.
+ * It lasts until micro_batch is -1.
  *
  * Local; every rank calls it, between steps. */
 ZERO_API int zero_evaluate(zero_ctx *z);
@@ -435,15 +436,15 @@ ZERO_API int zero_save_wait(zero_ctx *z, const char **path);
 
 /* Load a checkpoint, or the latest valid one in a folder of checkpoints.
  *
- * Any stage, world, mesh, prefetch and budget loads what any other saved, bit by bit. Names, dtypes, shapes
- * and optimizers must be equal. A tensor that was frozen and is now trained begins with fresh optimizer
- * state; the log says so. What zero_set_data was given is dropped.
+ * The stage, world, mesh, prefetch and budget may differ from those of the save; the bits are the same.
+ * Names, dtypes, shapes and optimizers must be equal. A tensor that was frozen and is now trained begins with
+ * fresh optimizer state; the log says so. Data of an earlier zero_set_data are dropped.
  *
- * All ranks must find the same files there. The call needs host memory for what this rank owns, except with
- * ZERO_INIT_LATER on the host.
+ * All ranks must find the same files there. The call needs extra host memory for what this rank owns, except
+ * with ZERO_INIT_LATER on the host.
  *
  * Collective, between steps; outside brackets and actions. Blocks on the disk.
- * Errors: IO   the message names the file that is missing or damaged, or the rank that finds another
+ * Errors: IO   the message names the file that is missing or damaged, or the rank that finds a different file
  *         ARG  the checkpoint is of another model; the message names the tensor */
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
@@ -481,8 +482,8 @@ ZERO_API int zero_read_data(zero_ctx *z, int32_t whose, int64_t first, int64_t n
  *
  * dir is made if it is missing. It gets model.safetensors, or an index and several files if one would be
  * larger than max_file_bytes (0: 5 GB). An earlier export there is replaced in a single step. map has n
- * entries, equal on every rank; NULL: every tensor under its own name. A pipeline stage gives the entries
- * of its tensors.
+ * entries, equal on every rank; NULL: every tensor under its own name. A pipeline stage gives the entries of
+ * its tensors.
  *
  * Collective; outside brackets and actions. Blocks on the disk, where only the first rank of each tp shard
  * and pipeline stage writes.
@@ -497,11 +498,11 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
  * map is as in zero_export. Optimizer states, and tensors that map does not name, keep their values. If a
  * file cannot be read to its end, earlier weights may have been written; the call may be repeated.
  *
- * Collective; outside brackets and actions. Blocks on the disk, where the ranks read that would write an
- * export; others need not see dir.
+ * Collective; outside brackets and actions. Blocks on the disk. Only the ranks that would write an
+ * export read; others need not see dir.
  * Errors: IO      the message names the file; or the files carry the ids of two exports
- *         ARG     the message names the entry of map, or the tensor whose shape is another
- *         NOTSUP  the message names the tensor whose dtype is another */
+ *         ARG     the message names the entry of map, or the tensor whose shape differs
+ *         NOTSUP  the message names the tensor whose dtype differs */
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
 
 /* Fill *out with this rank's numbers. Works on a failed context too.

@@ -37,7 +37,7 @@ enum zero_phase {
 #define ZERO_OPTIMIZER_MAP(X)                                                                                \
     X(ADAMW, 1, adamw, "arXiv:1711.05101, decoupled decay; 0.9, 0.999, 1e-8; 2 states")                      \
     X(ADAM, 2, adam, "arXiv:1412.6980; 0.9, 0.999, 1e-8; 2 states")                                          \
-    X(SGD, 3, sgd, "PyTorch's; beta1 is the momentum, 0; 1 state, none without momentum")                    \
+    X(SGD, 3, sgd, "PyTorch's; beta1 is the momentum, default 0; 1 state, none with 0")                      \
     X(RMSPROP, 4, rmsprop, "Tieleman and Hinton, 2012, PyTorch's form; beta2 0.99, 1e-8; 1 state")           \
     X(LION, 5, lion, "arXiv:2302.06675, decoupled decay; 0.9, 0.99; 1 state")                                \
     X(NESTEROV, 6, nesterov, "PyTorch's SGD(nesterov=True); beta1 is the momentum, 0.9; 1 state, none with 0")
@@ -62,13 +62,14 @@ enum zero_backend {
 #undef ZERO_BACKEND_ENUM
 };
 
-/* Where the model computes, and its parameters, gradients and optimizer state are. */
+/* Where the model computes, and where its parameters, gradients and optimizer state are. */
 enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
 
-/* The source of the parameters' first values. With all but the first, *param may be NULL (not on rank 0 with
- * ZERO_INIT_RANK0), for models larger than a rank's memory (memory.md). Buffers get rank 0's values. */
+/* The source of the parameters' first values. Except with ZERO_INIT_MODEL, and on rank 0 with
+ * ZERO_INIT_RANK0, *param may be NULL, for models larger than a rank's memory (memory.md). Buffers get rank
+ * 0's values. */
 enum zero_init {
-    /* *param of every rank; rank 0's values count. */
+    /* *param of every rank; only rank 0's values are used. */
     ZERO_INIT_MODEL = 0,
     /* *param of rank 0. */
     ZERO_INIT_RANK0 = 1,
@@ -90,15 +91,16 @@ enum {
     /* The unit's parameters stay gathered at stage 3, and its gradients whole at stages 2 and 3. Any number
      * of such units may be open at once. */
     ZERO_RESIDENT = 1 << 3,
-    /* With ZERO_STACKED: the model reads *param and *grad after each zero_begin, so several layers may be
-     * open at once. */
+    /* With ZERO_STACKED: the model reads *param and *grad anew after each zero_begin, so several layers may
+     * be open at once. Layer l is still at *param + l * stride. */
     ZERO_POINTER_PER_BEGIN = 1 << 4,
     /* State that is saved but not trained, such as a counter. grad is NULL, and no other flag is set. */
     ZERO_BUFFER = 1 << 5,
     /* A tensor of the first and the last pipeline stage, such as an embedding that the head shares
      * (pipeline.md). With pp 1 the same as ZERO_RESIDENT. */
     ZERO_TIED = 1 << 6,
-    /* Each rank along tp computes the gradient from different rows, as for norms, and zero_end adds them. */
+    /* Sequence parallelism: each rank along tp computes this gradient from its own tokens, as for norms, and
+     * zero_end adds up those of tp. */
     ZERO_TP_PARTIAL = 1 << 7
 };
 
@@ -114,7 +116,8 @@ struct zero_tensor {
     /* Name in errors, traces and checkpoints; unique in the whole model, but for ZERO_TIED tensors and
      * ZERO_STACKED ones that pipeline stages divide. */
     const char *name;
-    /* Addresses of the model's own pointers, in place until zero_unwrap. grad NULL: frozen. */
+    /* Addresses of the model's own pointers, in place until zero_unwrap. *grad has the same dtype. grad NULL:
+     * frozen. */
     void **param, **grad;
     /* Row-major dimensions, ended by 0 if fewer than 8. */
     int64_t shape[8];
@@ -125,20 +128,19 @@ struct zero_tensor {
     uint32_t flags;
     /* Parameter group (struct zero_optim). 0: cfg.optim; g: cfg.optim_groups[g - 1]. Buffers: 0. */
     int32_t group;
-    /* Elements that stay together on one rank, counted from the beginning of the tensor or layer
-     * (optimizers.md). 0: 1. */
+    /* Shards begin at multiples of this many elements of the tensor or layer (optimizers.md). 0 means 1. */
     int64_t granule;
-    /* ZERO_TP_CUT(d): tp divides the tensor along dimension d. 0: ranks along tp have the same elements, and
-     * must compute the same gradient. */
+    /* ZERO_TP_CUT(d): tp divides the tensor along dimension d, and shape is that of this rank's shard. 0:
+     * ranks along tp have the same elements, and compute the same gradient unless ZERO_TP_PARTIAL is set. */
     int32_t tp_cut;
-    /* Blocks along that dimension, each divided separately, as in a fused q, k and v. 0: 1. */
+    /* Blocks along that dimension, each divided separately, as in a fused q, k and v. 0 means 1. */
     int32_t tp_blocks;
     /* Size of the whole tensor along dimension 0, if the last shards are padded. 0: no padding. */
     int64_t tp_size;
     /* Pipeline stage on this rank, 0 to stages_per_rank - 1. All tensors of a unit have the same. */
     int32_t pp_stage;
-    /* Most backward brackets of the unit in a micro-batch, 0 to 1000. 0: 1. Tensors of a unit that say it
-     * agree. With cfg.memory.order, its brackets count, and uses is 0 or agrees. */
+    /* Most backward brackets of the unit in a micro-batch, 0 to 1000. 0 means 1. All tensors of a unit that
+     * set it set the same. With cfg.memory.order: 0, or the number of brackets there. */
     int32_t uses;
 };
 
@@ -177,8 +179,8 @@ struct zero_update {
 
 /* A parameter group: what updates its tensors, and with which numbers.
  *
- * Start from ZERO_OPTIM_INIT, which writes every default. From then on 0 means 0. Keys and environment
- * variables set group 0, which is cfg.optim. zero_tune changes the numbers between steps. */
+ * Start from ZERO_OPTIM_INIT, which writes every default. Keys and environment variables set group 0, which
+ * is cfg.optim. zero_tune changes the numbers between steps. */
 struct zero_optim {
     /* + enum zero_optimizer. Default ZERO_ADAMW. If update is set, leave the default, which is ignored. */
     int32_t optimizer;
@@ -206,7 +208,7 @@ struct zero_optim {
 enum zero_schedule {
     /* Backward as soon as possible. */
     ZERO_SCHEDULE_1F1B = 0,
-    /* All forwards, then all backwards. Keeps the activations of every micro-batch. */
+    /* All forwards, then all backwards. */
     ZERO_SCHEDULE_GPIPE = 1,
     /* 1F1B with several pipeline stages per rank. */
     ZERO_SCHEDULE_INTERLEAVED = 2,
@@ -232,7 +234,7 @@ struct zero_mesh {
     int32_t dp_replicate;
     /* + Ranks that stages 1 to 3 shard over. Default 0: what the other axes leave of the world. */
     int32_t dp_shard;
-    /* + Context parallelism, which is not implemented yet: 1. Default 1. */
+    /* + Context parallelism. Not implemented yet: must be 1, the default. */
     int32_t cp;
     /* + Tensor parallelism: ranks that divide every layer and compute on the same data. Default 1. */
     int32_t tp;
@@ -247,9 +249,9 @@ struct zero_mesh {
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
  * default.
  *
- * A field's own name, without that of the struct around it, is its key for zero_config_set. For fields
- * marked + the environment variable ZERO_<KEY IN CAPITALS> overrides the program. Values must be equal on
- * all ranks unless a comment says otherwise. */
+ * A field's own name, without that of the struct around it, is its key for zero_config_set. For fields marked
+ * + the environment variable ZERO_<KEY IN CAPITALS> overrides the program. Values must be equal on all ranks
+ * unless a comment says otherwise. */
 struct zero_config {
     /* bytes of this struct */
     size_t size;
@@ -274,14 +276,14 @@ struct zero_config {
     double grad_scale;
     /* + 1: sum gradients over ranks and micro-batches; 0: average them. Default 0. */
     int32_t grad_sum;
-    /* + 1: the same bits at every stage, prefetch and budget, and in every power-of-two world. Needs memory
-     * from 3 micro-batches on, and with nccl at most 64 ranks in a group. Default ZERO_AUTO: on, but off with
-     * nccl, with grad_in_place, and when a hybrid over several hosts accumulates. */
+    /* + 1: the same bits at every stage, prefetch and budget, and in every power-of-two world. Takes memory
+     * from 3 micro-batches on, and allows at most 64 ranks in a group with nccl. Default ZERO_AUTO: on,
+     * except with nccl, with grad_in_place, and with replicas on several hosts and several micro-batches. */
     int32_t deterministic;
     /* + enum zero_hybrid: hsdp, hfsdp. Default hsdp. */
     int32_t hybrid;
-    /* With tp or pp above 1, ranks that have the same part of the model are a world of their own. "All ranks"
-     * and "rank 0" in other comments are those of that world. */
+    /* With tp or pp above 1, "all ranks" and "rank 0" in other comments are those among the ranks that have
+     * the same part of the model. */
     struct zero_mesh mesh;
     /* Parameter group 0. */
     struct zero_optim optim;
@@ -302,9 +304,9 @@ struct zero_config {
          * micro-batch is reduced, and added up in fp32. */
         int32_t grad_in_place;
         /* The n_order calls of one micro-batch; copied. They size slots, and declare how many backward
-         * brackets each unit has. Later steps follow the order that was seen. With several pipeline stages on
-         * a rank: all forward calls, stage by stage, then all backward calls. Default NULL: each unit
-         * forward, then each backward in reverse, as often as uses says. */
+         * brackets each unit has. After the first step the library follows the order that it has seen. With
+         * several pipeline stages on a rank: all forward calls, stage by stage, then all backward calls.
+         * Default NULL: each unit forward, then each backward in reverse, as often as uses says. */
         int32_t n_order;
         const struct zero_call *order;
     } memory;
@@ -329,7 +331,7 @@ struct zero_config {
          * of zero-run, torchrun, Open MPI, MPICH or Slurm; without these, rank 0 of 1. */
         int32_t rank, world;
         /* Where ranks meet: "tcp://host:port" of rank 0, or "file:///path" on a disk that all hosts share.
-         * Default NULL: the environment, else over the launcher's MPI. */
+         * Default NULL: from the environment, or without one over the launcher's MPI. */
         const char *rendezvous;
         /* Network interface that ranks meet on (may differ): its name or an address of it. ZERO_INTERFACE
          * overrides it. NCCL's own traffic ignores it. Default NULL: the system's routes decide. */
@@ -338,7 +340,8 @@ struct zero_config {
         int64_t timeout_ms;
         /* + The same in zero_wrap. Default ZERO_AUTO: 600000, or timeout_ms if that is longer. */
         int64_t start_timeout_ms;
-        /* Name of this context, at most 63 characters. Only ranks of one name meet. Default NULL: "". */
+        /* Name of this context, at most 63 characters. Only contexts of the same name connect. Default NULL:
+         * "". */
         const char *name;
         /* + enum zero_backend. Default ZERO_BACKEND_AUTO: self for world 1, else shm on the host and nccl
          * with cuda. */
@@ -369,8 +372,8 @@ struct zero_config {
         int32_t check;
         /* + 1: keep the latest 16384 spans of each track for zero_trace_write. Default 0. */
         int32_t trace;
-        /* Takes one line without a newline, on any thread. Default NULL: warnings go to stderr.
-         * ZERO_LOG=stderr and ZERO_LOG=FILE take every line too; ZERO_LOG=off silences stderr. */
+        /* Called with one line, without its newline, from any thread. Default NULL: warnings go to stderr.
+         * ZERO_LOG=stderr or ZERO_LOG=FILE also writes every line there; ZERO_LOG=off silences stderr. */
         void (*log)(void *arg, const char *line);
         void *log_arg;
     } debug;

@@ -71,7 +71,7 @@ struct zero_place {
     /* For the data loader: this rank's part, and their number. Ranks along tp, cp and pp share a part. */
     int32_t data, n_data;
     /* This rank's number along each axis, and the number of ranks along it. With dp_replicate ZERO_AUTO the
-     * four dp_ numbers are -1 before zero_wrap. */
+     * four dp_ numbers are -1 until zero_wrap; then zero_get_stats has them. */
     int32_t pp, dp_replicate, dp_shard, cp, tp;
     int32_t n_pp, n_dp_replicate, n_dp_shard, n_cp, n_tp;
 };

@@ -2,10 +2,10 @@
 /* meeting_file.h: a file in which rank 0 says where it waits, for ranks that share a folder and do not know
  * beforehand where rank 0 will be.
  *
- * It is a text: what it is, by which mark ranks of its job know it, the attempt, and rank 0's addresses.
- * Rank 0 writes it whole under another name first, so nobody reads half of one. A file that an
- * earlier job or attempt left there is told by its mark and attempt and is not followed. What it says proves
- * nothing: whoever is found there still shows that he has the job's key (handshake.h).
+ * It is a text: what it is, by which mark ranks of its job know it, the attempt, and rank 0's addresses. Rank
+ * 0 writes it whole under another name first, so nobody reads half of one. A file that an earlier job or
+ * attempt left there is told by its mark and attempt and is not followed. What it says proves nothing:
+ * whoever is found there still shows that he has the job's key (handshake.h).
  *
  * On NFS a client may remember for a minute that a file is not there, or what it was. Opening its folder, and
  * then the file, makes it ask the server again, so every reading does both. */
@@ -55,9 +55,9 @@ void zr_meeting_file_path(const struct zr_world *w, char path[ZR_MEETING_PATH_CH
  * false if nothing was there when the caller read: another rank 0 may write its file between the two calls.
  * Anything else that is there stays and is an error that names it: ZR_ERR_ARG, ZR_ERR_IO. */
 int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file *f, bool may_replace);
-/* 0: the file that is there now is of this job and attempt, and only its owner, who is this user, may write it
- * (root follows any owner's). Otherwise ZR_MEETING_FILE_ABSENT or ZR_MEETING_FILE_USELESS, and why says what
- * is there instead. */
+/* 0: the file that is there now is of this job and attempt, and only its owner, who is this user, may write
+ * it (root follows any owner's). Otherwise ZR_MEETING_FILE_ABSENT or ZR_MEETING_FILE_USELESS, and why says
+ * what is there instead. */
 int zr_meeting_file_read(const struct zr_world *w, struct zr_meeting_file *out,
                          char why[ZR_MEETING_WHY_CHARS]);
 /* Rank 0: removes what it wrote; of another rank 0, who has replaced it, nothing. false: it was replaced, or

@@ -23,7 +23,7 @@ class ReadmeProgram(unittest.TestCase):
         for world in 1, 2, 4:
             logs = {'ZERO_LOG': 'off'} if world == 1 else {}  # one rank is warned that nothing is sharded
             said = self.wrapped(world, **logs)
-            errors = [(int(step), float(out) - 3) for step, out in re.findall(r'^step (\d+): out is (\S+), to be 3$', said, re.MULTILINE)]
+            errors = [(int(step), float(out) - 3) for step, out in re.findall(r'^step (\d+): out is (\S+), should be 3$', said, re.MULTILINE)]
             self.assertEqual([step for step, _ in errors], list(range(20, 101, 20)), said)
             self.assertGreater(abs(errors[0][1]), 1)
             self.assertLess(abs(errors[-1][1]), 0.1)

@@ -75,7 +75,7 @@ static void train(struct model *m)
         for (int l = LAYERS - 1; l >= 0; l--) {
             must(zero_begin(z, l, ZERO_BACKWARD)); /* and its gradients, which are zero */
             backward(m, l);
-            must(zero_end(z, l, ZERO_BACKWARD)); /* they are added up over the ranks */
+            must(zero_end(z, l, ZERO_BACKWARD)); /* they are reduced over the ranks */
         }
         must(zero_step(z, 3e-2f, NULL)); /* AdamW on the mean, each rank on its part of the weights */
         must(zero_mean(z, &m->loss, 1));
