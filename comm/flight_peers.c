@@ -21,7 +21,7 @@ static void map_peer(struct zr_flight_peers *p, struct zr_shared_at *where, int3
 {
     where->rank = rank;
     if (where->fd >= 0 && zr_flight_map(where, &p->of[rank])) /* else that rank has said so itself */
-        zr_warn(log, "where rank %d is lost, its last call cannot be said: %s", rank, zr_error_text());
+        zr_warn(log, "the last call of rank %d cannot be read if it is lost: %s", rank, zr_error_text());
 }
 
 int zr_flight_peers_open(struct zr_rendezvous *rdv, const struct zr_topology *t, const struct zr_flight *f,

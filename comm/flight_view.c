@@ -21,7 +21,7 @@ _Static_assert(HEAD_BYTES % 8 == 0 && sizeof(struct zr_flight_op) % 8 == 0, "no 
 
 static int refuse_file(const char *what)
 {
-    return zr_fail(ZR_ERR_ARG, "this is no flight recorder's file, or a damaged one: %s", what);
+    return zr_fail(ZR_ERR_ARG, "this is not a flight recorder's file, or it is damaged: %s", what);
 }
 
 static bool ends(const char *text, size_t n)
@@ -32,14 +32,14 @@ static bool ends(const char *text, size_t n)
 static int check_head(const struct zr_flight_view *v)
 {
     if (v->magic != ZR_FLIGHT_MAGIC)
-        return refuse_file("it does not begin as one does");
+        return refuse_file("it does not begin like one");
     if (v->version != ZR_FLIGHT_VERSION || v->head_bytes != HEAD_BYTES)
         return zr_fail(ZR_ERR_ARG,
                        "a flight recorder's file of version %u with a head of %u bytes: this program reads "
-                       "version %d with %d",
+                       "version %d with %d bytes",
                        v->version, v->head_bytes, ZR_FLIGHT_VERSION, (int)HEAD_BYTES);
     if (v->state != ZR_FLIGHT_OPEN && v->state != ZR_FLIGHT_CLOSED)
-        return refuse_file("its state is no known one");
+        return refuse_file("its state is unknown");
     if (v->world < 1 || v->world > MOST_WORLD || v->rank < 0 || v->rank >= v->world || v->attempt < 0)
         return refuse_file("its rank, world or attempt is out of range");
     if (!ends(v->job, sizeof v->job) || !ends(v->host, sizeof v->host) || !ends(v->text, sizeof v->text) ||
@@ -61,7 +61,7 @@ static int check_role(const struct zr_flight_view *v, const struct zr_flight_rol
 static int check_op(const struct zr_flight_op *o, uint64_t before)
 {
     if (o->role < 0 || o->role >= ZR_ROLES || o->op < ZR_OP_ALL_GATHER || o->op > ZR_OP_AGREE)
-        return refuse_file("an operation of no known kind");
+        return refuse_file("an operation of an unknown kind");
     if (o->serial <= before || o->seq < 1 || o->bytes < 0 || o->unit < -1)
         return refuse_file("an operation out of order or out of range");
     return 0;
@@ -96,7 +96,7 @@ int zr_flight_parse(const void *data, size_t n, struct zr_flight_view *out)
     if (err)
         return err;
     if (n != zr_flight_bytes(out))
-        return refuse_file("it is not as long as it says");
+        return refuse_file("its length is not the one that it states");
     memcpy(out->ops, (const char *)data + HEAD_BYTES, n - HEAD_BYTES);
     return zr_flight_check(out);
 }
@@ -166,7 +166,7 @@ int zr_flight_write_file(const struct zr_flight_view *v, const char *folder, cha
         *c = is_plain(*c) ? *c : '_';
     int n = snprintf(path, ZR_FLIGHT_PATH, "%s/flight-%s-attempt%d-rank%d", folder, job, v->attempt, v->rank);
     if (n >= ZR_FLIGHT_PATH)
-        return zr_fail(ZR_ERR_ARG, "the folder of flight recorders' files has a name too long: %.100s...",
+        return zr_fail(ZR_ERR_ARG, "the name of the folder for flight recorders is too long: %.100s...",
                        folder);
     name_part(path, (int)getpid(), temp);
     int error = write_all(temp, v, zr_flight_bytes(v));

@@ -71,8 +71,8 @@ int zr_seg_ring_keep(struct zr_seg_ring *r, const char *who, int size, enum zr_o
     const uint64_t all = (uint64_t)n + entries_of_lists(size, (uint64_t)n_lists);
     if (all > ZR_RING_SEGS)
         return zr_fail(ZR_ERR_ARG,
-                       "%s %s: %d of %d segments have places of their own: room for %d segments is "
-                       "allowed, they take that of %llu",
+                       "%s %s: %d of %d segments have their own places: there is room for %d segments, but "
+                       "they take that of %llu",
                        who, zr_op_name(op), n_lists, n, ZR_RING_SEGS, (unsigned long long)all);
     uint64_t put = ring_room(r, all);
     union zr_any_seg *to = &r->entry[put % ZR_RING_ENTRIES];

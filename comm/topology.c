@@ -136,7 +136,7 @@ bool zr_topology_order_by_rank(struct zr_topology *t)
 int zr_topology_assume(int32_t world, int32_t local_size, struct zr_topology *out)
 {
     if (world < 1 || local_size < 0)
-        return zr_fail(ZR_ERR_ARG, "a world of %d ranks, %d on each host, has no places", world, local_size);
+        return zr_fail(ZR_ERR_ARG, "a world of %d ranks cannot have %d on each host", world, local_size);
     if (!allocate(world, 0, out))
         return zr_fail(ZR_ERR_NOMEM, "no memory for the hosts of %d ranks", world);
     int32_t each = local_size ? local_size : world;
@@ -224,7 +224,7 @@ static bool can_map(const struct probe *p, int32_t rank, struct finding *f)
         char why[ZR_SYSTEM_WORDS];
         f->cannot = rank;
         snprintf(f->text, sizeof f->text, "%.120s",
-                 errno ? zr_system_words(errno, why) : "another file is in its place");
+                 errno ? zr_system_words(errno, why) : "it was replaced by another file");
     }
     if (fd >= 0)
         close(fd);
@@ -329,7 +329,7 @@ static void say_not_asked(const struct probe *p, int32_t rank, struct zr_host *h
                  "rank %d and rank %d are in different process namespaces (containers) of one machine", other,
                  rank);
     else if (other < rank || without < rank)
-        snprintf(h->why, sizeof h->why, "rank %d can share no memory: %.120s", lacks ? rank : without,
+        snprintf(h->why, sizeof h->why, "rank %d cannot share memory: %.120s", lacks ? rank : without,
                  p->cards[lacks ? rank : without].text);
 }
 
@@ -463,8 +463,8 @@ int zr_topology_one_host(const struct zr_topology *t, const int32_t *members, in
     if (!same_text(a->part, b->part, sizeof a->part)) {
         char parts[192];
         say_parts(members[0], a->part, members[k], b->part, parts, sizeof parts);
-        return zr_fail(ZR_ERR_NOTSUP, "shared memory needs all ranks on one host: %s, which makes two of it",
-                       parts);
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "shared memory needs all ranks on one host: %s, which makes it two hosts", parts);
     }
     return zr_fail(ZR_ERR_NOTSUP, "shared memory needs ranks that can map each other's memory: %s",
                    b->why[0] ? b->why : a->why);

@@ -146,6 +146,6 @@ int zr_within(const struct zr_task_call *call, int64_t ms, void *arg, size_t byt
         return 0;
     }
     return err ? zr_fail_more(err, "%s", call->what)
-               : zr_fail(ZR_ERR_TIMEOUT, "%s has not come back after %lld ms%s", call->what, (long long)ms,
+               : zr_fail(ZR_ERR_TIMEOUT, "%s has not returned after %lld ms%s", call->what, (long long)ms,
                          call->limit ? call->limit : "");
 }

@@ -74,11 +74,12 @@ const char *zr_limit_words(int error, const char *words, char text[ZR_SYSTEM_WOR
     struct rlimit most;
     if (error == EFBIG && !getrlimit(RLIMIT_FSIZE, &most) && most.rlim_cur != RLIM_INFINITY)
         snprintf(text, ZR_SYSTEM_WORDS,
-                 "%s: this process may make files of %llu bytes (RLIMIT_FSIZE, ulimit -f)", words,
+                 "%s: this process may make files of at most %llu bytes (RLIMIT_FSIZE, ulimit -f)", words,
                  (unsigned long long)most.rlim_cur);
     else if (error == EMFILE && !getrlimit(RLIMIT_NOFILE, &most))
-        snprintf(text, ZR_SYSTEM_WORDS, "%s: this process may have %llu open (RLIMIT_NOFILE, ulimit -n)",
-                 words, (unsigned long long)most.rlim_cur);
+        snprintf(text, ZR_SYSTEM_WORDS,
+                 "%s: this process may have at most %llu open (RLIMIT_NOFILE, ulimit -n)", words,
+                 (unsigned long long)most.rlim_cur);
     else if (error == ENFILE)
         snprintf(text, ZR_SYSTEM_WORDS,
                  "%s: all processes of this host together have too many open (sysctl fs.file-max)", words);

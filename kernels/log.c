@@ -48,8 +48,8 @@ int zr_log_open(void (*fn)(void *arg, const char *line), void *fn_arg, const cha
                             open(where, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666))) < 0) {
         char why[ZR_SYSTEM_WORDS];
         int err = zr_fail(ZR_ERR_ARG,
-                          "ZERO_LOG is \"%s\", a file that cannot be opened: %s; allowed: off, stderr, "
-                          "or a file that can be written",
+                          "ZERO_LOG is \"%s\", and this file cannot be opened: %s; allowed: off, stderr, or "
+                          "a file that can be written",
                           where, zr_system_words(errno, why));
         free(log);
         return err;

@@ -62,11 +62,10 @@ int zr_check_copy_rows(const struct zr_copy_rows *table, int n)
         int64_t widest = c->dst_stride > c->src_stride ? c->dst_stride : c->src_stride;
         if (c->dst_stride < c->row_bytes || c->src_stride < c->row_bytes ||
             __builtin_mul_overflow(rows, widest, &rows))
-            return zr_fail(
-                ZR_ERR_ARG,
-                "copy_rows: copy %d: rows of %lld bytes are %lld apart in dst, %lld in src: at least "
-                "as far as they are long is allowed",
-                i, (long long)c->row_bytes, (long long)c->dst_stride, (long long)c->src_stride);
+            return zr_fail(ZR_ERR_ARG,
+                           "copy_rows: copy %d: rows of %lld bytes are %lld apart in dst, %lld in src: at "
+                           "least their length is allowed",
+                           i, (long long)c->row_bytes, (long long)c->dst_stride, (long long)c->src_stride);
     }
     /* Rows of two tables may lie in between each other; what is read lies apart as a whole. */
     for (int i = 0; i < n; i++)
@@ -143,7 +142,8 @@ int zr_check_update_spans(const struct zr_update *u, const struct zr_update_span
     for (int i = 0; i < n_spans && !err; i++) {
         const struct zr_update_span *a = &spans[i];
         if (a->n < 0 || a->first < 0 || a->n > u->n - a->first)
-            err = zr_fail(ZR_ERR_ARG, "update: span %d is %lld elements from %lld on, of %lld", i,
+            err = zr_fail(ZR_ERR_ARG,
+                          "update: span %d has %lld elements from element %lld on, but there are %lld", i,
                           (long long)a->n, (long long)a->first, (long long)u->n);
         for (int k = 0; k < i && !err; k++)
             if (a->n > 0 && spans[k].n > 0 && a->first < spans[k].first + spans[k].n &&
@@ -186,7 +186,8 @@ int zr_check_agree_begin(const struct zr_agree_begin *b)
 int zr_check_agree_end(const struct zr_agree_end *e)
 {
     if (e->n_averaged < 1 || e->n_ranks < e->n_averaged)
-        return zr_fail(ZR_ERR_ARG, "agree_end: the mean of %d of %d ranks; at least 1 is needed, at most all",
+        return zr_fail(ZR_ERR_ARG,
+                       "agree_end: the mean of %d of %d ranks: at least 1 and at most all are allowed",
                        (int)e->n_averaged, (int)e->n_ranks);
     return check_carried("agree_end", e->n_carried);
 }

@@ -136,8 +136,8 @@ static int name_on(struct zero_ctx *z, int32_t i, int32_t r, char out[SHOWN_NAME
     if (!all)
         return zr_rendezvous_fail(
             z->rendezvous,
-            zr_fail(ZR_ERR_NOMEM, "ranks disagree on tensors[%d] (%s), and there is no memory to tell which",
-                    i, mine));
+            zr_fail(ZR_ERR_NOMEM, "ranks disagree on tensors[%d] (%s); no memory to find out which ranks", i,
+                    mine));
     int err = zr_rendezvous_exchange(z->rendezvous, mine, sizeof mine, all);
     snprintf(out, SHOWN_NAME, "%.*s", SHOWN_NAME - 1, all[r]);
     free(all);
@@ -164,7 +164,7 @@ static int name_tensor(struct zero_ctx *z, const struct card *cards)
     uint64_t *mine = calloc((size_t)n, sizeof *mine), *all = malloc((size_t)n * (size_t)world * sizeof *all);
     int err = ZR_ERR_NOMEM;
     if (!mine || !all) {
-        zr_fail(err, "ranks disagree on tensors, and there is no memory to tell which");
+        zr_fail(err, "ranks disagree on tensors; no memory to find out which ones");
         zr_rendezvous_fail(z->rendezvous, err);
         goto out;
     }
@@ -225,8 +225,7 @@ static int name_group(struct zero_ctx *z)
     if (!all)
         return zr_rendezvous_fail(
             z->rendezvous,
-            zr_fail(ZR_ERR_NOMEM,
-                    "ranks disagree on parameter groups, and there is no memory to tell which"));
+            zr_fail(ZR_ERR_NOMEM, "ranks disagree on parameter groups; no memory to find out which ones"));
     int err = zr_rendezvous_exchange(z->rendezvous, o->optim, bytes, all);
     for (int r = 1; !err && r < z->world.world; r++)
         for (int32_t i = 0; !err && i < o->n_optims; i++)
@@ -268,15 +267,14 @@ static int compare_ties(const struct zero_ctx *z, const struct card *cards)
     int without = !cards[0].tied_hash ? 0 : !cards[last].tied_hash ? last : -1;
     if (without >= 0)
         return zr_fail(ZR_ERR_MISMATCH,
-                       "a tensor of rank %d has ZERO_TIED, and none of rank %d: the first and the last "
-                       "pipeline stage both have it",
+                       "rank %d has a tensor with ZERO_TIED, and rank %d has none: the first and the last "
+                       "pipeline stage must both have it",
                        last - without, without);
-    return zr_fail(
-        ZR_ERR_MISMATCH,
-        "rank %d and rank %d differ in their tensors with ZERO_TIED: the first and the last pipeline "
-        "stage have the same, in one order, by name, shape, dtype, tp_cut, ZERO_TP_PARTIAL and whether "
-        "they have a gradient",
-        last, 0);
+    return zr_fail(ZR_ERR_MISMATCH,
+                   "rank %d and rank %d differ in their tensors with ZERO_TIED: the first and the last "
+                   "pipeline stage must list the same ones in the same order, with equal name, shape, dtype, "
+                   "tp_cut and ZERO_TP_PARTIAL, both with or both without a gradient",
+                   last, 0);
 }
 
 static int compare(struct zero_ctx *z, const struct card *cards)
@@ -298,7 +296,8 @@ static int compare(struct zero_ctx *z, const struct card *cards)
     for (int r = 1; r < world; r++)
         if (cards[r].schedule_hash != cards[0].schedule_hash)
             return zr_fail(ZR_ERR_MISMATCH,
-                           "rank %d and rank 0 have different schedules by schedule_file, or one has none",
+                           "rank %d and rank 0 read different schedules from schedule_file, or only one of "
+                           "them has set it",
                            r);
     for (int r = 1; r < world; r++)
         if (cards[r].layout_hash != cards[first_of_stage(z, cards, r)].layout_hash)
@@ -332,9 +331,8 @@ static void report_others(const struct zero_ctx *z, const struct card *cards)
         if (cards[0].err || cards[r].err) /* its configuration may not be known */
             continue;
         if (sources && cards[r].sources != cards[0].sources) {
-            used +=
-                (size_t)snprintf(text + used, sizeof text - used,
-                                 "; the libzero of rank %d was built from other sources than rank 0's", r);
+            used += (size_t)snprintf(text + used, sizeof text - used,
+                                     "; rank %d's libzero was built from different sources than rank 0's", r);
             sources = false;
         }
 #define COMPARE(field)                                                                                       \
@@ -356,7 +354,7 @@ static void report_others(const struct zero_ctx *z, const struct card *cards)
         }
     }
     if (used)
-        zr_warn(z->config.options.log, "ranks differ, which is rarely meant: %s", text + 2);
+        zr_warn(z->config.options.log, "ranks differ, which is probably a mistake: %s", text + 2);
 }
 
 /* A group's number is one of its machine: other machines have the same. */

@@ -62,7 +62,7 @@ static int refuse(const struct zero_ctx *z, const char *call, int32_t tensor)
     const struct zr_tensor *t = &z->layout->tensors[tensor];
     return zr_fail(ZR_ERR_ORDER,
                    "%s: tensor %s (unit %d) has values for %lld of its %lld elements: init_from is "
-                   "ZERO_INIT_LATER, so zero_load, or zero_import and zero_write of all tensors, come first",
+                   "ZERO_INIT_LATER, so first call zero_load, or zero_import and zero_write for all tensors",
                    call, t->name, t->unit, (long long)n_known(&z->awaited->of[tensor]),
                    (long long)t->n_elems);
 }

@@ -15,10 +15,10 @@ int zr_buffers_check(const struct zero_ctx *z)
     for (int32_t i = 0; z->layout->n_buffers && i < z->layout->n_tensors; i++) {
         const struct zr_tensor *t = &z->layout->tensors[i];
         if (t->buffer && !*t->param)
-            return zr_fail(ZR_ERR_ORDER,
-                           "*param of buffer %s is NULL; its memory stays the model's, and is there until "
-                           "zero_unwrap",
-                           t->name);
+            return zr_fail(
+                ZR_ERR_ORDER,
+                "*param of buffer %s is NULL; the model must keep the buffer's memory until zero_unwrap",
+                t->name);
     }
     return 0;
 }
@@ -68,7 +68,7 @@ int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal)
             found = r;
     *equal = found < 0;
     if (found >= 0)
-        zr_fail(ZR_ERR_MISMATCH, "element %lld of buffer %s is not the same on rank %d as on rank %d",
+        zr_fail(ZR_ERR_MISMATCH, "element %lld of buffer %s differs between rank %d and rank %d",
                 (long long)all[found].element, all[found].name, found, zr_first_of_part(z, found));
     return err;
 }

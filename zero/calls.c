@@ -39,7 +39,8 @@ int zr_need_no_step(struct zero_ctx *z, const char *call)
         return err;
     if (!zr_engine_between_steps(z->engine))
         return zr_fail(ZR_ERR_ORDER,
-                       "%s: a step has begun; call it before its first backward or after zero_step", call);
+                       "%s: a step has begun; call it before the step's first backward or after zero_step",
+                       call);
     return 0;
 }
 
@@ -95,7 +96,8 @@ int zero_micro(zero_ctx *z)
     if (!err)
         err = zr_awaited_refuse(z, "zero_micro", -1);
     if (!err && zr_stages(z) > 1)
-        return zr_fail(ZR_ERR_ORDER, "zero_micro: a pipeline's schedule says where micro-batches end");
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_micro: a pipeline's schedule ends the micro-batches; do not call zero_micro");
     struct zr_core_event ev = {.kind = ZR_EV_MICRO};
     return err ? err : zr_engine_call(z->engine, &ev);
 }
@@ -116,8 +118,8 @@ static int need_gradients(const struct zero_ctx *z, const char *call)
     if (!zr_engine_wrote_nothing(z->engine) || zr_engine_open_unit(z->engine) >= 0)
         return 0;
     return zr_fail(ZR_ERR_ORDER,
-                   "%s: no backward bracket has ended since the last step; call it once after "
-                   "each backward pass, or after grad_accum_steps of them",
+                   "%s: no backward bracket has ended since the last step; call it once for every "
+                   "grad_accum_steps backward passes",
                    call);
 }
 
@@ -168,8 +170,7 @@ static int check_lr(const struct zero_ctx *z, float lr)
         return zr_fail(ZR_ERR_ARG, "zero_step: lr is %g; it must be finite", (double)lr);
     for (int32_t i = 0; i < z->config.options.n_optims; i++)
         if (!isfinite(lr * now->optim[i].lr_scale))
-            return zr_fail(ZR_ERR_ARG,
-                           "zero_step: lr is %g, and times lr_scale %g, which group %d has, not finite",
+            return zr_fail(ZR_ERR_ARG, "zero_step: lr %g times lr_scale %g of group %d is not finite",
                            (double)lr, (double)now->optim[i].lr_scale, i);
     return 0;
 }
@@ -265,8 +266,8 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
         if (t->optimizer)
             zr_optimizer_list_states(t->optimizer, n_states, states, sizeof states);
         return zr_fail(ZR_ERR_ARG,
-                       "%s: value is %d; allowed: 0..%d (tensor %s has those of %s, %s), and ZERO_VALUE_GRAD "
-                       "(64) to read",
+                       "%s: value is %d; allowed: 0..%d (tensor %s is trained by %s, with %s), and "
+                       "ZERO_VALUE_GRAD (64) to read",
                        call, value, ZERO_VALUE_STATE + n_states - 1, t->name, zr_optimizer_name(t->optimizer),
                        states);
     }
@@ -350,8 +351,8 @@ static int complete_gradients(struct zero_ctx *z)
         return 0;
     if (z->mesh.stages > 1)
         return zr_fail(ZR_ERR_ORDER,
-                       "zero_read: the gradients of this step are not complete; with pp %d zero_norm, which "
-                       "the ranks of all stages call, makes them so",
+                       "zero_read: the gradients of this step are not complete; with pp %d, call zero_norm "
+                       "on the ranks of all pipeline stages first",
                        z->mesh.stages);
     int err = need_gradients(z, "zero_read");
     if (err)
@@ -388,7 +389,8 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
         return err;
     bool counts = zr_dp_rank(z) == 0 && z->layout->tensors[tensor].tie != ZR_TIE_COPY;
     if (!src && counts && n)
-        return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank %d, whose values count", z->world.rank);
+        return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank %d, which must give the values",
+                       z->world.rank);
     zr_engine_called(z->engine, ZR_CALLED_WRITE, tensor, hash_range(value, first, n));
     return write_values(z, tensor, kind, first, n, src, true);
 }

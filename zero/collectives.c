@@ -73,8 +73,8 @@ static int check_memory(const struct zero_ctx *z, const struct asked *a, const v
     if (at == first + (uintptr_t)(bytes * rank) || at >= end || at + (uintptr_t)bytes <= first)
         return 0;
     return zr_fail(ZR_ERR_ARG,
-                   "%s: dst and src share memory; allowed: apart, or the smaller one where rank %d of the "
-                   "axis has its part in the other",
+                   "%s: dst and src overlap; allowed: no overlap, or the smaller one at the place of rank "
+                   "%d's part in the larger one",
                    a->call, rank);
 }
 
@@ -118,7 +118,9 @@ int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
         return err;
     const uintptr_t to = (uintptr_t)dst, from = (uintptr_t)src, bytes = (uintptr_t)bytes_of(&a);
     if (to != from && to < from + bytes && from < to + bytes)
-        return zr_fail(ZR_ERR_ARG, "zero_all_reduce: dst and src share memory; allowed: the same, or apart");
+        return zr_fail(
+            ZR_ERR_ARG,
+            "zero_all_reduce: dst and src overlap in part; allowed: equal pointers, or no overlap");
     return all_reduce(z, &a, dst);
 }
 

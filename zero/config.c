@@ -51,12 +51,11 @@ static int check_together(const struct zero_config *c)
                        "rank is %d but world is 0; allowed: both given, or both 0 to look in the environment",
                        c->launch.rank);
     if (c->memory.grad_in_place && c->deterministic > 0 && c->grad_accum_steps > 1)
-        return zr_fail(
-            ZR_ERR_ARG,
-            "grad_in_place is 1 and deterministic is 1, with grad_accum_steps %d: gradients that "
-            "the model adds up itself are not added in the fixed order that deterministic promises; set one "
-            "of the two",
-            c->grad_accum_steps);
+        return zr_fail(ZR_ERR_ARG,
+                       "grad_in_place is 1 and deterministic is 1, with grad_accum_steps %d: gradients that "
+                       "the model adds up itself are not added in the fixed order that deterministic "
+                       "promises; set only one of the two",
+                       c->grad_accum_steps);
     if (!c->init != (c->init_from != ZERO_INIT_CALL))
         return zr_fail(ZR_ERR_ARG,
                        "init is %s but init_from is %s; allowed: both init and ZERO_INIT_CALL, or neither",
@@ -233,7 +232,7 @@ static int check_own_update(const struct zero_optim *g)
     if (g->beta1 != ZERO_AUTO || g->beta2 != ZERO_AUTO || g->eps != ZERO_AUTO || g->weight_decay != 0)
         return zr_fail(ZR_ERR_ARG,
                        "beta1 is %.9g, beta2 %.9g, eps %.9g and weight_decay %.9g, but update is set, which "
-                       "takes lr_scale alone; allowed: auto (-1), and weight_decay 0",
+                       "uses only lr_scale; allowed: auto (-1), and weight_decay 0",
                        (double)g->beta1, (double)g->beta2, (double)g->eps, (double)g->weight_decay);
     return 0;
 }

@@ -101,7 +101,7 @@ static const struct field fields[] = {
     FIELD_OR_AUTO(, deterministic, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1,
                   "on (1), off (0), auto (-1)"),
     FIELD(, hybrid, KIND_INT32, TEXT_AND_ENV, hybrid_names, 0, 1,
-          "hsdp (0), hfsdp (1); for neither of them: dp_replicate 1"),
+          "hsdp (0), hfsdp (1); for neither, set dp_replicate to 1"),
     FIELD(mesh., pp, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 and more"),
     FIELD_OR_AUTO(mesh., dp_replicate, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
                   "1 and more; auto (-1) for one replica per host"),

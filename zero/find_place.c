@@ -45,7 +45,7 @@ static int size_axes(const struct zero_config *c, struct zero_place *p)
     char sizes[128];
     if (c->mesh.dp_replicate == ZERO_AUTO && c->mesh.dp_shard)
         return zr_fail(ZR_ERR_ARG,
-                       "dp_shard is %d, but dp_replicate is auto, where it is the number of ranks of a host; "
+                       "dp_shard is %d, but dp_replicate auto sets it to the number of ranks on a host; "
                        "allowed: dp_shard 0 with dp_replicate auto",
                        c->mesh.dp_shard);
     for (size_t i = 0; i < sizeof size / sizeof *size; i++)

@@ -29,11 +29,10 @@ static int check_budget(const struct zero_ctx *z, int64_t bytes)
         slots += z->plan->param_slots[i].bytes;
     if (!z->plan->place.shards_params || budget < 0 || bytes + slots <= budget)
         return 0;
-    return zr_fail(
-        ZR_ERR_BUDGET,
-        "all parameters take %lld bytes besides the %lld of the slots; param_budget_bytes is %lld: "
-        "raise it, or ask for ZERO_DEVICE_HOST",
-        (long long)bytes, (long long)slots, (long long)budget);
+    return zr_fail(ZR_ERR_BUDGET,
+                   "all parameters take %lld bytes on top of the %lld of the slots, but param_budget_bytes "
+                   "is %lld: raise it, or gather to ZERO_DEVICE_HOST",
+                   (long long)bytes, (long long)slots, (long long)budget);
 }
 
 /* Apart from where the model has them: copies of a GPU's, on the host. */
@@ -72,10 +71,10 @@ int zero_gather_all(zero_ctx *z, int where)
     bool gpu = !z->device->ops->host_memory;
     if (where != 0 && where != ZERO_DEVICE_HOST && (where != ZERO_DEVICE_CUDA || !gpu))
         return zr_fail(ZR_ERR_ARG, "zero_gather_all: where is %d; allowed: 0, ZERO_DEVICE_HOST%s", where,
-                       gpu ? ", ZERO_DEVICE_CUDA" : " (ZERO_DEVICE_CUDA where cfg.device is)");
+                       gpu ? ", ZERO_DEVICE_CUDA" : " (ZERO_DEVICE_CUDA only if cfg.device is cuda)");
     if (zr_engine_holds_all(z->engine))
         return zr_fail(ZR_ERR_ORDER,
-                       "zero_gather_all: all parameters are there already; call zero_release_all first");
+                       "zero_gather_all: all parameters are already gathered; call zero_release_all first");
     err = zr_awaited_refuse_all(z, "zero_gather_all");
     if (err)
         return err;

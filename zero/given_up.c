@@ -111,13 +111,12 @@ void zr_given_up_fill(const struct zero_ctx *z)
             n_filled += fill_within(&r, *l->tensors[i].param, n_bytes) == n_bytes;
         }
         zr_info(log,
-                "check: what the model's pointers of %d of %d tensors pointed at was filled with NaN; the "
-                "others are in "
-                "memory that is shared or read-only",
+                "check: the model's former memory of %d of %d tensors was filled with NaN; the others are in "
+                "shared or read-only memory",
                 n_filled, l->n_tensors - l->n_buffers);
     } else {
-        zr_warn(log, "check: what the model's pointers pointed at was not filled with NaN: /proc/self/maps "
-                     "cannot be read");
+        zr_warn(log,
+                "check: the model's former memory was not filled with NaN: /proc/self/maps cannot be read");
     }
     free(r.at);
 }

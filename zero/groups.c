@@ -13,16 +13,18 @@ static int check_hosts(const struct zr_topology *t)
     zr_topology_list_hosts(t, hosts, sizeof hosts);
     for (int32_t host = 1; host < t->n_hosts; host++)
         if (t->hosts[host].n_ranks != t->hosts[0].n_ranks)
-            return zr_fail(ZR_ERR_ARG,
-                           "dp_replicate is auto, one replica per host, but hosts have unequal numbers of "
-                           "ranks: %s; allowed: as many ranks on each host, or a number",
-                           hosts);
+            return zr_fail(
+                ZR_ERR_ARG,
+                "dp_replicate is auto, one replica per host, but hosts have unequal numbers of ranks: %s; "
+                "allowed: equally many ranks on each host, or a number for dp_replicate",
+                hosts);
     for (int32_t r = 0; r < t->world; r++)
         if (t->host_of[r] != r / t->hosts[0].n_ranks)
-            return zr_fail(ZR_ERR_ARG,
-                           "dp_replicate is auto, one replica per host, but the ranks of a host are not "
-                           "consecutive: %s; allowed: consecutive ranks on each host, or a number",
-                           hosts);
+            return zr_fail(
+                ZR_ERR_ARG,
+                "dp_replicate is auto, one replica per host, but the ranks of a host are not consecutive: "
+                "%s; allowed: consecutive ranks on each host, or a number for dp_replicate",
+                hosts);
     return 0;
 }
 
@@ -39,8 +41,8 @@ static int replicate_hosts(struct zero_place *p, const struct zr_topology *t)
     int32_t of_host = t ? t->hosts[0].n_ranks : p->world, of_stage = p->world / p->n_pp;
     if (of_host % of_stage && (of_stage % of_host || of_host % p->n_tp))
         return zr_fail(ZR_ERR_ARG,
-                       "dp_replicate is auto, one replica per host, but the %d ranks of a host are no whole "
-                       "replicas with pp %d and tp %d; give dp_replicate a number",
+                       "dp_replicate is auto, one replica per host, but the %d ranks of a host do not make "
+                       "whole replicas with pp %d and tp %d; give dp_replicate a number",
                        of_host, p->n_pp, p->n_tp);
     p->n_dp_shard = of_host % of_stage ? of_host / p->n_tp : p->n_data;
     p->n_dp_replicate = p->n_data / p->n_dp_shard;
@@ -63,14 +65,14 @@ static void report(const struct zr_config *c, bool shards)
         zr_warn(c->log, "hybrid is hfsdp but stage is %d, not 3: it has no effect", c->options.stage);
     else if (shards && p->n_dp_replicate == 1 && is_auto)
         zr_warn(c->log,
-                "dp_replicate is auto and comes to 1, as one host has all ranks of a data-parallel group: "
-                "this runs as stage 3%s",
+                "dp_replicate is auto and becomes 1, because one host has all ranks of a data-parallel "
+                "group: this runs as stage 3%s",
                 hfsdp ? ", and hybrid hfsdp has no effect" : "");
     else if (shards && p->n_dp_replicate == 1 && hfsdp)
         zr_warn(c->log, "hybrid is hfsdp but dp_replicate is 1: it has no effect, this runs as stage 3");
     else if (shards && p->n_dp_replicate > 1 && p->n_dp_shard == 1)
         zr_warn(c->log, "dp_replicate is %d and dp_shard 1, so %s: this runs as stage %d", p->n_dp_replicate,
-                hfsdp ? "only the optimizer's states are cut" : "nothing is cut", hfsdp ? 1 : 0);
+                hfsdp ? "only the optimizer's states are sharded" : "nothing is sharded", hfsdp ? 1 : 0);
 }
 
 int zr_config_groups(struct zr_config *c, const struct zr_topology *t)
@@ -102,9 +104,8 @@ void zr_config_mind_network(struct zr_config *c, bool outer_spans_hosts)
     o->deterministic = false;
     if (c->place.rank == 0)
         zr_info(c->log,
-                "deterministic is off: groups (of %d ranks) lie on several hosts and a step has %d "
-                "micro-batches, "
-                "each of which would be reduced over the network between them; set deterministic = 1 for the "
-                "bits of stage 3",
+                "deterministic is off: groups of %d ranks span several hosts, and each of a step's %d "
+                "micro-batches would be reduced over their network; set deterministic = 1 for the same bits "
+                "as stage 3",
                 o->dp_shard, o->grad_accum_steps);
 }

@@ -74,8 +74,8 @@ static bool report_step(struct zero_ctx *z, int64_t step, int32_t unit)
     if (unit < 0)
         return false;
     zr_warn(z->config.options.log,
-            "step %lld: unit %d (tensor %s) had no backward bracket, so this step does not update it. If it "
-            "was not used, all is well; no later step says so again",
+            "step %lld: unit %d (tensor %s) had no backward bracket, so this step does not update it. That "
+            "is right if the step did not use the unit. Later steps do not warn again",
             (long long)step, unit, tensor_of(z->layout, unit, true));
     return true;
 }
@@ -94,11 +94,11 @@ static bool report_phase(struct zero_ctx *z, int k, int64_t step)
     if (least < 0 || most < all || c->unit[least].n[k] >= all)
         return false;
     zr_warn(z->config.options.log,
-            "step %lld: unit %d (tensor %s) had a %s bracket in %d of %d micro-batches: at stage %d what it "
-            "computed without one %s; if it computed nothing, all is well",
+            "step %lld: unit %d (tensor %s) had a %s bracket in only %d of %d micro-batches: at stage %d a "
+            "computation without a bracket %s. This is right if the others did not use the unit",
             (long long)step, least, tensor_of(z->layout, least, false), k == FORWARD ? "forward" : "backward",
             c->unit[least].n[k], all, z->config.options.stage,
-            k == FORWARD ? "may have read parameters of the step before" : "may be in no gradient");
+            k == FORWARD ? "may read parameters of the previous step" : "may be missing from the gradients");
     return true;
 }
 

@@ -18,8 +18,8 @@ static int check_count(const struct zero_ctx *z, const double *count, int r)
                        count[r], r);
     if (count[r] != count[first])
         return zr_fail(ZR_ERR_ARG,
-                       "zero_loss_scale: count is %g on rank %d and %g on rank %d; the ranks of tp have the "
-                       "same tokens",
+                       "zero_loss_scale: count is %g on rank %d and %g on rank %d; the ranks of tp must have "
+                       "the same tokens",
                        count[first], first, count[r], r);
     return 0;
 }
@@ -54,10 +54,9 @@ static int scale_of(const struct zero_ctx *z, double sum, double *scale)
     *scale = by / sum;
     if (isfinite(*scale) && *scale > 0)
         return 0;
-    return zr_fail(ZR_ERR_ARG,
-                   "zero_loss_scale: the counts of all ranks add up to %g, whose inverse is no "
-                   "number to multiply by",
-                   sum);
+    return zr_fail(
+        ZR_ERR_ARG,
+        "zero_loss_scale: the counts of all ranks add up to %g, which gives no finite scale above 0", sum);
 }
 
 int zero_loss_scale(zero_ctx *z, double count, double *scale)
@@ -86,9 +85,8 @@ int zero_loss_scale(zero_ctx *z, double count, double *scale)
 void zr_loss_scale_step(struct zero_ctx *z)
 {
     if (z->had_loss_scale && !z->has_loss_scale && !z->reported_no_loss_scale && z->world.rank == 0) {
-        zr_warn(z->config.options.log,
-                "zero_loss_scale was called for the step before this one, but not for this: a scale that is "
-                "used again belongs to the tokens of another step");
+        zr_warn(z->config.options.log, "zero_loss_scale was called for the previous step but not for this "
+                                       "one: its scale was computed from the tokens of the previous step");
         z->reported_no_loss_scale = true;
     }
     z->had_loss_scale = z->has_loss_scale;

@@ -77,8 +77,7 @@ void zr_progress_open(struct zr_progress_map *m, struct zr_log *log)
     int64_t number;
     if (!text || (split(text, path, &number) && map(m, path, number, why, sizeof why)))
         return;
-    zr_warn(log, "ZERO_PROGRESS is \"%.80s\": %s: zero-run will not know how far this rank has come", text,
-            why);
+    zr_warn(log, "ZERO_PROGRESS is \"%.80s\": %s: zero-run cannot follow this rank's progress", text, why);
     unmap(m);
 }
 

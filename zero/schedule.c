@@ -81,11 +81,10 @@ static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
         const struct zr_tensor *x = &l->tensors[t];
         for (int64_t u = x->unit; u < x->unit + x->n_slices; u++) {
             if (s->stage_of[u] >= 0 && s->stage_of[u] != x->pp_stage)
-                return zr_fail(
-                    ZR_ERR_ARG,
-                    "tensors[%d] (%s): its unit %lld is of stage %d, but another tensor of that unit "
-                    "of stage %d; allowed: one stage for all tensors of a unit",
-                    t, x->name, (long long)u, x->pp_stage, s->stage_of[u]);
+                return zr_fail(ZR_ERR_ARG,
+                               "tensors[%d] (%s): its unit %lld is on stage %d, but another tensor of the "
+                               "unit is on stage %d; allowed: one stage for all tensors of a unit",
+                               t, x->name, (long long)u, x->pp_stage, s->stage_of[u]);
             s->stage_of[u] = x->pp_stage;
         }
     }
@@ -121,8 +120,8 @@ static int check_row(struct zr_schedule *s, const struct zr_pipeline *all, struc
         s->room.n_tied = zr_pipeline_tied_slots(all, &report);
     zr_pipe_report_close(&report, all);
     if (!in_order)
-        return zr_fail(ZR_ERR_NOTSUP, "a stage's backwards are not in the order of micro-batches, in which "
-                                      "gradients are added up");
+        return zr_fail(ZR_ERR_NOTSUP, "a stage's backward passes are not in the order of micro-batches, in "
+                                      "which gradients are added up");
     return take_row(s, all, row);
 }
 
@@ -249,28 +248,26 @@ static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_
 static int check_stages(const struct zr_config *c)
 {
     if (c->user.pipeline.activation_bytes == 0)
-        return zr_fail(
-            ZR_ERR_ARG,
-            "pp is %d and stages_per_rank %d, but activation_bytes is 0; allowed: the bytes that a "
-            "stage gives to the next, of one micro-batch",
-            c->options.pp, c->user.pipeline.stages_per_rank);
+        return zr_fail(ZR_ERR_ARG,
+                       "pp is %d and stages_per_rank %d, but activation_bytes is 0; allowed: the bytes of "
+                       "one micro-batch that a stage gives to the next",
+                       c->options.pp, c->user.pipeline.stages_per_rank);
     if (c->user.pipeline.stages_per_rank > 1 && c->user.device == ZERO_DEVICE_CUDA)
         return zr_fail(ZR_ERR_NOTSUP,
-                       "stages_per_rank is %d, but device is cuda, where this library has no stages yet; "
+                       "stages_per_rank is %d, but device is cuda, which has no pipeline stages yet; "
                        "allowed: stages_per_rank 1, or device host",
                        c->user.pipeline.stages_per_rank);
     if (c->user.pipeline.schedule == ZERO_SCHEDULE_1F1B && !c->user.pipeline.schedule_file &&
         c->user.pipeline.stages_per_rank > 1)
         return zr_fail(ZR_ERR_ARG,
-                       "stages_per_rank is %d, but schedule is 1f1b, of one stage on each rank; allowed with "
-                       "it: schedule interleaved or gpipe, or a schedule_file",
+                       "stages_per_rank is %d, but schedule is 1f1b, with one stage per rank; allowed: "
+                       "schedule interleaved or gpipe, or a schedule_file",
                        c->user.pipeline.stages_per_rank);
     if (c->user.pipeline.schedule == ZERO_SCHEDULE_ZERO_BUBBLE && c->user.pipeline.stages_per_rank > 1)
-        return zr_fail(
-            ZR_ERR_ARG,
-            "stages_per_rank is %d, but schedule is zero-bubble, of one stage on each rank; allowed "
-            "with it: schedule interleaved or gpipe, or a schedule_file",
-            c->user.pipeline.stages_per_rank);
+        return zr_fail(ZR_ERR_ARG,
+                       "stages_per_rank is %d, but schedule is zero-bubble, with one stage per rank; "
+                       "allowed: schedule interleaved or gpipe, or a schedule_file",
+                       c->user.pipeline.stages_per_rank);
     if (c->options.grad_accum_steps > ZR_PIPE_MOST_ALL / c->options.pp)
         return zr_fail(ZR_ERR_ARG, "grad_accum_steps is %d; allowed with pp %d: 1..%lld",
                        c->options.grad_accum_steps, c->options.pp,
@@ -307,11 +304,9 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
     if (!err)
         err = make_row(s, kind_of_evaluation(c, &s->walk), true, &s->walk.evaluation);
     if (!err && s->room.n_tied == 0 && zr_ties_bytes(l) > 0)
-        err = zr_fail(
-            ZR_ERR_ARG,
-            "a tensor is ZERO_TIED, but by this schedule the first stage comes to a micro-batch's "
-            "gradients of weights before the last stage can, of which they begin with; allowed: one in "
-            "which ranks do not wait for each other so");
+        err = zr_fail(ZR_ERR_ARG, "a tensor is ZERO_TIED, but in this schedule the first stage computes "
+                                  "weight gradients of a micro-batch before the last stage can send its "
+                                  "part; allowed: a schedule in which the last stage's part comes first");
     if (!err)
         err = make_order(c, l, s);
     if (err)
@@ -379,7 +374,7 @@ int zero_evaluate(zero_ctx *z)
         return err;
     struct zr_schedule *s = z->schedule;
     if (s->walk.evaluates || s->walk.at > 0 || s->walk.open)
-        return zr_fail(ZR_ERR_ORDER, "zero_evaluate: actions of %s have begun; zero_next gives the others",
+        return zr_fail(ZR_ERR_ORDER, "zero_evaluate: %s has begun; take its other actions by zero_next first",
                        s->walk.evaluates ? "an evaluation" : "a step");
     err = zr_need_no_step(z, "zero_evaluate");
     if (!err)
@@ -480,13 +475,15 @@ int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct
     if (zr_walk_stages(&s->walk) == 1 && !s->walk.open)
         return 0;
     if (!s->walk.open)
-        return zr_fail(ZR_ERR_ORDER, "%s: unit %d outside of an action; in a pipeline zero_next gives one",
-                       call, unit);
+        return zr_fail(ZR_ERR_ORDER,
+                       "%s: unit %d is used outside an action; in a pipeline, call zero_next first", call,
+                       unit);
     struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
     int32_t stage = stage_here(&s->walk, &a);
     if (s->stage_of && unit >= 0 && unit < s->n_units && s->stage_of[unit] != stage)
-        return zr_fail(ZR_ERR_ORDER, "%s: unit %d is of stage %d of this rank, but the action is of stage %d",
-                       call, unit, s->stage_of[unit], stage);
+        return zr_fail(ZR_ERR_ORDER,
+                       "%s: unit %d is on stage %d of this rank, but the action is for stage %d", call, unit,
+                       s->stage_of[unit], stage);
     if (has_bracket(a.kind, ev))
         return 0;
     return zr_fail(ZR_ERR_ORDER, "%s: unit %d in %s, but the action is %s of micro-batch %d", call, unit,
@@ -501,8 +498,8 @@ int zr_refuse_in_actions(const struct zero_ctx *z, const char *call)
     if (zr_walk_stages(&s->walk) == 1 ||
         (!s->walk.open && !s->walk.evaluates && (s->walk.at == 0 || zr_walk_is_over(&s->walk))))
         return 0;
-    return zr_fail(ZR_ERR_ORDER, "%s: actions of %s have begun; call it before the first or after the last",
-                   call, s->walk.evaluates ? "an evaluation" : "the step");
+    return zr_fail(ZR_ERR_ORDER, "%s: %s has begun; call it before the first action or after the last", call,
+                   s->walk.evaluates ? "an evaluation" : "the step");
 }
 
 static int64_t count_computations(const struct zr_schedule *s, int64_t until)

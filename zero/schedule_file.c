@@ -9,11 +9,12 @@ static int check_action(const struct zr_pipe_action *a, int32_t rank, int32_t n_
     char text[ZR_PIPE_TEXT];
     if (a->stage % n_ranks != rank)
         return zr_fail(ZR_ERR_NOTSUP,
-                       "rank %d: %s; allowed: actions of stage %d, and with stages_per_rank of every %dth "
-                       "behind it",
+                       "rank %d: %s; allowed: actions of stage %d, and with stages_per_rank above 1 of every "
+                       "%dth after it",
                        rank, zr_pipe_text(*a, text), rank, n_ranks);
     if (a->with_next)
-        return zr_fail(ZR_ERR_NOTSUP, "rank %d: %s with another; allowed: F, B, I and W, one after the other",
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "rank %d: %s overlaps another action; allowed: F, B, I and W, one after the other",
                        rank, zr_pipe_text(*a, text));
     return 0;
 }
@@ -36,7 +37,7 @@ int zr_schedule_read(const struct zr_config *c, struct zr_pipeline **out)
         return zr_fail_more(err, "schedule_file");
     const struct zr_pipeline *p = *out;
     if (c->user.pipeline.schedule != ZERO_SCHEDULE_1F1B)
-        err = zr_fail(ZR_ERR_ARG, "schedule is set, too; allowed: one of them");
+        err = zr_fail(ZR_ERR_ARG, "schedule is set too; allowed: one of schedule and schedule_file");
     else if (p->n_ranks != pp)
         err = zr_fail(ZR_ERR_ARG, "%d ranks; allowed: a line for each of pp, which is %d", p->n_ranks, pp);
     else if (p->n_stages != pp * c->user.pipeline.stages_per_rank)

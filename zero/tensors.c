@@ -66,7 +66,7 @@ static int check_cut(const struct zero_tensor *t, int32_t i)
     if (t->tp_cut == 0)
         return t->tp_blocks == 0 && t->tp_size == 0
                    ? 0
-                   : bad(t, i, "tp_blocks or tp_size is set, but tp_cut is 0; allowed: 0 with it");
+                   : bad(t, i, "tp_blocks or tp_size is set, but tp_cut is 0; allowed: both 0");
     bool stacked = t->flags & ZERO_STACKED;
     if (d < stacked || d >= n_dims)
         return zr_fail(ZR_ERR_ARG,
@@ -79,11 +79,10 @@ static int check_cut(const struct zero_tensor *t, int32_t i)
                        "dimension %d",
                        i, t->name, t->tp_blocks, (long long)t->shape[d], d);
     if (t->tp_size < 0 || (t->tp_size && (d > 0 || t->tp_blocks > 1 || stacked)))
-        return zr_fail(
-            ZR_ERR_ARG,
-            "tensors[%d] (%s): tp_size is %lld; allowed: 0, or along dimension 0, of a tensor of one "
-            "block that is not ZERO_STACKED, what the whole has",
-            i, t->name, (long long)t->tp_size);
+        return zr_fail(ZR_ERR_ARG,
+                       "tensors[%d] (%s): tp_size is %lld; allowed: 0, or shape[0] of the whole tensor, if "
+                       "it is cut along dimension 0, has one block and is not ZERO_STACKED",
+                       i, t->name, (long long)t->tp_size);
     return 0;
 }
 
@@ -186,8 +185,8 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
         return err;
     if ((t->flags & ZERO_TP_PARTIAL) && t->tp_cut)
         return bad(t, i,
-                   "ZERO_TP_PARTIAL with tp_cut; allowed: one of them, as what is cut has a gradient of its "
-                   "own on each rank of tp");
+                   "ZERO_TP_PARTIAL with tp_cut; allowed: one of them, because each rank of tp has the "
+                   "gradient of its own part of a cut tensor");
     if ((t->flags & ZERO_TIED) && (stacked || (t->flags & ZERO_POINTER_PER_BEGIN)))
         return bad(t, i, "ZERO_TIED with ZERO_STACKED or ZERO_POINTER_PER_BEGIN; allowed: without them");
     *out = (struct zr_tensor){.param = t->param,
@@ -300,8 +299,8 @@ static int check_pointers(const struct zr_tensor *t, int32_t n, enum zr_values_i
     }
     if (find_overlap(r, n_ranges, &a, &b))
         err = zr_fail(ZR_ERR_ARG,
-                      "%s of tensor %s and %s of tensor %s are the same pointer of the model; each must be "
-                      "one of its own",
+                      "%s of tensor %s and %s of tensor %s are the same pointer of the model; each needs its "
+                      "own pointer",
                       a->what, a->tensor, b->what, b->tensor);
     n_ranges = 0;
     for (int32_t i = 0; i < n; i++)
@@ -321,10 +320,10 @@ static int check_pointers(const struct zr_tensor *t, int32_t n, enum zr_values_i
 static int refuse_none(int32_t n, const struct zero_config *cfg)
 {
     if (n == 0 && cfg->mesh.pp > 1)
-        return zr_fail(ZR_ERR_ARG,
-                       "n_tensors is 0, with pp %d; allowed: 1 and more, so at most as many along pp as "
-                       "there are layers",
-                       cfg->mesh.pp);
+        return zr_fail(
+            ZR_ERR_ARG,
+            "n_tensors is 0, with pp %d; allowed: 1 and more, so pp is at most the number of layers",
+            cfg->mesh.pp);
     return zr_fail(ZR_ERR_ARG, "n_tensors is %d; allowed: 1 and more", n);
 }
 

@@ -22,8 +22,8 @@ static int check_range(const struct zero_ctx *z, int32_t group, int knob)
     int32_t n = z->config.options.n_optims;
     if (!knobs[knob].of_groups && group != ZERO_ALL)
         return zr_fail(ZR_ERR_ARG,
-                       "zero_tune: group is %d but %s is of the whole step; allowed: ZERO_ALL (-1)", group,
-                       knobs[knob].key);
+                       "zero_tune: group is %d but %s applies to the whole step; allowed: ZERO_ALL (-1)",
+                       group, knobs[knob].key);
     if (group == ZERO_ALL || (group >= 0 && group < n))
         return 0;
     return zr_fail(ZR_ERR_ARG, "zero_tune: group is %d; allowed: 0..%d, by n_optim_groups, or ZERO_ALL (-1)",
@@ -43,14 +43,13 @@ static int check_group(const struct zero_ctx *z, int32_t i, int knob, double x)
                        knobs[knob].key, i);
     if ((knob == BETA1 && row->no_beta1) || (knob == BETA2 && row->no_beta2) ||
         (knob == EPS && !row->eps_divides))
-        return zr_fail(ZR_ERR_ARG, "zero_tune: group %d is of %s, which uses no %s", i, row->name,
+        return zr_fail(ZR_ERR_ARG, "zero_tune: group %d uses %s, which has no %s", i, row->name,
                        knobs[knob].key);
     if (knob == BETA1 && x != 0 && row->momentum_only && !g->n_states)
-        return zr_fail(
-            ZR_ERR_ARG,
-            "zero_tune: beta1 of group %d (%s) is %.9g, but was 0 at zero_wrap, which keeps no momentum "
-            "then; begin with one above 0",
-            i, row->name, x);
+        return zr_fail(ZR_ERR_ARG,
+                       "zero_tune: beta1 of group %d (%s) is %.9g, but was 0 at zero_wrap, which then keeps "
+                       "no momentum; start with a value above 0",
+                       i, row->name, x);
     if (knob == EPS && x == 0)
         zr_warn(z->config.log,
                 "zero_tune: eps of group %d (%s) is 0: a weight whose gradient has been 0 in every step "

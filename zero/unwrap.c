@@ -30,9 +30,7 @@ static void leave(zero_ctx *z)
 static void leave_to(struct zero_ctx *z, const char *who)
 {
     struct zr_log *log = z->config.options.log;
-    zr_warn(log,
-            "%s has not come back: it is left behind, with the memory of its context; the process "
-            "should end",
+    zr_warn(log, "%s has not returned, so the memory of its context is not freed; the process should end",
             who);
     zr_log_let_go(log);
     leave(z);
@@ -56,7 +54,7 @@ void zr_tear_down(struct zero_ctx *z)
     zr_backend_close_comms(z);
     if (!rests) {
         zr_open_name_drop(open_name);
-        leave_to(z, "an operation of the communicator's");
+        leave_to(z, "an operation of the communicator");
         zr_say_again(&kept);
         return;
     }

@@ -194,16 +194,14 @@ static int check_same_name(const struct zero_ctx *z, const struct listed *first,
     if (!first->row.stacked || !x->row.stacked)
         return zr_fail(
             ZR_ERR_MISMATCH,
-            "tensor %s is in the tables of rank %d and rank %d, of two pipeline stages; allowed: in "
-            "one stage's, with ZERO_STACKED in each of several, whose layers are those of one "
-            "tensor, or with ZERO_TIED on the first and the last",
+            "tensor %s is in the tables of rank %d and rank %d of two pipeline stages; allowed: one stage, "
+            "or several with ZERO_STACKED, each with its layers, or the first and the last with ZERO_TIED",
             x->name, first->pp_at * n_stage, x->pp_at * n_stage);
     if (!alike(&first->row, &x->row))
-        return zr_fail(
-            ZR_ERR_MISMATCH,
-            "rank %d and rank %d, of two pipeline stages, differ in the layers of tensor %s: in the "
-            "shape of one, dtype, optimizer, tp_cut or whether it has a gradient",
-            first->pp_at * n_stage, x->pp_at * n_stage, x->name);
+        return zr_fail(ZR_ERR_MISMATCH,
+                       "rank %d and rank %d of two pipeline stages differ in tensor %s: in the shape of a "
+                       "layer, dtype, optimizer, tp_cut or whether it has a gradient",
+                       first->pp_at * n_stage, x->pp_at * n_stage, x->name);
     return 0;
 }
 

@@ -103,8 +103,8 @@ static void order_places(struct zero_ctx *z)
         return;
     zr_topology_list_hosts(&z->topology, hosts, sizeof hosts);
     zr_info(z->config.options.log,
-            "the ranks of a host are not consecutive (%s): sums follow the order of ranks all the same, for "
-            "%s, and cross hosts more often; consecutive ranks on each host are faster",
+            "the ranks of a host are not consecutive (%s): sums still follow the order of ranks, because %s, "
+            "and cross hosts more often; consecutive ranks on each host are faster",
             hosts, deterministic ? "deterministic is on" : "dp_replicate has groups of consecutive ranks");
 }
 
@@ -375,10 +375,9 @@ static void report_world(const struct zero_ctx *z)
         zr_warn(log, "%s", z->world.note);
     bool makes_key = z->lent || z->world.by_mpi; /* and tells it to the others */
     if (z->world.world > 1 && z->world.rank == 0 && !z->world.key.n_bytes && !makes_key)
-        zr_warn(log,
-                "this job has no key, so ranks meet on loopback only, and any program on this host can take "
-                "the place of one: zero-run makes a key; else set ZERO_JOB_KEY on all ranks to the same 32 "
-                "random hex digits");
+        zr_warn(log, "this job has no key, so ranks meet on loopback only, and any program on this host can "
+                     "pose as a rank: start it with zero-run, which makes a key, or set ZERO_JOB_KEY to the "
+                     "same 32 random hex digits on all ranks");
 }
 
 static void report_standard_fds(struct zr_log *log, unsigned opened)
@@ -442,8 +441,8 @@ static void report_topology(const struct zero_ctx *z)
     }
     if (z->world.has_local_rank && z->world.local_rank != t->local_rank)
         zr_info(log,
-                "%s says local rank %d, but of the %d ranks that share memory with this one it is number %d "
-                "(from 0)",
+                "%s says that this is local rank %d, but among the %d ranks that share memory it is number "
+                "%d (from 0)",
                 z->world.source, z->world.local_rank, t->local_size, t->local_rank);
 }
 
@@ -482,7 +481,7 @@ static int open_flight(struct zero_ctx *z)
     char why[ZR_FLIGHT_TEXT];
     int err = zr_flight_open(&owner, &z->flight, why);
     if (why[0])
-        zr_warn(z->config.options.log, "%s: what this rank does is seen by no other process", why);
+        zr_warn(z->config.options.log, "%s: other processes cannot see what this rank does", why);
     zr_flight_enter(z->flight, &(struct zr_called){.name = ZR_CALLED_WRAP, .subject = -1});
     return err;
 }
@@ -544,7 +543,8 @@ static void save_flight(struct zero_ctx *z, int err)
     zr_keep(&kept, err);
     zr_flight_fail(z->flight, err, zr_error_text());
     if (zr_flight_save(z->flight, path))
-        zr_warn(z->config.options.log, "what this rank did last could not be written: %s", zr_error_text());
+        zr_warn(z->config.options.log, "this rank's flight recorder could not be written: %s",
+                zr_error_text());
     zr_say_again(&kept);
 }
 

@@ -10,9 +10,8 @@ static void report_how_gradients_add_up(struct zero_ctx *z)
     if (!o->grad_in_place || o->grad_accum_steps == 1)
         return;
     if (z->plan->spec.reduce_each)
-        zr_info(o->log,
-                "grad_in_place is 1, but a tensor has ZERO_GRAD_OVERWRITE, so every micro-batch is reduced "
-                "by itself");
+        zr_info(o->log, "grad_in_place is 1, but a tensor has ZERO_GRAD_OVERWRITE, so every micro-batch is "
+                        "reduced on its own");
     else
         zr_info(o->log, "grad_in_place is 1: the model adds up its %d micro-batches, so deterministic is off",
                 o->grad_accum_steps);
@@ -97,11 +96,10 @@ static void report_wire_dtype(const struct zero_ctx *z)
     for (int32_t i = 0; i < z->layout->n_flats; i++) {
         const struct zr_flat *f = &z->layout->flats[i];
         if (f->trainable && f->dtype != ZR_F32) {
-            zr_warn(
-                z->config.options.log,
-                "wire_dtype is f32, but gradients of %s travel as they are: it makes none wider; their sums "
-                "are fp32 all the same",
-                zr_dtype_name(f->dtype));
+            zr_warn(z->config.options.log,
+                    "wire_dtype is f32, but gradients of %s are sent as they are: wire_dtype never widens; "
+                    "their sums are fp32 anyway",
+                    zr_dtype_name(f->dtype));
             return;
         }
     }
@@ -131,7 +129,7 @@ static void report_groups(const struct zero_ctx *z)
                 kind ? zr_optimizer_kind(kind)->name : "optim.update", source, n_trained, (long long)n_elems,
                 states);
         if (g && !n_tensors && zr_stages(z) == 1)
-            zr_warn(o->log, "optim_groups[%d] is of no tensor: no zero_tensor.group is %d", g - 1, g);
+            zr_warn(o->log, "optim_groups[%d] has no tensor: no zero_tensor.group is %d", g - 1, g);
     }
 }
 

@@ -54,12 +54,12 @@ void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const s
     zr_called_describe(a, of_a);
     zr_called_describe(b, of_b);
     const char *other = a->name == ZR_CALLED_STEP
-                            ? " after other numbers by zero_carry, zero_tune or zero_set_step"
+                            ? " after different numbers in zero_carry, zero_tune or zero_set_step"
                         : zr_called_is_of_tp(a->name) && !gap
-                            ? " with other arguments, or one of them left out the call before"
+                            ? " with different arguments, or one of them left out the call before"
                             : " with other arguments";
     if (gap)
-        snprintf(left_out, sizeof left_out, "; rank %d seems to have left out that of rank %d",
+        snprintf(left_out, sizeof left_out, "; rank %d seems to have left out the call of rank %d",
                  gap == ZR_CALLED_GAP_A ? rank_a : rank_b, gap == ZR_CALLED_GAP_A ? rank_b : rank_a);
     snprintf(
         text, ZR_CALLED_BOTH_CHARS,

@@ -79,8 +79,9 @@ static void name_silent(const struct zr_rendezvous *r, const struct zr_link *l, 
         snprintf(text, HOST_CHARS, "host %d (\"%s\", rank%s %s) is silent: no heartbeat from rank %d", host,
                  name, r->hosts->hosts[host].n_ranks > 1 ? "s" : "", ranks, l->rank);
     else
-        snprintf(text, HOST_CHARS, "it is silent, of the ranks of host %d (\"%s\", ranks %s): no heartbeat",
-                 host, name, ranks);
+        snprintf(text, HOST_CHARS,
+                 "it is silent, unlike other ranks of host %d (\"%s\", ranks %s): no heartbeat", host, name,
+                 ranks);
 }
 
 /* Links to the same host that are silent too. */

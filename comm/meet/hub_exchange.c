@@ -154,7 +154,7 @@ static int give_with_below(struct zr_rendezvous *r, const void *mine, size_t n)
     if (run || !r->tree.n_children)
         (void)zr_hub_send(r, r->tree.parent, ZR_FRAME_GIVE, run ? run : mine, n_run);
     else
-        err = zr_hub_fail_all(r, ZR_ERR_NOMEM, "exchange: no memory for what ranks below give");
+        err = zr_hub_fail_all(r, ZR_ERR_NOMEM, "exchange: no memory for the data of other ranks");
     free(run);
     return err;
 }

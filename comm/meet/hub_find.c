@@ -30,8 +30,9 @@ static bool keep_usable(struct zr_rendezvous *r)
         return true;
     zr_hub_fail(r, ZR_ERR_ARG,
                 "rank %d: rank 0's address %s (%s) can be reached by other hosts, and this job has no key to "
-                "know its ranks by: set ZERO_JOB_KEY to the same 32 random hex digits on all ranks (openssl "
-                "rand -hex 16), or ZERO_JOB_KEY_FILE to a file with them, or, on one host, meet at 127.0.0.1",
+                "recognize its ranks: set ZERO_JOB_KEY to the same 32 random hex digits on all ranks "
+                "(openssl rand -hex 16), or ZERO_JOB_KEY_FILE to a file with them, or meet at 127.0.0.1 if "
+                "all ranks are on one host",
                 r->w.rank, r->w.host, host);
     return false;
 }
@@ -184,11 +185,11 @@ void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS])
         n = snprintf(text, ZR_PLACE_CHARS, strchr(host, ':') ? "[%.255s]:%d" : "%.255s:%d", host, r->w.port);
     if (r->w.is_port_of_own_job)
         n += snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n),
-                      " (a port that follows from ZERO_JOB: set it on all ranks or on none)");
+                      " (a port derived from ZERO_JOB: set it on all ranks or on none)");
     if (r->w.is_host_assumed)
         snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n),
-                 " (this host, for the launcher does not say how many there are: if they are several, set "
-                 "ZERO_RENDEZVOUS)");
+                 " (this host, because the launcher does not give the number of hosts: if there are several, "
+                 "set ZERO_RENDEZVOUS)");
     if (r->w.rank == 0) {
         size_t used = strlen(text);
         zr_hub_say_listening(r, text + used, ZR_PLACE_CHARS - used);

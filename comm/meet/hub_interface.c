@@ -41,8 +41,9 @@ bool zr_hub_take_interface(struct zr_rendezvous *r)
                 r->to[r->n_to++] = mine.of[i].address;
         }
     if (is_number && !zr_address_same(&r->to[0], &given))
-        zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s is no address of this host, so rank 0 listens at all of %s",
-                    r->w.host, r->w.interface);
+        zr_hub_note(r, ZR_TROUBLE_NOBODY,
+                    "%s is not an address of this host, so rank 0 listens at all addresses of %s", r->w.host,
+                    r->w.interface);
     return true;
 }
 

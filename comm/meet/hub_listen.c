@@ -119,8 +119,8 @@ static int open_anywhere(struct zr_rendezvous *r, int fd[2], const union zr_addr
         err = open_sockets(r->to, 1, fd, failed);
     }
     if (!err && was_given)
-        zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s is no address of this host%s, so rank 0 listens at all it has",
-                    given,
+        zr_hub_note(r, ZR_TROUBLE_NOBODY,
+                    "%s is not an address of this host%s, so rank 0 listens at all of its addresses", given,
                     zr_hub_has_family(r, family) ? ""
                     : family == AF_INET6         ? ", which has no IPv6 address"
                                                  : ", which has no IPv4 address");

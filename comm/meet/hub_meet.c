@@ -142,16 +142,14 @@ static bool is_started_otherwise(const struct zr_rendezvous *r, const struct zr_
     const struct zr_start *a = &r->w.start, *b = &s->start;
     if (a->job[0] && b->job[0] && strcmp(a->job, b->job))
         snprintf(text, n,
-                 "rank %d at %s was started by %s, rank %d by %s: two jobs that meet at one place need a "
-                 "ZERO_JOB of their own",
+                 "rank %d at %s was started by %s, rank %d by %s: if these are two jobs, give each its own "
+                 "ZERO_JOB",
                  s->rank, l->peer, b->job, r->w.rank, a->job);
     else if (!may_be_one_part(r, s))
-        snprintf(
-            text, n,
-            "rank %d at %s was started as rank %d of %d, rank %d as rank %d of %d: they are of two parts "
-            "of a job, which need a meeting point of their own: set cfg.launch.rendezvous, another for each "
-            "part",
-            s->rank, l->peer, b->rank, b->world, r->w.rank, a->rank, a->world);
+        snprintf(text, n,
+                 "rank %d at %s was started as rank %d of %d, rank %d as rank %d of %d: they belong to two "
+                 "parts of a job: give each part its own meeting point, by cfg.launch.rendezvous",
+                 s->rank, l->peer, b->rank, b->world, r->w.rank, a->rank, a->world);
     else
         return false;
     return true;
@@ -176,8 +174,8 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
     }
     if (!zr_shake_hello(&r->w, &l->shake, f, payload)) {
         send_away(r, l,
-                  r->w.key.n_bytes ? "it is of another job, or has another ZERO_JOB_KEY or none"
-                                   : "it is of another job, or has a ZERO_JOB_KEY, which rank 0 has not");
+                  r->w.key.n_bytes ? "it belongs to another job, or has another ZERO_JOB_KEY or none"
+                                   : "it belongs to another job, or has a ZERO_JOB_KEY, but rank 0 has none");
         return;
     }
     const struct zr_shake *s = &l->shake;
@@ -205,12 +203,12 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
                  r->w.world - 1);
         refuse_all(r, l, text);
     } else if (r->code) {
-        snprintf(text, sizeof text, "rank %d came when the others had given up: %s", s->rank, r->text);
+        snprintf(text, sizeof text, "rank %d came after the others had given up: %s", s->rank, r->text);
         if (r->members[s->rank].state == ZR_MEMBER_EMPTY)
             r->members[s->rank].state = ZR_MEMBER_LEFT;
         refuse(r, l, r->code, text);
     } else if (r->w.rank != 0 && !zr_hub_is_child(r, s->rank)) {
-        snprintf(text, sizeof text, "rank %d at %s is not to join rank %d", s->rank, l->peer, r->w.rank);
+        snprintf(text, sizeof text, "rank %d at %s must not join rank %d", s->rank, l->peer, r->w.rank);
         refuse(r, l, ZR_ERR_MISMATCH, text);
     } else if (r->w.rank == 0 && !zr_hub_is_child(r, s->rank)) {
         let_ask(r, l);

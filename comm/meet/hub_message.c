@@ -37,9 +37,9 @@ int zr_rendezvous_send(struct zr_rendezvous *r, int to, const void *data, size_t
         return send_to_all(r, data, n);
     const int next = zr_hub_towards(r, to);
     if (r->members[to].state != ZR_MEMBER_HERE)
-        return zr_fail(ZR_ERR_PEER, "rank %d is not here any more", to);
+        return zr_fail(ZR_ERR_PEER, "rank %d has left", to);
     if (r->members[next].state != ZR_MEMBER_HERE)
-        return zr_fail(ZR_ERR_PEER, "rank %d, by which rank %d is reached, is not here any more", next, to);
+        return zr_fail(ZR_ERR_PEER, "rank %d, which forwards messages to rank %d, has left", next, to);
     return zr_hub_send_about(r, to, ZR_FRAME_MESSAGE, to, data, n);
 }
 

@@ -82,11 +82,11 @@ static void give_address_up(struct zr_rendezvous *r, struct zr_link *l, int stat
     if (r->to_now == r->refused_at)
         r->refused_ms = 0;
     if (no_way && !zr_address_is_loopback(to) && !zr_hub_has_family(r, to->any.sa_family))
-        zr_hub_note(
-            r, ZR_TROUBLE_NOBODY,
-            "%s%s%s: %s%s has no IPv%d address to go there from: %s IPv%d address, or IPv%d to this host",
-            which, colon, uv_strerror(status), *asked ? "interface " : "this host", asked, version,
-            r->goal ? "give that one's host an" : "give rank 0's", 10 - version, version);
+        zr_hub_note(r, ZR_TROUBLE_NOBODY,
+                    "%s%s%s: %s%s has no IPv%d address to connect from: %s IPv%d address, or give this host "
+                    "an IPv%d address",
+                    which, colon, uv_strerror(status), *asked ? "interface " : "this host", asked, version,
+                    r->goal ? "give the other host an" : "give rank 0's", 10 - version, version);
     else if (status == UV_EINVAL && *asked)
         zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s%s%s: interface %s does not lead there", which, colon,
                     uv_strerror(status), asked);
@@ -106,7 +106,7 @@ void zr_hub_connect(struct zr_rendezvous *r)
     l->is_outgoing = true;
     l->since_ms = zr_hub_now_ms(r);
     if (!r->worst)
-        zr_hub_note(r, ZR_TROUBLE_NONE, "nobody there has taken the connection yet");
+        zr_hub_note(r, ZR_TROUBLE_NONE, "nothing there has accepted the connection yet");
     union zr_address from;
     int err = zr_hub_source(r, &from);
     if (err >= 0)
@@ -125,7 +125,7 @@ void zr_hub_on_connect(struct zr_link *l, int status)
     l->since_ms = zr_hub_now_ms(r);
     if (r->w.rank == 0) /* which has no link to itself */
         return;
-    zr_hub_note(r, ZR_TROUBLE_SILENT, "it took the connection but does not answer");
+    zr_hub_note(r, ZR_TROUBLE_SILENT, "the other side accepted the connection but does not answer");
     l->rank = r->goal;
     r->members[r->goal].link = l;
 }
@@ -269,15 +269,16 @@ void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
             zr_link_finish(l);
             if (r->w.rank == 0)
                 zr_hub_fail(r, ZR_ERR_MISMATCH,
-                            "another rank 0 of this job is there already, on \"%s\" (%s): %s", r->file.host,
+                            "another rank 0 of this job is already there, on \"%s\" (%s): %s", r->file.host,
                             text, ZR_HUB_TWO_JOBS);
             zr_hub_fail(r, f->about < 0 ? f->about : ZR_ERR_MISMATCH, "rank %d refused: %s", r->goal, text);
             return;
         }
         accept_goal(r, l);
     } else if (asked && (f->type == ZR_FRAME_REFUSE || f->type == ZR_FRAME_ACCEPT)) {
-        snprintf(why, sizeof why, "%s of another job, or with another key: %s must be the same on all ranks",
-                 f->type == ZR_FRAME_REFUSE ? "it refused this rank as one" : "it is one",
+        snprintf(why, sizeof why,
+                 "%s of another job, or one with another key: %s must be the same on all ranks",
+                 f->type == ZR_FRAME_REFUSE ? "it refused this rank as a rank" : "it is a rank",
                  r->w.key.n_bytes ? "ZERO_JOB_KEY and the job's name (ZERO_JOB, or the launcher's)"
                                   : "ZERO_JOB_KEY, which this rank does not have, and the job's name "
                                     "(ZERO_JOB, or the launcher's)");

@@ -132,7 +132,7 @@ static int listen_below(struct zr_rendezvous *r, const union zr_address *here)
         err = zr_hub_hand_over(r, &r->listener[0], fd);
     if (err) {
         char text[256], why[ZR_SYSTEM_WORDS];
-        snprintf(text, sizeof text, "cannot listen for the ranks that are to join it: %s",
+        snprintf(text, sizeof text, "cannot listen for the ranks that connect through this rank: %s",
                  zr_limit_words(-err, uv_strerror(err), why));
         zr_hub_fail_all(r, ZR_ERR_SYSTEM, text);
     }
@@ -174,8 +174,7 @@ void zr_hub_say_listens(struct zr_rendezvous *r, struct zr_link *l)
         return;
     zr_address_list_print(own, n, text);
     if (has_below && n == 0)
-        zr_hub_fail_all(r, ZR_ERR_SYSTEM,
-                        "it has no address at which the ranks that are to join it could come");
+        zr_hub_fail_all(r, ZR_ERR_SYSTEM, "it has no address for the ranks that connect through it");
     else if (zr_link_send(l, frame_of(r, ZR_FRAME_LISTENS, 0), text, strlen(text)))
         zr_hub_fail_all(r, ZR_ERR_NOMEM, zr_error_text());
 }
@@ -248,7 +247,8 @@ void zr_hub_on_above(struct zr_rendezvous *r, struct zr_link *l, const struct zr
         zr_hub_retry_in(r, ask_again_ms(r));
     } else if (n == 0) {
         zr_hub_note(r, ZR_TROUBLE_WAIT,
-                    "rank 0 does not know yet where rank %d is, which this one is to join", r->tree.parent);
+                    "rank 0 does not yet know the address of rank %d, which this rank must join",
+                    r->tree.parent);
         zr_hub_retry_in(r, ask_again_ms(r));
     } else {
         memcpy(r->to, at, sizeof r->to);

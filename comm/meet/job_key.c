@@ -29,11 +29,10 @@ static int parse(const char *name, const char *text, struct zr_job_key *key)
     for (size_t i = 0; i < n && right; i++)
         right = digit(text[i]) >= 0;
     if (!right)
-        return zr_fail(
-            ZR_ERR_ARG,
-            "%s has %zu characters and is no key: an even number of %d to %d hex digits is allowed "
-            "(openssl rand -hex 16 makes one)",
-            name, n, 2 * ZR_JOB_KEY_MIN_BYTES, 2 * ZR_JOB_KEY_MAX_BYTES);
+        return zr_fail(ZR_ERR_ARG,
+                       "%s has %zu characters and is not a key: an even number of %d to %d hex digits is "
+                       "allowed (openssl rand -hex 16 makes one)",
+                       name, n, 2 * ZR_JOB_KEY_MIN_BYTES, 2 * ZR_JOB_KEY_MAX_BYTES);
     key->n_bytes = (int32_t)(n / 2);
     for (size_t i = 0; i < n / 2; i++)
         key->bytes[i] = (uint8_t)(digit(text[2 * i]) << 4 | digit(text[2 * i + 1]));
@@ -55,7 +54,7 @@ static int read_open_file(int fd, const char *path, struct zr_job_key *key)
                        path, (long)st.st_uid, (long)geteuid());
     if (st.st_mode & 0177)
         return zr_fail(ZR_ERR_ARG,
-                       "ZERO_JOB_KEY_FILE: %s has mode %04o: a key is for its owner alone, so chmod 600 it",
+                       "ZERO_JOB_KEY_FILE: %s has mode %04o: only its owner may read a key, so chmod 600 it",
                        path, (unsigned)(st.st_mode & 07777));
     for (ssize_t got = 1; got != 0 && n < sizeof text - 1;) {
         got = read(fd, text + n, sizeof text - 1 - n);

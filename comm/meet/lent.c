@@ -90,11 +90,10 @@ int zr_lent_check(const struct zr_lent_card *all, const char *name, const struct
     for (int r = 0; r < w->world; r++) {
         *same_loopback &= all[r].loopback == zero->loopback;
         if (strncmp(all[r].name, zero->name, sizeof zero->name))
-            return zr_fail(
-                ZR_ERR_MISMATCH,
-                "cfg.launch.name is \"%.63s\" on rank 0 and \"%.63s\" on rank %d: ranks that meet over %s "
-                "wrap their contexts in one order on all ranks",
-                zero->name, all[r].name, r, name);
+            return zr_fail(ZR_ERR_MISMATCH,
+                           "cfg.launch.name is \"%.63s\" on rank 0 and \"%.63s\" on rank %d: ranks that meet "
+                           "over %s must wrap their contexts in the same order",
+                           zero->name, all[r].name, r, name);
         if (all[r].by_file != zero->by_file)
             return zr_fail(
                 ZR_ERR_ARG,
@@ -112,8 +111,8 @@ int zr_lent_take(const struct zr_lent_card *zero, bool same_loopback, const char
     if (by_list && n_at < 1)
         return zr_fail(
             ZR_ERR_ARG,
-            "the ranks of %s are on several hosts, and rank 0's, or its interface, has no address "
-            "that leads beyond it: set cfg.launch.rendezvous or ZERO_RENDEZVOUS to tcp://host:port",
+            "the ranks of %s are on several hosts, and rank 0's host, or its interface, has no address that "
+            "other hosts can reach: set cfg.launch.rendezvous or ZERO_RENDEZVOUS to tcp://host:port",
             name);
     snprintf(w->host, sizeof w->host, "%.*s", (int)sizeof zero->address - 1,
              zero->is_given || !same_loopback ? zero->address : "127.0.0.1");

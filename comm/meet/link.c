@@ -111,10 +111,10 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     struct zr_link *l = stream->data;
     (void)buf;
     if (n < 0) {
-        const char *why =
-            n != UV_EOF  ? uv_strerror((int)n)
-            : l->in.n_in ? "its connection closed in the middle of a message"
-                         : "its connection closed without a goodbye, as when a process crashes or is killed";
+        const char *why = n != UV_EOF ? uv_strerror((int)n)
+                          : l->in.n_in
+                              ? "its connection closed in the middle of a message"
+                              : "its connection closed unexpectedly, as when a process crashes or is killed";
         end_link(l, ZR_ERR_PEER, why);
         return;
     }

@@ -189,14 +189,14 @@ static int check_replaceable(const char *path)
     if (n == -ENOENT)
         return 0;
     if (n < 0)
-        return zr_fail(ZR_ERR_IO, "cannot say where ranks meet: %.400s is there, and cannot be read: %s",
-                       path, n == -ELOOP ? "it is a symbolic link" : zr_system_words((int)-n, words));
+        return zr_fail(ZR_ERR_IO, "cannot write where ranks meet: %.400s exists and cannot be read: %s", path,
+                       n == -ELOOP ? "it is a symbolic link" : zr_system_words((int)-n, words));
     bool ours = n >= (ssize_t)n_first && memcmp(text, first_line, n_first) == 0;
     if (!S_ISREG(st.st_mode) || (n > 0 && !ours))
         return zr_fail(ZR_ERR_ARG,
-                       "cannot say where ranks meet: %.400s is there, and is %s: it is not replaced; give "
-                       "the path of a file of its own, or of a folder",
-                       path, S_ISREG(st.st_mode) ? "a file of something else" : "no file");
+                       "cannot write where ranks meet: %.400s exists and is %s, so it is not replaced; give "
+                       "the path of a new file or of a folder",
+                       path, S_ISREG(st.st_mode) ? "not a file of libzero" : "not a regular file");
     return 0;
 }
 
@@ -275,7 +275,7 @@ static int say_absent(const char *path, char why[ZR_MEETING_WHY_CHARS])
     struct stat st;
     folder_of(path, folder);
     if (stat(folder, &st))
-        snprintf(why, ZR_MEETING_WHY_CHARS, "its folder is not there on this host: %s", strerror(errno));
+        snprintf(why, ZR_MEETING_WHY_CHARS, "its folder does not exist on this host: %s", strerror(errno));
     else
         snprintf(why, ZR_MEETING_WHY_CHARS,
                  "there is no such file on this host: rank 0 has not started, has given up and left, "
@@ -288,14 +288,13 @@ static bool may_follow(const struct stat *st, char why[ZR_MEETING_WHY_CHARS])
 {
     why[0] = 0;
     if (!S_ISREG(st->st_mode))
-        snprintf(why, ZR_MEETING_WHY_CHARS, "it is no file");
+        snprintf(why, ZR_MEETING_WHY_CHARS, "it is not a regular file");
     else if (geteuid() != 0 && st->st_uid != geteuid())
-        snprintf(why, ZR_MEETING_WHY_CHARS,
-                 "the file belongs to user %ld and is not followed by one of user %ld", (long)st->st_uid,
-                 (long)geteuid());
+        snprintf(why, ZR_MEETING_WHY_CHARS, "the file belongs to user %ld, so user %ld does not trust it",
+                 (long)st->st_uid, (long)geteuid());
     else if (st->st_mode & 022)
         snprintf(why, ZR_MEETING_WHY_CHARS,
-                 "the file has mode %04o and is not followed: others than its owner may write it",
+                 "the file has mode %04o and is not trusted: others than its owner may write it",
                  (unsigned)(st->st_mode & 07777));
     return !why[0];
 }
@@ -308,11 +307,11 @@ static bool is_of_job(const struct zr_world *w, const struct zr_meeting_file *f,
     if (strcmp(mark, f->mark) != 0)
         snprintf(why, ZR_MEETING_WHY_CHARS,
                  "the file is of another job, \"%.100s\" (attempt %d, %d ranks, rank 0 on \"%.64s\"), or of "
-                 "one with another key, and is not followed",
+                 "one with another key, and is ignored",
                  f->job, f->attempt, f->world, f->host);
     else if (f->attempt != w->attempt)
         snprintf(why, ZR_MEETING_WHY_CHARS,
-                 "the file is of attempt %d of this job, this rank of attempt %d: it is not followed",
+                 "the file is of attempt %d of this job, but this rank is of attempt %d: the file is ignored",
                  f->attempt, w->attempt);
     else
         return true;
@@ -343,6 +342,6 @@ int zr_meeting_file_read(const struct zr_world *w, struct zr_meeting_file *out,
     for (char *c = shown; *c; c++)
         *c = (char)((unsigned char)*c < 0x20 || (unsigned char)*c > 0x7e ? '?' : *c);
     snprintf(why, ZR_MEETING_WHY_CHARS,
-             n ? "the file says something else (%zd bytes, \"%s\")" : "the file is empty", n, shown);
+             n ? "the file has other contents (%zd bytes, \"%s\")" : "the file is empty", n, shown);
     return ZR_MEETING_FILE_USELESS;
 }

@@ -294,9 +294,9 @@ static int meet_by_launcher(const struct zr_launcher *l, struct zr_world *w)
         "rank %d of %d (from %s) does not know where rank 0 is: its ranks are on several hosts, and "
         "%s; %sset ZERO_RENDEZVOUS to tcp://host:port, or MASTER_ADDR and MASTER_PORT",
         w->rank, w->world, w->source,
-        is_slurm_task(l, w) ? "Slurm gave no list of them all" : "this launcher says no more",
-        l->is_of_mpi ? "on the host device set backend to mpi (ZERO_BACKEND=mpi), over which ranks tell each "
-                       "other; else "
+        is_slurm_task(l, w) ? "Slurm gave no list of all hosts" : "this launcher does not list them",
+        l->is_of_mpi ? "on the host device set backend to mpi (ZERO_BACKEND=mpi), and ranks find each other "
+                       "by MPI; otherwise "
                      : "");
 }
 

@@ -104,8 +104,8 @@ int zr_open_name_take(const struct zr_world *w, const char *where, struct zr_ope
         int err =
             zr_fail(ZR_ERR_ARG,
                     "another context with cfg.launch.name \"%s\" of rank %d of %d, which meets at %.200s, is "
-                    "open in this process or is being wrapped: give each context that is open at the "
-                    "same time a cfg.launch.name, the same on all ranks, or call zero_unwrap first",
+                    "open or being wrapped in this process: give each context that is open at the same time "
+                    "a cfg.launch.name, the same on all ranks, or call zero_unwrap first",
                     e->name, e->rank, e->world, e->where);
         free(e);
         return err;

@@ -37,8 +37,8 @@ static int check_lent_ranks(const struct zr_lent_ranks *c, const struct zr_launc
                    c->name, c->rank, c->world, job, l->rank, said->rank, l->world, said->world,
                    l->kind == ZR_LAUNCHER_ZERO_RUN ? "zero-run starts no MPI"
                    : c->job_world                  ? "unset them if they are left over"
-                                  : "if the communicator has some of the ranks only, set rank and "
-                                    "world of the configuration to its");
+                                  : "if the communicator has only some of the ranks, set rank and world of "
+                                    "the configuration to match it");
 }
 
 /* l is NULL where no launcher says anything, or it is not asked. */
@@ -110,12 +110,11 @@ static int refuse_part(const char *want_url, struct zr_world *w)
         w->start.world = said.world;
         return 0;
     }
-    return zr_fail(
-        ZR_ERR_ARG,
-        "rank %d of %d (from the configuration) is a part of %s's job, in which it is rank %d of %d: "
-        "the ranks of a part need a meeting point of their own: set cfg.launch.rendezvous to "
-        "tcp://host:port or file:///path, another for each part",
-        w->rank, w->world, l->source, said.rank, said.world);
+    return zr_fail(ZR_ERR_ARG,
+                   "rank %d of %d (from the configuration) belongs to %s's job as rank %d of %d: give each "
+                   "part of a job its own meeting point: set cfg.launch.rendezvous to tcp://host:port or "
+                   "file:///path, different for each part",
+                   w->rank, w->world, l->source, said.rank, said.world);
 }
 
 static int find_launched(bool by_mpi, const struct zr_launcher **l, struct zr_world *w)
@@ -172,8 +171,8 @@ static int check_listening(const struct zr_world *w, const struct zr_interfaces 
     zr_interfaces_list(asked, list, sizeof list);
     return !other[0] ? 0
                      : zr_fail(ZR_ERR_ARG,
-                               "rank 0 is to listen on interface %s, but the others look for it at %s, which "
-                               "is on %s: give them an address of that interface, or name the other one",
+                               "rank 0 listens on interface %s, but the others look for it at %s, which is "
+                               "on %s: change the interface or the address",
                                list, w->host, other);
 }
 

@@ -150,7 +150,7 @@ static int check_mpi_arena(const struct zr_mpi *m, const struct zr_arena *a, int
     if (a->bytes > taken && (!taken || a->bytes % ZR_MPI_ALIGN == 0))
         return 0;
     return zr_fail(ZR_ERR_ARG,
-                   "mpi %s: the arena is %lld bytes: more than what is ours of it (%lld)%s is allowed",
+                   "mpi %s: the arena is %lld bytes, but must exceed libzero's own part of it (%lld)%s",
                    m->name, (long long)a->bytes, (long long)taken, taken ? ", a multiple of 256," : "");
 }
 

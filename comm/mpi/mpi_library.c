@@ -165,7 +165,7 @@ static int open_module(char *path, size_t n_path, void **library, const struct z
     if (shim->version != ZR_MPI_SHIM_VERSION || shim->bytes != sizeof *shim)
         return zr_fail(ZR_ERR_NOTSUP,
                        "%s is of another libzero (its table is version %u of %u bytes, %d of %zu is needed): "
-                       "install both anew",
+                       "install both again",
                        path, shim->version, shim->bytes, ZR_MPI_SHIM_VERSION, sizeof *shim);
     return 0;
 }
@@ -233,17 +233,16 @@ static int check_launched_by(const struct zr_mpi_library *m, const struct launch
         return zr_fail(
             ZR_ERR_ARG,
             "this rank was started by srun without PMIx (PMIX_NAMESPACE is not set), and Open MPI cannot "
-            "begin there: srun --mpi=pmix (srun --mpi=list tells what there is), or mpirun");
+            "start there: use srun --mpi=pmix (srun --mpi=list shows what there is) or mpirun");
     return 0;
 }
 
 int zr_mpi_say_not_launched(void)
 {
-    return zr_fail(
-        ZR_ERR_NOTSUP,
-        "backend mpi needs ranks that one mpirun of Open MPI or one mpiexec of MPICH has started; "
-        "nothing says so of this one (no OMPI_COMM_WORLD_SIZE, no PMI_RANK); use one of these launchers, or "
-        "another backend");
+    return zr_fail(ZR_ERR_NOTSUP,
+                   "backend mpi needs ranks that one mpirun of Open MPI or one mpiexec of MPICH has started; "
+                   "this rank shows no sign of that (no OMPI_COMM_WORLD_SIZE, no PMI_RANK); use one of these "
+                   "launchers or another backend");
 }
 
 bool zr_mpi_is_loaded(void)

@@ -187,9 +187,8 @@ static int send_note(struct meeting *k, int to, const struct note *note)
             zr_mpi_begun(p, slot, &m->batch);
         zr_mpi_leave(p);
         if (slot < 0 && !class && !zr_mpi_poll(p) && zr_now_ns() > until_ns)
-            err = zr_fail(ZR_ERR_TIMEOUT,
-                          "%s: MPI has had no room for a request for %lld ms (start_timeout_ms)", k->over,
-                          (long long)k->ms);
+            err = zr_fail(ZR_ERR_TIMEOUT, "%s: MPI could not take a request for %lld ms (start_timeout_ms)",
+                          k->over, (long long)k->ms);
     }
     if (slot < 0) {
         free(m);
@@ -461,12 +460,12 @@ static void describe_unanswered(struct meeting *k, int64_t ms, const char *limit
 {
     char where[2 * sizeof k->other_name + 64];
     if (k->is_seen)
-        snprintf(where, sizeof where, ", which is there and waits for other ranks");
+        snprintf(where, sizeof where, ", which has come and waits for other ranks");
     else if (k->has_other_name)
         snprintf(where, sizeof where, ": cfg.launch.name is \"%.*s\" on rank 0 and \"%s\" on rank %d",
                  (int)sizeof k->other_name - 1, k->other_name, k->w->name, k->w->rank);
     else
-        snprintf(where, sizeof where, ", which has not come to it");
+        snprintf(where, sizeof where, ", which has not come");
     snprintf(text, ZR_WAIT_CHARS,
              "rank %d waited %lld ms%s in zero_wrap of the context \"%s\" for rank 0 of %s%s", k->w->rank,
              (long long)ms, limit, k->w->name, k->over, where);

@@ -57,11 +57,10 @@ int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, i
 {
     if (mpi_rank == rank && mpi_world == world)
         return 0;
-    return zr_fail(
-        ZR_ERR_ARG,
-        "rank %d of %d (%s) is rank %d of %d in MPI_COMM_WORLD: start all ranks by one mpirun of Open "
-        "MPI, or one mpiexec of MPICH, and unset variables that another launcher has left over",
-        rank, world, found_by, mpi_rank, mpi_world);
+    return zr_fail(ZR_ERR_ARG,
+                   "rank %d of %d (%s) is rank %d of %d in MPI_COMM_WORLD: start all ranks by one mpirun of "
+                   "Open MPI, or one mpiexec of MPICH, and unset variables left over from another launcher",
+                   rank, world, found_by, mpi_rank, mpi_world);
 }
 
 /* Every rank of the world is one of MPI's, and each another. */
@@ -80,7 +79,7 @@ static int check_ranks(const struct zr_mpi_set *p, const struct card *all)
         for (int k = 0; k < i; k++)
             if (all[k].mpi_rank == c->mpi_rank)
                 return zr_fail(ZR_ERR_ARG,
-                               "ranks %d and %d are both rank %d of %s: they are of two jobs of MPI", k, i,
+                               "ranks %d and %d are both rank %d of %s: they belong to two MPI jobs", k, i,
                                c->mpi_rank, of);
     }
     for (int i = 0; i < p->world && p->opt.found_by; i++) {
@@ -125,7 +124,7 @@ int zr_mpi_rank_of(struct zr_mpi_process *p, void *lent, int64_t ms, int *rank, 
         return err;
     int class = zr_mpi_shim_of(p)->rank_of(zr_mpi_world_of(p), lent, rank, size);
     zr_mpi_leave(p);
-    return class ? zr_mpi_say(p, class, lent ? "mpi_comm, which was lent" : "MPI_COMM_WORLD") : 0;
+    return class ? zr_mpi_say(p, class, lent ? "mpi_comm" : "MPI_COMM_WORLD") : 0;
 }
 
 static int ask_rank(const struct zr_mpi_set *p, struct card *mine)
@@ -485,8 +484,8 @@ void zr_mpi_close(struct zr_comm *c)
         free(m);
     } else { /* MPI has memory of it and of its arena, for as long as the process lives */
         zr_warn(p->opt.log,
-                "mpi %s: requests are under way that nobody answers: the communicator is left "
-                "behind with its memory; the process should end",
+                "mpi %s: other ranks do not answer pending requests: the communicator and its memory are not "
+                "freed; the process should end",
                 m->name);
         p->is_left = true;
     }

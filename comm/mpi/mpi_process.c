@@ -90,7 +90,7 @@ int zr_mpi_ended(struct zr_mpi_process *p)
         return zr_fail(ZR_ERR_FAILED, "%s: MPI_Testsome: %s", p->shim->name, text);
     case STUCK:
         return zr_fail(ZR_ERR_TIMEOUT,
-                       "MPI_Init_thread of an earlier zero_wrap has not come back: the process should end");
+                       "MPI_Init_thread of an earlier zero_wrap has not returned: the process should end");
     }
     return 0;
 }
@@ -114,12 +114,11 @@ int zr_mpi_enter(struct zr_mpi_process *p, int64_t ms)
     bool entered = go_inside(p, ms);
     pthread_mutex_unlock(&p->lock);
     if (!entered && atomic_load(&p->half_made))
-        return zr_fail(
-            ZR_ERR_TIMEOUT,
-            "MPI_Comm_create_group of another zero_wrap has not come back, and MPI cannot take back "
-            "a communicator that is half made: end the process, and start the job again");
+        return zr_fail(ZR_ERR_TIMEOUT,
+                       "MPI_Comm_create_group of another zero_wrap has not returned, and MPI cannot free a "
+                       "half-made communicator: end the process, and start the job again");
     if (!entered)
-        return zr_fail(ZR_ERR_TIMEOUT, "a call of %s's has not come back after %lld ms", p->shim->name,
+        return zr_fail(ZR_ERR_TIMEOUT, "a call of %s has not returned after %lld ms", p->shim->name,
                        (long long)ms);
     int err = zr_mpi_ended(p);
     if (err)
@@ -339,11 +338,11 @@ static int refuse_level(const struct zr_mpi_library *lib, bool is_ours, enum zr_
     static const char *const names[] = {"MPI_THREAD_FUNNELED or less", "MPI_THREAD_SERIALIZED",
                                         "MPI_THREAD_MULTIPLE"};
     if (is_ours)
-        return zr_fail(ZR_ERR_NOTSUP, "%s gives threads %s, and MPI_THREAD_SERIALIZED is needed",
+        return zr_fail(ZR_ERR_NOTSUP, "%s supports only %s, but MPI_THREAD_SERIALIZED is needed",
                        lib->version, names[level]);
     return zr_fail(ZR_ERR_NOTSUP,
-                   "the program began MPI (%s) with %s, but MPI_THREAD_MULTIPLE is needed, as threads of "
-                   "libzero call MPI at times of their own: MPI_Init_thread(.., MPI_THREAD_MULTIPLE, ..)",
+                   "the program began MPI (%s) with %s, but MPI_THREAD_MULTIPLE is needed, because threads "
+                   "of libzero call MPI at any time: call MPI_Init_thread(.., MPI_THREAD_MULTIPLE, ..)",
                    lib->version, names[level]);
 }
 

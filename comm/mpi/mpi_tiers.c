@@ -32,12 +32,11 @@ static void report_tiers(const struct zr_mpi *m)
         zr_info(log, "mpi %s: %d ranks on each of %d hosts: shared memory inside a host, MPI between",
                 m->name, s->most_local, s->n_hosts);
     else
-        zr_info(
-            log,
-            "mpi %s: %d to %d ranks on each of %d hosts: gathers use shared memory inside a host; sums are "
-            "made rank by rank over MPI, for they keep their bits only where each host has the same power "
-            "of two of ranks (up to %d), neighbours in the group",
-            m->name, s->least_local, s->most_local, s->n_hosts, ZR_MAX_SOURCES);
+        zr_info(log,
+                "mpi %s: %d to %d ranks on each of %d hosts: gathers use shared memory inside a host; sums "
+                "are made rank by rank over MPI, because sums by host keep their bits only if each host has "
+                "the same power of two of ranks (up to %d), consecutive in the group",
+                m->name, s->least_local, s->most_local, s->n_hosts, ZR_MAX_SOURCES);
 }
 
 int zr_mpi_spread(struct zr_mpi *m)

@@ -110,15 +110,15 @@ static int await_batch(struct zr_mpi *m, struct zr_mpi_batch *b, int32_t n_left)
             return res;
     }
     int class = atomic_load(&b->error);
-    return class ? fail_class(m, ZR_ERR_PEER, class, "a message that was under way") : 0;
+    return class ? fail_class(m, ZR_ERR_PEER, class, "a pending message") : 0;
 }
 
 static int fail_unmoved(struct zr_mpi *m)
 {
     char what[160];
     snprintf(what, sizeof what,
-             "rank %d waited %lld ms (timeout_ms) for bytes of other ranks, which had come to it, and "
-             "nothing moved",
+             "rank %d waited %lld ms (timeout_ms) for bytes of other ranks, which had reached this "
+             "operation, but no bytes came",
              m->set->rank, (long long)m->waited_ms);
     return zr_mpi_fail_op(m, ZR_ERR_TIMEOUT, what);
 }

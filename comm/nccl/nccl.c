@@ -54,7 +54,7 @@ static int take_entry(const struct issue *i)
         return 1;
     m->next_seq++;
     if (full)
-        return zr_fail(ZR_ERR_ORDER, "%d operations are under way, and has_room was not asked",
+        return zr_fail(ZR_ERR_ORDER, "%d operations are pending, and has_room was not called",
                        ZR_NCCL_PENDING);
     m->issuing = true;
     m->issuing_ns = zr_now_ns();

@@ -65,7 +65,7 @@ static int compare_cards(const struct zr_nccl_set *p, const struct zr_nccl_card 
         SAME(copy_engine, "copy_engine");
         SAME(small_bytes, "small_bytes");
         SAME(ranks_per_id, "ranks_per_id");
-        SAME(lent, "the use of a communicator that was lent");
+        SAME(lent, "the use of nccl_comm");
         for (int i = 0; i < ZR_ROLES; i++) {
             char what[64];
             const char *name = zr_role_name((enum zr_role)i);

@@ -299,7 +299,7 @@ int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a)
         return zr_fail(ZR_ERR_ORDER, "nccl %s: an arena is attached once", m->name);
     if (a->bytes <= taken || (taken && a->bytes % ZR_NCCL_ALIGN))
         err = zr_fail(ZR_ERR_ARG,
-                      "nccl %s: the arena is %lld bytes: more than what is ours of it (%lld)%s is allowed",
+                      "nccl %s: the arena is %lld bytes, but must exceed libzero's own part of it (%lld)%s",
                       m->name, (long long)a->bytes, (long long)taken, taken ? ", a multiple of 256," : "");
     err = zr_nccl_agree(m->set, err, own->of_nccl, m, &t);
     if (err)

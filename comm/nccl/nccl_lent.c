@@ -38,18 +38,17 @@ ncclResult_t zr_nccl_await(const struct zr_nccl_api *api, ncclComm_t comm, ncclR
 static int say_unready(const struct zr_nccl_set *p, void *lent, ncclResult_t res, int64_t timeout_ms)
 {
     if (res == ncclInProgress)
-        return zr_fail(
-            ZR_ERR_TIMEOUT,
-            "nccl_comm, which was lent, is not ready after %lld ms (start_timeout_ms; non-blocking?)",
-            (long long)timeout_ms);
-    return zr_nccl_say(p, lent, res, "nccl_comm, which was lent");
+        return zr_fail(ZR_ERR_TIMEOUT,
+                       "nccl_comm is not ready after %lld ms (start_timeout_ms); is it non-blocking?",
+                       (long long)timeout_ms);
+    return zr_nccl_say(p, lent, res, "nccl_comm");
 }
 
 int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)
 {
     struct zr_nccl_set *p = calloc(1, sizeof *p);
     if (!p)
-        return zr_fail(ZR_ERR_NOMEM, "nccl_comm: no memory to ask it");
+        return zr_fail(ZR_ERR_NOMEM, "nccl_comm: no memory to query it");
     int err = zr_nccl_load(NULL, true, &p->api);
     if (!err) {
         ncclResult_t res =
@@ -123,12 +122,11 @@ static int await_event(struct zr_nccl_set *p, const struct place *pl, void *lent
         if (done)
             return done < 0 ? done : 0;
         if (p->api.CommGetAsyncError(lent, &res) || (res && res != ncclInProgress))
-            return zr_nccl_say(p, lent, res, "nccl_comm, which was lent");
+            return zr_nccl_say(p, lent, res, "nccl_comm");
         if (zr_now_ns() > until_ns)
             return zr_fail(ZR_ERR_TIMEOUT,
                            "not all ranks of nccl_comm came to zero_wrap in %lld ms (start_timeout_ms), or "
-                           "one lends none, or "
-                           "another operation of the program's on it is in the way",
+                           "one has no nccl_comm, or another operation of the program on it is pending",
                            (long long)timeout_ms);
         nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
     }
@@ -153,9 +151,8 @@ static int move_cards(struct zr_nccl_set *p, const struct place *pl, void *lent,
     memcpy(slot, mine, (size_t)size);
     int err = d->copy(pl->stream, (char *)pl->device + p->rank * size, slot, size);
     if (!err)
-        err = zr_nccl_within(
-            p, "ncclAllGather over nccl_comm, which was lent: not all of its ranks came to zero_wrap: it",
-            timeout_ms, gather_cards, &m, sizeof m, &res);
+        err = zr_nccl_within(p, "ncclAllGather over nccl_comm (not all of its ranks came to zero_wrap)",
+                             timeout_ms, gather_cards, &m, sizeof m, &res);
     if (!err && res)
         err = say_unready(p, lent, res, timeout_ms);
     *left = p->stuck || res == ncclInProgress;

@@ -16,18 +16,16 @@ static int check_lent_library(const struct zr_loaded *s)
     if (s->n == 0)
         return zr_fail(
             ZR_ERR_NOTSUP,
-            "an ncclComm_t is lent, but the NCCL that it is of cannot be seen in this process (linked "
-            "statically?), and libnccl.so.2 would be another: link the program with libnccl.so.2, or lend "
-            "none");
+            "nccl_comm is set, but its NCCL is not visible in this process (linked statically?), and "
+            "libnccl.so.2 would be another: link the program with libnccl.so.2, or leave nccl_comm NULL");
     if (s->n == 1)
         return 0;
     zr_loaded_path(s->function[0], first, sizeof first);
     zr_loaded_path(s->function[1], second, sizeof second);
-    return zr_fail(
-        ZR_ERR_NOTSUP,
-        "an ncclComm_t is lent, but this process has loaded NCCL twice, %s and %s, and it cannot be "
-        "told of which it is: load one of them only, or lend none",
-        first, second);
+    return zr_fail(ZR_ERR_NOTSUP,
+                   "nccl_comm is set, but this process has loaded NCCL twice, %s and %s, and it is not known "
+                   "which made nccl_comm: load only one, or leave nccl_comm NULL",
+                   first, second);
 }
 
 /* --- loading --- */
@@ -63,8 +61,9 @@ int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
     if (missing) {
         char version[32];
         if (!api->GetVersion || api->GetVersion(&api->version))
-            err = zr_fail(ZR_ERR_NOTSUP, "%s has no %s: it is not NCCL 2.14 or newer, which is needed", path,
-                          missing);
+            err =
+                zr_fail(ZR_ERR_NOTSUP, "%s has no %s: it is not NCCL, or older than the 2.14 that is needed",
+                        path, missing);
         else {
             zr_nccl_version_text(api->version, version, sizeof version);
             err = zr_fail(ZR_ERR_NOTSUP, "%s is NCCL %s, without %s: 2.14 or newer is needed", api->path,

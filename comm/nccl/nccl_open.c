@@ -137,7 +137,7 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *ids)
         bool late = err == ZR_ERR_TIMEOUT || res == ncclInProgress;
         if (!err && res == ncclInProgress)
             err = zr_fail(ZR_ERR_NOTSUP,
-                          "%s is in progress when it returns: is NCCL_COMM_BLOCKING=0 set? Unset it, "
+                          "%s returned before it had finished: is NCCL_COMM_BLOCKING=0 set? Unset it, "
                           "because libzero's communicators must block",
                           what);
         if (!err && res)
@@ -168,18 +168,16 @@ static int check_lent(const struct zr_nccl_set *p)
     if (!res)
         res = p->api.CommUserRank(p->opt.lent, &rank);
     if (res)
-        return zr_nccl_say(p, NULL, res, "the ncclComm_t that was lent");
+        return zr_nccl_say(p, NULL, res, "nccl_comm");
     if (world != p->world || rank != p->rank)
-        return zr_fail(ZR_ERR_ARG,
-                       "the ncclComm_t that was lent is rank %d of %d: it must be rank %d of %d, as here",
-                       rank, world, p->rank, p->world);
+        return zr_fail(ZR_ERR_ARG, "nccl_comm is rank %d of %d, but this is rank %d of %d", rank, world,
+                       p->rank, p->world);
     for (int i = 0; i < p->n_open && !p->api.CommSplit; i++)
         if (!is_world_in_order(&p->open[i]->base.group, world))
-            return zr_fail(
-                ZR_ERR_NOTSUP,
-                "the ncclComm_t that was lent has %d ranks, and a group of %d is wanted: this NCCL "
-                "cannot split it (2.18 or newer can)",
-                world, p->open[i]->base.group.size);
+            return zr_fail(ZR_ERR_NOTSUP,
+                           "nccl_comm has %d ranks, and a group of %d is needed: this NCCL cannot split it "
+                           "(2.18 or newer can)",
+                           world, p->open[i]->base.group.size);
     return 0;
 }
 
@@ -428,10 +426,9 @@ void zr_nccl_close(struct zr_comm *c)
         zr_arena_drop(m->held);
     } else {
         zr_nccl_leave_arena(m->held);
-        zr_warn(
-            p->opt.log,
-            "nccl %s: a call into NCCL has not come back: the communicator is left behind with its memory",
-            m->name);
+        zr_warn(p->opt.log,
+                "nccl %s: a call into NCCL has not returned: the communicator and its memory are not freed",
+                m->name);
     }
     pthread_mutex_lock(&p->lock);
     m->comm = NULL;

@@ -231,8 +231,8 @@ static void compare_ledgers(struct zr_nccl *m, int index)
                 (unsigned long long)l[0].n_issued, (unsigned long long)l[0].exchange);
         else
             snprintf(text, sizeof text,
-                     "rank %d issued other collectives than rank %d up to exchange %llu (both %llu): another "
-                     "order, unit, step, size or call of the model",
+                     "rank %d issued different collectives from rank %d up to exchange %llu (both %llu): "
+                     "another order, unit, step, size or call of the model",
                      rank, first, (unsigned long long)l[0].exchange, (unsigned long long)l[0].n_issued);
         doubt_all(p, ZR_ERR_MISMATCH, text);
         return;
@@ -251,16 +251,14 @@ static void compare_most(struct zr_nccl *m, int index)
         return;
     if (most[2] != ~most[3])
         snprintf(text, sizeof text,
-                 "one rank issued %llu collectives up to an agreement, another %llu; every rank must make "
-                 "the same "
-                 "calls",
+                 "one rank issued %llu collectives up to a comparison, another %llu; every rank must make "
+                 "the same calls",
                  (unsigned long long)most[2], (unsigned long long)~most[3]);
     else
-        snprintf(
-            text, sizeof text,
-            "ranks issued other collectives up to an agreement (all %llu): another order, unit, step, size "
-            "or call of the model",
-            (unsigned long long)most[2]);
+        snprintf(text, sizeof text,
+                 "ranks issued different collectives up to a comparison (all %llu): another order, unit, "
+                 "step, size or call of the model",
+                 (unsigned long long)most[2]);
     doubt_all(p, ZR_ERR_MISMATCH, text);
 }
 
@@ -328,7 +326,7 @@ static void check_time(struct zr_nccl *m)
     char op[96], text[ZR_NCCL_TEXT];
     if (m->issuing && now - m->issuing_ns > p->timeout_ns) {
         zr_op_describe(m->issuing_op, m->next_seq, m->issuing_unit, op, sizeof op);
-        snprintf(text, sizeof text, "%s: NCCL has not taken it after %lld ms (timeout_ms)", op,
+        snprintf(text, sizeof text, "%s: NCCL has not accepted it after %lld ms (timeout_ms)", op,
                  (long long)(p->timeout_ns / 1000000));
         /* the thread that would have calls compared is inside that NCCL call */
         found(p, ZR_ERR_TIMEOUT, text);
@@ -425,8 +423,8 @@ static void end_abort(const struct aborting *a)
     a->m->abort_ended = true;
     if (a->late)
         zr_warn(p->opt.log,
-                "NCCL's %s communicator could not be aborted: it is left behind with its memory, and its "
-                "stream may never end; this process should exit",
+                "NCCL's %s communicator could not be aborted: its memory is not freed, and its stream may "
+                "never end; this process should exit",
                 a->m->name);
 }
 

@@ -285,11 +285,10 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
     if (group->size > ZR_SHM_SIZE)
         return zr_fail_more(too_many(group->size), "%s", name);
     if (group->local_size && group->local_size < group->size)
-        return zr_rendezvous_fail(rdv,
-                                  zr_fail(ZR_ERR_NOTSUP,
-                                          "%s: shared memory needs all ranks of a group on one host: of %d "
-                                          "only %d are on this rank's",
-                                          name, group->size, group->local_size));
+        return zr_rendezvous_fail(rdv, zr_fail(ZR_ERR_NOTSUP,
+                                               "%s: shared memory needs all ranks of a group on one host: of "
+                                               "%d ranks only %d are on this host",
+                                               name, group->size, group->local_size));
     if (timeout_ms <= 0 || timeout_ms > INT64_MAX / 2000000)
         return zr_fail(ZR_ERR_ARG, "%s: timeout_ms is %lld: more than 0 is allowed", name,
                        (long long)timeout_ms);

@@ -108,7 +108,7 @@ static int open_peer(struct zr_shm *m, int place, const struct card *card, int64
     peer->head = (struct zr_shm_head *)p;
     if (peer->head->magic != segment_magic || peer->head->nonce != card->nonce)
         return zr_fail(ZR_ERR_SYSTEM,
-                       "what process %d has as descriptor %d is not the shared memory of rank %d", card->pid,
+                       "process %d has descriptor %d, but it is not the shared memory of rank %d", card->pid,
                        card->head_fd, at.rank);
     at.fd = card->arena_fd;
     at.inode = card->arena_ino;
@@ -150,11 +150,10 @@ static int check_groups(int64_t bytes, int64_t *on_host)
     *on_host = m.free_bytes;
     for (int i = 0; i < m.n_groups; i++)
         if (bytes > m.group[i].free_bytes)
-            return zr_fail(
-                ZR_ERR_NOMEM,
-                "%lld bytes of shared memory are wanted, %lld are left to memory control group %s; "
-                "raise the limit of that container or job",
-                (long long)bytes, (long long)m.group[i].free_bytes, m.group[i].path);
+            return zr_fail(ZR_ERR_NOMEM,
+                           "%lld bytes of shared memory are needed, but %lld are left in memory control "
+                           "group %s; raise the limit of that container or job",
+                           (long long)bytes, (long long)m.group[i].free_bytes, m.group[i].path);
     return 0;
 }
 
@@ -170,9 +169,10 @@ static int check_room(const struct zr_shm *m, int rank, const struct card *all)
         fits = !__builtin_add_overflow(want, all[c->n_machine == world ? i : rank].bytes, &want);
     if (fits && want <= c->room)
         return 0;
-    return zr_fail(ZR_ERR_NOMEM,
-                   "%s: %d ranks want %lld bytes of shared memory each, %lld are left on the host of rank %d",
-                   m->name, c->n_machine, (long long)c->bytes, (long long)c->room, rank);
+    return zr_fail(
+        ZR_ERR_NOMEM,
+        "%s: %d ranks need %lld bytes of shared memory each, but %lld are left on the host of rank %d",
+        m->name, c->n_machine, (long long)c->bytes, (long long)c->room, rank);
 }
 
 /* Equal roles, sizes that are equal within each group, and room for all of them at once. Every rank comes to

@@ -148,11 +148,10 @@ int zr_symmetry_make(int32_t world, int32_t inner, int32_t per_host, struct zr_s
         s.n = refine(&s, color, room);
         s.rank = malloc((size_t)s.n * sizeof *s.rank);
         if (s.n > ZR_SIM_MOST_RANKS)
-            err = zr_fail(
-                ZR_ERR_ARG,
-                "%d ranks in groups of %d on hosts of %d are of %d kinds; at most %d can be simulated: "
-                "let groups fill hosts, or hosts hold groups",
-                world, inner, per_host, s.n, ZR_SIM_MOST_RANKS);
+            err = zr_fail(ZR_ERR_ARG,
+                          "%d ranks in groups of %d on hosts of %d are of %d kinds; at most %d can be "
+                          "simulated: make groups fill hosts, or hosts hold whole groups",
+                          world, inner, per_host, s.n, ZR_SIM_MOST_RANKS);
         else if (!s.rank)
             err = zr_fail(ZR_ERR_NOMEM, "no memory for %d kinds of ranks", s.n);
     }

@@ -377,7 +377,7 @@ int zr_check_open(struct zr_device *inner, int rank, int world, struct zr_check 
     *out = NULL;
     struct zr_check *c = calloc(1, sizeof *c);
     if (!c)
-        return zr_fail(ZR_ERR_NOMEM, "check: no memory for its %zu bytes", sizeof *c);
+        return zr_fail(ZR_ERR_NOMEM, "check: no memory for a device of %zu bytes", sizeof *c);
     int err = zr_recorder_open(&c->rec, 2 * ZR_CHECK_LINES);
     if (err) {
         free(c);

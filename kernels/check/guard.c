@@ -223,7 +223,8 @@ static int enlist(struct zr_guard *g)
     while (i < MOST_GUARDS && atomic_load(&guards.open[i]))
         i++;
     if (!err && i == MOST_GUARDS) {
-        err = zr_fail(ZR_ERR_NOMEM, "%d contexts with check are open, which is the most", MOST_GUARDS);
+        err = zr_fail(ZR_ERR_NOMEM, "%d contexts with check are open already, the most that are allowed",
+                      MOST_GUARDS);
     } else if (!err && guards.n_open == 0) {
         struct sigaction mine = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
         sigemptyset(&mine.sa_mask);

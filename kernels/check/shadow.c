@@ -194,15 +194,15 @@ static void race(struct zr_recorder *rec, const struct zr_block *b, const struct
 {
     const struct zr_info *was = zr_info_at(rec, e->info), *is = zr_info_at(rec, l->info);
     const struct zr_line *o = &rec->lines[e->line];
-    zr_report(rec,
-              "race on %s %s at +%lld: %s (%s, unit %d, step %u) on %s %s %s what %s (%s, unit %d, step %u) "
-              "on %s %s %s, and nothing orders them; missing: an event recorded on %s %s after %s, %s by %s "
-              "%s before %s",
-              owner(b->rank).text, b->name, (long long)r->from, is->name, is->during, is->unit, is->step,
-              owner(l->rank).text, l->name, does, was->name, was->during, was->unit, was->step,
-              owner(o->rank).text, o->name, did, owner(o->rank).text, o->name, was->name,
-              o->rank == l->rank ? "waited for" : "told to every rank by a barrier and waited for",
-              owner(l->rank).text, l->name, is->name);
+    zr_report(
+        rec,
+        "race on %s %s at +%lld: %s (%s, unit %d, step %u) on %s %s %s what %s (%s, unit %d, step %u) on %s "
+        "%s %s, and nothing orders them; missing: an event recorded on %s %s after %s, %s by %s %s before %s",
+        owner(b->rank).text, b->name, (long long)r->from, is->name, is->during, is->unit, is->step,
+        owner(l->rank).text, l->name, does, was->name, was->during, was->unit, was->step, owner(o->rank).text,
+        o->name, did, owner(o->rank).text, o->name, was->name,
+        o->rank == l->rank ? "waited for" : "told to every rank by a barrier and waited for",
+        owner(l->rank).text, l->name, is->name);
 }
 
 static bool ordered(const struct epoch *e, const struct zr_line *l)

@@ -82,10 +82,10 @@ static int no_memory(struct zr_cuda_device *dev, const char *what, int64_t bytes
     int64_t free_bytes, total_bytes;
     if (zr_cuda_memory(&dev->base, &free_bytes, &total_bytes))
         free_bytes = total_bytes = 0;
-    return zr_fail(ZR_ERR_NOMEM,
-                   "%s: GPU %d has no %lld bytes left: %lld of %lld are free; "
-                   "nvidia-smi shows who uses the others",
-                   what, dev->ordinal, (long long)bytes, (long long)free_bytes, (long long)total_bytes);
+    return zr_fail(
+        ZR_ERR_NOMEM,
+        "%s: GPU %d cannot allocate %lld bytes: %lld of %lld are free; nvidia-smi shows who uses the rest",
+        what, dev->ordinal, (long long)bytes, (long long)free_bytes, (long long)total_bytes);
 }
 
 static int block_open(struct zr_cuda_device *dev, bool on_host, int64_t bytes, void **out)
@@ -198,7 +198,7 @@ static int check_gpu(int *number)
             VERSION(driver), VERSION(DRIVER_NEEDED));
     if (err == cudaErrorNoDevice || (!err && count == 0))
         return zr_fail(ZR_ERR_NOTSUP,
-                       "no usable GPU: the driver sees none; look at CUDA_VISIBLE_DEVICES and nvidia-smi");
+                       "no usable GPU: the driver sees none; check CUDA_VISIBLE_DEVICES and nvidia-smi");
     if (err)
         return zr_fail(ZR_ERR_NOTSUP, "no usable GPU: cudaGetDeviceCount: %s (%s)", cudaGetErrorName(err),
                        cudaGetErrorString(err));
@@ -220,7 +220,7 @@ static int check_gpu(int *number)
                        cudaGetErrorName(err), cudaGetErrorString(err));
     }
     if (major < 8)
-        return zr_fail(ZR_ERR_NOTSUP, "GPU %d is of compute capability %d.%d, 8.0 or more is needed (bf16)",
+        return zr_fail(ZR_ERR_NOTSUP, "GPU %d has compute capability %d.%d, but bf16 needs 8.0 or more",
                        ordinal, major, minor);
     return 0;
 }

@@ -94,7 +94,8 @@ int zr_gemm_open(int n_threads, struct zr_gemm **out)
 {
     (void)n_threads;
     *out = NULL;
-    return zr_fail(ZR_ERR_NOTSUP, "gemm: this build has no oneDNN, so no matrix products on the host");
+    return zr_fail(ZR_ERR_NOTSUP,
+                   "gemm: this build has no oneDNN, so it cannot multiply matrices on the host");
 }
 #endif
 
@@ -104,6 +105,7 @@ int zr_gemm_open_cuda(struct zr_device *dev, struct zr_stream *s, int64_t worksp
 {
     (void)dev, (void)s, (void)workspace_bytes, (void)tf32;
     *out = NULL;
-    return zr_fail(ZR_ERR_NOTSUP, "gemm: this build has no cuBLASLt, so no matrix products on a GPU");
+    return zr_fail(ZR_ERR_NOTSUP,
+                   "gemm: this build has no cuBLASLt, so it cannot multiply matrices on a GPU");
 }
 #endif

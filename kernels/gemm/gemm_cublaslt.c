@@ -212,7 +212,7 @@ static int check_pointers(const struct zr_gemm_args *a, int32_t *align)
     const void *vector = a->bias ? a->bias : a->sum;
     int32_t at_a = align_of(a->a), at_b = align_of(a->b), at_c = align_of(a->c), at_vector = align_of(vector);
     if (a->bias && a->bias_dtype != a->c_dtype)
-        return zr_fail(ZR_ERR_NOTSUP, "gemm: a bias of %s with C of %s; cuBLASLt wants them alike",
+        return zr_fail(ZR_ERR_NOTSUP, "gemm: a bias of %s with C of %s; cuBLASLt needs the same dtype",
                        zr_dtype_name(a->bias_dtype), zr_dtype_name(a->c_dtype));
     if (at_a < zr_dtype_bytes(a->ab_dtype) || at_b < zr_dtype_bytes(a->ab_dtype) ||
         at_c < zr_dtype_bytes(a->c_dtype) || at_vector < zr_dtype_bytes(a->c_dtype))

@@ -189,9 +189,9 @@ static int product_get(struct host_gemm *g, const struct zr_gemm_key *k, struct 
 static int check_host(const struct zr_gemm_args *a)
 {
     if (a->ab_dtype == ZR_F16 || (a->bias && a->bias_dtype == ZR_F16))
-        return zr_fail(ZR_ERR_NOTSUP, "gemm: f16 is not multiplied on the host; f32 and bf16 are");
+        return zr_fail(ZR_ERR_NOTSUP, "gemm: the host multiplies f32 and bf16, not f16");
     if (a->epilogue != ZR_GEMM_PLAIN)
-        return zr_fail(ZR_ERR_NOTSUP, "gemm: epilogue %d is not done on the host", (int)a->epilogue);
+        return zr_fail(ZR_ERR_NOTSUP, "gemm: epilogue %d is not supported on the host", (int)a->epilogue);
     return 0;
 }
 

@@ -32,7 +32,7 @@ static int device_alloc(struct zr_device *base, int64_t bytes, void **out)
     void *p = NULL;
     if (zr_host_refuses(dev, bytes) || (uint64_t)bytes > SIZE_MAX ||
         posix_memalign(&p, PAGE_BYTES, (size_t)bytes) != 0)
-        return zr_fail(ZR_ERR_NOMEM, "device alloc: the host has no %lld bytes left", (long long)bytes);
+        return zr_fail(ZR_ERR_NOMEM, "device alloc: the host cannot allocate %lld bytes", (long long)bytes);
     zr_ask_for_huge_pages(p, bytes);
     if (dev->poison)
         memset(p, 0xff, (size_t)bytes);
@@ -137,7 +137,7 @@ int zr_host_device_open_with(const struct zr_host_options *options, struct zr_de
                                     options->refuse(options->refuse_arg, sizeof(struct zr_host_device)));
     struct zr_host_device *dev = refused ? NULL : calloc(1, sizeof *dev);
     if (!dev)
-        return zr_fail(ZR_ERR_NOMEM, "host device: no memory for its %zu bytes", sizeof *dev);
+        return zr_fail(ZR_ERR_NOMEM, "host device: no memory for a device of %zu bytes", sizeof *dev);
     dev->base.ops = &host_ops;
     dev->kernels = zr_host_kernels_best();
     if (options)

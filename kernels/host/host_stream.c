@@ -209,7 +209,8 @@ static struct zr_stream *stream_get(struct zr_host_device *dev)
         return s;
     }
     if (dev->n_streams == ZR_HOST_MAX_STREAMS) {
-        zr_fail(ZR_ERR_NOMEM, "stream open: %d streams are open, which is the most", ZR_HOST_MAX_STREAMS);
+        zr_fail(ZR_ERR_NOMEM, "stream open: %d streams are open already, the most that are allowed",
+                ZR_HOST_MAX_STREAMS);
         return NULL;
     }
     s = zr_host_take(dev, sizeof *s);

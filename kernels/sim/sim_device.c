@@ -101,8 +101,7 @@ int zr_sim_alloc(struct zr_device *dev, int64_t bytes, void **out)
 {
     struct zr_sim_device *d = zr_sim_device_of(dev);
     if (bytes <= 0)
-        return zr_fail(ZR_ERR_ARG, "sim: %lld bytes were asked for; more than 0 are allowed",
-                       (long long)bytes);
+        return zr_fail(ZR_ERR_ARG, "sim: bytes is %lld: more than 0 are allowed", (long long)bytes);
     if (zr_sim_refused(d->w))
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for %lld bytes", (long long)bytes);
     void *p = take(bytes);

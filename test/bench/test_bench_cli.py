@@ -111,7 +111,7 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--dp-replicate=2'], '--dp-replicate', 'auto')
         self.refused(['scale', '--stage=2', '--budget=1G'], '--budget', 'stage 3')
         self.refused(['scale', '--stage=2', '--prefetch=2'], '--prefetch', 'stage 3')
-        self.refused(['scale', '--wire-dtype=f32'], '--wire-dtype=f32', 'bf16 travel as they are')
+        self.refused(['scale', '--wire-dtype=f32'], '--wire-dtype=f32', 'bf16 are sent as they are')
         for given in ['--compute=1', '--links=0.5', '--worlds=8']:
             self.refused(['scale', '--fit=/nonexistent', given], given.split('=')[0], '--fit')
         self.refused(['scale', '--worlds=12', '--dp-replicate=auto', '--hybrid=hfsdp'], '12 GPUs', 'dp_shard is 8')
@@ -210,7 +210,7 @@ class Refused(unittest.TestCase):
         self.refused(['train', '--hybrid=none', *data], '--hybrid', 'hsdp or hfsdp')
         self.refused(['train', '--shard-group=2', *data], '--shard-group')
         self.refused(['train', '--dp-replicate=2', '--stage=3', *data], 'dp_replicate 2', 'do not divide the world of 1 ranks')
-        self.refused(['train', '--dp-replicate=auto', '--dp-shard=2', *data], 'dp_shard is 2, but dp_replicate is auto')
+        self.refused(['train', '--dp-replicate=auto', '--dp-shard=2', *data], 'dp_shard is 2, but dp_replicate auto')
 
     def test_plot_kind(self):
         self.refused(['memory', '--plot=a.pdf'], '--plot', 'a.pdf', '.svg')

@@ -270,7 +270,7 @@ static void swap_files(struct model_rank *m, void *arg)
     /* a stale manifest over other files */
     struct kept own = keep_file(SECOND "/manifest.json"), stale = keep_file(FIRST "/manifest.json");
     memory_files_put(disk, SECOND "/manifest.json", stale.p, stale.n);
-    refused(m, SECOND, ZERO_ERR_IO, ".blocks", "of another checkpoint");
+    refused(m, SECOND, ZERO_ERR_IO, ".blocks", "from another checkpoint");
     free(stale.p);
     put_back(SECOND "/manifest.json", own);
     /* what no manifest names does no harm */
@@ -449,8 +449,8 @@ static void test_safetensors(void **state)
         {"[]", 0, "does not begin"},
         {" {}", 0, "does not begin"},
         {"{}\n", 0, "does not end"},
-        {"{\"a\":}", 0, "no JSON"},
-        {"{}{}", 0, "no JSON"},
+        {"{\"a\":}", 0, "not JSON"},
+        {"{}{}", 0, "not JSON"},
         {"{}", 4, "4 bytes after the last tensor"},
         {"{\"a\":1}", 0, "tensor a"},
         {"{\"a\":{}}", 0, "tensor a"},
@@ -463,7 +463,7 @@ static void test_safetensors(void **state)
         {"{" T("a", 0, 8, "-2") "}", 8, "whole numbers of 0 and more"},
         {"{" T("a", 0, 8, "2.0") "}", 8, "whole numbers of 0 and more"},
         {"{" T("a", 0, 8, "4611686018427387904,4611686018427387904") "}", 8, "more bytes than a file"},
-        {"{" T("a", 0, 8, "9223372036854775808") "}", 8, "no JSON"},
+        {"{" T("a", 0, 8, "9223372036854775808") "}", 8, "not JSON"},
         {"{" T("a", 8, 0, "2") "}", 8, "not within"},
         {"{" T("a", -8, 0, "2") "}", 8, "not within"},
         {"{" T("a", 0, 8, "1,1,1,1,1,1,1,1,2") "}", 8, "9 dimensions"},

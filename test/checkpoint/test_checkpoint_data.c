@@ -174,8 +174,8 @@ static void look(struct model_rank *m, bool reported, bool has_data)
 {
     static const char *const keys[] = {"\"job_data\":", "\"rank_data\":"};
     static const char *const says[] = {
-        "bytes of the job's data and the one now saved none: zero_set_data",
-        "bytes of its ranks' own data and the one now saved none: zero_set_data"};
+        "bytes of the job's data but this save has none: call zero_set_data",
+        "bytes of its ranks' own data but this save has none: call zero_set_data"};
     const char *path;
     char manifest[ZR_PATH_BYTES + 16];
     int64_t *n;
@@ -339,12 +339,12 @@ static void refuse_mixtures(struct model_rank *m, void *arg)
     manifest.files[0].data[ZR_DATA_RANK]++;
     CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
     CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO);
-    CHECK_THAT(strstr(zero_last_error(), "it has no entry rank_data of 3145747 bytes") != NULL);
+    CHECK_THAT(strstr(zero_last_error(), "it lacks entry rank_data of 3145747 bytes") != NULL);
     manifest.files[0].data[ZR_DATA_RANK]--;
     manifest.files[1].data[ZR_DATA_RANK] = 5; /* which has none */
     CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
     CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO);
-    CHECK_THAT(strstr(zero_last_error(), "it has no entry rank_data of 5 bytes") != NULL);
+    CHECK_THAT(strstr(zero_last_error(), "it lacks entry rank_data of 5 bytes") != NULL);
     manifest.files[1].data[ZR_DATA_RANK] = 0;
     manifest.files[0].data[ZR_DATA_RANK] = 0; /* which has some */
     CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
@@ -354,7 +354,7 @@ static void refuse_mixtures(struct model_rank *m, void *arg)
     manifest.files[0].data[ZR_DATA_JOB]--;
     CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
     CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO);
-    CHECK_THAT(strstr(zero_last_error(), "it has no entry job_data of 2097157 bytes") != NULL);
+    CHECK_THAT(strstr(zero_last_error(), "it lacks entry job_data of 2097157 bytes") != NULL);
     CHECK_THAT(model_hash(m) == hash);
     manifest.files[0].data[ZR_DATA_JOB]++;
     CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));

@@ -51,9 +51,9 @@ static void prepare(const struct two_disks *d)
 static void check_words(const struct model_rank *m, const struct two_disks *d)
 {
     static const char *const says[] = {
-        [MISSING] = "the folder that rank 0 made cannot be seen here: ",
-        [ANOTHER] = HIDDEN " is another folder here than the one that rank 0 made",
-        [SHORTER] = HIDDEN " is another folder here than the one that rank 0 made",
+        [MISSING] = "this rank cannot see the folder that rank 0 made: ",
+        [ANOTHER] = HIDDEN " is not the folder that rank 0 made",
+        [SHORTER] = HIDDEN " is not the folder that rank 0 made",
     };
     char start[64] = "zero_save: ";
     if (m->rank != d->who)
@@ -139,7 +139,7 @@ static void load_words(const struct two_saves *d, char starts[256], const char *
 {
     *ends = "; all ranks must find the same files there";
     if (d->instead == ANOTHER_SAVE) { /* which every rank finds by itself */
-        snprintf(starts, 256, SAVED ": rank %d finds another checkpoint there than rank 0; all ",
+        snprintf(starts, 256, SAVED ": rank %d finds a different checkpoint there than rank 0; all ",
                  d->who ? d->who : 1);
         return;
     }

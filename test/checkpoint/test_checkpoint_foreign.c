@@ -342,7 +342,7 @@ static void other_dtypes_are_refused(void **state)
     f = (struct file){0};
     add(&f, "x", "F6_E2M3", "3", "12", 2);
     finish(&f);
-    try_import(&(struct job){.says = "tensor x: its 18 bits of F6_E2M3 are no whole number of bytes",
+    try_import(&(struct job){.says = "tensor x: its 18 bits of F6_E2M3 are not a whole number of bytes",
                              .code = ZERO_ERR_IO,
                              .line = ""});
 }
@@ -356,13 +356,13 @@ static void pointers_of_git_lfs_are_called_that(void **state)
     char path[200];
     (void)state;
     write_text("model.safetensors", pointer);
-    try_import(
-        &(struct job){.says = "model.safetensors: it is a Git LFS pointer", .code = ZERO_ERR_IO, .line = ""});
+    try_import(&(struct job){
+        .says = "model.safetensors: this is a Git LFS pointer", .code = ZERO_ERR_IO, .line = ""});
     path_of("model.safetensors", path);
     assert_int_equal(remove(path), 0);
     write_text("model.safetensors.index.json", pointer);
     try_import(&(struct job){
-        .says = "model.safetensors.index.json: it is a Git LFS pointer", .code = ZERO_ERR_IO, .line = ""});
+        .says = "model.safetensors.index.json: this is a Git LFS pointer", .code = ZERO_ERR_IO, .line = ""});
 }
 
 /* model.safetensors is read even if the index belongs to another export. */
@@ -381,7 +381,7 @@ static void an_index_of_another_export_is_named(void **state)
     write_file(zeros, "F16", "I32");
     try_import(&job);
     job.line = "";
-    write_text("model.safetensors.index.json", "no JSON");
+    write_text("model.safetensors.index.json", "not JSON");
     try_import(&job);
 }
 

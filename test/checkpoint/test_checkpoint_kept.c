@@ -186,8 +186,8 @@ static void save_into_checkpoint(struct model_rank *m, void *arg)
     for (int i = 0; i < 2; i++) {
         CHECK_THAT(zero_save(m->z, path, i ? &kept : NULL) == ZERO_ERR_ARG);
         CHECK_THAT(
-            strstr(zero_last_error(), "/save-00000001-step-00000001: this folder is a checkpoint itself"));
-        CHECK_THAT(strstr(zero_last_error(), "above it: run"));
+            strstr(zero_last_error(), "/save-00000001-step-00000001: this folder is itself a checkpoint"));
+        CHECK_THAT(strstr(zero_last_error(), "above: run"));
     }
     CHECK_THAT(!memory_files_content(disk, "run/save-00000001-step-00000001/.lock", &n));
     CHECK_OK(zero_save(m->z, "run", NULL));
@@ -223,7 +223,7 @@ static void save_beside_manifest(struct model_rank *m, void *arg)
         CHECK_THAT(p != NULL);
         p[i ? *n - 60 : 0] ^= 1;
         CHECK_THAT(zero_load(m->z, "run/save-00000001-step-00000001") == ZERO_ERR_IO);
-        CHECK_THAT(strstr(zero_last_error(), "it was cut or changed"));
+        CHECK_THAT(strstr(zero_last_error(), "the file was cut short or changed"));
         p[i ? *n - 60 : 0] ^= 1;
     }
 }

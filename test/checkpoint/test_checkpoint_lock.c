@@ -80,7 +80,7 @@ static void test_two_contexts(void **state)
     for (int world = 1; world < 3; world++) {
         struct model_options o = {.stage = 3, .world = world, .keep = 2};
         if (world == 1)
-            model_run(&o, save_beside, "another context of it");
+            model_run(&o, save_beside, "another of its contexts");
         else
             model_run(&o, save, run);
         assert_int_equal(access(lock_file, F_OK), -1); /* gone with its holder */
@@ -123,7 +123,7 @@ static void try_beside(const char *folder, bool is_free)
     if (is_free)
         model_run(&alone, save, copy);
     else
-        model_run(&alone, refuse, "another context of it");
+        model_run(&alone, refuse, "another of its contexts");
 }
 
 static int export_to(struct model_rank *m, const char *folder)
@@ -138,7 +138,7 @@ static void save_beside_another(struct model_rank *m, void *arg)
     CHECK_THAT(!access(moved_lock_file, F_OK));
     /* The first one's lock went with the folder that it renamed. What it gives back is not this one's. */
     CHECK_THAT(zero_save(first->z, run, NULL) == ZERO_ERR_IO);
-    CHECK_THAT(strstr(zero_last_error(), "another context of it") != NULL);
+    CHECK_THAT(strstr(zero_last_error(), "another of its contexts") != NULL);
     zr_folder_unlock_all(&first->z->locks);
     CHECK_THAT(!access(lock_file, F_OK) && access(moved_lock_file, F_OK) == -1);
 }
@@ -198,7 +198,7 @@ static void save_beside_refused(struct model_rank *m, void *arg)
 {
     (void)arg;
     save(m, run);
-    model_run(&alone, refuse, "it is not known which;");
+    model_run(&alone, refuse, "(it is not known which)");
 }
 
 static void export_once(struct model_rank *m, void *arg)
@@ -305,7 +305,7 @@ static void hold_in_child(bool leaves_one)
     assert_int_equal(kill(pid, SIGKILL), 0);
     assert_int_equal(waitpid(pid, NULL, 0), pid);
     if (leaves_one) {
-        model_run(&alone, refuse, "a child that it left behind");
+        model_run(&alone, refuse, "its child process still holds the lock");
         close(c.life[1]);
         assert_int_equal(read(c.left[0], &byte, 1), 0); /* it ends */
     } else {

@@ -180,10 +180,10 @@ static void a_cut_that_cannot_be_is_refused(void **state)
         {2, 0, 0, 1, "rows is not a whole number in 1..12"},
         {2, 0, 13, 1, "rows is not"},
         {2, 0, 6, 0, "blocks is not"},
-        {2, 0, 5, 1, "tensor w: 2 parts of 5 rows in 1 blocks are not parts of its shape"},
-        {2, 0, 6, 4, "tensor w: 2 parts of 6 rows in 4 blocks are not"},
-        {3, 1, 3, 1, "tensor w: 3 parts of 3 rows in 1 blocks are not"},
-        {2, 0, 8, 2, "tensor w: 2 parts of 8 rows in 2 blocks are not"},
+        {2, 0, 5, 1, "tensor w: 2 parts of 5 rows in 1 blocks do not fit its shape"},
+        {2, 0, 6, 4, "tensor w: 2 parts of 6 rows in 4 blocks do not"},
+        {3, 1, 3, 1, "tensor w: 3 parts of 3 rows in 1 blocks do not"},
+        {2, 0, 8, 2, "tensor w: 2 parts of 8 rows in 2 blocks do not"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

@@ -102,7 +102,7 @@ static void deep_queue(struct rank *me)
     places[MOST - 1].cut = (struct zr_cut){.total = 256, .at = list};
     RANK_CHECK(me,
                c->ops->all_gather(c, o.stream[0], places, MOST, &tag) == ZR_ERR_ARG &&
-                   strstr(zr_error_text(), "1 of 8192 segments have places of their own"),
+                   strstr(zr_error_text(), "1 of 8192 segments have their own places"),
                "\"%s\"", zr_error_text());
     RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 0, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);

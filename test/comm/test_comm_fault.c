@@ -596,7 +596,7 @@ static void test_arena_refused(void **state)
 {
     (void)state;
     expect_all((struct request){.bytes = INT64_C(1) << 45}, ZR_ERR_NOMEM,
-               "3 ranks want 35184372088832 bytes");
+               "3 ranks need 35184372088832 bytes");
     expect_all((struct request){.bytes = 0}, ZR_ERR_ARG, "more than 0");
     expect_all((struct request){.bytes = 4096, .bytes_of_rank_1 = 8192}, ZR_ERR_MISMATCH,
                "the arena has 8192 bytes on rank 1, 4096 on rank 0");

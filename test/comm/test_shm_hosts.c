@@ -107,13 +107,14 @@ static void test_memory(void **state)
     (void)state;
     /* twice fits, four times does not */
     expect_code((struct hosts){2, false, ARENA_BYTES, 0}, 0, "");
-    expect_code((struct hosts){2, true, ARENA_BYTES, 0}, ZR_ERR_NOMEM,
-                "4 ranks want 409600 bytes of shared memory each, 1048576 are left on the host of rank 0");
-    expect_code((struct hosts){4, false, ARENA_BYTES, 0}, ZR_ERR_NOMEM, "4 ranks want 409600 bytes");
-    expect_code((struct hosts){2, false, ARENA_BYTES * 2, 0}, ZR_ERR_NOMEM, "2 ranks want 819200 bytes");
+    expect_code(
+        (struct hosts){2, true, ARENA_BYTES, 0}, ZR_ERR_NOMEM,
+        "4 ranks need 409600 bytes of shared memory each, but 1048576 are left on the host of rank 0");
+    expect_code((struct hosts){4, false, ARENA_BYTES, 0}, ZR_ERR_NOMEM, "4 ranks need 409600 bytes");
+    expect_code((struct hosts){2, false, ARENA_BYTES * 2, 0}, ZR_ERR_NOMEM, "2 ranks need 819200 bytes");
     /* every rank judges every host */
     expect_code((struct hosts){2, false, ARENA_BYTES, 600 << 10}, ZR_ERR_NOMEM,
-                "2 ranks want 409600 bytes of shared memory each, 614400 are left on the host of rank 3");
+                "2 ranks need 409600 bytes of shared memory each, but 614400 are left on the host of rank 3");
 }
 
 static void expect_looking(struct hosts h, int cores, bool looks)

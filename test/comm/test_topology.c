@@ -367,19 +367,19 @@ static void test_cannot_make(void **state)
                          .lacks = {[3] = true},
                          .host = {0, 0, 0, 1, 0},
                          .why =
-                             "rank 3 can share no memory: making a shared memory file: Too many open files"};
+                             "rank 3 cannot share memory: making a shared memory file: Too many open files"};
     struct posed first = {.what = "rank 0 has no file",
                           .lacks = {[0] = true},
                           .host = {0, 1, 1, 1, 1},
-                          .why = "rank 0 can share no memory: making a shared memory file"};
+                          .why = "rank 0 cannot share memory: making a shared memory file"};
     struct posed two = {.what = "ranks 0 and 2 have no file",
                         .lacks = {[0] = true, [2] = true},
                         .host = {0, 1, 2, 1, 1},
-                        .why = "rank 0 can share no memory"};
+                        .why = "rank 0 cannot share memory"};
     struct posed all_of_them = {.what = "nobody has a file",
                                 .lacks = {true, true, true, true, true},
                                 .host = {0, 1, 2, 3, 4},
-                                .why = "rank 1 can share no memory"};
+                                .why = "rank 1 cannot share memory"};
     struct posed containers = {.what = "a container, and no file",
                                .container = {5, 6, 5, 6, 5},
                                .lacks = {[4] = true},
@@ -663,10 +663,9 @@ static void ask_who_shares(struct rank *me)
     expect_apart(me, &t, 0, 0, 1,
                  "shared memory needs all ranks in one process namespace: rank 0 (\"node0\") and rank 1 "
                  "(\"node0\") are in different containers");
-    expect_apart(
-        me, &t, 2, 0, 7,
-        "shared memory needs all ranks on one host: ZERO_HOST_ID is not set on rank 2 and \"half\" on "
-        "rank 7, which makes two of it");
+    expect_apart(me, &t, 2, 0, 7,
+                 "shared memory needs all ranks on one host: ZERO_HOST_ID is not set on rank 2 and \"half\" "
+                 "on rank 7, which makes it two hosts");
     expect_apart(me, &t, 6, 4, 2, "rank 6 cannot open the memory of rank 0: Permission denied");
     zr_topology_list_hosts(&t, list, sizeof list);
     RANK_CHECK(

@@ -59,7 +59,7 @@ class Minimal(unittest.TestCase):
         self.assertIn('ZERO_STAGE is "7"', done.stderr)
         done = wrapped(5)
         self.assertEqual(done.returncode, 1)
-        self.assertIn('48 samples cannot be shared alike by 5 ranks', done.stderr)
+        self.assertIn('48 samples cannot be divided evenly among 5 ranks', done.stderr)
 
 
 if __name__ == '__main__':

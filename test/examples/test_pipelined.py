@@ -32,7 +32,7 @@ class Pipelined(unittest.TestCase):
     def test_what_does_not_divide(self):
         done = run([ZERO_RUN, '-n', '3', '--raw', PROGRAM, '3'])
         self.assertEqual(done.returncode, 1)
-        self.assertIn('8 layers in 3 stages, 8 micro-batches on 1 ranks each: they do not divide', done.stderr)
+        self.assertIn('8 layers do not divide into 3 stages, or 8 micro-batches into 1 ranks', done.stderr)
         done = run([ZERO_RUN, '-n', '3', '--raw', PROGRAM, '2'])
         self.assertEqual(done.returncode, 1)
         self.assertIn('zero_find_place: ', done.stderr)

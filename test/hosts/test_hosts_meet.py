@@ -64,7 +64,7 @@ class Meet(library.Ranks):
             # Nor does a number lead there.
             self.each_says(start(net, [0, 1], ZERO_RENDEZVOUS=at(net.hosts[0].address6()), ZERO_TIMEOUT_MS=SHORT_MS),
                            rf'1 of 2 ranks did not come to \[fd77:1::1\]:{PORT} \(on eth0 \(fd77:1::1\)\) in {SHORT_MS} ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\)\n',
-                           rf"rank 1 waited {SHORT_MS} ms \(start_timeout_ms\) for rank 0 at \[fd77:1::1\]:{PORT}; last: .*: this host has no IPv6 address to go there from: give rank 0's IPv4 address")
+                           rf"rank 1 waited {SHORT_MS} ms \(start_timeout_ms\) for rank 0 at \[fd77:1::1\]:{PORT}; last: .*: this host has no IPv6 address to connect from: give rank 0's IPv4 address")
 
     def test_name_that_is_loopback(self):
         """As a host's own name often is in its own /etc/hosts."""
@@ -80,7 +80,7 @@ class Meet(library.Ranks):
             net.hosts[0].must(['ip', '-6', 'address', 'flush', 'dev', 'eth0'])
             self.each_says(start(net, [0, 1], ZERO_RENDEZVOUS=at('fd77:1::1'), ZERO_TIMEOUT_MS=SHORT_MS),
                            rf'1 of 2 ranks did not come to .* in {SHORT_MS} ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\); '
-                           'last: fd77:1::1 is no address of this host, which has no IPv6 address, so rank 0 listens at all it has\n',
+                           'last: fd77:1::1 is not an address of this host, which has no IPv6 address, so rank 0 listens at all of its addresses\n',
                            rf'rank 1 \(fd77:1::2 on eth0\) waited {SHORT_MS} ms \(start_timeout_ms\) for rank 0 at \[fd77:1::1\]:{PORT}; last: ')
 
 
@@ -97,10 +97,10 @@ class Refused(library.Ranks):
             net.hosts[1].must(['ip', 'link', 'set', 'eth1', 'down'])
             self.all_say(start(net, [0, 1], ZERO_INTERFACE=[None, 'eth1']), 'ZERO_INTERFACE is "eth1", which is down or has no address: this host has eth0 ', 1)
             self.all_say(start(net, [0, 1], ZERO_RENDEZVOUS=at('10.77.0.1'), ZERO_INTERFACE=['eth1', None]),
-                         'rank 0 is to listen on interface eth1 (10.77.1.1, fd77:2::1), but the others look for it at 10.77.0.1, which is on eth0: ')
+                         'rank 0 listens on interface eth1 (10.77.1.1, fd77:2::1), but the others look for it at 10.77.0.1, which is on eth0: ')
             self.each_says(start(net, [0, 1], ZERO_RENDEZVOUS=at('10.77.0.1'), ZERO_INTERFACE=[None, 'fd77:1::2'], ZERO_TIMEOUT_MS=SHORT_MS),
                            rf'1 of 2 ranks did not come to 10.77.0.1:{PORT} \(on eth0 \(10.77.0.1\)\) in {SHORT_MS} ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\)\n',
-                           rf"rank 1 \(on fd77:1::2\) waited {SHORT_MS} ms \(start_timeout_ms\) for rank 0 at 10.77.0.1:{PORT}; last: .*: interface fd77:1::2 has no IPv4 address to go there "
+                           rf"rank 1 \(on fd77:1::2\) waited {SHORT_MS} ms \(start_timeout_ms\) for rank 0 at 10.77.0.1:{PORT}; last: .*: interface fd77:1::2 has no IPv4 address to connect "
                            "from: give rank 0's IPv6 address")
 
     def test_missing_rank(self):

@@ -476,8 +476,8 @@ static void test_update_spans(void **state)
         const char *text;
         int first, n;
     } cases[] = {{"spans 0 and 1 overlap", 0, 2},
-                 {"span 0 is 11 elements from 90 on, of 100", 2, 1},
-                 {"span 0 is 1 elements from -1 on, of 100", 3, 1},
+                 {"span 0 has 11 elements from element 90 on, but there are 100", 2, 1},
+                 {"span 0 has 1 elements from element -1 on, but there are 100", 3, 1},
                  {"65 spans, 0 to 64", 0, 65}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_int_equal(ops->update_spans(s, &u, spans + cases[i].first, cases[i].n), ZR_ERR_ARG);

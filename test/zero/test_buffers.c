@@ -396,7 +396,7 @@ static void test_saved(void **state)
         }
     struct plan c = {.stage = 2, .check = true};
     snprintf(c.dir, sizeof c.dir, "%s/check", folder);
-    run(in_check, &c, 2, ZERO_ERR_MISMATCH, "zero_sync_buffers first: element 0 of buffer statistics");
+    run(in_check, &c, 2, ZERO_ERR_MISMATCH, "call zero_sync_buffers first: element 0 of buffer statistics");
     snprintf(command, sizeof command, "rm -rf %s", folder);
     assert_int_equal(system(command), 0);
 }

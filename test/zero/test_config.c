@@ -305,7 +305,7 @@ static const struct text_case text_cases[] = {
     {AT(launch., copy_engine), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
     {AT(memory., grad_in_place), 'i', true, "on", 1, "2", "allowed: 0, 1"},
     {AT(, hybrid), 'i', true, "HSDP", ZERO_HSDP, "fsdp", "allowed: hsdp (0), hfsdp (1)"},
-    {AT(, hybrid), 'i', true, "hfsdp", ZERO_HFSDP, "none", "for neither of them: dp_replicate 1"},
+    {AT(, hybrid), 'i', true, "hfsdp", ZERO_HFSDP, "none", "for neither, set dp_replicate to 1"},
     {AT(mesh., pp), 'i', true, "4", 4, "0", "allowed: 1 and more"},
     {AT(mesh., dp_replicate), 'i', true, "auto", -1, "0", "1 and more; auto (-1) for one replica per host"},
     {AT(mesh., dp_replicate), 'i', true, "2", 2, "-2", "1 and more; auto (-1)"},
@@ -516,7 +516,7 @@ static void test_bad_fields(void **state)
     BAD(memory.prefetch, -1, "prefetch is -1; allowed: 1 and more, or 0 for none");
     BAD(device, 0, "device is 0; allowed: host, cuda");
     BAD(launch.copy_engine, -2, "copy_engine is -2; allowed: on (1), off (0), auto (-1)");
-    BAD(hybrid, 2, "hybrid is 2; allowed: hsdp (0), hfsdp (1); for neither of them: dp_replicate 1");
+    BAD(hybrid, 2, "hybrid is 2; allowed: hsdp (0), hfsdp (1); for neither, set dp_replicate to 1");
     BAD(mesh.dp_replicate, 0, "dp_replicate is 0; allowed: 1 and more; auto (-1) for one replica per host");
     BAD(mesh.dp_shard, -1, "dp_shard is -1; allowed: 1 and more, or 0 for what the other axes leave");
     BAD(mesh.tp, 0, "tp is 0; allowed: 1 and more");
@@ -538,7 +538,7 @@ static void test_bad_fields(void **state)
     cfg.optim.optimizer = ZERO_ADAMW;
     cfg.optim.beta1 = 0;
     refuse(&cfg,
-           "beta1 is 0, beta2 -1, eps -1 and weight_decay 0, but update is set, which takes lr_scale alone");
+           "beta1 is 0, beta2 -1, eps -1 and weight_decay 0, but update is set, which uses only lr_scale");
     /* The model's own sums are in no fixed order: said twice it is refused, and as a default it gives way;
      * where there is nothing to sum in place, both may stand. */
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
@@ -576,13 +576,13 @@ static void test_head(void **state)
     struct zr_config c;
     struct zero_config cfg = ZERO_CONFIG_INIT, none;
     assert_int_equal(zr_config_resolve(NULL, &c), ZERO_ERR_ARG);
-    assert_message("cfg is NULL; it must be a configuration begun with ZERO_CONFIG_INIT");
+    assert_message("cfg is NULL; it must be a configuration initialised by ZERO_CONFIG_INIT");
     memset(&none, 0, sizeof none);
-    refuse_head(&none, "the configuration was not begun: its size and version are 0; begin it with "
+    refuse_head(&none, "the configuration was not initialised: its size and version are 0; initialise it by "
                        "ZERO_CONFIG_INIT or zero_config_init");
     memset(&none, 0xa5, sizeof none);
     refuse_head(&none, "version is 0xa5a5a5a5 and size is ");
-    assert_message("did not begin cfg with ZERO_CONFIG_INIT");
+    assert_message("did not initialise cfg by ZERO_CONFIG_INIT");
 
     /* The program's zero.h was another one. */
     const struct {

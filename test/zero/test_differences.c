@@ -83,7 +83,7 @@ static void test_differences(void **state)
     (void)state;
     static const struct difference all[] = {
         {.says = NULL},
-        {.sources = 1, .says = "the libzero of rank 1 was built from other sources than rank 0's"},
+        {.sources = 1, .says = "rank 1's libzero was built from different sources than rank 0's"},
         {.save_keep = 3, .says = "save_keep is 3 on rank 1 and 0 on rank 0"},
         {.trace = 1, .says = "trace is 1 on rank 1 and 0 on rank 0"},
         {.timeout_ms = 40000, .says = "timeout_ms is 40000 on rank 1 and 30000 on rank 0"},
@@ -95,9 +95,8 @@ static void test_differences(void **state)
          .save_keep = 3,
          .trace = 1,
          .timeout_ms = 40000,
-         .says =
-             "the libzero of rank 1 was built from other sources than rank 0's; save_keep is 3 on rank 1 and "
-             "0 on rank 0; trace is 1 on rank 1 and 0 on rank 0; timeout_ms is 40000 on rank 1"},
+         .says = "rank 1's libzero was built from different sources than rank 0's; save_keep is 3 on rank 1 "
+                 "and 0 on rank 0; trace is 1 on rank 1 and 0 on rank 0; timeout_ms is 40000 on rank 1"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         struct difference d = all[i];

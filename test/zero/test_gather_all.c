@@ -180,7 +180,7 @@ static void call_wrongly(struct toy_rank *r)
     TOY_TRY(toy_forward(&m, z, true));
     TOY_TRY(toy_backward(&m, z, true, 0, r->rank));
     TOY_TRY(zero_gather_all(z, 0));
-    toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, "all parameters are there already");
+    toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, "all parameters are already gathered");
     toy_expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, held);
     toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, held);
     toy_expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, held);
@@ -224,7 +224,7 @@ static void ask_beyond_the_budget(struct toy_rank *r)
     zero_ctx *z = open_rank(r, &m, &err);
     void *before = m.param[0];
     if (!err)
-        toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_BUDGET, "bytes besides the");
+        toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_BUDGET, "bytes on top of the");
     if (!err && m.param[0] != before)
         toy_wrong(r, "a refused call changed a pointer");
     TOY_TRY(zero_gather_all(z, ZERO_DEVICE_HOST));

@@ -90,7 +90,8 @@ static void test_groups(void **state)
         {HSDP, 16, 8, 1, 1, 8, true, 0, ZR_HYBRID_NONE, 0, "do not divide the world of 8 ranks", 3},
         {HSDP, AUTO, 7, 1, 1, 4, true, 0, ZR_HYBRID_NONE, 0,
          "dp_replicate is auto, one replica per host, but hosts have unequal numbers of ranks: host 0 has 4 "
-         "ranks (0 to 3), host 1 has 3 (4 to 6); allowed: as many ranks on each host, or a number",
+         "ranks (0 to 3), host 1 has 3 (4 to 6); allowed: equally many ranks on each host, or a number for "
+         "dp_replicate",
          3},
         {HSDP, AUTO, 8, 1, 1, 4, true, 0, ZR_HYBRID_NONE, 0,
          "dp_replicate is auto, one replica per host, but the ranks of a host are not consecutive: host 0 "
@@ -101,8 +102,8 @@ static void test_groups(void **state)
         {HFSDP, 1, 7, 1, 1, 4, true, 3, ZR_HYBRID_NONE, 7,
          "hybrid is hfsdp but dp_replicate is 1: it has no effect, this runs as stage 3", 3},
         {HSDP, AUTO, 8, 1, 1, 8, true, 3, ZR_HYBRID_NONE, 8,
-         "dp_replicate is auto and comes to 1, as one host has all ranks of a data-parallel group: this runs "
-         "as stage 3\n",
+         "dp_replicate is auto and becomes 1, because one host has all ranks of a data-parallel group: this "
+         "runs as stage 3\n",
          3},
         {HFSDP, AUTO, 8, 1, 1, 8, true, 3, ZR_HYBRID_NONE, 8,
          "this runs as stage 3, and hybrid hfsdp has no effect", 3},
@@ -125,11 +126,12 @@ static void test_groups(void **state)
         /* auto with the model cut: hosts of several pipeline stages, and of a share of one */
         {HSDP, AUTO, 16, 1, 2, 4, true, 3, ZR_HSDP, 2, NULL, 3},
         {HSDP, AUTO, 16, 2, 2, 4, true, 3, ZR_HSDP, 2, NULL, 3},
-        {HSDP, AUTO, 16, 4, 1, 8, true, 3, ZR_HYBRID_NONE, 4, "dp_replicate is auto and comes to 1", 3},
+        {HSDP, AUTO, 16, 4, 1, 8, true, 3, ZR_HYBRID_NONE, 4, "dp_replicate is auto and becomes 1", 3},
         {HSDP, AUTO, 16, 2, 4, 2, true, 0, ZR_HYBRID_NONE, 0,
-         "the 2 ranks of a host are no whole replicas with pp 2 and tp 4; give dp_replicate a number", 3},
+         "the 2 ranks of a host do not make whole replicas with pp 2 and tp 4; give dp_replicate a number",
+         3},
         {HSDP, AUTO, 24, 2, 1, 8, true, 0, ZR_HYBRID_NONE, 0,
-         "the 8 ranks of a host are no whole replicas with pp 2", 3},
+         "the 8 ranks of a host do not make whole replicas with pp 2", 3},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         try_groups(&cases[i]);
@@ -153,7 +155,7 @@ static void test_network(void **state)
                 assert_int_equal(zr_config_resolve(&cfg, &c), 0);
                 zr_config_mind_network(&c, spans);
                 assert_int_equal(c.options.deterministic, asked != 0 && !gives_way);
-                assert_int_equal(strstr(log.text, "deterministic is off: groups (of") != NULL, gives_way);
+                assert_int_equal(strstr(log.text, "deterministic is off: groups of") != NULL, gives_way);
                 zr_config_release(&c);
             }
 }

@@ -199,10 +199,9 @@ static void local_ranks_are_compared(void **state)
         for (int k = 0; k < 2; k++)
             if ((id[k] = fork()) == 0)
                 _exit(wrap_as_launched(&r[k], said[i][k],
-                                       i == 1 && k == 1
-                                           ? "zero-run says local rank 0, but of the 2 ranks that "
-                                             "share memory with this one it is number 1"
-                                           : ""));
+                                       i == 1 && k == 1 ? "zero-run says that this is local rank 0, but "
+                                                          "among the 2 ranks that share memory it is number 1"
+                                                        : ""));
         for (int k = 0; k < 2; k++) {
             int status = 1;
             waitpid(id[k], &status, 0);

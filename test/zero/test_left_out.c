@@ -88,11 +88,11 @@ static void a_bracket_that_is_left_out_is_a_line(void **state)
     (void)state;
     for (int stage = 0; stage <= 1; stage++) {
         run((struct setup){stage, ZERO_BACKWARD, 2, 1, false},
-            "step 3: unit 1 (tensor layers) had a backward bracket in 2 of 3 micro-batches: at stage ");
+            "step 3: unit 1 (tensor layers) had a backward bracket in only 2 of 3 micro-batches: at stage ");
         run((struct setup){stage, ZERO_FORWARD, 2, 0, false},
-            "step 3: unit 1 (tensor layers) had a forward bracket in 2 of 3 micro-batches: at stage ");
+            "step 3: unit 1 (tensor layers) had a forward bracket in only 2 of 3 micro-batches: at stage ");
         run((struct setup){stage, ZERO_BACKWARD, -1, 2, false},
-            "step 1: unit 1 (tensor layers) had a backward bracket in 2 of 3 micro-batches: at stage ");
+            "step 1: unit 1 (tensor layers) had a backward bracket in only 2 of 3 micro-batches: at stage ");
     }
 }
 

@@ -287,7 +287,7 @@ static void refuse(struct toy_rank *r)
         toy_expect(r, zero_loss_scale(z, r->rank == r->world - 1 ? bad[i] : 5, &scale), ZERO_ERR_ARG, says);
     }
     toy_expect(r, zero_loss_scale(z, 0, &scale), ZERO_ERR_ARG, "count is 0 on all ranks");
-    toy_expect(r, zero_loss_scale(z, 1e-320, &scale), ZERO_ERR_ARG, "whose inverse is no number");
+    toy_expect(r, zero_loss_scale(z, 1e-320, &scale), ZERO_ERR_ARG, "which gives no finite scale");
     toy_expect(r, zero_loss_scale(z, 1.7e308, &scale), r->world == 1 ? 0 : ZERO_ERR_ARG,
                r->world == 1 ? "" : "add up to inf");
     if (r->world > 1 && scale != 42)

@@ -109,8 +109,8 @@ static void hfsdp_on_one(struct program *p)
 }
 
 static const struct misuse rows[] = {
-    REFUSED("forgets ZERO_CONFIG_INIT", W1, forgets_init, "was not begun", "ZERO_CONFIG_INIT"),
-    REFUSED("never begins its configuration", W1, never_begins, "did not begin cfg", "ZERO_CONFIG_INIT"),
+    REFUSED("forgets ZERO_CONFIG_INIT", W1, forgets_init, "was not initialised", "ZERO_CONFIG_INIT"),
+    REFUSED("never begins its configuration", W1, never_begins, "did not initialise cfg", "ZERO_CONFIG_INIT"),
     REFUSED("was built with a zero.h of longer structs", W1, of_another_header, "size is", "another zero.h"),
     REFUSED("was built with a zero.h of another version", W1, of_another_version, "version is",
             "another zero.h"),
@@ -166,7 +166,7 @@ static const struct misuse rows[] = {
      NULL,
      LINE,
      0,
-     {"dp_replicate is auto and comes to 1", "this runs as stage 3, and hybrid hfsdp has no effect"},
+     {"dp_replicate is auto and becomes 1", "this runs as stage 3, and hybrid hfsdp has no effect"},
      .only_rank_0 = true},
     {"HFSDP of one replica",
      S3,

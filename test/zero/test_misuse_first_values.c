@@ -384,7 +384,7 @@ static const struct misuse rows[] = {
      {"cfg.init did not write element", "of tensor embedding, asked for"}},
     TOO_EARLY("computes before there are values", computes_too_early,
               "zero_begin: tensor embedding (unit 0) has values for 0 of its 165 elements",
-              "init_from is ZERO_INIT_LATER", "zero_load, or zero_import and zero_write of all tensors"),
+              "init_from is ZERO_INIT_LATER", "zero_load, or zero_import and zero_write for all tensors"),
     TOO_EARLY("begins a micro-batch before that", accumulates_too_early, "zero_micro: tensor embedding"),
     TOO_EARLY("steps before that", no_brackets_at_all, "zero_step: tensor embedding"),
     TOO_EARLY("asks for the norm before that", norms_too_early, "zero_norm: tensor embedding"),

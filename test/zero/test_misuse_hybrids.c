@@ -407,7 +407,7 @@ static const struct misuse rows[] = {
      NULL,
      LINE,
      0,
-     {"dp_replicate is auto and comes to 1", "this runs as stage 3"},
+     {"dp_replicate is auto and becomes 1", "this runs as stage 3"},
      .only_rank_0 = true},
     ON_ALL("granules in one group", granules_in_one_group, NULL, MISMATCH, "tensors[0] (embedding",
            "rank 2 and rank 0 differ", "granule"),

@@ -248,7 +248,7 @@ static const struct misuse rows[] = {
      scales_one_step_alone,
      LINE,
      0,
-     {"zero_loss_scale was called for the step before"}},
+     {"zero_loss_scale was called for the previous step"}},
     {"looks back at nothing",
      ALL,
      BOTH,

@@ -344,7 +344,7 @@ static const struct misuse rows[] = {
      large_lr,
      ERROR,
      ZERO_ERR_ARG,
-     {"zero_step: lr is 1e+30", "lr_scale 1e+30, which group 1 has"}},
+     {"zero_step: lr 1e+30", "lr_scale 1e+30 of group 1"}},
     {"reads a state that the tensor's optimizer has not",
      ALL,
      BOTH,

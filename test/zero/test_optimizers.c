@@ -305,7 +305,7 @@ static void check_values(struct toy_rank *r, zero_ctx *z, const struct run *o)
             compare(r, z, t, ZERO_VALUE_STATE + s, o->want->state[s][t], "a state");
         if (zero_read(z, t, ZERO_VALUE_STATE + n, 0, 1, &x) != ZERO_ERR_ARG)
             toy_wrong(r, "%s has a state %d\n", specs[t].name, n);
-        snprintf(says, sizeof says, "tensor %s has those of %s, %d state", specs[t].name,
+        snprintf(says, sizeof says, "tensor %s is trained by %s, with %d state", specs[t].name,
                  zr_optimizer_kind(kind_of(t))->name, n);
         if (!specs[t].frozen && !strstr(zero_last_error(), says))
             toy_wrong(r, "%s\n", zero_last_error());
@@ -381,7 +381,7 @@ static void kinds_are_reported(void **state)
         "group 2: sgd (PyTorch's SGD) updates 2 tensors of 387 elements; 0 states per weight\n",
         "group 3: lion (arXiv:2302.06675) updates 1 tensors of 65 elements; 1 state per weight: momentum\n",
         "group 7: sgd (PyTorch's SGD) updates 0 tensors of 0 elements; 1 state per weight: momentum\n",
-        "optim_groups[6] is of no tensor: no zero_tensor.group is 7\n"};
+        "optim_groups[6] has no tensor: no zero_tensor.group is 7\n"};
     (void)state;
     static char lines[MOST_LINES];
     struct model m = {0};

@@ -427,7 +427,7 @@ static int evaluate(struct toy_rank *r, struct model *m, zero_ctx *z, int step, 
     double loss = 0;
     int n = 0, n_micro = MICRO / at->n_dp, seen[4] = {0};
     OR_RETURN(zero_evaluate(z));
-    toy_expect(r, zero_evaluate(z), ZERO_ERR_ORDER, "zero_evaluate: actions of an evaluation have begun");
+    toy_expect(r, zero_evaluate(z), ZERO_ERR_ORDER, "zero_evaluate: an evaluation has begun");
     toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_ORDER, "zero_step: ");
     for (;; n++) {
         OR_RETURN(zero_next(z, &a));
@@ -818,7 +818,7 @@ static void what_a_file_cannot_say_is_refused(void **state)
         {"0F0,0F1,0I0,0I1,0W1,0W0\n1F0,1B0,1F1,1B1\n", ZERO_ERR_NOTSUP, "are not in the order of micro-"},
         {"0F0,0F1,0W0,0I0,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "0W0"},
         {"0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_NOTSUP,
-         "rank 0: 0F1 with another; allowed: F"},
+         "rank 0: 0F1 overlaps another action; allowed: F"},
         {"0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n", ZERO_ERR_NOTSUP, "backwards are not in the order of micro-"},
         {"0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "rank 0: 0B1 is left out"},
         {"0F0,0F1,0F0,0B0,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "0F0 is there twice"},
@@ -829,7 +829,7 @@ static void what_a_file_cannot_say_is_refused(void **state)
          ZERO_ERR_ARG, "rank 0 stands at 0SEND_F1, which waits for rank 1; rank 1 stands at 1SEND_B0"},
         {"0F0,what\n1F0\n", ZERO_ERR_ARG, "line 1"},
         {"", ZERO_ERR_ARG, "no action is in it"},
-        {NULL, ZERO_ERR_MISMATCH, "have different schedules by schedule_file, or one has none"},
+        {NULL, ZERO_ERR_MISMATCH, "read different schedules from schedule_file"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -859,7 +859,7 @@ static void no_file(struct toy_rank *r)
     struct model *m = make_model(2, at.pp, 1, 0);
     toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg),
                s->schedule ? ZERO_ERR_ARG : ZERO_ERR_IO,
-               s->schedule ? "schedule is set, too; allowed: one of them"
+               s->schedule ? "schedule is set too; allowed: one of schedule and"
                            : "schedule_file: /nowhere/schedule.csv: No such file");
     free_model(m);
 }
@@ -987,7 +987,7 @@ static void write_alone(struct toy_rank *r)
     TOY_TRY(run_actions(r, m, z, 0, &at, &loss));
     if (!err && at.pp == 0)
         toy_expect(r, zero_read(z, 2, ZERO_VALUE_GRAD, 0, C, got), ZERO_ERR_ORDER,
-                   "zero_read: the gradients of this step are not complete; with pp 2 zero_norm");
+                   "zero_read: the gradients of this step are not complete; with pp 2, call zero_norm");
     TOY_TRY(zero_norm(z, &norm));
     if (!err && at.pp == 0)
         TOY_TRY(zero_read(z, 2, ZERO_VALUE_GRAD, 0, C, got));
@@ -1226,8 +1226,8 @@ static void misuse_calls(struct toy_rank *r)
     TOY_TRY(zero_release_all(z));
     if (s->pp > 1) {
         toy_expect(r, zero_begin(z, 0, ZERO_FORWARD), ZERO_ERR_ORDER,
-                   "zero_begin: unit 0 outside of an action; in a pipeline zero_next gives one");
-        toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "zero_micro: a pipeline's schedule says where");
+                   "zero_begin: unit 0 is used outside an action; in a pipeline, call zero_next first");
+        toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "zero_micro: a pipeline's schedule ends");
         toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: no action of the step has begun");
         toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_ORDER,
                    "zero_step: 0 of the step's 16 actions are over; zero_next gives the next");
@@ -1241,7 +1241,7 @@ static void misuse_calls(struct toy_rank *r)
     toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: 0 of the step's 16 actions are over");
     if (s->pp > 1) {
         double scale;
-        const char *says = "actions of the step have begun; call it before the first";
+        const char *says = "the step has begun; call it before the first";
         toy_expect(r, zero_read(z, 0, 0, 0, C, sink), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_write(z, 0, 0, 0, C, sink), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_mean(z, &scale, 1), ZERO_ERR_ORDER, says);
@@ -1630,7 +1630,7 @@ static void what_cannot_be_is_refused(void **state)
         int code;
         const char *says;
     } bad[] = {
-        {no_bytes, ZERO_ERR_ARG, "activation_bytes is 0; allowed: the bytes that a stage gives"},
+        {no_bytes, ZERO_ERR_ARG, "activation_bytes is 0; allowed: the bytes of one micro-batch"},
         {other_bytes, ZERO_ERR_MISMATCH, "activation_bytes is 81 on rank 2 and 80 on rank 0"},
         {other_schedule, ZERO_ERR_MISMATCH, "schedule is gpipe on rank 2 and 1f1b on rank 0"},
         {unknown_schedule, ZERO_ERR_ARG,
@@ -1852,11 +1852,12 @@ static void what_stages_cannot_be_is_refused(void **state)
     struct setup one = two;
     one.pp = 1;
     const struct bad_stages bad[] = {
-        {two, one_stage_alone, ZERO_ERR_ARG, "stages_per_rank is 2, but schedule is 1f1b, of one stage"},
+        {two, one_stage_alone, ZERO_ERR_ARG, "stages_per_rank is 2, but schedule is 1f1b, with one stage"},
         {two, no_whole_rounds, ZERO_ERR_ARG, "takes 5 micro-batches in 2 rounds on 2 ranks, which does not"},
         {two, others_on_one_rank, ZERO_ERR_MISMATCH, "stages_per_rank is 3 on rank 1 and 2 on rank 0"},
         {two, no_such_stage, ZERO_ERR_ARG, "): pp_stage is 2; allowed: 0..1, by stages_per_rank"},
-        {two, a_unit_of_two, ZERO_ERR_ARG, "): its unit 0 is of stage 1, but another tensor of that unit of"},
+        {two, a_unit_of_two, ZERO_ERR_ARG,
+         "): its unit 0 is on stage 1, but another tensor of the unit is on"},
         {one, one_name_twice, ZERO_ERR_ARG, "are both named w10; names must be unique"},
         {one, tied_to_itself, ZERO_ERR_NOTSUP, "(w10): ZERO_TIED with pp 1 and stages_per_rank 2"},
         {two, no_such_unit, ZERO_ERR_ARG, "order[2].unit is 99; allowed: 0.."},
@@ -1886,14 +1887,14 @@ static void bracket_another_stage(struct toy_rank *r)
     char says[96];
     int err = 0, n = 0;
     TOY_TRY(wrap(r, &cfg, &at, &m, &z, &plan));
-    toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "schedule says where micro-batches end");
+    toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "schedule ends the micro-batches");
     for (; !err; n++) {
         TOY_TRY(zero_next(z, &a));
         if (err || a.micro_batch < 0)
             break;
         int unit = stage_of(m, !a.pp_stage)->first_unit;
         snprintf(says, sizeof says,
-                 "zero_begin: unit %d is of stage %d of this rank, but the action is of stage %d", unit,
+                 "zero_begin: unit %d is on stage %d of this rank, but the action is for stage %d", unit,
                  !a.pp_stage, a.pp_stage);
         toy_expect(r, zero_begin(z, unit, a.phase), ZERO_ERR_ORDER, says);
         TOY_TRY(run_action(m, z, &a, a.micro_batch, &loss));

@@ -176,7 +176,7 @@ static void sync_one(struct toy_rank *r)
         spoil_buffers(m, false, false);
         toy_expect(
             r, zero_save(z, s->folder, NULL), ZERO_ERR_MISMATCH,
-            "zero_sync_buffers first: element 0 of buffer seen is not the same on rank 1 as on rank 0");
+            "call zero_sync_buffers first: element 0 of buffer seen differs between rank 1 and rank 0");
         spoil_buffers(m, true, true);
         toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_MEAN), ZERO_ERR_MISMATCH, "integers have no mean");
         TOY_TRY(zero_sync_buffers(z, ZERO_SYNC_RANK0));
@@ -464,13 +464,13 @@ static void wrap_wrongly(struct toy_rank *r)
 static void stages_that_do_not_fit_are_named(void **state)
 {
     static const struct mesh mesh = {2, 2, 1, 2};
-    static const char unlike[] = "rank 0 and rank 2, of two pipeline stages, differ in the layers of tensor ";
+    static const char unlike[] = "rank 0 and rank 2 of two pipeline stages differ in tensor ";
     static const struct {
         void (*spoil)(struct zero_tensor *table, int n, int stage);
         const char *says, *name;
     } bad[] = {
-        {double_a_name, "tensor wpe is in the tables of rank 0 and rank 2, of two pipeline stages", ""},
-        {stack_in_one, "tensor scale is in the tables of rank 0 and rank 2, of two pipeline stages", ""},
+        {double_a_name, "tensor wpe is in the tables of rank 0 and rank 2 of two pipeline stages", ""},
+        {stack_in_one, "tensor scale is in the tables of rank 0 and rank 2 of two pipeline stages", ""},
         {change_a_shape, unlike, "scale: in the shape"},
         {change_a_cut, unlike, "qkvw"},
         {change_an_optimizer, unlike, "proj"},

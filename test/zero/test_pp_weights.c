@@ -193,11 +193,11 @@ static void exchange_weights_wrongly(struct toy_rank *r)
         bad.list[i].transposed |= !strcmp(bad.list[i].name, "scale");
     toy_expect(
         r, zero_import(z, s->folder, bad.list, bad.n), ZERO_ERR_ARG,
-        "(scale): transposed is set for all layers of tensor scale, which several pipeline stages have");
+        "(scale): transposed is set for all layers of tensor scale, but they are on several pipeline stages");
     bad = map;
     bad.list[bad.n - 1].name = at.pp ? "wpe" : map.names[bad.n - 1];
     toy_expect(r, zero_export(z, s->folder, bad.list, bad.n, 0), ZERO_ERR_ARG,
-               "two entries of map are called wpe");
+               "two entries of map are named wpe");
     bad = map;
     if (at.pp == 1 && at.dp == 1)
         bad.list[0].name = "another";
@@ -218,7 +218,7 @@ static void exchange_weights_wrongly(struct toy_rank *r)
     toy_expect(r, zero_import(z, folder, map.list, at.pp ? 0 : 1), ZERO_ERR_ORDER,
                "*param of buffer seen is NULL");
     m->param[SEEN] = seen;
-    toy_expect(r, zero_import(z, folder, map.list, map.n), ZERO_ERR_IO, "is not there");
+    toy_expect(r, zero_import(z, folder, map.list, map.n), ZERO_ERR_IO, "is not in");
     TOY_TRY(pp_look(m, z, &after));
     if (!err && memcmp(&before, &after, sizeof before) != 0)
         toy_wrong(r, "a call that failed has changed something; ");
@@ -226,11 +226,10 @@ static void exchange_weights_wrongly(struct toy_rank *r)
         TOY_TRY(zero_next(z, &a));
     if (!err && at.pp == 0) {
         toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER,
-                   "zero_export: actions of the step have begun");
-        toy_expect(r, zero_import(z, s->folder, NULL, 0), ZERO_ERR_ORDER,
-                   "zero_import: actions of the step have begun");
+                   "zero_export: the step has begun");
+        toy_expect(r, zero_import(z, s->folder, NULL, 0), ZERO_ERR_ORDER, "zero_import: the step has begun");
         toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_RANK0), ZERO_ERR_ORDER,
-                   "zero_sync_buffers: actions of the step have begun");
+                   "zero_sync_buffers: the step has begun");
     }
 out:
     zero_unwrap(&z);
@@ -311,7 +310,7 @@ static void wrong_files_are_refused_alike(void **state)
         const char *says;
     } wrong[] = {
         {"sed -i 's/\"norm\"/\"worm\"/' $index", ZERO_ERR_IO, "tensor norm is not in it"},
-        {"sed -i '1s/\"scale\"/\"stale\"/' $file", ZERO_ERR_IO, "tensor scale is not there"},
+        {"sed -i '1s/\"scale\"/\"stale\"/' $file", ZERO_ERR_IO, "tensor scale is not in this file"},
         {"sed -i '1s/\\(\"wpe\"[^[]*\\)\\[5,6\\]/\\1[6,5]/' $file", ZERO_ERR_ARG,
          "tensor wpe has shape [6, 5]"},
         {"sed -i '1s/\\(\"proj\":{\"dtype\":\"\\)F32/\\1I32/' $file", ZERO_ERR_NOTSUP, "tensor proj is I32"},

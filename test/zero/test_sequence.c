@@ -629,9 +629,9 @@ static void refuse(struct toy_rank *r)
                "zero_reduce_scatter: dtype is 4; allowed: ZERO_F32, ZERO_BF16");
     /* Of the whole a rank's own part may be, and no other. */
     toy_expect(r, gather_over(z, ZERO_AXIS_TP, x, x + (r->rank ? 0 : 4), 4), ZERO_ERR_ARG,
-               "share memory; allowed: apart, or the smaller one where rank");
-    toy_expect(r, scatter_over(z, ZERO_AXIS_TP, x + 7, x, 4), ZERO_ERR_ARG, "share memory");
-    toy_expect(r, scatter_over(z, ZERO_AXIS_TP, x, x + 3, 4), ZERO_ERR_ARG, "share memory");
+               "overlap; allowed: no overlap, or the smaller one at the place of rank");
+    toy_expect(r, scatter_over(z, ZERO_AXIS_TP, x + 7, x, 4), ZERO_ERR_ARG, "overlap");
+    toy_expect(r, scatter_over(z, ZERO_AXIS_TP, x, x + 3, 4), ZERO_ERR_ARG, "overlap");
     TOY_TRY(scatter_over(z, ZERO_AXIS_TP, x + 8, x, 4)); /* side by side */
     TOY_TRY(scatter_over(z, ZERO_AXIS_TP, x, x + 4, 4));
     /* Other numbers of elements end the context, on every rank. */

@@ -1152,7 +1152,7 @@ static void what_cannot_be_is_refused(void **state)
         {sums_in_place, ZERO_ERR_NOTSUP, "(e): ZERO_TIED with grad_in_place 1 and grad_accum_steps 8"},
         {in_the_middle, ZERO_ERR_NOTSUP,
          "(w2): ZERO_TIED on pipeline stage 1; allowed: on the first (0) and"},
-        {on_one_alone, ZERO_ERR_MISMATCH, "a tensor of rank 0 has ZERO_TIED, and none of rank 2"},
+        {on_one_alone, ZERO_ERR_MISMATCH, "rank 0 has a tensor with ZERO_TIED, and rank 2 has none"},
         {more_stages_on_one, ZERO_ERR_MISMATCH, "stages_per_rank is 2 on rank 2 and 1 on rank 0"},
         {of_another_shape, ZERO_ERR_MISMATCH, "rank 2 and rank 0 differ in their tensors with ZERO_TIED"},
         {share_on_one, ZERO_ERR_MISMATCH, "rank 2 and rank 0 differ in their tensors with ZERO_TIED"},

@@ -503,8 +503,8 @@ static void cuts_that_are_refused(void **state)
         {{4, 6}, ZERO_TP_CUT(1), -1, 0, 0, "tp_blocks is -1"},
         {{4, 6}, 0, 2, 0, 0, "tp_blocks or tp_size is set, but tp_cut is 0"},
         {{4, 6}, 0, 0, 4, 0, "tp_blocks or tp_size is set, but tp_cut is 0"},
-        {{4, 6}, ZERO_TP_CUT(1), 0, 6, 0, "tp_size is 6; allowed: 0, or along dimension 0"},
-        {{4, 6}, ZERO_TP_CUT(0), 2, 4, 0, "tp_size is 4; allowed: 0, or along dimension 0"},
+        {{4, 6}, ZERO_TP_CUT(1), 0, 6, 0, "tp_size is 6; allowed: 0, or shape[0] of the whole tensor"},
+        {{4, 6}, ZERO_TP_CUT(0), 2, 4, 0, "tp_size is 4; allowed: 0, or shape[0] of the whole tensor"},
         {{4, 6}, ZERO_TP_CUT(0), 0, -4, 0, "tp_size is -4; allowed"},
         {{4, 6}, ZERO_TP_CUT(0), 0, 3, 0, "tp_size is 3, but shape[0] is 4 on 1 ranks of tp; allowed: 4"},
         {{4, 6}, ZERO_TP_CUT(0), 0, 5, 0, "tp_size is 5, but shape[0] is 4 on 1 ranks of tp; allowed: 4"},
@@ -554,7 +554,7 @@ static void axes_that_are_refused(void **state)
         {{1, 1, 2147483647, 1, 2147483647}, ZERO_ERR_ARG, "do not multiply"},
         {{2147483647, 2147483647, 0, 1, 1}, ZERO_ERR_ARG, "do not divide"},
         {{1, ZERO_AUTO, 0, 1, 3}, ZERO_ERR_ARG, "dp_replicate auto, dp_shard 0, cp 1, tp 3) do not divide"},
-        {{1, ZERO_AUTO, 4, 1, 1}, ZERO_ERR_ARG, "dp_shard is 4, but dp_replicate is auto"},
+        {{1, ZERO_AUTO, 4, 1, 1}, ZERO_ERR_ARG, "dp_shard is 4, but dp_replicate auto"},
         {{1, 1, 0, 4, 1}, ZERO_ERR_NOTSUP, "cp is 4"},
     };
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -620,8 +620,9 @@ static void refuse(struct toy_rank *r)
     toy_expect(r, sum(z, NULL, x, 4), ZERO_ERR_ARG, "zero_all_reduce: dst is NULL");
     toy_expect(r, sum(z, x, x, -1), ZERO_ERR_ARG, "zero_all_reduce: n is -1");
     toy_expect(r, sum(z, x, x, INT64_MAX / 16 + 1), ZERO_ERR_ARG, "n is ");
-    toy_expect(r, sum(z, x, x + 1, 3), ZERO_ERR_ARG, "share memory; allowed: the same, or apart");
-    toy_expect(r, sum(z, x + 2, x, 3), ZERO_ERR_ARG, "share memory");
+    toy_expect(r, sum(z, x, x + 1, 3), ZERO_ERR_ARG,
+               "overlap in part; allowed: equal pointers, or no overlap");
+    toy_expect(r, sum(z, x + 2, x, 3), ZERO_ERR_ARG, "overlap");
     TOY_TRY(sum(z, x + 2, x, 2)); /* side by side */
     toy_expect(r, zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, ZERO_I32, ZERO_MAX), ZERO_ERR_ARG,
                "dtype is 4; allowed: ZERO_F32, ZERO_BF16");
@@ -1087,7 +1088,7 @@ static void count_warning(void *arg, const char *line)
     seen_lines.n_rounding +=
         strstr(line, "the gradients of tensor s1, which has no tp_cut, differ by rounding") != NULL;
     seen_lines.n_saved +=
-        strstr(line, "zero_save saves those of one rank of tp, but tensor s1 has no tp_cut") != NULL;
+        strstr(line, "zero_save saves the weights of one rank of tp, but tensor s1 has no tp_cut") != NULL;
     pthread_mutex_unlock(&seen_lines.lock);
 }
 

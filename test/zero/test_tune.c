@@ -355,7 +355,7 @@ static void call_wrongly(struct toy_rank *r)
     toy_expect(r, zero_tune(z, ZERO_ALL, "grad_scale", 0), ZERO_ERR_ARG,
                "zero_tune: grad_scale is 0; allowed");
     toy_expect(r, zero_tune(z, 1, "grad_scale", 1), ZERO_ERR_ARG,
-               "group is 1 but grad_scale is of the whole step; allowed: ZERO_ALL (-1)");
+               "group is 1 but grad_scale applies to the whole step; allowed: ZERO_ALL (-1)");
     toy_expect(r, zero_tune(z, 1, "lr_scale", -1), ZERO_ERR_ARG,
                "zero_tune: lr_scale is -1; allowed: a finite");
     toy_expect(r, zero_tune(z, ZERO_ALL, "clip", NAN), ZERO_ERR_ARG,
@@ -363,20 +363,19 @@ static void call_wrongly(struct toy_rank *r)
     toy_expect(r, zero_tune(z, ZERO_ALL, "clip", -1), ZERO_ERR_ARG, "zero_tune: clip is -1");
     toy_expect(r, zero_tune(z, ZERO_ALL, "clip", 1e300), ZERO_ERR_ARG, "zero_tune: clip is 1e+300");
     toy_expect(r, zero_tune(z, ZERO_ALL, "clip", 1e-300), ZERO_ERR_ARG, "zero_tune: clip is 1e-300");
-    toy_expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_ARG, "clip is of the whole step");
+    toy_expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_ARG, "clip applies to the whole step");
     toy_expect(r, zero_tune(z, 0, "weight_decay", INFINITY), ZERO_ERR_ARG, "zero_tune: weight_decay is inf");
     toy_expect(r, zero_tune(z, 1, "beta2", 1), ZERO_ERR_ARG, "zero_tune: beta2 is 1; allowed: 0 and");
     toy_expect(r, zero_tune(z, 1, "beta2", 0.99999999999), ZERO_ERR_ARG, "zero_tune: beta2 is");
     toy_expect(r, zero_tune(z, 1, "beta2", ZERO_AUTO), ZERO_ERR_ARG, "zero_tune: beta2 is -1");
-    toy_expect(r, zero_tune(z, 1, "beta1", 0.5), ZERO_ERR_ARG, "group 1 is of rmsprop, which uses no beta1");
-    toy_expect(r, zero_tune(z, 0, "beta2", 0.5), ZERO_ERR_ARG, "group 0 is of sgd, which uses no beta2");
-    toy_expect(r, zero_tune(z, 0, "eps", 0.5), ZERO_ERR_ARG, "sgd, which uses no eps");
+    toy_expect(r, zero_tune(z, 1, "beta1", 0.5), ZERO_ERR_ARG, "group 1 uses rmsprop, which has no beta1");
+    toy_expect(r, zero_tune(z, 0, "beta2", 0.5), ZERO_ERR_ARG, "group 0 uses sgd, which has no beta2");
+    toy_expect(r, zero_tune(z, 0, "eps", 0.5), ZERO_ERR_ARG, "sgd, which has no eps");
     toy_expect(r, zero_tune(z, 3, "beta1", 0.5), ZERO_ERR_ARG, "zero_tune: group is 3; allowed: 0..2");
     toy_expect(r, zero_tune(z, -2, "beta1", 0.5), ZERO_ERR_ARG, "zero_tune: group is -2; allowed: 0..2");
     toy_expect(r, zero_tune(z, 0, "beta1", 0.5), ZERO_ERR_ARG,
-               "beta1 of group 0 (sgd) is 0.5, but was 0 at zero_wrap, which keeps no momentum");
-    toy_expect(r, zero_tune(z, ZERO_ALL, "beta2", 0.5), ZERO_ERR_ARG,
-               "group 0 is of sgd, which uses no beta2");
+               "beta1 of group 0 (sgd) is 0.5, but was 0 at zero_wrap, which then keeps no momentum");
+    toy_expect(r, zero_tune(z, ZERO_ALL, "beta2", 0.5), ZERO_ERR_ARG, "group 0 uses sgd, which has no beta2");
     toy_expect(r, zero_tune(z, 2, "weight_decay", 0.5), ZERO_ERR_ARG,
                "key is weight_decay but group 2 has an update of its own; allowed: lr_scale");
     TOY_TRY(zero_tune(z, 2, "lr_scale", 0.5));
@@ -415,10 +414,10 @@ static void differ(struct toy_rank *r)
                                        "zero_set_step in step 2 with other arguments",
                                        "zero_tune(clip)",
                                        "zero_tune(clip)",
-                                       "other numbers by zero_tune or zero_set_step"};
+                                       "zero_tune or zero_set_step gave rank"};
     char both[32];
     float x;
-    snprintf(both, sizeof both, s->way == 5 ? "rank %d has" : "rank %d called", r->world - 1);
+    snprintf(both, sizeof both, s->way == 5 ? "gave rank %d other" : "rank %d called", r->world - 1);
     bool odd = r->rank == r->world - 1;
     int err = 0;
     toy_make(&m);

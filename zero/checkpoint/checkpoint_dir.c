@@ -114,11 +114,10 @@ static int refuse_checkpoint(const struct zr_files *fs, const char *root)
     if (err || found != OF_CHECKPOINT)
         return err;
     const char *end = strrchr(root, '/');
-    return zr_fail(
-        ZR_ERR_ARG,
-        "%s: this folder is a checkpoint itself, and zero_load would not find a save in it; allowed: a "
-        "folder of checkpoints, as the one above it: %.*s",
-        root, end > root ? (int)(end - root) : 1, end ? root : ".");
+    return zr_fail(ZR_ERR_ARG,
+                   "%s: this folder is itself a checkpoint, and zero_load would not find a save in it; "
+                   "allowed: a folder of checkpoints, such as the one above: %.*s",
+                   root, end > root ? (int)(end - root) : 1, end ? root : ".");
 }
 
 static int make_root(const struct zr_files *fs, const char *root)
@@ -148,8 +147,8 @@ int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks
     int64_t last = !err && l.n ? l.names[0].serial : 0;
     if (last == MOST_SERIAL)
         err = zr_fail(ZR_ERR_ARG,
-                      "%s/%s: zero_load would not find a save after this one, because its number is the "
-                      "largest that a name can hold; allowed: another folder, or a smaller number",
+                      "%s/%s: zero_load would not find a later save, because this number is the largest that "
+                      "a name can hold; allowed: another folder, or a smaller number",
                       root, l.names[0].text);
     free(l.names);
     if (err)

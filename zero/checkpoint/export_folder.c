@@ -159,8 +159,8 @@ static int examine(struct zr_export_folder *f)
     }
     if (!err && n_foreign)
         err = zr_fail(ZR_ERR_ARG,
-                      "%s: zero_export did not write %d of the weight files there (%s), and does not write "
-                      "beside them; allowed: a folder without them",
+                      "%s: this folder has %d weight files that zero_export did not write (%s); allowed: a "
+                      "folder without such files",
                       f->path, n_foreign, foreign);
     for (size_t i = 0; !err && i < all.n; i++)
         if (is_hidden_name(all.name[i]))

@@ -337,10 +337,10 @@ int zr_folder_remove(const struct zr_files *fs, const char *path, const char *fi
         }
     }
     if (n_folders && n_folders < l.n && !err)
-        err = zr_fail(ZR_ERR_IO,
-                      "%s: its files are removed, but libzero did not make the folder %s in it, so both "
-                      "folders stay",
-                      path, l.name[a_folder]);
+        err = zr_fail(
+            ZR_ERR_IO,
+            "%s: its files were removed, but libzero did not make the folder %s in it, so both folders stay",
+            path, l.name[a_folder]);
     zr_names_free(&l);
     if (missing || (n_folders && !err))
         return 0;

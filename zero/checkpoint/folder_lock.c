@@ -77,8 +77,8 @@ static int read_holder(const struct zr_files *fs, int fd, const char *path, char
         *text = 0;
     if (*maker == USER)
         err = zr_fail(ZR_ERR_ARG,
-                      "%s: libzero did not make this file, so it is left alone, but the lock of the folder "
-                      "has the same name; allowed: a folder without such a file",
+                      "%s: libzero did not make this file and does not change it, but needs its name for the "
+                      "folder's lock; allowed: a folder without such a file",
                       path);
     return err;
 }
@@ -97,15 +97,14 @@ static int fail_held(const char *folder, char text[HOLDER_BYTES + 1])
     print_host(host);
     if (sscanf(text, "process %ld on host %64[^, ]", &pid, other) == 2 && !strcmp(host, other)) {
         if (pid == (long)getpid())
-            more = ", which is this one: another context of it saves there";
+            more = ", which is this process: another of its contexts saves there";
         else if (kill((pid_t)pid, 0) && errno == ESRCH)
-            more = ", which has ended, but a child that it left behind keeps the lock: end that";
+            more = ", which has ended, but its child process still holds the lock: end that child";
     }
-    return zr_fail(
-        ZR_ERR_IO,
-        "%s: another run saves into this folder, and each would remove what the other saved: it is "
-        "%s%s; every run needs a folder of its own",
-        folder, n > 0 ? text : "not known which", more);
+    return zr_fail(ZR_ERR_IO,
+                   "%s: another run saves into this folder (%s%s), and the two would remove each other's "
+                   "saves; give each run its own folder",
+                   folder, n > 0 ? text : "it is not known which", more);
 }
 
 /* ---- taking and giving ---- */
@@ -147,14 +146,14 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
             return zr_say_again(&kept);
         if (outcome == ZR_NO_LOCKS) {
             zr_warn(log,
-                    "%s: the file system has no locks: nothing tells if another run saves into this folder, "
-                    "and each would remove what the other saved",
+                    "%s: the file system has no locks, so another run that saves into this folder is not "
+                    "noticed; the two would remove each other's saves",
                     folder);
             out->fd = -1;
             return 0;
         }
     }
-    return err ? err : zr_fail(ZR_ERR_IO, "%s: others take and release its lock all the time", path);
+    return err ? err : zr_fail(ZR_ERR_IO, "%s: other processes keep taking and releasing its lock", path);
 }
 
 /* *is: the folder at the lock's path still has the file that is locked. It has another one, or none, if

@@ -57,8 +57,9 @@ static int compare(struct zero_ctx *z, const struct zr_loading *l, int err)
     err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
     for (int r = 1; !err && r < z->world.world; r++)
         if (!zr_checksum_equal(&all[r].manifest, &all[0].manifest))
-            err = zr_fail(ZR_ERR_IO, "%s: rank %d finds another checkpoint there than rank 0; " SAME_FILES,
-                          l->folder, r);
+            err =
+                zr_fail(ZR_ERR_IO, "%s: rank %d finds a different checkpoint there than rank 0; " SAME_FILES,
+                        l->folder, r);
     return err;
 }
 

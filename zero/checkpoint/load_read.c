@@ -86,9 +86,9 @@ static int check_optimizer(const struct zr_loading *l, const struct zr_manifest_
         return 0;
     return zr_fail(ZR_ERR_ARG,
                    "%s: the optimizer of tensor %s is %s with %d states there%s, and %s with %d in this "
-                   "model; use the same one, or take the weights alone by zero_export and zero_import",
+                   "model; use the same one, or move only the weights, with zero_export and zero_import",
                    l->folder, m->name, m->optimizer, m->n_states,
-                   knows_optimizer(m->optimizer) ? "" : " (this library has none of that name)", ours,
+                   knows_optimizer(m->optimizer) ? "" : " (this library has no optimizer of that name)", ours,
                    t->n_states);
 }
 
@@ -165,7 +165,7 @@ static int check_model(struct zr_loading *l)
     }
     for (int32_t i = 0; !err && i < whole->n; i++)
         if (!seen[i])
-            err = zr_fail(ZR_ERR_ARG, "%s: tensor %s of this model is not there", l->folder,
+            err = zr_fail(ZR_ERR_ARG, "%s: tensor %s of this model is not in the checkpoint", l->folder,
                           whole->tensors[i].name);
     free(seen);
     return err;
@@ -208,7 +208,8 @@ static int read_entry(const struct zr_loading *l, int32_t file, const struct zr_
         return zr_fail(ZR_ERR_IO, "%s: entry %s is not named TENSOR/KIND/FIRST", path, e->name);
     const struct zr_tensor *t = find_tensor(l, e->name, (size_t)(kind - e->name));
     if (!t)
-        return zr_fail(ZR_ERR_ARG, "%s: entry %s is of a tensor that is not in this model", path, e->name);
+        return zr_fail(ZR_ERR_ARG, "%s: entry %s belongs to a tensor that is not in this model", path,
+                       e->name);
     out->tensor = (int32_t)(t - l->z->whole.tensors);
     const struct zr_tp_cut *saved = &l->saved[out->tensor];
     if (!parse_place(first + 1, saved, out))

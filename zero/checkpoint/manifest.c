@@ -274,9 +274,8 @@ static int get_cut(const char *file, const json_t *o, const char *name, struct z
     bool padded = all != whole;
     if (t->buffer || t->rows > INT64_MAX / t->parts || all < whole || t->rows % t->blocks ||
         (padded && (t->dim > 0 || t->blocks > 1)))
-        return zr_fail(ZR_ERR_IO,
-                       "%s: tensor %s: %d parts of %lld rows in %d blocks are not parts of its shape", file,
-                       name, t->parts, (long long)t->rows, t->blocks);
+        return zr_fail(ZR_ERR_IO, "%s: tensor %s: %d parts of %lld rows in %d blocks do not fit its shape",
+                       file, name, t->parts, (long long)t->rows, t->blocks);
     return 0;
 }
 
@@ -317,8 +316,7 @@ static int get_tensor(const char *file, const json_t *o, int64_t step, struct zr
         return err;
     if (!json_is_boolean(trainable) || (buffer && (!json_is_true(buffer) || json_is_true(trainable))) ||
         json_array_size(shape) < 1 || json_array_size(shape) > 8 || !zr_st_dtype_bytes(t->dtype))
-        return zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype, shape or trainable is not as it should be", file,
-                       name);
+        return zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype, shape or trainable is not valid", file, name);
     t->trainable = json_is_true(trainable);
     err = get_optimizer(file, o, t);
     if (err)
@@ -370,7 +368,7 @@ static int get_file(const char *file, const json_t *o, bool of_rank0, struct zr_
     if (!err)
         err = get_text(file, o, "blocks", sum, sizeof sum);
     if (!err && !is_plain_name(f->name))
-        err = bad(file, "files", "a name is not that of a file in the same folder");
+        err = bad(file, "files", "a name does not name a file in the same folder");
     if (!err && !zr_checksum_parse(sum, &f->blocks))
         err = bad(file, f->name, "blocks is not a checksum");
     return err;
@@ -395,9 +393,9 @@ static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
 #undef GET
     const json_t *tensors = json_object_get(o, "tensors"), *files = json_object_get(o, "files");
     if (!err && (json_array_size(tensors) < 1 || json_array_size(tensors) > INT32_MAX / 2))
-        err = bad(file, "tensors", "is not an array of at least one");
+        err = bad(file, "tensors", "is not an array with at least one entry");
     if (!err && json_array_size(files) != (size_t)m->world)
-        err = bad(file, "files", "is not an array of one for each rank");
+        err = bad(file, "files", "is not an array with one entry per rank");
     if (err)
         return err;
     m->tensors = calloc(json_array_size(tensors), sizeof *m->tensors);
@@ -452,12 +450,13 @@ int zr_manifest_parse(const char *file, const char *text, int64_t n, struct zr_m
     json_error_t why;
     *out = (struct zr_manifest){0};
     if (!zr_manifest_is_sound(text, n))
-        return zr_fail(
-            ZR_ERR_IO,
-            "%s: the checksum at its end is not that of the bytes before it: it was cut or changed", file);
+        return zr_fail(ZR_ERR_IO,
+                       "%s: the checksum at its end does not match the bytes before it: the file was cut "
+                       "short or changed",
+                       file);
     json_t *root = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &why);
     if (!root)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no JSON: byte %d: %.100s; or there is no memory to read it", file,
+        return zr_fail(ZR_ERR_NOMEM, "%s: not JSON: byte %d: %.100s; or there is no memory to read it", file,
                        why.position, why.text);
     int err = get_all(file, root, out);
     json_decref(root);

@@ -131,7 +131,7 @@ static int read_shape(const char *file, const char *name, const json_t *o, struc
             return bad(file, name, "shape has more bytes than a file can have");
     }
     if (bits % 8)
-        return zr_fail(ZR_ERR_IO, "%s: tensor %s: its %" PRId64 " bits of %s are no whole number of bytes",
+        return zr_fail(ZR_ERR_IO, "%s: tensor %s: its %" PRId64 " bits of %s are not a whole number of bytes",
                        file, name, bits, e->dtype);
     *bytes = bits / 8;
     return 0;
@@ -251,7 +251,8 @@ int zr_st_parse(const char *file, const char *json, int64_t n, int64_t file_byte
         return zr_fail(ZR_ERR_IO, "%s: the header does not end with } and spaces", file);
     json_t *root = json_loadb(json, (size_t)used, JSON_REJECT_DUPLICATES, &why);
     if (!root)
-        return zr_fail(ZR_ERR_IO, "%s: the header is no JSON: byte %d: %.100s", file, why.position, why.text);
+        return zr_fail(ZR_ERR_IO, "%s: the header is not JSON: byte %d: %.100s", file, why.position,
+                       why.text);
     int err = read_entries(file, root, 8 + n, file_bytes, out);
     json_decref(root);
     if (err)

@@ -54,7 +54,7 @@ int zr_st_parse(const char *file, const char *json, int64_t n, int64_t file_byte
 int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file_bytes, struct zr_st *out);
 /* Whether this is the small text that Git keeps in place of a large file that was not fetched. */
 bool zr_is_lfs_pointer(const char *text, int64_t n);
-#define ZR_LFS_POINTER "%s: it is a Git LFS pointer in place of the file: fetch the file with git lfs pull"
+#define ZR_LFS_POINTER "%s: this is a Git LFS pointer, not the file itself: fetch the file with git lfs pull"
 /* A zeroed one is allowed. */
 void zr_st_free(struct zr_st *st);
 /* The export's id in a file's or an index's metadata, or "" if it has none. */

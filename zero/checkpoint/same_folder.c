@@ -26,7 +26,7 @@ int zr_folder_mark(const struct zr_files *fs, const char *folder, unsigned char 
 int zr_folder_same(const struct zr_files *fs, const char *folder,
                    const unsigned char mark[ZR_FOLDER_MARK_BYTES])
 {
-    static const char must[] = "all ranks must see one file system";
+    static const char must[] = "all ranks must share a file system";
     char path[ZR_PATH_BYTES], *found;
     bool missing;
     int64_t n;
@@ -34,14 +34,14 @@ int zr_folder_same(const struct zr_files *fs, const char *folder,
     if (!err)
         err = zr_file_load(fs, path, ZR_FOLDER_MARK_BYTES, &missing, &found, &n);
     if (err == ZR_ERR_IO)
-        return zr_fail(err, "the folder that rank 0 made cannot be seen here: %s; %s", zr_error_text(), must);
+        return zr_fail(err, "this rank cannot see the folder that rank 0 made: %s; %s", zr_error_text(),
+                       must);
     if (err)
         return err;
     bool same = n == ZR_FOLDER_MARK_BYTES && !memcmp(found, mark, ZR_FOLDER_MARK_BYTES);
     free(found);
     return same ? 0
-                : zr_fail(ZR_ERR_IO, "%s is another folder here than the one that rank 0 made; %s", folder,
-                          must);
+                : zr_fail(ZR_ERR_IO, "on this rank %s is not the folder that rank 0 made; %s", folder, must);
 }
 
 int zr_folder_unmark(const struct zr_files *fs, const char *folder)

@@ -106,8 +106,8 @@ static void report_no_data(struct zero_ctx *z, int kind, int64_t bytes)
         return;
     z->reported_no_data[kind] = true;
     zr_warn(z->config.options.log,
-            "the checkpoint loaded has %lld bytes of %s data and the one now saved none: zero_set_data gives "
-            "them after zero_load",
+            "the loaded checkpoint has %lld bytes of %s data, but this save has none: call zero_set_data "
+            "after zero_load",
             (long long)before, kind == ZR_DATA_JOB ? "the job's" : "its ranks' own");
 }
 
@@ -119,11 +119,10 @@ static int compare_wanted(const struct zero_ctx *z, const struct wanted *all)
                            "options->kept is %d on rank %d and %d on rank 0; it must be equal on all ranks",
                            all[r].kept, r, all[0].kept);
         if (all[r].numbers != all[0].numbers)
-            return zr_fail(
-                ZR_ERR_MISMATCH,
-                "rank %d has other numbers by zero_tune or zero_set_step than rank 0; every rank must "
-                "make the same calls",
-                r);
+            return zr_fail(ZR_ERR_MISMATCH,
+                           "zero_tune or zero_set_step gave rank %d other numbers than rank 0; every rank "
+                           "must make the same calls",
+                           r);
     }
     return 0;
 }
@@ -238,10 +237,10 @@ static int report_unequal_buffers(struct zero_ctx *z)
     if (err || equal)
         return err;
     if (strict)
-        err = zr_fail_more(ZR_ERR_MISMATCH, "zero_sync_buffers first");
+        err = zr_fail_more(ZR_ERR_MISMATCH, "call zero_sync_buffers first");
     else if (z->world.rank == 0 && !z->reported_unequal_buffers)
-        zr_warn(z->config.options.log, "zero_save saves %s buffers, but %s; zero_sync_buffers first",
-                z->mesh.stages == 1 ? "rank 0's" : "each stage's first rank's", zr_error_text());
+        zr_warn(z->config.options.log, "zero_save saves %s buffers, but %s; call zero_sync_buffers first",
+                z->mesh.stages == 1 ? "rank 0's" : "each pipeline stage's first rank's", zr_error_text());
     z->reported_unequal_buffers = true;
     return zr_agree_in_run(z, err); /* a rank may check alone */
 }
@@ -252,7 +251,8 @@ static int report_apart(struct zero_ctx *z)
     bool apart = false;
     int err = z->reported_apart ? 0 : zr_engine_find_apart(z->engine, &apart);
     if (apart && z->world.rank == 0)
-        zr_warn(z->config.options.log, "zero_save saves those of one rank of tp, but %s", zr_error_text());
+        zr_warn(z->config.options.log, "zero_save saves the weights of one rank of tp, but %s",
+                zr_error_text());
     z->reported_apart |= apart;
     return err;
 }

@@ -143,7 +143,7 @@ int zr_save_end(struct zero_ctx *z)
         kept = s->failure;
         err = kept.code;
         if (z->world.rank == 0 && zr_folder_remove(z->files, s->folder, ZR_MANIFEST_NAME))
-            zr_warn(z->config.options.log, "what a failed save left could not be removed: %s",
+            zr_warn(z->config.options.log, "the files of a failed save could not be removed: %s",
                     zr_error_text());
     }
     if (!err)

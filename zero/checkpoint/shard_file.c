@@ -121,8 +121,8 @@ int zr_shard_find_data(const struct zr_shard *s, const struct zr_manifest_file *
     }
     return *out || !bytes
                ? 0
-               : zr_fail(ZR_ERR_IO, "%s: it has no entry %s of %lld bytes, which the manifest says it has",
-                         s->path, zr_data_names[kind], (long long)bytes);
+               : zr_fail(ZR_ERR_IO, "%s: it lacks entry %s of %lld bytes, which the manifest lists", s->path,
+                         zr_data_names[kind], (long long)bytes);
 }
 
 static int read_sums(struct zr_shard *s, const char *folder, const struct zr_manifest_file *file)
@@ -139,8 +139,8 @@ static int read_sums(struct zr_shard *s, const char *folder, const struct zr_man
     struct zr_checksum sum = zr_checksum_of(table, n);
     if (!zr_checksum_equal(&sum, &file->blocks))
         err = zr_fail(ZR_ERR_IO,
-                      "%s: its checksum is not the manifest's: it is damaged, or of another checkpoint; copy "
-                      "whole folders, or load an earlier one",
+                      "%s: its checksum differs from the manifest's: it is damaged or from another "
+                      "checkpoint; copy whole folders, or load an earlier checkpoint",
                       path);
     if (!err)
         err = zr_blocks_parse(path, (unsigned char *)table, n, file->bytes, &s->sums);

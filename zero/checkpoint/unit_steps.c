@@ -224,10 +224,9 @@ static void report_mixed(const struct zr_loading *l)
     if (m.n && (z->world.rank == 0 || z->mesh.stages > 1))
         zr_warn(
             z->config.options.log,
-            "%s: %lld steps have updated tensor %s, but its unit %d goes on with a step count of %lld, so "
-            "the first updates of AdamW and Adam are larger than for fresh states (%d tensors or layers "
-            "in all, and the steps that updated each: %s): give tensors that begin to train later a unit of "
-            "their own",
+            "%s: %lld steps have updated tensor %s, but its unit %d continues from step %lld, so the first "
+            "updates of AdamW and Adam are larger than with fresh states (%d tensors or layers in all, and "
+            "the steps that updated each: %s): put tensors that begin to train later into their own unit",
             l->folder, (long long)m.first.t, z->whole.tensors[m.first.tensor].name, m.unit,
             (long long)zr_engine_unit_step(z->engine, m.unit), m.n, m.list);
 }

@@ -57,7 +57,8 @@ static int open_source(const struct zr_weights *ws, struct sources *s, const cha
         if (!strcmp(s->list[*out].name, name))
             return 0;
     if (!*name || *name == '.' || strchr(name, '/') || strlen(name) >= sizeof s->list->name)
-        return zr_fail(ZR_ERR_IO, "%s/" ZR_WEIGHTS_INDEX ": \"%.100s\" is not the name of a file beside it",
+        return zr_fail(ZR_ERR_IO,
+                       "%s/" ZR_WEIGHTS_INDEX ": \"%.100s\" is not the name of a file in the same folder",
                        ws->dir, name);
     struct source *more = realloc(s->list, ((size_t)s->n + 1) * sizeof *more);
     if (!more)
@@ -118,7 +119,7 @@ static int read_index(const struct zr_weights *ws, struct sources *s, json_t **o
     if (!json_is_object(json_object_get(*out, "weight_map"))) {
         json_decref(*out);
         *out = NULL;
-        return zr_fail(ZR_ERR_IO, "%s: has no weight_map, or is no JSON", path);
+        return zr_fail(ZR_ERR_IO, "%s: has no weight_map, or is not JSON", path);
     }
     zr_st_export_id(json_object_get(*out, "metadata"), id);
     return check_export(ws, s, ZR_WEIGHTS_INDEX, id);
@@ -165,7 +166,7 @@ static int check_weight(const struct zr_weights *ws, const struct sources *s, co
     const struct zr_tensor *t = &ws->z->whole.tensors[w->tensor];
     const char *file = s->list[w->file].name;
     if (w->entry < 0)
-        return zr_fail(ZR_ERR_IO, "%s/%s: tensor %s is not there", ws->dir, file, w->name);
+        return zr_fail(ZR_ERR_IO, "%s/%s: tensor %s is not in this file", ws->dir, file, w->name);
     const struct zr_st_entry *e = &s->list[w->file].st.entries[w->entry];
     if (e->n_dims != w->n_dims || memcmp(e->shape, w->shape, (size_t)w->n_dims * sizeof *w->shape) != 0) {
         char theirs[ZR_SHAPE_CHARS], ours[ZR_SHAPE_CHARS];

@@ -46,8 +46,7 @@ static int resolve_slice(const struct zero_weight *m, int32_t i, const struct zr
     snprintf(given, sizeof given, *slice < 0 ? "%d" : "ZERO_SLICE(%d)", *slice < 0 ? m->slice : *slice);
     if (n_dims < 2)
         return zr_fail(ZR_ERR_ARG,
-                       "map[%d] (%s): slice is %s, but tensor %s has one dimension; allowed: 0, "
-                       "all of it",
+                       "map[%d] (%s): slice is %s, but tensor %s has one dimension; allowed: 0 (all of it)",
                        i, m->name, given, t->name);
     return zr_fail(ZR_ERR_ARG,
                    "map[%d] (%s): slice is %s of tensor %s; allowed: 0 (all of it), ZERO_SLICE(0) "
@@ -62,7 +61,7 @@ static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, in
     if (!m->name || !*m->name || !zr_is_utf8(m->name))
         return zr_fail(ZR_ERR_ARG, "map[%d]: name is NULL, empty or not UTF-8", i);
     if (!strcmp(m->name, "__metadata__"))
-        return zr_fail(ZR_ERR_ARG, "map[%d]: name is __metadata__, which safetensors keeps for itself", i);
+        return zr_fail(ZR_ERR_ARG, "map[%d]: name is __metadata__, which safetensors reserves", i);
     if (m->tensor < 0 || m->tensor >= z->layout->n_tensors)
         return zr_fail(ZR_ERR_ARG, "map[%d] (%s): tensor is %d; allowed: 0..%d", i, m->name, m->tensor,
                        z->layout->n_tensors - 1);
@@ -73,8 +72,8 @@ static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, in
     struct zr_place at = zr_place_of(z, m->tensor);
     if (m->transposed && slice < 0 && t->n_elems < z->whole.tensors[at.tensor].n_elems)
         return zr_fail(ZR_ERR_ARG,
-                       "map[%d] (%s): transposed is set for all layers of tensor %s, which several pipeline "
-                       "stages have; allowed: 0, or a ZERO_SLICE",
+                       "map[%d] (%s): transposed is set for all layers of tensor %s, but they are on several "
+                       "pipeline stages; allowed: transposed 0, or one layer by ZERO_SLICE",
                        i, m->name, t->name);
     *e = (struct entry){.name = m->name,
                         .tensor = at.tensor,
@@ -524,7 +523,7 @@ int zr_weights_check_names(const struct zr_weights *ws)
         qsort(sorted, (size_t)ws->n, sizeof *sorted, by_text);
     for (int32_t i = 1; !err && i < ws->n; i++)
         if (!strcmp(sorted[i], sorted[i - 1]))
-            err = zr_fail(ZR_ERR_ARG, "two entries of map are called %s; allowed: a name for each, in a file",
+            err = zr_fail(ZR_ERR_ARG, "two entries of map are named %s; allowed: a different name for each",
                           sorted[i]);
     free(sorted);
     return err;

@@ -105,6 +105,6 @@ int main(void)
     if (SAMPLES % m.world == 0)
         train(&m);
     else
-        fprintf(stderr, "%d samples cannot be shared alike by %d ranks\n", SAMPLES, (int)m.world);
+        fprintf(stderr, "%d samples cannot be divided evenly among %d ranks\n", SAMPLES, (int)m.world);
     return SAMPLES % m.world != 0;
 }

@@ -156,8 +156,8 @@ int main(int argc, char **argv)
     m.dp = place.data;
     m.n_dp = place.n_data;
     if (LAYERS % m.n_stages || MICRO % m.n_dp) {
-        fprintf(stderr, "%d layers in %d stages, %d micro-batches on %d ranks each: they do not divide\n",
-                LAYERS, (int)m.n_stages, MICRO, (int)m.n_dp);
+        fprintf(stderr, "%d layers do not divide into %d stages, or %d micro-batches into %d ranks\n", LAYERS,
+                (int)m.n_stages, MICRO, (int)m.n_dp);
         return 1;
     }
     m.n_layers = LAYERS / m.n_stages;

@@ -186,10 +186,10 @@ static const struct argp_option options[] = {
     {"min-ranks", KEY_MIN_RANKS, "M", 0,
      "After the loss of a node, restart with no fewer than M ranks; default: all", 0},
     {"allow-batch-change", KEY_ALLOW, NULL, 0,
-     "Restart with fewer ranks even where micro-batches of a step cannot stay as many as they were", 0},
+     "Restart with fewer ranks even if that changes the number of micro-batches in a step", 0},
     {"flight", KEY_FLIGHT, "DIR", 0,
-     "Folder for what ranks did last, when one fails or is killed (zero-bench flight reads it); default: "
-     "ZERO_FLIGHT_DIR, else none",
+     "Folder for the ranks' flight recorders when one fails or is killed (zero-bench flight reads them); "
+     "default: ZERO_FLIGHT_DIR, else none",
      0},
     {"nnodes", KEY_NODES, "N", 0, "On how many nodes a zero-run is started; default: 1", 1},
     {"node-rank", KEY_NODE, "K", 0, "Which of them this is, 0 to N - 1", 1},
@@ -197,50 +197,40 @@ static const struct argp_option options[] = {
      "Where node 0 is, and a port that is free there; or file:///PATH, a folder or file that all nodes share",
      1},
     {"rdzv-endpoint", 0, NULL, OPTION_ALIAS, NULL, 1},
-    {"rdzv-timeout", KEY_MEET, "S", 0, "Seconds in which all nodes must have come; default: 300", 1},
+    {"rdzv-timeout", KEY_MEET, "S", 0, "Seconds to wait for all nodes at the start; default: 300", 1},
     {"node-timeout", KEY_SILENT, "S", 0, "Seconds after which a node that is silent is lost; default: 20", 1},
     {0}};
 
 static const char doc[] =
-    "Starts N ranks of a program on this machine, or its part of those on several, and waits for them.\v"
-    "Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT, "
+    "Starts N ranks of a program on this machine, or its part of those on several, and waits for them.\vEach "
+    "rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT, "
     "ZERO_JOB, ZERO_ATTEMPT, ZERO_PROGRESS and ZERO_JOB_KEY (a random key, by which the ranks know each "
-    "other) in its "
-    "environment, and OMP_NUM_THREADS, the number of cores divided by N, unless that is set already. "
-    "Variables of other launchers are removed.\n\n"
-    "What a rank does last is kept until it ends (ZERO_FLIGHT_FD in its environment), so that the message of "
-    "a rank that fails or is killed says its last call of libzero.\n\n"
-    "Output comes line by line, as it is written, with \"[rank] \" before it (lines above 1 MiB in pieces). "
-    "For that a rank's standard output is a pseudo-terminal; TERM is dumb where zero-run's own is not a "
-    "terminal. With --raw, or when pseudo-terminals run out, a program may hold lines back until it ends. "
-    "Standard input goes to rank 0.\n\n"
-    "SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded to every rank, which leads a session and "
-    "process group of "
-    "its own; a second SIGINT, SIGTERM or SIGHUP ends the ranks as a failure does, a third one at once. The "
-    "first rank "
-    "that fails ends all: the others get SIGTERM, and SIGKILL 2 s later, as does all that ranks have "
-    "started. If zero-run itself is killed, even "
-    "by SIGKILL, "
-    "every rank is (but not what the ranks have started).\n\n"
-    "With --restarts R the ranks are then started again, up to R times, with ZERO_ATTEMPT one higher; "
-    "nothing "
-    "of the ranks before is left by then but their output. The program is to go on from where it last saved. "
-    "What it has read of standard input is gone. Not started again is what a signal asked zero-run to end, "
-    "a program that cannot be run (126, 127), and a job of which two restarts in a row reached no new step, "
-    "as far as its ranks' libzero tells. With fewer ranks ZERO_GRAD_ACCUM_STEPS is set, so that a step has "
-    "as "
-    "many micro-batches as before.\n\n"
-    "With --nnodes N the same is started on N nodes, each with its number and as many ranks as it says "
-    "(-n may differ); all need the same ZERO_JOB_KEY or ZERO_JOB_KEY_FILE (openssl rand -hex 16 makes a "
-    "key). Node 0 leads: ranks are numbered node by node, start when all nodes have come, and end on all "
-    "when one fails on any; a signal to any zero-run is one to all. Each node shows the output of its own "
-    "ranks. With --rdzv file:///PATH node 0 says there where it is, and the ranks meet by it, too "
-    "(ZERO_RENDEZVOUS); MASTER_ADDR is then the name of node 0's host. Without node 0 the job ends. "
-    "Without another node the attempt does; with --min-ranks a restart goes on without it.\n\n"
-    "Exit code: 0, or that of the rank that failed first (in the last attempt), or 128 + its signal; 127 "
-    "when the program is not "
-    "found, "
-    "126 when it cannot be run, 2 for a bad command line, 141 when nobody reads the output any more.";
+    "other) in its environment, and OMP_NUM_THREADS, the number of cores divided by N, unless that is set "
+    "already. Variables of other launchers are removed.\n\nWhat a rank does last is kept until it ends "
+    "(ZERO_FLIGHT_FD in its environment), so that the message of a rank that fails or is killed says its "
+    "last call of libzero.\n\nOutput comes line by line, as it is written, with \"[rank] \" before it (lines "
+    "above 1 MiB in pieces). For that a rank's standard output is a pseudo-terminal; TERM is dumb where "
+    "zero-run's own is not a terminal. With --raw, or when pseudo-terminals run out, a program may hold "
+    "lines back until it ends. Standard input goes to rank 0.\n\nSIGINT, SIGTERM, SIGHUP, SIGUSR1 and "
+    "SIGUSR2 are forwarded to every rank, which leads a session and process group of its own; a second "
+    "SIGINT, SIGTERM or SIGHUP ends the ranks as a failure does, a third one at once. The first rank that "
+    "fails ends all: the others get SIGTERM, and SIGKILL 2 s later, as does all that ranks have started. If "
+    "zero-run itself is killed, even by SIGKILL, every rank is (but not what the ranks have "
+    "started).\n\nWith --restarts R the ranks are then started again, up to R times, with ZERO_ATTEMPT one "
+    "higher; by then only the output of the earlier ranks is left. The program must continue from its last "
+    "save. Standard input that it has read is gone. zero-run does not restart a job that a signal asked it "
+    "to end, a program that cannot be run (126, 127), or a job that reached no new step in two restarts in a "
+    "row, according to libzero's records. With fewer ranks ZERO_GRAD_ACCUM_STEPS is set, so that a step has "
+    "as many micro-batches as before.\n\nWith --nnodes N the same is started on N nodes, each with its "
+    "number and as many ranks as it says (-n may differ); all need the same ZERO_JOB_KEY or "
+    "ZERO_JOB_KEY_FILE (openssl rand -hex 16 makes a key). Node 0 leads: ranks are numbered node by node, "
+    "start when all nodes have come, and end on all when one fails on any; a signal to any zero-run is one "
+    "to all. Each node shows the output of its own ranks. With --rdzv file:///PATH node 0 says there where "
+    "it is, and the ranks meet by it, too (ZERO_RENDEZVOUS); MASTER_ADDR is then the name of node 0's host. "
+    "Without node 0 the job ends. Without another node the attempt does; with --min-ranks a restart goes on "
+    "without it.\n\nExit code: 0, or that of the rank that failed first (in the last attempt), or 128 + its "
+    "signal; 127 when the program is not found, 126 when it cannot be run, 2 for a bad command line, 141 "
+    "when nobody reads the output any longer.";
 
 /* Of a job on several nodes all know the key; it is the ranks' too. */
 static int take_key(struct zr_run_options *o)
@@ -275,7 +265,7 @@ static int check_options(struct zr_run_options *o)
     o->n_nodes = o->n_nodes ? o->n_nodes : 1;
     o->node = o->node < 0 ? 0 : o->node;
     if (o->node >= o->n_nodes)
-        return usage_error("--node-rank is %d; of %d node%s allowed: 0 to %d", o->node, o->n_nodes,
+        return usage_error("--node-rank is %d; allowed with %d node%s: 0 to %d", o->node, o->n_nodes,
                            o->n_nodes == 1 ? "" : "s", o->n_nodes - 1);
     if (o->n_nodes > 1)
         return take_key(o);

@@ -42,7 +42,7 @@ static bool deal_batches(const struct zr_run_limits *l, const struct zr_run_ende
         if (!l->allow_batch_change)
             say(out,
                 "no restart: %d of %d ranks %s left, and no rank's record says how many micro-batches a step "
-                "has; --allow-batch-change goes on with what the program has for %d",
+                "has; --allow-batch-change goes on with the program's number for %d",
                 out->world, e->world, are(out->world), out->world);
         return l->allow_batch_change;
     }
@@ -85,10 +85,10 @@ static bool is_over(const struct zr_run_limits *l, const struct zr_run_ended *e,
         say(out, "no restart: %d restarts in a row reached no new step (the last one was %lld)",
             e->n_without_step, (long long)e->most_t);
     else if (e->n_without_step >= MOST_WITHOUT_STEP)
-        say(out, "no restart: %d restarts in a row reached no step, as far as records of libzero tell",
+        say(out, "no restart: %d restarts in a row reached no step, according to the records of libzero",
             e->n_without_step);
     else if (e->leftovers)
-        say(out, "no restart: processes of its ranks do not end, and might write what it saves");
+        say(out, "no restart: processes of the ranks have not ended, and might write to the same files");
     else if (e->n_available < least && l->min_ranks)
         say(out, "no restart: %d rank%s %s left, and --min-ranks is %d", e->n_available,
             plural(e->n_available), are(e->n_available), least);

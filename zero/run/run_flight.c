@@ -47,8 +47,8 @@ void zr_run_flight_write(int fd, const struct zr_run_end *end, char why[ZR_RUN_L
         v->copied_ns = (int64_t)end->at_ns;
         v->epoch_ns = end->epoch_ns;
         if (zr_flight_write_file(v, folder, path))
-            snprintf(why, ZR_RUN_LAST_CHARS, "what rank %d did last could not be written: %s", end->rank,
-                     zr_error_text());
+            snprintf(why, ZR_RUN_LAST_CHARS, "the flight recorder of rank %d could not be written: %s",
+                     end->rank, zr_error_text());
         else /* it may have been ended while it wrote its own */
             zr_flight_remove_part(v, path);
     }

@@ -191,11 +191,10 @@ static int check_addresses(const struct zr_world *w, const struct zr_interfaces 
     }
     if (!name[0]) /* none of this host, as that of a gateway */
         return 0;
-    return zr_fail(
-        ZR_ERR_ARG,
-        "node 0 is to listen on interface %s, but the others look for it at %.200s (%s), which is on %s: "
-        "give them a name or an address of that interface, or name the other one",
-        w->interface, w->host, at, name);
+    return zr_fail(ZR_ERR_ARG,
+                   "node 0 listens on interface %s, but the other nodes look for it at %.200s (%s), which is "
+                   "on %s: change the interface or the address",
+                   w->interface, w->host, at, name);
 }
 
 /* Node 0 looks HOST up as the other nodes do. Its number was compared with the interface before. */

@@ -295,10 +295,10 @@ static int open_ends(struct zr_run_node *node, const struct rank *r, int stream,
         err = zr_run_terminal(ends, snprintf(NULL, 0, "[%d] ", r->number));
         if (err) {
             node->no_terminals = true;
-            zr_run_say(
-                node,
-                "no pseudo-terminal for rank %d: %s; output from here on is through pipes, and may come late",
-                r->number, uv_strerror(err));
+            zr_run_say(node,
+                       "no pseudo-terminal for rank %d: %s; the output of this and later ranks goes through "
+                       "pipes and may come late",
+                       r->number, uv_strerror(err));
         }
     }
     return err ? uv_pipe(ends, UV_NONBLOCK_PIPE, 0) : 0;
@@ -383,9 +383,10 @@ static int start_rank(struct zr_run_attempt *a, int local_rank)
     r->flight = zr_run_flight_make();
     char why[ZR_SYSTEM_WORDS];
     if (r->flight < 0)
-        zr_run_say(a->node,
-                   "no memory for what rank %d does: %s; where it ends, its last call cannot be said",
-                   r->number, zr_system_words(-r->flight, why));
+        zr_run_say(
+            a->node,
+            "no memory for the flight recorder of rank %d: %s; if the rank fails, its last call is not known",
+            r->number, zr_system_words(-r->flight, why));
     bool have_input = r->number == 0 && fcntl(0, F_GETFD) != -1;
     uv_stdio_container_t stdio[4] = {
         {.flags = have_input ? UV_INHERIT_FD : UV_IGNORE, .data.fd = 0}, /* ignored: /dev/null */
@@ -457,7 +458,7 @@ static void report_leftovers(struct zr_run_attempt *a)
     for (int i = 0; i < left.n && strlen(text) + 16 < sizeof text; i++)
         sprintf(text + strlen(text), "%s%d", i ? ", " : "", left.of[i]);
     if (left.n)
-        zr_run_say(a->node, "processes of ranks that do not end: %d (pid %s)", left.n, text);
+        zr_run_say(a->node, "processes of ranks that have not ended: %d (pid %s)", left.n, text);
     free(left.of);
 }
 

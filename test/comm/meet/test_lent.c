@@ -89,10 +89,10 @@ static void test_several_hosts(void **state)
     assert_true(zr_address_parse("fd77::1", w.port, &want) && zr_address_same(&w.at[1], &want));
     c[0].at[0] = 0;
     assert_int_equal(zr_lent_choose(c, "nccl_comm", &w), ZR_ERR_ARG);
-    assert_string_equal(zr_error_text(),
-                        "the ranks of nccl_comm are on several hosts, and rank 0's, or its interface, has no "
-                        "address that leads beyond it: set cfg.launch.rendezvous or ZERO_RENDEZVOUS to "
-                        "tcp://host:port");
+    assert_string_equal(
+        zr_error_text(),
+        "the ranks of nccl_comm are on several hosts, and rank 0's host, or its interface, has no address "
+        "that other hosts can reach: set cfg.launch.rendezvous or ZERO_RENDEZVOUS to tcp://host:port");
 }
 
 static void test_other_name(void **state)
@@ -105,7 +105,7 @@ static void test_other_name(void **state)
     assert_int_equal(zr_lent_choose(c, "nccl_comm", &w), ZR_ERR_MISMATCH);
     assert_string_equal(zr_error_text(),
                         "cfg.launch.name is \"gen\" on rank 0 and \"disc\" on rank 1: ranks that meet over "
-                        "nccl_comm wrap their contexts in one order on all ranks");
+                        "nccl_comm must wrap their contexts in the same order");
 }
 
 /* --- meeting by a list --- */

@@ -380,7 +380,7 @@ static void test_two_rank_0s(void **state)
         int second = k && strncmp(r[0].note, "another rank 0", 14) == 0 ? 0 : 1;
         expect_rank(&r[!second], ZR_ERR_MISMATCH, "rank 0 is there twice: here and at ");
         expect_rank(&r[!second], ZR_ERR_MISMATCH, "need a ZERO_JOB or a key of their own");
-        expect_rank(&r[second], ZR_ERR_MISMATCH, "another rank 0 of this job is there already, on \"");
+        expect_rank(&r[second], ZR_ERR_MISMATCH, "another rank 0 of this job is already there, on \"");
         expect_rank(&r[second], ZR_ERR_MISMATCH, "need a ZERO_JOB or a key of their own");
         expect_nothing_left();
     }
@@ -436,11 +436,11 @@ static void test_not_led(void **state)
     put_file(path, text, 0, 0600);
     expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "the file is empty");
     put_file(path, "a\nb \xff", 5, 0600);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "the file says something else (5 bytes, \"a?b ?\")");
+    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "the file has other contents (5 bytes, \"a?b ?\")");
     put_file(path, text, n - 1, 0600);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "the file says something else");
+    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "the file has other contents");
     put_file(path, text, n, 0622);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "mode 0622 and is not followed: others than its owner may write");
+    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "mode 0622 and is not trusted: others than its owner may write");
     unlink(path);
     assert_int_equal(symlink("/dev/null", path), 0);
     expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "it is a symbolic link");
@@ -450,7 +450,8 @@ static void test_not_led(void **state)
     f = file_of(&other, held_port());
     zr_meeting_file_print(&f, text);
     put_file(path, text, strlen(text), 0600);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "the file is of attempt 7 of this job, this rank of attempt 0");
+    expect_meeting(&w, 60, ZR_ERR_TIMEOUT,
+                   "the file is of attempt 7 of this job, but this rank is of attempt 0");
     strcpy(other.job, "another\n");
     f = file_of(&other, held_port());
     zr_meeting_file_print(&f, text);
@@ -459,7 +460,7 @@ static void test_not_led(void **state)
                    "is of another job, \"another?\" (attempt 7, 2 ranks, rank 0 on \"");
     unlink(path);
     snprintf(w.file, sizeof w.file, "%.900s/none/meet", folder);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "its folder is not there on this host: No such file");
+    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "its folder does not exist on this host: No such file");
     expect_nothing_left();
 }
 
@@ -471,24 +472,23 @@ static void test_not_written(void **state)
     path_in_folder(path);
     struct zr_world w = world_by(path, 0, 2);
     put_file(path, "my thesis", 9, 0600);
-    expect_meeting(&w, 200, ZR_ERR_ARG,
-                   "/meet is there, and is a file of something else: it is not replaced");
+    expect_meeting(&w, 200, ZR_ERR_ARG, "/meet exists and is not a file of libzero, so it is not replaced");
     int fd = open(path, O_RDONLY);
     assert_int_equal(read(fd, there, sizeof there), 9);
     assert_memory_equal(there, "my thesis", 9);
     close(fd);
     snprintf(w.file, sizeof w.file, "%.900s/meet/below", folder);
-    expect_meeting(&w, 200, ZR_ERR_IO, "/meet/below is there, and cannot be read: Not a directory");
+    expect_meeting(&w, 200, ZR_ERR_IO, "/meet/below exists and cannot be read: Not a directory");
     unlink(path);
     assert_int_equal(mkfifo(path, 0600), 0);
     memcpy(w.file, path, sizeof w.file);
-    expect_meeting(&w, 200, ZR_ERR_ARG, "/meet is there, and is no file: it is not replaced");
+    expect_meeting(&w, 200, ZR_ERR_ARG, "/meet exists and is not a regular file, so it is not replaced");
     unlink(path);
     assert_int_equal(symlink("/dev/null", path), 0);
     expect_meeting(&w, 200, ZR_ERR_IO, "cannot be read: it is a symbolic link");
     unlink(path);
     snprintf(w.file, sizeof w.file, "%.900s/none/", folder);
-    expect_meeting(&w, 200, ZR_ERR_IO, "cannot say where ranks meet: ");
+    expect_meeting(&w, 200, ZR_ERR_IO, "cannot write where ranks meet: ");
     expect_nothing_left();
 }
 

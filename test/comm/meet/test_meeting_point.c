@@ -167,14 +167,15 @@ static void test_open_mpi(void **state)
     setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "4", 1);
     expect_loopback(false);
     setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
-    refuse_place("rank 1 of 4 (from Open MPI) does not know where rank 0 is: its ranks are on several hosts, "
-                 "and this launcher says no more; on the host device set backend to mpi (ZERO_BACKEND=mpi), "
-                 "over which ranks tell each other; else set ZERO_RENDEZVOUS to tcp://host:port");
+    refuse_place(
+        "rank 1 of 4 (from Open MPI) does not know where rank 0 is: its ranks are on several hosts, and this "
+        "launcher does not list them; on the host device set backend to mpi (ZERO_BACKEND=mpi), over which "
+        "ranks tell each other; else set ZERO_RENDEZVOUS to tcp://host:port");
     /* mpirun in an allocation of Slurm's: what srun says is of mpirun's own helpers. */
     setenv("SLURM_PROCID", "1", 1);
     setenv("SLURM_NTASKS", "4", 1);
     setenv("SLURM_JOB_NODELIST", "n[1-2]", 1);
-    refuse_place("this launcher says no more");
+    refuse_place("this launcher does not list them");
     setenv("MASTER_ADDR", "n1", 1);
     setenv("MASTER_PORT", "5", 1);
     expect_at("n1", 5, "MASTER_ADDR");
@@ -279,9 +280,8 @@ static void test_bad_slurm(void **state)
 {
     (void)state;
     slurm("2", NULL);
-    refuse_place(
-        "rank 1 of 4 (from Slurm) does not know where rank 0 is: its ranks are on several hosts, and "
-        "Slurm gave no list of them all");
+    refuse_place("rank 1 of 4 (from Slurm) does not know where rank 0 is: its ranks are on several hosts, "
+                 "and Slurm gave no list of all hosts");
     slurm("2", "n[3-1]");
     refuse_place("SLURM_JOB_NODELIST is \"n[3-1]\": a range that goes down at character 6");
     slurm("two", "n[1-2]");
@@ -289,7 +289,7 @@ static void test_bad_slurm(void **state)
     /* The list is of one component of several. */
     slurm("2", "n[1-2]");
     setenv("SLURM_HET_SIZE", "2", 1);
-    refuse_place("Slurm gave no list of them all");
+    refuse_place("Slurm gave no list of all hosts");
     /* Tasks that were distributed otherwise: rank 0 is not on the first host, which it alone knows. */
     slurm("2", "n[01-02]");
     setenv("SLURMD_NODENAME", "n02", 1);
@@ -316,7 +316,7 @@ static void test_mpich_by_srun(void **state)
     /* mpiexec in an allocation: what srun says is of its own helpers. */
     setenv("SLURM_PROCID", "0", 1);
     setenv("MPI_LOCALNRANKS", "2", 1);
-    refuse_place("this launcher says no more");
+    refuse_place("this launcher does not list them");
 }
 
 int main(void)

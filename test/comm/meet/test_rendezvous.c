@@ -24,7 +24,7 @@ static void meet_and_exchange(struct rank *me)
         sleep_ms(40); /* rank 0 is not the first */
     RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     RANK_CHECK(me, zr_rendezvous_rank(m.r) == me->w.rank && zr_rendezvous_world(m.r) == me->w.world,
-               "other numbers");
+               "different numbers");
     /* From one byte to more than the sockets hold. */
     const size_t sizes[] = {1, 7, 4096, me->w.world == 5 ? 2000000 : 50000, 64};
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
@@ -266,7 +266,7 @@ static void test_late_rank(void **state)
     struct rank *r = run_ranks(true, 5, last_comes_late, NULL, twin);
     for (int i = 0; i < 5; i++)
         expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice");
-    expect_rank(&r[4], ZR_ERR_MISMATCH, "rank 4 came when the others had given up");
+    expect_rank(&r[4], ZR_ERR_MISMATCH, "rank 4 came after the others had given up");
 }
 
 static void other_world(struct rank *r)
@@ -308,7 +308,8 @@ static void test_other_job(void **state)
     struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_job);
     expect_rank(&r[0], 0, "");
     expect_rank(&r[1], 0, "");
-    expect_rank(&r[2], ZR_ERR_MISMATCH, "it refused this rank as one of another job, or with another key");
+    expect_rank(&r[2], ZR_ERR_MISMATCH,
+                "it refused this rank as a rank of another job, or one with another key");
 }
 
 static void other_key(struct rank *r)
@@ -393,7 +394,7 @@ static void test_other_start(void **state)
     expect_rank(&r[0], 0, "");
     expect_rank(&r[1], 0, "");
     expect_rank(&r[2], ZR_ERR_MISMATCH,
-                "was started as rank 3 of 4, rank 0 as rank 0 of 4: they are of two parts");
+                "was started as rank 3 of 4, rank 0 as rank 0 of 4: they belong to two parts");
 }
 
 /* The ranks as which rank 0 and rank 1 were started, and whether they are of one part. */

@@ -266,10 +266,10 @@ static void test_silent_rank(void **state)
                       .held_ms = FOR_GOOD,
                       .beats = true};
     struct rank *r = try(&t);
-    expect_rank(&r[0], 2, "it is silent, of the ranks of host 1 (\"node1\", ranks 2, 3): no heartbeat");
-    expect_rank(&r[1], 2, "it is silent, of the ranks of host 1");
+    expect_rank(&r[0], 2, "it is silent, unlike other ranks of host 1 (\"node1\", ranks 2, 3): no heartbeat");
+    expect_rank(&r[1], 2, "it is silent, unlike other ranks of host 1");
     expect_rank(&r[2], 0, "host 0 (\"node0\", ranks 0, 1) is silent: no heartbeat from rank 0");
-    expect_rank(&r[3], 2, "it is silent, of the ranks of host 1");
+    expect_rank(&r[3], 2, "it is silent, unlike other ranks of host 1");
 }
 
 static void test_silent_of_unknown_host(void **state)

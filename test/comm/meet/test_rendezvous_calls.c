@@ -289,11 +289,11 @@ static void test_left_out(void **state)
         const char *says;
     } gaps[] = {
         /* The next call is known. */
-        {"1a2", "1ab2", ZR_CALLED_GAP_A, "; rank 105 seems to have left out that of rank 106"},
-        {"1ab2", "1a2", ZR_CALLED_GAP_B, "; rank 106 seems to have left out that of rank 105"},
+        {"1a2", "1ab2", ZR_CALLED_GAP_A, "; rank 105 seems to have left out the call of rank 106"},
+        {"1ab2", "1a2", ZR_CALLED_GAP_B, "; rank 106 seems to have left out the call of rank 105"},
         /* It is known from what came before. */
-        {"1ababaa", "1ababab", ZR_CALLED_GAP_A, "; rank 105 seems to have left out that of rank 106"},
-        {"1ababab", "1ababaa", ZR_CALLED_GAP_B, "; rank 106 seems to have left out that of rank 105"},
+        {"1ababaa", "1ababab", ZR_CALLED_GAP_A, "; rank 105 seems to have left out the call of rank 106"},
+        {"1ababab", "1ababaa", ZR_CALLED_GAP_B, "; rank 106 seems to have left out the call of rank 105"},
         /* Nobody knows. */
         {"1aa", "1ab", ZR_CALLED_GAP_NONE, " with other arguments, or one of them left out the call before;"},
         {"1ab", "1ba", ZR_CALLED_GAP_NONE, " with other arguments, or one of them left out the call before;"},

@@ -229,7 +229,7 @@ static void test_not_ours(void **state)
     struct zr_world w = world_at(0, "203.0.113.9");
     struct meeting m;
     expect_text(meet(&m, &w, 200), ZR_ERR_TIMEOUT,
-                "203.0.113.9 is no address of this host, so rank 0 listens at all it has");
+                "203.0.113.9 is not an address of this host, so rank 0 listens at all of its addresses");
     assert_int_equal(uv_loop_close(&m.loop), 0);
 }
 

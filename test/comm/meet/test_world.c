@@ -248,16 +248,16 @@ static void test_part_of_a_job(void **state)
     struct zr_world w;
     environment("ZERO_RANK", "3", "ZERO_WORLD_SIZE", "4", "ZERO_JOB", "j", "MASTER_ADDR", "127.0.0.1",
                 "MASTER_PORT", "29500", NULL);
-    refuse_with(1, 2, NULL, "rank 1 of 2", "a part of zero-run's job, in which it is rank 3 of 4",
+    refuse_with(1, 2, NULL, "rank 1 of 2", "belongs to zero-run's job, in which it is rank 3 of 4",
                 "set cfg.launch.rendezvous", NULL);
     assert_int_equal(zr_world_find(1, 2, "tcp://127.0.0.1:29501", &w), 0);
     assert_int_equal(zr_world_find(0, 1, NULL, &w), 0); /* it meets nobody */
     assert_int_equal(zr_world_find(0, 4, NULL, &w), 0); /* in another order */
     setenv("ZERO_RENDEZVOUS", "file:///shared", 1);     /* which all of the job have */
-    refuse_with(1, 2, NULL, "a part of zero-run's job", NULL);
+    refuse_with(1, 2, NULL, "belongs to zero-run's job", NULL);
     environment("RANK", "3", "WORLD_SIZE", "4", "TORCHELASTIC_RUN_ID", "r", "MASTER_ADDR", "127.0.0.1",
                 "MASTER_PORT", "29500", NULL);
-    refuse_with(1, 2, NULL, "a part of torchrun's job", NULL);
+    refuse_with(1, 2, NULL, "belongs to torchrun's job", NULL);
     unsetenv("TORCHELASTIC_RUN_ID"); /* what may be left over is compared when ranks meet */
     assert_int_equal(zr_world_find(1, 2, NULL, &w), 0);
     assert_true(w.start.rank == 3 && w.start.world == 4);
@@ -267,7 +267,7 @@ static void test_part_of_a_job(void **state)
     snprintf(own, sizeof own, "%ld", (long)getpid());
     environment("SLURM_PROCID", "3", "SLURM_NTASKS", "4", "SLURM_STEP_ID", "0", "SLURM_TASK_PID", own,
                 "MASTER_ADDR", "h", "MASTER_PORT", "1", NULL);
-    refuse_with(1, 2, NULL, "a part of Slurm's job", NULL);
+    refuse_with(1, 2, NULL, "belongs to Slurm's job", NULL);
     setenv("SLURM_TASK_PID", "1", 1); /* a process that the task has started */
     assert_int_equal(zr_world_find(1, 2, NULL, &w), 0);
     assert_true(w.start.rank == 3 && w.start.world == 4);

@@ -206,7 +206,7 @@ static void test_module(void **state)
 {
     (void)state;
     refuses((struct given){"fake_shim_old", NULL, NULL}, ZR_ERR_NOTSUP,
-            "libfake_shim_old.so is of another libzero (its table is version 77 of ", "install both anew");
+            "libfake_shim_old.so is of another libzero (its table is version 77 of ", "install both again");
     refuses((struct given){"fake_ompi", NULL, NULL}, ZR_ERR_NOTSUP,
             "libfake_ompi.so has no zero_mpi_shim_1: ", "it is not libzero's module for MPI");
 #ifdef ZR_NO_MPI

@@ -108,7 +108,7 @@ class Program(unittest.TestCase):
         waits = r'rank 1 waited 3500 ms \(start_timeout_ms\) in zero_wrap of the context "b" for rank 0 of {}'
         names = '{} cfg.launch.name is "a" on rank 0 and "b" on rank 1'
         for what, over, on_others, on_1 in (("crossed", "MPI_COMM_WORLD", names.format(";"), names.format(":")),
-                                            ("crossed_lent", "mpi_comm", "", ", which has not come to it")):
+                                            ("crossed_lent", "mpi_comm", "", ", which has not come")):
             told = sorted(self.told(what))
             self.assertEqual(len(told), RANKS, told)
             for line in told[:2]:

@@ -678,7 +678,7 @@ static void test_open_fails(void **state)
     struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
     for (int k = 0; k < 3; k++)
         expect_rank(&r[k], ZR_ERR_TIMEOUT,
-                    "ncclCommInitRankConfig of the gather communicator has not come back");
+                    "ncclCommInitRankConfig of the gather communicator has not returned");
     nccl_stand_in_end();
     expected_misuse = -1; /* what hung was left behind with its memory */
 }
@@ -708,7 +708,7 @@ static void test_start_limit(void **state)
     nccl_stand_in_hang("ncclCommSplit", 2, 1);
     struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
     for (int k = 0; k < 3; k++)
-        expect_rank(&r[k], ZR_ERR_TIMEOUT, "communicator has not come back after 800 ms");
+        expect_rank(&r[k], ZR_ERR_TIMEOUT, "communicator has not returned after 800 ms");
     nccl_stand_in_end();
     expected_misuse = -1; /* what hung was left behind with its memory */
 }
@@ -863,7 +863,7 @@ static void test_lent(void **state)
     ncclGetUniqueId(&lent_id);
     struct rank *r = run_ranks(false, world, with_lent, &world, NULL);
     for (int k = 0; k < world; k++)
-        expect_rank(&r[k], ZR_ERR_MISMATCH, "a communicator that was lent is 1 on rank 1 and 0 on rank 0");
+        expect_rank(&r[k], ZR_ERR_MISMATCH, "the use of nccl_comm is 1 on rank 1 and 0 on rank 0");
 }
 
 /* Groups of what was lent are split off it; where that cannot be, an error says so. */
@@ -973,7 +973,7 @@ static void test_lent_wrong(void **state)
     custom.change = lend_swapped;
     ncclGetUniqueId(&lent_id);
     struct rank *r = run_ranks(false, world, with_wrong, &world, NULL);
-    expect_rank(&r[0], ZR_ERR_ARG, "the ncclComm_t that was lent is rank 1 of 2: it must be rank 0 of 2");
+    expect_rank(&r[0], ZR_ERR_ARG, "nccl_comm is rank 1 of 2, but this is rank 0 of 2");
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, nccl_test_start, nccl_test_finish)

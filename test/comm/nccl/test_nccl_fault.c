@@ -177,10 +177,10 @@ static void test_differ(void **state)
 {
     (void)state;
     static const char *const said[2][2] = {
-        {"rank 2 issued other collectives than rank 0 up to exchange 21",
+        {"rank 2 issued different collectives from rank 0 up to exchange 21",
          "rank 2 issued 21 collectives up to its exchange 21, rank 0 22 up to its exchange 21"},
-        {"ranks issued other collectives up to an agreement (all 2",
-         "one rank issued 22 collectives up to an agreement, another 21"}};
+        {"ranks issued different collectives up to a comparison (all 2",
+         "one rank issued 22 collectives up to a comparison, another 21"}};
     for (int k = 0; k < 2 * N_DIFFERENCES; k++) {
         struct case_of_difference d = {(enum difference)(k / 2), k % 2};
         customize(k / 2 % 2, LONG_MS);
@@ -362,8 +362,9 @@ static void test_abort_sticks(void **state)
     struct rank *r = run_ranks(false, 2, abort_sticks, NULL, NULL);
     expect_rank(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 2: waited 800 ms (timeout_ms)");
     expect_rank(&r[1], 0, "");
-    assert_non_null(strstr(custom.log, "NCCL's reduce communicator could not be aborted: it is left behind"));
-    assert_non_null(strstr(custom.log, "nccl reduce: a call into NCCL has not come back"));
+    assert_non_null(
+        strstr(custom.log, "NCCL's reduce communicator could not be aborted: its memory is not freed"));
+    assert_non_null(strstr(custom.log, "nccl reduce: a call into NCCL has not returned"));
     expected_misuse = 3; /* rank 0's memory: both arenas and the ledgers on the host */
 }
 
@@ -433,7 +434,7 @@ static void test_never_asks(void **state)
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 2, never_asks, NULL, NULL);
     expect_rank(&r[0], ZR_ERR_ORDER,
-                "exchange seq 257 unit 1: 256 operations are under way, and has_room was not asked");
+                "exchange seq 257 unit 1: 256 operations are pending, and has_room was not called");
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, nccl_test_start, nccl_test_finish)

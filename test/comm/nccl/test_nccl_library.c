@@ -100,7 +100,7 @@ static void test_lent_of_which(void **state)
     (void)state;
     int rank, world;
     char first[64], second[64];
-    no_lent("cannot be seen in this process", "linked statically?");
+    no_lent("is not visible in this process", "linked statically?");
     void *a = load_copy("libother.so", first, sizeof first);
     if (zr_nccl_lent_world(&rank, 1000, &rank, &world) || rank != 3 || world != 5)
         fail_msg("rank %d of %d: %s", rank, world, zr_error_text());

@@ -161,7 +161,7 @@ static void test_out_of_memory(void **state)
     assert_int_equal(dev->ops->alloc(dev, 500000, &p), 0);
     assert_int_equal(dev->ops->alloc(dev, 600000, &q), ZR_ERR_NOMEM);
     assert_null(q);
-    assert_non_null(strstr(zr_error_text(), "GPU 0 has no 600000 bytes left"));
+    assert_non_null(strstr(zr_error_text(), "GPU 0 cannot allocate 600000 bytes"));
     assert_non_null(strstr(zr_error_text(), "of 1000000 are free"));
     assert_int_equal(cudaGetLastError(), cudaSuccess);
     dev->ops->free(dev, p, 500000);

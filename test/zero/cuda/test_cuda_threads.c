@@ -415,7 +415,7 @@ static int update_that_stands(void *arg, const struct zero_update *u)
 static void count_left(void *arg, const char *line)
 {
     (void)arg;
-    n_left += strstr(line, "the library's own thread has not come back") != NULL;
+    n_left += strstr(line, "the library's own thread has not returned") != NULL;
 }
 
 static void trains_with_one_that_stands(struct toy_rank *r)

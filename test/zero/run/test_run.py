@@ -542,7 +542,7 @@ class Restarts(unittest.TestCase):
     def test_two_without_a_step(self):
         code, out, err = self.see(2, 4, 'exit $((5 + ZERO_ATTEMPT))')
         self.assertEqual((code, len([line for line in err if ' restart ' in line and 'of 4' in line])), (7, 2))
-        self.assertEqual(err[-1], 'zero-run: no restart: 2 restarts in a row reached no step, as far as records of libzero tell')
+        self.assertEqual(err[-1], 'zero-run: no restart: 2 restarts in a row reached no step, according to the records of libzero')
 
     def test_not_what_was_asked_to_end(self):
         with Started('--restarts', 3, '-n', 2, 'sh', '-c', 'echo pid $$; exec sleep 1000') as p:
@@ -606,7 +606,7 @@ exit 0
             self.assertTrue(alive(pid))
             os.kill(pid, signal.SIGKILL)
             self.assertEqual((done, err), (3, ['zero-run: rank 0 exited with code 3', f'zero-run: processes of ranks that do not end: 1 (pid {pid})',
-                                               'zero-run: no restart: processes of its ranks do not end, and might write what it saves']))
+                                               'zero-run: no restart: processes of the ranks have not ended, and might write to the same files']))
 
     def test_nothing_is_kept_open(self):
         code = 'n=$(ls /proc/$PPID/fd | wc -l); echo $MASTER_PORT $n; exit 3'

@@ -15,7 +15,7 @@
 
 /* clang-format off */
 #define EVENLY  " ranks cannot share evenly; --allow-batch-change goes on with "
-#define UNKNOWN ", and no rank's record says how many micro-batches a step has; --allow-batch-change goes on with what the program has for "
+#define UNKNOWN ", and no rank's record says how many micro-batches a step has; --allow-batch-change goes on with the program's number for "
 
 /* Three restarts, none of them used, and four ranks that have taken 12 steps; then what else there is. */
 #define AGAIN(...)    {.restarts = 3}, {.n_attempts = 1, .world = 4, .n_available = 4, .most_t = 12, .first_world = 4, .first_accum = 1, __VA_ARGS__}
@@ -60,7 +60,7 @@ static const struct row {
     {"used up, fewer", DARK(1, .n_attempts = 2, .n_available = 2), NONE, "no restart: the one restart is used up"},
     {"used up, no step", DARK(2, .n_attempts = 3, .n_without_step = 2), NONE, "no restart: all restarts are used up"},
     {"cannot start", AGAIN(.cannot_start = true), NONE, "no restart: the program cannot be started"},
-    {"processes are left", AGAIN(.leftovers = true), NONE, "no restart: processes of its ranks do not end, and might write what it saves"},
+    {"processes are left", AGAIN(.leftovers = true), NONE, "no restart: processes of the ranks have not ended, and might write to the same files"},
 
     /* Restarts in a row without a new step. */
     {"one without", AGAIN(.n_without_step = 1), OF(4, 0), "restart 1 of 3: 4 ranks; step 12 was reached"},
@@ -69,7 +69,7 @@ static const struct row {
     {"two before the first", AGAIN(.most_t = 0, .n_without_step = 2), NONE, "no restart: 2 restarts in a row reached no new step (the last one was 0)"},
     {"one without any", DARK(9, .n_attempts = 2, .n_without_step = 1), OF(4, 0), "restart 2 of 9: 4 ranks; no record tells of a step"},
     {"two without any", DARK(9, .n_attempts = 3, .n_without_step = 2), NONE,
-     "no restart: 2 restarts in a row reached no step, as far as records of libzero tell"},
+     "no restart: 2 restarts in a row reached no step, according to the records of libzero"},
 
     /* Fewer ranks. */
     {"fewer, not allowed", LEFT(2), NONE, "no restart: 2 of 4 ranks are left; --min-ranks M allows fewer"},
