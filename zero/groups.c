@@ -96,7 +96,7 @@ int zr_config_groups(struct zr_config *c, const struct zr_topology *t)
 void zr_config_mind_network(struct zr_config *c, bool outer_spans_hosts)
 {
     struct zr_options *o = &c->options;
-    if (!outer_spans_hosts || o->grad_accum_steps == 1 || !o->deterministic ||
+    if (!outer_spans_hosts || zr_most_micro_batches(o) == 1 || !o->deterministic ||
         c->user.deterministic != ZERO_AUTO)
         return;
     o->deterministic = false;
@@ -106,5 +106,5 @@ void zr_config_mind_network(struct zr_config *c, bool outer_spans_hosts)
                 "micro-batches, "
                 "each of which would be reduced over the network between them; set deterministic = 1 for the "
                 "bits of stage 3",
-                o->dp_shard, o->grad_accum_steps);
+                o->dp_shard, zr_most_micro_batches(o));
 }
