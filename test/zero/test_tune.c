@@ -298,13 +298,14 @@ static void other_micro_batches(void **state)
 {
     (void)state;
     for (int world = 1; world <= TOY_HYBRID_WORLD; world++)
-        for (int i = 0; i < 4 * TOY_STAGES; i++) {
+        for (int stage = 0; stage < TOY_STAGES; stage++) {
             char folder[] = "/tmp/zero-tune-XXXXXX", what[64];
-            struct setup s = {.stage = i / 4, .brackets = i & 1, .in_place = i & 2, .folder = folder};
+            struct setup s = {.stage = stage,
+                              .brackets = stage > 1 || (world + stage) % 2,
+                              .in_place = stage < TOY_HSDP && (world / 2 + stage) % 2,
+                              .folder = folder};
             struct toy_rank a[TOY_HYBRID_WORLD], b[TOY_HYBRID_WORLD];
-            if (s.stage > 1 && !s.brackets)
-                continue;
-            if (world < TOY_HYBRID_WORLD && !toy_has_stage(world, s.stage))
+            if (world < TOY_HYBRID_WORLD && !toy_has_stage(world, stage))
                 continue;
             toy_make_folder(folder);
             snprintf(what, sizeof what, "stage %d, brackets %d, in place %d", s.stage, s.brackets,
