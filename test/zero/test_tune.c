@@ -353,8 +353,12 @@ static void accumulate_wrongly(struct toy_rank *r)
     double scale;
     int err = 0;
     cfg.grad_accum_steps = 2;
-    cfg.max_grad_accum_steps = s->way ? 0 : MOST_ACCUM;
     toy_make(&m);
+    cfg.max_grad_accum_steps = 3 + r->rank;
+    if (r->world > 1)
+        toy_expect(r, zero_wrap(&z, m.table, TOY_TENSORS, &cfg), ZERO_ERR_MISMATCH,
+                   "max_grad_accum_steps is 4 on rank 1 and 3 on rank 0");
+    cfg.max_grad_accum_steps = s->way ? 0 : MOST_ACCUM;
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
 #define TUNE(x) zero_tune(z, ZERO_ALL, "grad_accum_steps", x)
     const char *most =
