@@ -62,6 +62,8 @@ struct zr_core_spec {
     int32_t n_param_slots, n_grad_slots;
     const int64_t *param_slot_bytes, *grad_slot_bytes;
     int32_t prefetch, grad_accum_steps;
+    /* the most that zr_core_set_accum may be given; 0: grad_accum_steps */
+    int32_t max_grad_accum_steps;
     /* the model has its gradients for good */
     bool model_holds;
     /* Groups of ranks: gradients have a second reduction, between groups. */
@@ -215,6 +217,9 @@ int32_t zr_core_max_actions(const struct zr_core_spec *spec);
 /* Takes one call. 0 with *n_out actions in out, or ZR_ERR_ORDER / ZR_ERR_ARG / ZR_ERR_BUDGET with a message
  * and the core unchanged. */
 int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out);
+
+/* Between steps: the next ones have n micro-batches, in the order that is known of one. */
+void zr_core_set_accum(struct zr_core *c, int32_t n);
 
 /* A backward bracket of the unit has ended since the step; the step so far leaves the unit out. */
 bool zr_core_has_bracket(const struct zr_core *c, int32_t unit);

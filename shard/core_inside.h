@@ -270,6 +270,7 @@ bool zr_core_valid(const struct zr_core *c);
 #define ZR_ALL_WORD      (UINT64_C(6) << 40)
 #define ZR_RELEASE_WORD  (UINT64_C(7) << 40)
 #define ZR_EVAL_WORD     (UINT64_C(8) << 40)
+#define ZR_ACCUM_WORD    (UINT64_C(9) << 40)
 
 void zr_core_note(struct zr_core *c, uint64_t word);
 /* Derives next_begin, first_use and begins from the order, and starts it. */

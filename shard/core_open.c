@@ -8,7 +8,7 @@
  * steps of very many calls only such are learned whose calls repeat. */
 static int32_t capacity(const struct zr_core_spec *s)
 {
-    int64_t repeats = s->order_of_step ? 1 : s->grad_accum_steps;
+    int64_t repeats = s->order_of_step ? 1 : zr_max(s->grad_accum_steps, s->max_grad_accum_steps);
     int64_t step = s->n_order * repeats * 4 + 256, micro = (int64_t)s->n_order * 4 + 256;
     int64_t n = zr_min(step, zr_max(micro, 1 << 17));
     return (int32_t)zr_min(n, 1 << 24);

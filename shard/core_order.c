@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core_order.c: which call comes next: the order being followed, what the model's own calls are, and when
  * they become the order; see core.h. */
+#include "kernels/asserts.h"
 #include "shard/core_inside.h"
 
 #include <string.h>
@@ -312,6 +313,22 @@ void zr_core_learn(struct zr_core *c)
         zr_core_index_order(c);
         c->counts.n_replans++;
     }
+    zr_core_start_recording(c);
+}
+
+/* The order repeats a micro-batch where it divides into as many as a step had; any other is kept, and a step
+ * that differs from it makes a new one. */
+void zr_core_set_accum(struct zr_core *c, int32_t n)
+{
+    ZR_ASSERT(zr_core_between_steps(c) && !c->order_of_step && n > 0);
+    zr_core_note(c, ZR_ACCUM_WORD | (uint32_t)n);
+    if (c->n_order % c->accum == 0) {
+        int64_t micro_batch = c->n_order / c->accum;
+        c->period = (int32_t)zr_min(c->period, micro_batch);
+        c->n_order = micro_batch * n;
+    }
+    c->accum = n;
+    zr_core_index_order(c);
     zr_core_start_recording(c);
 }
 

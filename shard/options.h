@@ -103,8 +103,8 @@ struct zr_options {
     float clip;
     /* multiplies gradients before everything else; finite, not 0; at first */
     double grad_scale;
-    /* micro-batches per step, >= 1 */
-    int grad_accum_steps;
+    /* micro-batches per step, >= 1, at first; and the most that a later step may have, if more */
+    int grad_accum_steps, max_grad_accum_steps;
     /* the model sums a step's micro-batches in its own gradients, or in the place it is given in brackets */
     bool grad_in_place;
     /* sum over ranks and micro-batches instead of their mean */
@@ -163,6 +163,12 @@ struct zr_options {
 static inline bool zr_order_declared(const struct zr_options *o)
 {
     return o->n_order > 0 && !o->order_assumed;
+}
+
+/* The most micro-batches of any step, which memory is planned for. */
+static inline int zr_most_micro_batches(const struct zr_options *o)
+{
+    return o->max_grad_accum_steps > o->grad_accum_steps ? o->max_grad_accum_steps : o->grad_accum_steps;
 }
 
 /* Ranks that have the model together, for each of the data-parallel ranks. */

@@ -354,7 +354,7 @@ static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct z
     const struct zr_core_spec *s = &p->spec;
     bool whole = zr_level_of(p->place.state) == ZR_LEVEL_ALL;
     bool narrowed = p->world > 1 && opt->wire_dtype && opt->wire_dtype != ZR_F32;
-    bool once = opt->grad_accum_steps == 1 || !s->reduce_each;
+    bool once = zr_most_micro_batches(opt) == 1 || !s->reduce_each;
     int err = 0;
     int32_t *uses = calloc((size_t)s->n_units, sizeof *uses);
     *any_again = false;
@@ -387,7 +387,7 @@ static void choose_hops(struct zr_plan *p, const struct zr_options *opt, bool ag
 {
     struct zr_core_spec *s = &p->spec;
     s->outer = p->hop[ZR_OUTER].size > 1;
-    p->outer_each = s->outer && opt->deterministic && (opt->grad_accum_steps > 1 || again);
+    p->outer_each = s->outer && opt->deterministic && (zr_most_micro_batches(opt) > 1 || again);
     /* Two: one is filled by a group while the other is reduced between groups. */
     p->n_partial_slots = p->outer_each ? 2 : 0;
     s->outer_each = p->outer_each;
@@ -442,16 +442,16 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     s->in_stages = opt->pipe_bytes > 0;
     s->prefetch = opt->prefetch;
     s->grad_accum_steps = opt->grad_accum_steps;
+    s->max_grad_accum_steps = zr_most_micro_batches(opt);
     s->model_holds = p->place.model_holds;
     s->gathers_updated = p->place.state[ZR_INNER] == ZR_CUT;
     /* Only the model knows whether it zeroes its gradients between the micro-batches of a step. */
-    s->reduce_each = !opt->grad_in_place || opt->grad_accum_steps == 1;
+    s->reduce_each = !opt->grad_in_place || zr_most_micro_batches(opt) == 1;
     /* A gradient that backward stores would replace the micro-batch before, so that one has to be reduced
      * first. */
     for (int32_t t = 0; t < l->n_tensors; t++)
         s->reduce_each |= l->tensors[t].overwrite && l->tensors[t].grad;
-    bool tree = opt->deterministic && opt->grad_accum_steps > 1;
-    s->n_sums = p->n_sums = tree ? counter_depth(opt->grad_accum_steps) : 1;
+    s->n_sums = p->n_sums = opt->deterministic ? counter_depth(zr_most_micro_batches(opt)) : 1;
     bool again;
     err = choose_sums(p, opt, units, &again);
     if (err)

@@ -17,8 +17,8 @@ struct card {
     double version, hybrid, dp_replicate, dp_shard, stage, n_optim_groups, clip, grad_scale, grad_sum;
     double save_async, device, backend, copy_engine, check, init_from;
     double pp, tp, schedule, stages_per_rank, activation_bytes;
-    double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
-        n_tensors;
+    double grad_in_place, grad_accum_steps, max_grad_accum_steps, prefetch, param_budget_bytes, deterministic,
+        wire_dtype, n_order, n_tensors;
     uint64_t optim_hash, layout_hash, plan_hash, tied_hash, schedule_hash;
     uint64_t groups[ZR_MOST_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
     int64_t host_bytes;
@@ -47,6 +47,7 @@ struct card {
     X(grad_scale)                                                                                            \
     X(grad_sum)                                                                                              \
     X(grad_accum_steps)                                                                                      \
+    X(max_grad_accum_steps)                                                                                  \
     X(grad_in_place)                                                                                         \
     X(prefetch)                                                                                              \
     X(param_budget_bytes)                                                                                    \
@@ -91,6 +92,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->grad_scale = o->grad_scale;
     c->grad_sum = o->grad_sum;
     c->grad_accum_steps = o->grad_accum_steps;
+    c->max_grad_accum_steps = zr_most_micro_batches(o);
     c->grad_in_place = o->grad_in_place;
     c->prefetch = o->prefetch;
     c->param_budget_bytes = (double)o->param_budget_bytes;

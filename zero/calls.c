@@ -193,7 +193,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     struct zr_step_result r;
     err = zr_engine_step(z->engine, lr, info ? &r : NULL);
     if (!err) {
-        z->n_micro += (int64_t)z->config.options.grad_accum_steps * zr_dp_world(z);
+        z->n_micro += (int64_t)zr_engine_tuned(z->engine)->grad_accum_steps * zr_dp_world(z);
         report_progress(z);
         zr_loss_scale_step(z);
         zr_left_out_step(z);

@@ -41,6 +41,11 @@ static int check_name(const struct zero_config *c)
                    ZR_NAME_CHARS);
 }
 
+static int32_t most_micro_batches(const struct zero_config *c)
+{
+    return c->max_grad_accum_steps ? c->max_grad_accum_steps : c->grad_accum_steps;
+}
+
 static int check_together(const struct zero_config *c)
 {
     if (c->launch.world > 0 && c->launch.rank >= c->launch.world)
@@ -50,12 +55,17 @@ static int check_together(const struct zero_config *c)
         return zr_fail(ZR_ERR_ARG,
                        "rank is %d but world is 0; allowed: both given, or both 0 to look in the environment",
                        c->launch.rank);
-    if (c->memory.grad_in_place && c->deterministic > 0 && c->grad_accum_steps > 1)
+    if (c->max_grad_accum_steps && c->max_grad_accum_steps < c->grad_accum_steps)
         return zr_fail(ZR_ERR_ARG,
-                       "grad_in_place is 1 and deterministic is 1, with grad_accum_steps %d: gradients that "
+                       "max_grad_accum_steps is %d but grad_accum_steps is %d; allowed: 0, or at least "
+                       "grad_accum_steps",
+                       c->max_grad_accum_steps, c->grad_accum_steps);
+    if (c->memory.grad_in_place && c->deterministic > 0 && most_micro_batches(c) > 1)
+        return zr_fail(ZR_ERR_ARG,
+                       "grad_in_place is 1 and deterministic is 1, with %sgrad_accum_steps %d: gradients that "
                        "the model adds up itself are not added in the fixed order that deterministic "
                        "promises; set only one of the two",
-                       c->grad_accum_steps);
+                       c->max_grad_accum_steps ? "max_" : "", most_micro_batches(c));
     if (!c->init != (c->init_from != ZERO_INIT_CALL))
         return zr_fail(ZR_ERR_ARG,
                        "init is %s but init_from is %s; allowed: both init and ZERO_INIT_CALL, or neither",
@@ -203,11 +213,12 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .clip = c->clip,
         .grad_scale = c->grad_scale,
         .grad_accum_steps = c->grad_accum_steps,
+        .max_grad_accum_steps = most_micro_batches(c),
         .grad_sum = c->grad_sum,
         .prefetch = c->memory.prefetch,
         .param_budget_bytes = c->memory.param_budget_bytes,
         /* deterministic that nobody asked for is turned off instead; see zr_backend_choose. */
-        .deterministic = c->deterministic && !(c->memory.grad_in_place && c->grad_accum_steps > 1),
+        .deterministic = c->deterministic && !(c->memory.grad_in_place && most_micro_batches(c) > 1),
         .grad_in_place = c->memory.grad_in_place,
         .compares_tp = true,
         .wire_dtype = (enum zr_dtype)c->memory.wire_dtype,

@@ -95,6 +95,8 @@ static const struct field fields[] = {
     FIELD(, device, KIND_INT32, TEXT_AND_ENV, device_names, 1, 2, "host, cuda"),
     FIXED(, stream, POINTER),
     FIELD(, grad_accum_steps, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 and more"),
+    FIELD(, max_grad_accum_steps, KIND_INT32, TEXT_AND_ENV, NULL, 0, COUNT_MAX,
+          "1 and more, or 0 for grad_accum_steps"),
     FIELD(, clip, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
     FIELD(, grad_scale, KIND_DOUBLE, TEXT_AND_ENV, NULL, -DBL_MAX, DBL_MAX, "a finite number other than 0"),
     FIELD(, grad_sum, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),

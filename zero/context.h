@@ -255,6 +255,8 @@ int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct
 int zr_schedule_over(const struct zero_ctx *z, const char *call);
 int zr_schedule_drop(const struct zero_ctx *z);
 void zr_schedule_step(struct zero_ctx *z);
+/* zero_tune of grad_accum_steps: the next steps and evaluations have n micro-batches. */
+int zr_schedule_tune(struct zero_ctx *z, int32_t n);
 
 /* backend.c.
  *   row      the row with a number in ZERO_BACKEND_MAP; NULL if there is none, as for auto

@@ -98,7 +98,7 @@ int zr_config_groups(struct zr_config *c, const struct zr_topology *t)
 void zr_config_mind_network(struct zr_config *c, bool outer_spans_hosts)
 {
     struct zr_options *o = &c->options;
-    if (!outer_spans_hosts || o->grad_accum_steps == 1 || !o->deterministic ||
+    if (!outer_spans_hosts || zr_most_micro_batches(o) == 1 || !o->deterministic ||
         c->user.deterministic != ZERO_AUTO)
         return;
     o->deterministic = false;
@@ -107,5 +107,5 @@ void zr_config_mind_network(struct zr_config *c, bool outer_spans_hosts)
                 "deterministic is off: groups of %d ranks span several hosts, and each of a step's %d "
                 "micro-batches would be reduced over their network; set deterministic = 1 for the same bits "
                 "as stage 3",
-                o->dp_shard, o->grad_accum_steps);
+                o->dp_shard, zr_most_micro_batches(o));
 }

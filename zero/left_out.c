@@ -84,7 +84,7 @@ static bool report_step(struct zero_ctx *z, int64_t step, int32_t unit)
 static bool report_phase(struct zero_ctx *z, int k, int64_t step)
 {
     const struct zr_left_out *c = z->left_out;
-    int32_t all = z->config.options.grad_accum_steps, least = -1, most = 0;
+    int32_t all = zr_engine_tuned(z->engine)->grad_accum_steps, least = -1, most = 0;
     for (int32_t u = 0; u < z->layout->n_units; u++) {
         most = (int32_t)zr_max(most, c->unit[u].n[k]);
         bool used = k == FORWARD ? c->unit[u].ever[k] : c->unit[u].n[k] > 0;

@@ -47,7 +47,7 @@ static int add_up(const struct zero_ctx *z, double *sum)
 static int scale_of(const struct zero_ctx *z, double sum, double *scale)
 {
     const struct zr_options *o = &z->config.options;
-    double by = o->grad_sum ? 1 : (double)zr_dp_world(z) * o->grad_accum_steps;
+    double by = o->grad_sum ? 1 : (double)zr_dp_world(z) * zr_engine_tuned(z->engine)->grad_accum_steps;
     if (sum == 0)
         return zr_fail(ZR_ERR_ARG, "zero_loss_scale: count is 0 on all ranks: there is nothing to train on; "
                                    "skip this step, on all ranks");

@@ -268,11 +268,24 @@ static int check_stages(const struct zr_config *c)
                        "stages_per_rank is %d, but schedule is zero-bubble, with one stage per rank; "
                        "allowed: schedule interleaved or gpipe, or a schedule_file",
                        c->user.pipeline.stages_per_rank);
+    if (zr_most_micro_batches(&c->options) > c->options.grad_accum_steps)
+        return zr_fail(ZR_ERR_ARG,
+                       "max_grad_accum_steps is %d but grad_accum_steps is %d; allowed with several pipeline "
+                       "stages: 0, or grad_accum_steps, because their schedule is fixed",
+                       zr_most_micro_batches(&c->options), c->options.grad_accum_steps);
     if (c->options.grad_accum_steps > ZR_PIPE_MOST_ALL / c->options.pp)
         return zr_fail(ZR_ERR_ARG, "grad_accum_steps is %d; allowed with pp %d: 1..%lld",
                        c->options.grad_accum_steps, c->options.pp,
                        (long long)(ZR_PIPE_MOST_ALL / c->options.pp));
     return 0;
+}
+
+/* With one stage. Rows of several are made. */
+static void set_micro_batches(struct zr_walk *w, int32_t n)
+{
+    w->n_micro = n;
+    w->step.n = 2 * (int64_t)n;
+    w->evaluation.n = n;
 }
 
 int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_schedule **out)
@@ -285,9 +298,7 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
     s->walk.pp = o->pp > 1 ? o->pp : 1;
     s->walk.pp_at = c->place.pp;
     s->walk.per_rank = c->user.pipeline.stages_per_rank;
-    s->walk.n_micro = o->grad_accum_steps;
-    s->walk.step.n = 2 * (int64_t)s->walk.n_micro;
-    s->walk.evaluation.n = s->walk.n_micro;
+    set_micro_batches(&s->walk, o->grad_accum_steps);
     if (zr_walk_stages(&s->walk) == 1 && c->user.pipeline.schedule_file)
         zr_warn(o->log, "schedule_file is set, but pp is 1: it has no effect");
     if (zr_walk_stages(&s->walk) == 1)
@@ -364,6 +375,25 @@ static int end_evaluation(struct zero_ctx *z)
     s->walk.evaluates = false;
     s->walk.at = 0;
     return zr_walk_stages(&s->walk) > 1 ? zr_engine_call(z->engine, &ev) : 0;
+}
+
+int zr_schedule_tune(struct zero_ctx *z, int32_t n)
+{
+    struct zr_walk *w = &z->schedule->walk;
+    if (zr_walk_stages(w) > 1 && n != w->n_micro)
+        return zr_fail(
+            ZR_ERR_ARG,
+            "zero_tune: grad_accum_steps is %d; allowed with several pipeline stages: %d, as their "
+            "schedule has it",
+            n, w->n_micro);
+    if (w->at > 0 || w->open || w->evaluates)
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_tune: actions of %s have begun; change grad_accum_steps before the first or "
+                       "after zero_step",
+                       w->evaluates ? "an evaluation" : "the step");
+    if (zr_walk_stages(w) == 1)
+        set_micro_batches(w, n);
+    return 0;
 }
 
 int zero_evaluate(zero_ctx *z)

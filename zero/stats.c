@@ -135,7 +135,7 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
                            .n_replans = f.n_replans,
                            .dp_shard = z->mesh.inner,
                            .hybrid = runs_as(&z->config),
-                           .grad_accum_steps = z->config.options.grad_accum_steps,
+                           .grad_accum_steps = zr_engine_tuned(z->engine)->grad_accum_steps,
                            .attempt = z->world.attempt,
                            .n_micro = z->n_micro,
                            .library_bytes = f.library_bytes,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tune.c: what a step is taken with, changed between steps: clip, grad_scale, the parameter groups' numbers,
- * and the number of the step. */
+ * the micro-batches of a step, and its number. */
 #include "zero/checkpoint/checkpoint_dir.h"
 #include "zero/context.h"
 
@@ -10,12 +10,16 @@
 static const struct {
     const char *key;
     enum zr_called_name called;
-    bool of_groups; /* clip and grad_scale are of the step */
-} knobs[] = {{"clip", ZR_CALLED_TUNE_CLIP, false},        {"grad_scale", ZR_CALLED_TUNE_GRAD_SCALE, false},
-             {"lr_scale", ZR_CALLED_TUNE_LR_SCALE, true}, {"beta1", ZR_CALLED_TUNE_BETA1, true},
-             {"beta2", ZR_CALLED_TUNE_BETA2, true},       {"eps", ZR_CALLED_TUNE_EPS, true},
+    bool of_groups; /* the others are of the step */
+} knobs[] = {{"clip", ZR_CALLED_TUNE_CLIP, false},
+             {"grad_scale", ZR_CALLED_TUNE_GRAD_SCALE, false},
+             {"grad_accum_steps", ZR_CALLED_TUNE_ACCUM, false},
+             {"lr_scale", ZR_CALLED_TUNE_LR_SCALE, true},
+             {"beta1", ZR_CALLED_TUNE_BETA1, true},
+             {"beta2", ZR_CALLED_TUNE_BETA2, true},
+             {"eps", ZR_CALLED_TUNE_EPS, true},
              {"weight_decay", ZR_CALLED_TUNE_DECAY, true}};
-enum { CLIP, GRAD_SCALE, LR_SCALE, BETA1, BETA2, EPS, DECAY, N_KNOBS };
+enum { CLIP, GRAD_SCALE, ACCUM, LR_SCALE, BETA1, BETA2, EPS, DECAY, N_KNOBS };
 
 static int check_range(const struct zero_ctx *z, int32_t group, int knob)
 {
@@ -58,6 +62,21 @@ static int check_group(const struct zero_ctx *z, int32_t i, int knob, double x)
     return 0;
 }
 
+/* The last to be checked: the schedule has n micro-batches then. */
+static int check_accum(struct zero_ctx *z, double x)
+{
+    int32_t most = zr_most_micro_batches(&z->config.options);
+    if (!(x >= 1 && x <= most) || x != (double)(int32_t)x)
+        return zr_fail(ZR_ERR_ARG,
+                       "zero_tune: grad_accum_steps is %.9g; allowed: 1 to %d, by max_grad_accum_steps", x,
+                       most);
+    if (z->has_loss_scale)
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_tune: grad_accum_steps after zero_loss_scale, which depends on it; call "
+                       "zero_loss_scale afterwards");
+    return zr_schedule_tune(z, (int32_t)x);
+}
+
 static void set(struct zr_optim *g, int knob, float x)
 {
     switch (knob) {
@@ -88,12 +107,14 @@ int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
         knob++;
     if (!key || knob == N_KNOBS)
         return zr_fail(ZR_ERR_ARG,
-                       "zero_tune: key is %s%s%s; allowed: clip, grad_scale, lr_scale, beta1, beta2, eps, "
-                       "weight_decay",
+                       "zero_tune: key is %s%s%s; allowed: clip, grad_scale, grad_accum_steps, lr_scale, "
+                       "beta1, beta2, eps, weight_decay",
                        key ? "\"" : "", key ? key : "NULL", key ? "\"" : "");
-    double x;
+    double x = value;
     err = check_range(z, group, knob);
-    if (!err && (err = zr_config_check_number(key, value, &x)))
+    if (!err && knob == ACCUM)
+        err = check_accum(z, value);
+    else if (!err && (err = zr_config_check_number(key, value, &x)))
         return zr_fail_more(err, "zero_tune");
     int32_t first = group == ZERO_ALL ? 0 : group, end = 1 + group;
     if (group == ZERO_ALL)
@@ -110,6 +131,8 @@ int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
         next->clip = (float)x;
     else if (knob == GRAD_SCALE)
         next->grad_scale = x;
+    else if (knob == ACCUM)
+        zr_engine_set_accum(z->engine, (int32_t)x);
     else
         for (int32_t i = first; i < end; i++)
             set(&next->optim[i], knob, (float)x);

@@ -7,14 +7,14 @@
 static void report_how_gradients_add_up(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
-    if (!o->grad_in_place || o->grad_accum_steps == 1)
+    if (!o->grad_in_place || zr_most_micro_batches(o) == 1)
         return;
     if (z->plan->spec.reduce_each)
         zr_info(o->log, "grad_in_place is 1, but a tensor has ZERO_GRAD_OVERWRITE, so every micro-batch is "
                         "reduced on its own");
     else
         zr_info(o->log, "grad_in_place is 1: the model adds up its %d micro-batches, so deterministic is off",
-                o->grad_accum_steps);
+                zr_most_micro_batches(o));
 }
 
 /* Right only where the model's kernels run there, which cannot be seen. */

@@ -244,7 +244,7 @@ struct zero_mesh {
 #define ZERO_AUTO (-1)
 
 /* Version of all public structs and enums. */
-#define ZERO_ABI_VERSION 0x5a450005u
+#define ZERO_ABI_VERSION 0x5a450006u
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
  * default.
@@ -267,9 +267,11 @@ struct zero_config {
      * cudaStreamLegacy is the same without one. */
     zero_stream stream;
 
-    /* + Micro-batches per zero_step, 1 and more. Default 1. A launcher that restarts with fewer ranks may
-     * raise it, so read the actual value by zero_get_stats. */
+    /* + Micro-batches per zero_step, 1 and more. Default 1. zero_get_stats has the actual value, as a restart
+     * with fewer ranks may raise it. */
     int32_t grad_accum_steps;
+    /* + Most that zero_tune may set. Memory is planned for it. Default 0: grad_accum_steps. */
+    int32_t max_grad_accum_steps;
     /* + Largest global L2 norm of the gradients; larger ones are scaled down. Default 0: no clipping. */
     float clip;
     /* + Factor that gradients are multiplied by before anything else; not 0. Default 1. */
@@ -282,8 +284,8 @@ struct zero_config {
     int32_t deterministic;
     /* + enum zero_hybrid: hsdp, hfsdp. Default hsdp. */
     int32_t hybrid;
-    /* With tp or pp above 1, "all ranks" and "rank 0" in other comments are those among the ranks that have
-     * the same part of the model. */
+    /* With tp or pp above 1, "all ranks" and "rank 0" in other comments are of those that have the same part
+     * of the model. */
     struct zero_mesh mesh;
     /* Parameter group 0. */
     struct zero_optim optim;

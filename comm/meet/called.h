@@ -29,6 +29,7 @@
     X(TUNE_BETA2, "zero_tune(beta2)")                                                                        \
     X(TUNE_EPS, "zero_tune(eps)")                                                                            \
     X(TUNE_DECAY, "zero_tune(weight_decay)")                                                                 \
+    X(TUNE_ACCUM, "zero_tune(grad_accum_steps)")                                                             \
     X(SET_STEP, "zero_set_step")                                                                             \
     X(RELEASE_ALL, "zero_release_all")                                                                       \
     X(READ, "zero_read")                                                                                     \

@@ -166,6 +166,8 @@ struct zr_tuned {
     struct zr_optim optim[ZR_MOST_OPTIMS];
     float clip;
     double grad_scale;
+    /* micro-batches of the step; set by zr_engine_set_accum */
+    int32_t grad_accum_steps;
     /* before the first step: states were written, loaded or are those of other steps */
     bool has_states;
     /* the engine's own: the last one that reads it; 0: none does */
@@ -176,6 +178,9 @@ struct zr_tuned {
 struct zr_tuned *zr_engine_tune(struct zr_engine *e);
 /* The same, to be read. Local. */
 const struct zr_tuned *zr_engine_tuned(const struct zr_engine *e);
+/* Between steps: the next ones have n micro-batches, at most zr_most_micro_batches of the options, with one
+ * pipeline stage. Every rank gives the same. */
+void zr_engine_set_accum(struct zr_engine *e, int32_t n);
 /* Sets the number of the last step, and the count of every unit, to t, to which the optimizer's states
  * belong. Between steps. Every rank gives the same. Waits for the last step's norm. */
 int zr_engine_set_step(struct zr_engine *e, int64_t t);

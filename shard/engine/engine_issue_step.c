@@ -11,7 +11,7 @@
 double zr_unclipped_scale(const struct zr_engine *e, const struct zr_tuned *tuned)
 {
     double scale = tuned->grad_scale;
-    return e->opt.grad_sum ? scale : scale / ((double)e->world * e->opt.grad_accum_steps);
+    return e->opt.grad_sum ? scale : scale / ((double)e->world * tuned->grad_accum_steps);
 }
 
 /* Elements whose squares are still to be summed. */

@@ -16,6 +16,7 @@ void zr_tuned_open(struct zr_engine *e)
     memcpy(e->m.tuned[0].optim, e->opt.optim, sizeof e->opt.optim);
     e->m.tuned[0].clip = e->opt.clip;
     e->m.tuned[0].grad_scale = e->opt.grad_scale;
+    e->m.tuned[0].grad_accum_steps = e->opt.grad_accum_steps;
 }
 
 const struct zr_tuned *zr_engine_tuned(const struct zr_engine *e)
@@ -34,6 +35,14 @@ struct zr_tuned *zr_engine_tune(struct zr_engine *e)
     *next = *now;
     next->last_job = 0;
     return next;
+}
+
+void zr_engine_set_accum(struct zr_engine *e, int32_t n)
+{
+    struct zr_tuned *next = zr_engine_tune(e);
+    if (next->grad_accum_steps != n)
+        zr_core_set_accum(e->m.core, n);
+    next->grad_accum_steps = n;
 }
 
 int zr_engine_set_step(struct zr_engine *e, int64_t t)
@@ -72,8 +81,9 @@ uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried)
         double grad_scale;
         float clip;
         int32_t n_carried;
+        int64_t grad_accum_steps;
         int64_t t; /* states may be of one stage alone */
-    } all = {now->grad_scale, now->clip, n_carried, e->m.t};
+    } all = {now->grad_scale, now->clip, n_carried, now->grad_accum_steps, e->m.t};
     uint64_t groups = XXH3_64bits(now->optim, (size_t)e->opt.n_optims * sizeof *now->optim);
     return (uint32_t)XXH3_64bits_withSeed(&all, sizeof all, groups);
 }

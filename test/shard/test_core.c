@@ -488,6 +488,49 @@ static void change_mid_run(void **state)
     watch_close(&w);
 }
 
+static void set_accum(struct watch *w, int32_t n)
+{
+    zr_core_set_accum(w->core, n);
+    zr_core_set_accum(w->twin, n);
+    w->spec.grad_accum_steps = n;
+}
+
+/* Steps of other numbers of micro-batches follow the order that was declared, or learned of whole steps. */
+static void other_micro_batches(void **state)
+{
+    (void)state;
+    static const int32_t accum_of[] = {4, 1, 3, 2, 4};
+    static const char *const micro_batch[] = {DEFAULT_ORDER, "0(0) 2(2) 1(1) 3(3) 3[3] 1[1] 2[2] 0[0]"};
+    for (int learned = 0; learned < 2; learned++) {
+        struct zr_core_counts before = {0}, now;
+        int64_t demand = 0;
+        struct model m;
+        struct watch w;
+        make_model(&m, 4, 2, 1, DEFAULT_ORDER);
+        m.spec.grad_accum_steps = 2;
+        m.spec.max_grad_accum_steps = 4;
+        m.spec.n_sums = sums_for(4);
+        watch_open(&w, &m.spec);
+        for (int i = -1; i < (int)(sizeof accum_of / sizeof *accum_of); i++) {
+            if (i >= 0)
+                set_accum(&w, accum_of[i]);
+            for (int32_t a = 0; a < w.spec.grad_accum_steps; a++)
+                watch_run(&w, micro_batch[learned]);
+            watch_run(&w, "S");
+            now = zr_core_counts(w.core);
+            before = i < 0 ? now : before;
+            demand = i < 0 ? w.n_demand_gathers : demand;
+            assert_int_equal(now.n_strays, before.n_strays);
+            assert_int_equal(now.n_replans, learned);
+            assert_int_equal(w.n_demand_gathers, demand);
+        }
+        uint64_t hash = zr_core_hash(w.core);
+        set_accum(&w, 3);
+        assert_true(zr_core_hash(w.core) != hash);
+        watch_close(&w);
+    }
+}
+
 /* Forward passes between steps leave the order alone, whatever their number and whichever units they begin
  * with. */
 static void evaluation(void **state)
@@ -1636,7 +1679,9 @@ static void walk(struct random_source *r)
         w.unit[u].no_brackets = chance(r, unbracketed);
     int strays = chance(r, 50) ? 0 : chance(r, 50) ? 3 : 40, n_steps = 1 + (int)random_below(r, 4);
     for (int step = 0; step < n_steps; step++) {
-        for (int32_t a = 0; a < m.spec.grad_accum_steps; a++) {
+        if (chance(r, 20) && zr_core_between_steps(w.core) && !w.n_open)
+            set_accum(&w, 1 + (int32_t)random_below(r, m.spec.grad_accum_steps));
+        for (int32_t a = 0; a < w.spec.grad_accum_steps; a++) {
             int32_t n = m.spec.n_order;
             memcpy(calls, m.order, (size_t)n * sizeof *calls);
             if (chance(r, 20))
@@ -1648,7 +1693,7 @@ static void walk(struct random_source *r)
                 if (chance(r, strays))
                     stray(r, &w);
             }
-            if (unbracketed && a + 1 < m.spec.grad_accum_steps)
+            if (unbracketed && a + 1 < w.spec.grad_accum_steps)
                 watch_call(&w, ZR_EV_MICRO, 0, false);
         }
         finish_step(r, &w);
@@ -1723,6 +1768,7 @@ int main(void)
         cmocka_unit_test(frozen_units_stay),
         cmocka_unit_test(orders_are_learned),
         cmocka_unit_test(change_mid_run),
+        cmocka_unit_test(other_micro_batches),
         cmocka_unit_test(evaluation),
         cmocka_unit_test(other_evaluation),
         cmocka_unit_test(two_forwards_one_backward),

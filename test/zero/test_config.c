@@ -273,6 +273,7 @@ static const struct text_case text_cases[] = {
     {AT(, grad_scale), 'd', true, "-0.125", -0.125, "1e400", "allowed: a finite number other than 0"},
     {AT(, grad_scale), 'd', true, "1e300", 1e300, "0", "allowed: a finite number other than 0"},
     {AT(, grad_accum_steps), 'i', true, "16", 16, "0", "allowed: 1 and more"},
+    {AT(, max_grad_accum_steps), 'i', true, "16", 16, "-1", "1 and more, or 0 for grad_accum_steps"},
     {AT(, grad_sum), 'i', true, "1", 1, "2", "allowed: 0, 1"},
     {AT(, grad_sum), 'i', true, "on", 1, "-1", "allowed: 0, 1"},
     {AT(optim., n_states), 'i', false, "4", 4, "5", "allowed: 0, 1, 2, 3, 4"},
@@ -551,7 +552,11 @@ static void test_bad_fields(void **state)
     cfg.deterministic = 1;
     cfg.stage = 2;
     refuse(&cfg, "grad_in_place is 1 and deterministic is 1, with grad_accum_steps 4");
+    cfg.max_grad_accum_steps = 3;
+    refuse(&cfg, "max_grad_accum_steps is 3 but grad_accum_steps is 4; allowed: 0, or at least");
     cfg.grad_accum_steps = 1;
+    refuse(&cfg, "grad_in_place is 1 and deterministic is 1, with max_grad_accum_steps 3");
+    cfg.max_grad_accum_steps = 0;
     assert_true(accepted(&cfg).options.deterministic);
     struct zero_call call = {0, ZERO_FORWARD, 0};
     cfg = (struct zero_config)ZERO_CONFIG_INIT;

@@ -1082,12 +1082,21 @@ static void tune_all(struct toy_rank *r)
     lion.optimizer = ZERO_LION;
     cfg.optim_groups = &lion;
     cfg.n_optim_groups = 1;
+    cfg.max_grad_accum_steps = 2 * MICRO;
+    if (!err)
+        toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), ZERO_ERR_ARG,
+                   "max_grad_accum_steps is 16 but grad_accum_steps is");
+    cfg.max_grad_accum_steps = 0;
     TOY_TRY(zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg));
     TOY_TRY(zero_tune(z, 0, "eps", 1e-6));
     TOY_TRY(zero_tune(z, 1, "beta1", 0.5));
     TOY_TRY(zero_tune(z, ZERO_ALL, "weight_decay", 0.25));
-    if (!err)
+    TOY_TRY(zero_tune(z, ZERO_ALL, "grad_accum_steps", cfg.grad_accum_steps));
+    if (!err) {
         toy_expect(r, zero_tune(z, 2, "beta1", 0.5), ZERO_ERR_ARG, "group is 2; allowed: 0..1");
+        toy_expect(r, zero_tune(z, ZERO_ALL, "grad_accum_steps", 1), ZERO_ERR_ARG,
+                   "grad_accum_steps is 1; allowed with several pipeline stages: ");
+    }
     struct zero_action a = {0};
     TOY_TRY(zero_next(z, &a));
     while (!err && a.micro_batch >= 0) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_tune.c: what a step is taken with, changed between steps: clip, the optimizers' numbers, the number of
- * the step, and states that come from elsewhere.
+ * the step, how many micro-batches it has, and states that come from elsewhere.
  *
  * A toy model trains at every stage on one to three ranks that are threads. What is changed on the way must
  * end, bit by bit, as what a configuration says from the start. */
@@ -46,6 +46,7 @@ struct setup {
     bool resumes;   /* half way: another context, whose configuration has it, loads a checkpoint */
     bool waits;     /* for every step's outcome */
     int optimizer, way;
+    bool brackets, in_place; /* how micro-batches add up */
     char *folder;
 };
 
@@ -230,6 +231,194 @@ static void tuned_at_every_step(void **state)
         }
 }
 
+/* ---- micro-batches of a step ---- */
+
+enum { MOST_ACCUM = 5 };
+
+static int accumulate(struct toy *m, zero_ctx *z, const struct toy_rank *r, int step, int accum)
+{
+    const struct setup *s = r->arg;
+    for (int k = 0; k < accum; k++) {
+        if (k && !s->brackets && !s->in_place)
+            OR_RETURN(zero_micro(z));
+        OR_RETURN(toy_forward(m, z, s->brackets));
+        OR_RETURN(toy_backward(m, z, s->brackets, step, k * r->world + r->rank));
+    }
+    return zero_step(z, 1e-2f, NULL);
+}
+
+/* Other micro-batches in most steps: by zero_tune, or by a checkpoint and another configuration. */
+static void other_accum(struct toy_rank *r)
+{
+    static const int accum_of[STEPS] = {2, 2, MOST_ACCUM, 1, 3, 4};
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    struct zero_stats stats = {0};
+    int err = 0, n_micro = 0, n_replans = 0;
+    cfg.memory.grad_in_place = s->in_place;
+    if (s->in_place)
+        cfg.deterministic = 0;
+    cfg.clip = 0.05f;
+    cfg.memory.prefetch = 1; /* with more, all units are resident */
+    toy_make(&m);
+    for (int step = 0; !err && step < STEPS; step++) {
+        if (s->resumes && step && accum_of[step] != accum_of[step - 1]) {
+            TOY_TRY(zero_save(z, s->folder, NULL));
+            TOY_TRY(zero_unwrap(&z));
+            toy_free(&m);
+            toy_make(&m);
+        }
+        if (!z) {
+            m.table[4].flags = s->in_place ? 0 : m.table[4].flags;
+            cfg.grad_accum_steps = accum_of[step];
+            cfg.max_grad_accum_steps = s->resumes ? 0 : MOST_ACCUM;
+            TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+            if (step)
+                TOY_TRY(zero_load(z, s->folder));
+        } else if (!s->resumes) {
+            TOY_TRY(zero_tune(z, ZERO_ALL, "grad_accum_steps", accum_of[step]));
+        }
+        TOY_TRY(accumulate(&m, z, r, step, accum_of[step]));
+        n_micro += accum_of[step] * r->world;
+        TOY_TRY(zero_get_stats(z, &stats));
+        n_replans = step ? n_replans : (int)stats.n_replans;
+        if (!err && (stats.grad_accum_steps != accum_of[step] || stats.n_micro != n_micro ||
+                     (!s->resumes && stats.n_replans != n_replans)))
+            toy_wrong(r, "step %d: grad_accum_steps %d, n_micro %lld, n_replans %lld", step,
+                      stats.grad_accum_steps, (long long)stats.n_micro, (long long)stats.n_replans);
+    }
+    TOY_TRY(toy_hash(z, 2, &r->hash));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void other_micro_batches(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= TOY_HYBRID_WORLD; world++)
+        for (int stage = 0; stage < TOY_STAGES; stage++) {
+            char folder[] = "/tmp/zero-tune-XXXXXX", what[64];
+            struct setup s = {.stage = stage,
+                              .brackets = stage > 1 || (world + stage) % 2,
+                              .in_place = stage < TOY_HSDP && (world / 2 + stage) % 2,
+                              .folder = folder};
+            struct toy_rank a[TOY_HYBRID_WORLD], b[TOY_HYBRID_WORLD];
+            if (world < TOY_HYBRID_WORLD && !toy_has_stage(world, stage))
+                continue;
+            toy_make_folder(folder);
+            snprintf(what, sizeof what, "stage %d, brackets %d, in place %d", s.stage, s.brackets,
+                     s.in_place);
+            toy_ranks(world, other_accum, &s, a);
+            toy_assert_well(a, world, what);
+            s.resumes = true;
+            toy_ranks(world, other_accum, &s, b);
+            toy_assert_well(b, world, what);
+            for (int k = 0; k < world; k++)
+                if (b[k].hash != a[0].hash)
+                    fail_msg("%s, world %d: other weights", what, world);
+            toy_remove_folder(folder);
+        }
+}
+
+/* Memory is that of the most micro-batches. */
+static void plans_for_the_most(void **state)
+{
+    (void)state;
+    struct toy m;
+    toy_make(&m);
+    for (int stage = 0; stage <= 3; stage++) {
+        struct zero_config cfg = ZERO_CONFIG_INIT;
+        struct zero_plan_info most, least;
+        cfg.stage = stage;
+        cfg.launch.world = 2;
+        cfg.max_grad_accum_steps = 8;
+        assert_int_equal(zero_plan(m.table, TOY_TENSORS, &cfg, &least), 0);
+        cfg.grad_accum_steps = 8;
+        assert_int_equal(zero_plan(m.table, TOY_TENSORS, &cfg, &most), 0);
+        assert_memory_equal(&least.bytes, &most.bytes, sizeof most.bytes);
+        assert_true(least.traffic.wire_bytes < most.traffic.wire_bytes);
+    }
+    toy_free(&m);
+}
+
+static void accumulate_wrongly(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_action a;
+    struct zero_config cfg = toy_config(r, s->stage);
+    double scale;
+    int err = 0;
+    cfg.grad_accum_steps = 2;
+    toy_make(&m);
+    cfg.max_grad_accum_steps = 3 + r->rank;
+    if (r->world > 1)
+        toy_expect(r, zero_wrap(&z, m.table, TOY_TENSORS, &cfg), ZERO_ERR_MISMATCH,
+                   "max_grad_accum_steps is 4 on rank 1 and 3 on rank 0");
+    cfg.max_grad_accum_steps = s->way ? 0 : MOST_ACCUM;
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+#define TUNE(x) zero_tune(z, ZERO_ALL, "grad_accum_steps", x)
+    const char *most =
+        s->way ? "allowed: 1 to 2, by max_grad_accum_steps" : "allowed: 1 to 5, by max_grad_accum_steps";
+    toy_expect(r, TUNE(MOST_ACCUM + 1), ZERO_ERR_ARG, "zero_tune: grad_accum_steps is 6; ");
+    const double wrong[] = {0, -1, 1.5, NAN, 4294967297.0, MOST_ACCUM + 1};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        toy_expect(r, TUNE(wrong[i]), ZERO_ERR_ARG, most);
+    toy_expect(r, zero_tune(z, 0, "grad_accum_steps", 2), ZERO_ERR_ARG,
+               "group is 0 but grad_accum_steps is of the whole step");
+    TOY_TRY(zero_loss_scale(z, 1, &scale));
+    toy_expect(r, TUNE(1), ZERO_ERR_ORDER, "grad_accum_steps after zero_loss_scale");
+    TOY_TRY(toy_forward(&m, z, true));
+    TOY_TRY(toy_backward(&m, z, true, 0, r->rank));
+    toy_expect(r, TUNE(1), ZERO_ERR_ORDER, "zero_tune: a step has begun");
+    TOY_TRY(zero_micro(z));
+    TOY_TRY(zero_drop(z));
+    TOY_TRY(TUNE(1));
+    TOY_TRY(zero_next(z, &a));
+    toy_expect(r, TUNE(2), ZERO_ERR_ORDER, "zero_tune: actions of the step have begun");
+    TOY_TRY(toy_forward(&m, z, true));
+    TOY_TRY(zero_finish(z));
+    TOY_TRY(zero_next(z, &a));
+    TOY_TRY(toy_backward(&m, z, true, 0, r->rank));
+    TOY_TRY(zero_finish(z));
+    TOY_TRY(zero_next(z, &a));
+    if (!err && a.micro_batch != -1)
+        toy_wrong(r, "the step has micro-batch %d", a.micro_batch);
+    TOY_TRY(zero_step(z, 1e-2f, NULL));
+    TOY_TRY(zero_evaluate(z));
+    toy_expect(r, TUNE(2), ZERO_ERR_ORDER, "zero_tune: actions of an evaluation have begun");
+    for (a.micro_batch = 0; !err && a.micro_batch >= 0;) {
+        TOY_TRY(zero_next(z, &a));
+        if (a.micro_batch >= 0) {
+            TOY_TRY(toy_forward(&m, z, true));
+            TOY_TRY(zero_finish(z));
+        }
+    }
+    TOY_TRY(TUNE(2));
+    TOY_TRY(zero_loss_scale(z, 1, &scale)); /* two micro-batches on every rank have one token */
+    if (!err && scale != 2)
+        toy_wrong(r, "the loss is scaled by %g", scale);
+    TOY_TRY(toy_forward(&m, z, true));
+    TOY_TRY(toy_backward(&m, z, true, 0, r->rank));
+    if (!err)
+        toy_expect(r, zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "and grad_accum_steps is 2");
+#undef TUNE
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void wrong_micro_batches(void **state)
+{
+    (void)state;
+    struct setup s = {};
+    toy_at_each_stage(accumulate_wrongly, &s, &s.stage, "wrong micro-batches");
+    s.way = 1;
+    toy_at_each_stage(accumulate_wrongly, &s, &s.stage, "max_grad_accum_steps 0");
+}
+
 /* ---- states from elsewhere, and the number of the step ---- */
 
 static struct zero_config config_of(struct toy_rank *r, const struct setup *s)
@@ -351,7 +540,7 @@ static void call_wrongly(struct toy_rank *r)
     toy_expect(r, zero_tune(NULL, ZERO_ALL, "clip", 1), ZERO_ERR_ARG, "zero_tune: z is NULL");
     toy_expect(r, zero_tune(z, 0, NULL, 1), ZERO_ERR_ARG, "zero_tune: key is NULL");
     toy_expect(r, zero_tune(z, 0, "lr", 1), ZERO_ERR_ARG,
-               "zero_tune: key is \"lr\"; allowed: clip, grad_scale");
+               "zero_tune: key is \"lr\"; allowed: clip, grad_scale, grad_accum_steps");
     toy_expect(r, zero_tune(z, ZERO_ALL, "grad_scale", 0), ZERO_ERR_ARG,
                "zero_tune: grad_scale is 0; allowed");
     toy_expect(r, zero_tune(z, 1, "grad_scale", 1), ZERO_ERR_ARG,
@@ -409,12 +598,14 @@ static void differ(struct toy_rank *r)
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, s->stage);
+    cfg.max_grad_accum_steps = 2;
     static const char *const says[] = {"zero_tune(beta2) in step 2 with other arguments",
                                        "zero_tune(eps)",
                                        "zero_set_step in step 2 with other arguments",
                                        "zero_tune(clip)",
                                        "zero_tune(clip)",
-                                       "zero_tune or zero_set_step gave rank"};
+                                       "zero_tune or zero_set_step gave rank",
+                                       "zero_tune(grad_accum_steps) in step 2 with other arguments"};
     char both[32];
     float x;
     snprintf(both, sizeof both, s->way == 5 ? "gave rank %d other" : "rank %d called", r->world - 1);
@@ -440,11 +631,14 @@ static void differ(struct toy_rank *r)
         TOY_TRY(zero_set_step(z, odd ? 5 : 4));
         TOY_TRY(zero_save(z, "/tmp/zero-tune-none", NULL));
     }
+    int accum = s->way == 6 && !odd ? 2 : 1;
+    if (s->way == 6)
+        TOY_TRY(zero_tune(z, ZERO_ALL, "grad_accum_steps", accum));
     for (int step = 1; !err && step < 4; step++)
-        TOY_TRY(train(&m, z, step, r->rank, NULL));
+        TOY_TRY(accumulate(&m, z, r, step, accum));
     if (err != ZERO_ERR_MISMATCH || !strstr(r->text, says[s->way]) || !strstr(r->text, both))
         toy_wrong(r, "%d %s", err, r->text);
-    if (s->way < 5) {
+    if (s->way != 5) {
         toy_expect(r, zero_tune(z, ZERO_ALL, "clip", 1), ZERO_ERR_MISMATCH, "");
         toy_expect(r, zero_set_step(z, 1), ZERO_ERR_MISMATCH, "");
     }
@@ -458,8 +652,8 @@ static void ranks_that_differ(void **state)
     (void)state;
     for (int world = 2; world <= WORLDS; world++)
         for (int stage = 0; stage <= 3; stage++)
-            for (int way = 0; way < 6; way++) {
-                struct setup s = {.stage = stage, .way = way};
+            for (int way = 0; way < 7; way++) {
+                struct setup s = {.stage = stage, .way = way, .brackets = true};
                 struct toy_rank r[WORLDS];
                 char what[32];
                 snprintf(what, sizeof what, "way %d, stage %d", way, stage);
@@ -474,9 +668,12 @@ int main(void)
         cmocka_unit_test(tuned_before_the_first_step),
         cmocka_unit_test(tuned_half_way),
         cmocka_unit_test(tuned_at_every_step),
+        cmocka_unit_test(other_micro_batches),
+        cmocka_unit_test(plans_for_the_most),
+        cmocka_unit_test(wrong_micro_batches),
         cmocka_unit_test(states_go_on),
         cmocka_unit_test(wrong_calls),
         cmocka_unit_test(ranks_that_differ),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, toy_remove_folders);
 }
