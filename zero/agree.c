@@ -274,8 +274,8 @@ static int compare_ties(const struct zero_ctx *z, const struct card *cards)
     return zr_fail(
         ZR_ERR_MISMATCH,
         "rank %d and rank %d differ in their tensors with ZERO_TIED: the first and the last pipeline "
-        "stage have the same, in one order, by name, shape, dtype, tp_cut, ZERO_TP_PARTIAL and whether "
-        "they have a gradient",
+        "stage have the same, in one order, by name, shape, dtype, tp_cut, ZERO_TP_PARTIAL, ZERO_WHOLE and "
+        "whether they have a gradient",
         last, 0);
 }
 

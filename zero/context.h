@@ -300,6 +300,7 @@ int zr_agree_in_stage(struct zero_ctx *z, int local_err);
  *                    Collective there, until all have
  *   nothing_written  no tensor but buffers has a value or a state that zero_write gave it
  *   reserve          before a write, so that note cannot fail
+ *   note             of a write to each part's elements, or to those of the whole tensor
  *   loaded           all have them now */
 int zr_awaited_open(struct zero_ctx *z);
 void zr_awaited_close(struct zero_ctx *z);
@@ -307,7 +308,7 @@ int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor);
 int zr_awaited_refuse_all(struct zero_ctx *z, const char *call);
 bool zr_awaited_nothing_written(const struct zero_ctx *z);
 int zr_awaited_reserve(struct zero_ctx *z, int32_t tensor);
-void zr_awaited_note(struct zero_ctx *z, int32_t tensor, int64_t first, int64_t n);
+void zr_awaited_note(struct zero_ctx *z, int32_t tensor, bool whole, int64_t first, int64_t n);
 void zr_awaited_loaded(struct zero_ctx *z);
 
 /* first_values.c. One warning for the first NaN or infinity among the weights that this rank owns. Local. */

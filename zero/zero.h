@@ -271,7 +271,7 @@ ZERO_API int zero_tune(zero_ctx *z, int32_t group, const char *key, double value
  * Collective, between steps. Blocks for the last step's norm. */
 ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
 
-/* Copy elements [first, first + n) of tensors[tensor], row-major over the whole tensor, to dst.
+/* Copy elements [first, first + n) of tensors[tensor], row-major, to dst.
  *
  * value is an enum zero_value. dst is host memory, of the tensor's dtype for ZERO_VALUE_PARAM and fp32
  * otherwise; NULL on a rank that does not want them.

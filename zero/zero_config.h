@@ -66,7 +66,7 @@ enum zero_backend {
 enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
 
 /* The source of the parameters' first values. With all but the first, *param may be NULL (not on rank 0 with
- * ZERO_INIT_RANK0), for models larger than a rank's memory (memory.md). Buffers get rank 0's values. */
+ * ZERO_INIT_RANK0; memory.md). Buffers get rank 0's values. */
 enum zero_init {
     /* *param of every rank; rank 0's values count. */
     ZERO_INIT_MODEL = 0,
@@ -93,13 +93,16 @@ enum {
     /* With ZERO_STACKED: the model reads *param and *grad after each zero_begin, so several layers may be
      * open at once. */
     ZERO_POINTER_PER_BEGIN = 1 << 4,
-    /* State that is saved but not trained, such as a counter. grad is NULL, and no other flag is set. */
+    /* State that is saved but not trained. grad is NULL, and no other flag is set. */
     ZERO_BUFFER = 1 << 5,
     /* A tensor of the first and the last pipeline stage, such as an embedding that the head shares
      * (pipeline.md). With pp 1 the same as ZERO_RESIDENT. */
     ZERO_TIED = 1 << 6,
-    /* Each rank along tp computes the gradient from different rows, as for norms, and zero_end adds them. */
-    ZERO_TP_PARTIAL = 1 << 7
+    /* Each rank along tp computes the gradient from different rows, and zero_end adds them. */
+    ZERO_TP_PARTIAL = 1 << 7,
+    /* zero_wrap and zero_write take elements of the whole tensor, and cut out this rank's shard by tp_cut.
+     * zero_read counts in the shard. */
+    ZERO_WHOLE = 1 << 8
 };
 
 /* A value of zero_tensor.tp_cut. */
@@ -128,12 +131,12 @@ struct zero_tensor {
     /* Elements that stay together on one rank, counted from the beginning of the tensor or layer
      * (optimizers.md). 0: 1. */
     int64_t granule;
-    /* ZERO_TP_CUT(d): tp divides the tensor along dimension d. 0: ranks along tp have the same elements, and
-     * must compute the same gradient. */
+    /* ZERO_TP_CUT(d): tp divides the tensor along dimension d. 0: ranks along tp have the same elements
+     * and gradient. */
     int32_t tp_cut;
     /* Blocks along that dimension, each divided separately, as in a fused q, k and v. 0: 1. */
     int32_t tp_blocks;
-    /* Size of the whole tensor along dimension 0, if the last shards are padded. 0: no padding. */
+    /* Size of the whole tensor along dimension 0, if shards are padded. 0: no padding. */
     int64_t tp_size;
     /* Pipeline stage on this rank, 0 to stages_per_rank - 1. All tensors of a unit have the same. */
     int32_t pp_stage;
@@ -242,7 +245,7 @@ struct zero_mesh {
 #define ZERO_AUTO (-1)
 
 /* Version of all public structs and enums. */
-#define ZERO_ABI_VERSION 0x5a450005u
+#define ZERO_ABI_VERSION 0x5a450006u
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
  * default.
@@ -377,9 +380,9 @@ struct zero_config {
 
     /* enum zero_init. Default ZERO_INIT_MODEL. */
     int32_t init_from;
-    /* ZERO_INIT_CALL: writes elements [first, first + n) of tensors[tensor], row-major and in its dtype, to
-     * host memory at dst. zero_wrap calls it for this rank's part, piece by piece, and fails if it returns
-     * non-zero or skips an element. It must not call zero_*. */
+    /* ZERO_INIT_CALL: writes elements [first, first + n) of tensors[tensor] (with tp_cut, of the whole
+     * tensor), row-major, in its dtype, to host memory at dst. zero_wrap calls it for this rank's part, and
+     * fails if it returns non-zero or skips an element. It must not call zero_*. */
     int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst);
     void *init_arg;
 };
