@@ -78,7 +78,7 @@ static int draw_weights(void *arg, int32_t tensor, int64_t first, int64_t n, voi
     const struct run *r = arg;
     const struct train_stage *s = &r->stage[r->tensors[tensor].pp_stage];
     int64_t before = train_elements_before(&r->tensors[tensor], &s->own);
-    train_draw_part(&r->o->model.config, r->at.part, r->o->seed, r->number[tensor], before + first, n, dst);
+    gpt2_draw(&r->o->model.config, r->o->seed, r->number[tensor], before + first, n, dst);
     return 0;
 }
 

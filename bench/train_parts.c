@@ -67,66 +67,6 @@ void train_parts_join(const struct train_place *p, struct gpt2 *model, zero_ctx 
     model->sum_arg = z;
 }
 
-/* How a tensor of the part lies in the whole: as rows, of which each is a run of `run` elements from column
- * `at` of a row of `width`. rows: of a layer, in blocks that each part has some of. */
-struct cut {
-    int64_t rows, blocks, run, width, at;
-};
-
-/* No rows: it is not cut. */
-static struct cut cut_of(const struct gpt2_config *c, int32_t part, int t)
-{
-    int64_t C = c->channels, A = gpt2_part_channels(c), F = gpt2_part_hidden(c);
-    switch (t) {
-    case 0: /* wte */
-        return (struct cut){gpt2_part_vocab(c), 1, C, C, 0};
-    case 4: /* qkvw */
-        return (struct cut){3 * A, 3, C, C, 0};
-    case 5: /* qkvb */
-        return (struct cut){3 * A, 3, 1, 1, 0};
-    case 6: /* attprojw */
-        return (struct cut){C, 0, A, C, part * A};
-    case 10: /* fcw */
-        return (struct cut){F, 1, C, C, 0};
-    case 11: /* fcb */
-        return (struct cut){F, 1, 1, 1, 0};
-    case 12: /* fcprojw */
-        return (struct cut){C, 0, F, 4 * C, part * F};
-    default:
-        return (struct cut){0};
-    }
-}
-
-/* The row of the whole tensor that row r of the part's is, layers counted through. */
-static int64_t whole_row(const struct gpt2_config *c, const struct cut *cut, int32_t part, int64_t r)
-{
-    if (!cut->blocks)
-        return r;
-    int64_t layer = r / cut->rows, in_layer = r % cut->rows, of_block = cut->rows / cut->blocks;
-    int64_t block = in_layer / of_block;
-    return layer * cut->rows * c->tp + block * of_block * c->tp + part * of_block + in_layer % of_block;
-}
-
-void train_draw_part(const struct gpt2_config *config, int32_t part, uint64_t seed, int t, int64_t first,
-                     int64_t n, real *x)
-{
-    const struct cut cut = cut_of(config, part, t);
-    if (config->tp <= 1 || !cut.rows) {
-        gpt2_draw(config, seed, t, first, n, x);
-        return;
-    }
-    for (int64_t at = first, k; at < first + n; at += k) {
-        int64_t row = at / cut.run, column = at % cut.run;
-        k = cut.run - column < first + n - at ? cut.run - column : first + n - at;
-        int64_t whole = whole_row(config, &cut, part, row);
-        if (t == 0 && whole >= config->vocab) { /* an id that is nobody's */
-            memset(x + (at - first), 0, (size_t)k * sizeof *x);
-            continue;
-        }
-        gpt2_draw(config, seed, t, whole * cut.width + cut.at + column, k, x + (at - first));
-    }
-}
-
 /* Each rank puts its digits in its own place, and all are added up. */
 int train_parts_hash(zero_ctx *z, int32_t part, int64_t n_parts, char hash[STATE_HASH_CHARS])
 {

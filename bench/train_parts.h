@@ -29,11 +29,6 @@ int train_place_wrapped(struct train_place *p, int64_t pp, int64_t tp, const str
 /* Tells the model which part it is, and to add up by *z, which zero_wrap is to open. */
 void train_parts_join(const struct train_place *p, struct gpt2 *model, zero_ctx **z);
 
-/* As gpt2_draw, of a part of the model: elements are counted as it has them, and have the values of the whole
- * model's. */
-void train_draw_part(const struct gpt2_config *config, int32_t part, uint64_t seed, int t, int64_t first,
-                     int64_t n, real *x);
-
 /* The hash of this rank's part becomes one of all parts, on every rank of tp. Collective over them. */
 int train_parts_hash(zero_ctx *z, int32_t part, int64_t n_parts, char hash[STATE_HASH_CHARS]);
 

@@ -56,7 +56,8 @@ int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const st
 
 int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *own)
 {
-    return t->flags & ZERO_STACKED ? own->first_layer * (tensor_elements(t) / t->shape[0]) : 0;
+    int64_t n_parts = t->tp_cut ? own->tp : 1;
+    return t->flags & ZERO_STACKED ? own->first_layer * (tensor_elements(t) / t->shape[0]) * n_parts : 0;
 }
 
 /* Pieces (state_hash.h) of the whole model. */

@@ -27,7 +27,7 @@ int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const st
 /* The unit of a stage's first layer. */
 int64_t train_first_layer_unit(const struct gpt2_config *own);
 
-/* Elements of a tensor of the whole model that are before a stage's, parts counted as in the table. */
+/* Elements of a tensor of the whole model that are before a pipeline stage's. */
 int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *own);
 
 /* Bytes of cfg.pipeline.activation_bytes: of what one layer gives to the next, of a micro-batch, each of

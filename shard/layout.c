@@ -295,6 +295,8 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
         seed = XXH64(cut, sizeof cut, seed);
     if (t->partial)
         seed = XXH64("partial", 7, seed);
+    if (t->given_whole)
+        seed = XXH64("given whole", 11, seed);
     if (t->uses)
         seed = XXH64(&t->uses, sizeof t->uses, seed);
     if (t->pp_stage)

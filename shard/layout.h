@@ -68,6 +68,8 @@ struct zr_tensor {
     bool cut;
     int32_t cut_dim, cut_blocks;
     int64_t cut_size;
+    /* the program gives values of the whole, and the library cuts this part out */
+    bool given_whole;
     /* the model's parts have all of it, and each a gradient of its own: it is their sum */
     bool partial;
     /* of two pipeline stages, with tied_grad on the copy's: the model's pointer to the gradient that goes to

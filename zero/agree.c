@@ -275,7 +275,7 @@ static int compare_ties(const struct zero_ctx *z, const struct card *cards)
     return zr_fail(ZR_ERR_MISMATCH,
                    "rank %d and rank %d differ in their tensors with ZERO_TIED: the first and the last "
                    "pipeline stage must list the same ones in the same order, with equal name, shape, dtype, "
-                   "tp_cut and ZERO_TP_PARTIAL, both with or both without a gradient",
+                   "tp_cut, ZERO_TP_PARTIAL and ZERO_WHOLE, both with or both without a gradient",
                    last, 0);
 }
 

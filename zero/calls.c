@@ -285,10 +285,12 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
         return zr_fail(ZR_ERR_ARG,
                        "%s: tensor %s is frozen: it has no master weights, no states and no gradient", call,
                        t->name);
-    if (first < 0 || n < 0 || first > t->n_elems - n)
+    const struct zr_tp_cut cut = zr_tp_of_tensor(t, z->mesh.parts);
+    int64_t n_elems = writes && t->given_whole ? zr_tp_whole_elems(&cut) : t->n_elems;
+    if (first < 0 || n < 0 || first > n_elems - n)
         return zr_fail(ZR_ERR_ARG,
                        "%s: first is %lld, n is %lld; allowed: a range within the %lld elements of tensor %s",
-                       call, (long long)first, (long long)n, (long long)t->n_elems, t->name);
+                       call, (long long)first, (long long)n, (long long)n_elems, t->name);
     err = zr_refuse_in_bracket(z, call);
     if (!err)
         err = zr_refuse_in_actions(z, call);
@@ -316,11 +318,13 @@ int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, 
     return err ? err : zr_engine_read_buffer(z->engine, tensor, first, n, dst);
 }
 
-/* gives: what both stages have of tied tensors is made equal, which both of them call this for. */
+/* given: by the program, which counts elements as ZERO_WHOLE says. What both pipeline stages have of tied
+ * tensors is then made equal; both of them make this call. */
 static int write_values(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n,
-                        const void *src, bool gives)
+                        const void *src, bool given)
 {
     enum zr_tie tie = z->layout->tensors[tensor].tie;
+    bool whole = given && z->layout->tensors[tensor].given_whole;
     if (z->layout->tensors[tensor].buffer) {
         int err = zr_agree_in_stage(z, zr_buffers_check(z));
         return err ? err : zr_engine_write_buffer(z->engine, tensor, first, n, src);
@@ -328,11 +332,12 @@ static int write_values(struct zero_ctx *z, int32_t tensor, int kind, int64_t fi
     bool awaited = z->awaited != NULL;
     int err = awaited ? zr_agree_in_stage(z, zr_awaited_reserve(z, tensor)) : 0;
     if (!err && tie != ZR_TIE_COPY)
-        err = zr_engine_write(z->engine, tensor, kind, first, n, src);
-    if (!err && gives && tie != ZR_TIE_NONE && kind < 0)
+        err = whole ? zr_engine_write_whole(z->engine, tensor, kind, first, n, src)
+                    : zr_engine_write(z->engine, tensor, kind, first, n, src);
+    if (!err && given && tie != ZR_TIE_NONE && kind < 0)
         err = zr_engine_tied_values(z->engine);
     if (!err && kind < 0)
-        zr_awaited_note(z, tensor, first, n);
+        zr_awaited_note(z, tensor, whole, first, n);
     if (!err && awaited && !z->awaited && z->mesh.stages == 1) /* the model has its values */
         err = zr_engine_compare_parts(z->engine);
     return err;

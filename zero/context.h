@@ -55,7 +55,7 @@ struct zero_ctx {
     /* how long zero_wrap waits for the other ranks (cfg.launch.start_timeout_ms) */
     int64_t start_ms;
     /* cfg.launch.nccl_comm or cfg.launch.mpi_comm, and the backend that it belongs to; NULL: neither is set
-     * */
+     */
     void *lent;
     const struct zr_backend *lent_of;
     /* the backend that cfg.launch.backend names, which ranks compare when they meet; NULL: auto */
@@ -211,8 +211,7 @@ enum zr_values_in {
 };
 /* wrap.c. Returns where they are for this rank, by cfg.init_from. */
 enum zr_values_in zr_values_in(const struct zero_ctx *z);
-/* tensors.c: checks the model's table and copies it. On success *out belongs to the caller
- * (zr_tensors_free). */
+/* tensors.c: checks the model's table and copies it. On success *out belongs to the caller (zr_tensors_free). */
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
                      enum zr_values_in values, struct zr_tensor **out);
 
@@ -294,7 +293,7 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
  * local_err is not 0. */
 int zr_agree_on_plan(struct zero_ctx *z, int local_err);
 /* Ends a later phase of zero_wrap, so that all ranks succeed or all fail. Returns as zr_agree_on_plan does.
- * */
+ */
 int zr_agree_on_success(struct zero_ctx *z, int local_err);
 
 /* The same after zero_wrap, over the control communicator. Blocks. Call it between steps. */
@@ -310,7 +309,7 @@ int zr_agree_in_stage(struct zero_ctx *z, int local_err);
  *                    there until every tensor has values
  *   nothing_written  whether zero_write has written no parameter and no state so far
  *   reserve          grows the list before a write, so that note cannot fail
- *   note             records a write
+ *   note             records a write of this part's elements, or with whole set of the whole tensor's
  *   loaded           records that every tensor has values */
 int zr_awaited_open(struct zero_ctx *z);
 void zr_awaited_close(struct zero_ctx *z);
@@ -318,7 +317,7 @@ int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor);
 int zr_awaited_refuse_all(struct zero_ctx *z, const char *call);
 bool zr_awaited_nothing_written(const struct zero_ctx *z);
 int zr_awaited_reserve(struct zero_ctx *z, int32_t tensor);
-void zr_awaited_note(struct zero_ctx *z, int32_t tensor, int64_t first, int64_t n);
+void zr_awaited_note(struct zero_ctx *z, int32_t tensor, bool whole, int64_t first, int64_t n);
 void zr_awaited_loaded(struct zero_ctx *z);
 
 /* first_values.c. Warns about the first NaN or infinity among the weights that this rank owns. Local. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tensors.c: checks the model's tensor table field by field and copies it. */
+#include "shard/tp_cut.h"
 #include "zero/context.h"
 
 #include <stdlib.h>
@@ -7,7 +8,7 @@
 
 #define KNOWN_FLAGS                                                                                          \
     (ZERO_STACKED | ZERO_NO_DECAY | ZERO_GRAD_OVERWRITE | ZERO_RESIDENT | ZERO_POINTER_PER_BEGIN |           \
-     ZERO_BUFFER | ZERO_TIED | ZERO_TP_PARTIAL)
+     ZERO_BUFFER | ZERO_TIED | ZERO_TP_PARTIAL | ZERO_WHOLE)
 
 /* Of all tensors together. With these no sum of bytes over states, gradient sums, ranks and padding leaves an
  * int64_t, and no table over units needs offsets of more than 32 bits. */
@@ -211,6 +212,7 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                                             : t->tp_blocks ? t->tp_blocks
                                                            : 1,
                               .cut_size = t->tp_size,
+                              .given_whole = (t->flags & ZERO_WHOLE) && t->tp_cut > 0,
                               .partial = t->flags & ZERO_TP_PARTIAL,
                               .tie = t->flags & ZERO_TIED ? ZR_TIE_OWNER : ZR_TIE_NONE,
                               .pointer_per_begin = t->flags & ZERO_POINTER_PER_BEGIN,
@@ -284,7 +286,7 @@ static bool find_overlap(struct range *r, size_t n, const struct range **one, co
 /* One of the model's pointers in two tensors would be re-pointed twice; and two tensors over the same
  * weights, as tied ones are, would be given places of their own and part. Where the values come from
  * elsewhere, what *param points at is not looked at, and may be one placeholder for all. */
-static int check_pointers(const struct zr_tensor *t, int32_t n, enum zr_values_in values)
+static int check_pointers(const struct zr_tensor *t, int32_t n, int32_t tp, enum zr_values_in values)
 {
     struct range *r = malloc(2 * (size_t)n * sizeof *r);
     const struct range *a, *b;
@@ -303,11 +305,12 @@ static int check_pointers(const struct zr_tensor *t, int32_t n, enum zr_values_i
                       "own pointer",
                       a->what, a->tensor, b->what, b->tensor);
     n_ranges = 0;
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
+        const struct zr_tp_cut cut = zr_tp_of_tensor(&t[i], t[i].given_whole ? tp : 1);
+        int64_t bytes = zr_tp_whole_elems(&cut) * zr_dtype_bytes(t[i].dtype);
         if (*t[i].param && (values != ZR_VALUES_ELSEWHERE || t[i].buffer))
-            r[n_ranges++] =
-                (struct range){(uintptr_t)*t[i].param, (uint64_t)(t[i].n_elems * zr_dtype_bytes(t[i].dtype)),
-                               t[i].name, "*param"};
+            r[n_ranges++] = (struct range){(uintptr_t)*t[i].param, (uint64_t)bytes, t[i].name, "*param"};
+    }
     if (!err && n_ranges && find_overlap(r, n_ranges, &a, &b))
         err = zr_fail(
             ZR_ERR_ARG,
@@ -360,7 +363,7 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
     if (!err)
         err = check_names(t, n);
     if (!err && values != ZR_VALUES_UNSEEN)
-        err = check_pointers(t, n, values);
+        err = check_pointers(t, n, cfg->mesh.tp, values);
     if (err) {
         zr_tensors_free(t, n);
         return err;

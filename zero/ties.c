@@ -82,7 +82,7 @@ uint64_t zr_ties_hash(const struct zr_layout *l)
         const int64_t words[] = {t->dtype,    t->cut,
                                  t->cut_dim,  t->cut_blocks,
                                  t->cut_size, (t->tie == ZR_TIE_COPY ? t->tied_grad : t->grad) != NULL,
-                                 t->partial};
+                                 t->partial,  t->given_whole};
         if (t->tie == ZR_TIE_NONE)
             continue;
         hash = XXH64(words, sizeof words, XXH64(t->shape, sizeof t->shape, hash));

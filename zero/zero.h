@@ -259,8 +259,7 @@ ZERO_API int zero_drop(zero_ctx *z);
 /* Change a hyperparameter of a parameter group, from the next step on.
  *
  * key is "lr_scale", "beta1", "beta2", "eps" or "weight_decay". ZERO_ALL sets it in all groups, and allows
- * "clip", "grad_scale" and, on one pipeline stage, "grad_accum_steps". Checkpoints do not hold these
- * numbers.
+ * "clip", "grad_scale" and, on one pipeline stage, "grad_accum_steps". Checkpoints do not hold these numbers.
  *
  * Local, between steps; every rank makes the same call.
  * Errors: ARG  the optimizer does not use key, or has no momentum for beta1 */

@@ -66,8 +66,7 @@ enum zero_backend {
 enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
 
 /* The source of the parameters' first values. Except with ZERO_INIT_MODEL, and on rank 0 with
- * ZERO_INIT_RANK0, *param may be NULL, for models larger than a rank's memory (memory.md). Buffers get rank
- * 0's values. */
+ * ZERO_INIT_RANK0, *param may be NULL (memory.md). Buffers get rank 0's values. */
 enum zero_init {
     /* *param of every rank; only rank 0's values are used. */
     ZERO_INIT_MODEL = 0,
@@ -94,14 +93,17 @@ enum {
     /* With ZERO_STACKED: the model reads *param and *grad anew after each zero_begin, so several layers may
      * be open at once. Layer l is still at *param + l * stride. */
     ZERO_POINTER_PER_BEGIN = 1 << 4,
-    /* State that is saved but not trained, such as a counter. grad is NULL, and no other flag is set. */
+    /* State that is saved but not trained. grad is NULL, and no other flag is set. */
     ZERO_BUFFER = 1 << 5,
     /* A tensor of the first and the last pipeline stage, such as an embedding that the head shares
      * (pipeline.md). With pp 1 the same as ZERO_RESIDENT. */
     ZERO_TIED = 1 << 6,
-    /* Sequence parallelism: each rank along tp computes this gradient from its own tokens, as for norms, and
-     * zero_end adds up those of tp. */
-    ZERO_TP_PARTIAL = 1 << 7
+    /* Sequence parallelism: each rank along tp computes this gradient from its own tokens, and zero_end adds
+     * up those of tp. */
+    ZERO_TP_PARTIAL = 1 << 7,
+    /* With tp_cut: zero_wrap and zero_write take the whole tensor, and the library cuts out this rank's
+     * shard. zero_read counts in the shard. */
+    ZERO_WHOLE = 1 << 8
 };
 
 /* A value of zero_tensor.tp_cut. */
@@ -135,7 +137,7 @@ struct zero_tensor {
     int32_t tp_cut;
     /* Blocks along that dimension, each divided separately, as in a fused q, k and v. 0 means 1. */
     int32_t tp_blocks;
-    /* Size of the whole tensor along dimension 0, if the last shards are padded. 0: no padding. */
+    /* Size of the whole tensor along dimension 0, if shards are padded. 0: no padding. */
     int64_t tp_size;
     /* Pipeline stage on this rank, 0 to stages_per_rank - 1. All tensors of a unit have the same. */
     int32_t pp_stage;
@@ -382,9 +384,9 @@ struct zero_config {
 
     /* enum zero_init. Default ZERO_INIT_MODEL. */
     int32_t init_from;
-    /* ZERO_INIT_CALL: writes elements [first, first + n) of tensors[tensor], row-major and in its dtype, to
-     * host memory at dst. zero_wrap calls it for this rank's part, piece by piece, and fails if it returns
-     * non-zero or skips an element. It must not call zero_*. */
+    /* ZERO_INIT_CALL: writes elements [first, first + n) of tensors[tensor] (with tp_cut, of the whole
+     * tensor), row-major, in its dtype, to host memory at dst. zero_wrap calls it for this rank's part, and
+     * fails if it returns non-zero or skips an element. It must not call zero_*. */
     int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst);
     void *init_arg;
 };

@@ -185,7 +185,7 @@ int64_t gpt2_activation_bytes(const struct gpt2 *m);
 
 /* GPT-2's first values of elements [first, first + n) of tensor t, as struct gpt2_params counts, to x of the
  * host: normal 0.02, residual projections by 1/sqrt(2L) smaller, norms 1, biases 0. They follow from seed and
- * from the element's number in the whole model alone; of parts: train_draw_part (train_parts.h). */
+ * from the element's number in the whole model alone. */
 void gpt2_draw(const struct gpt2_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x);
 
 /* Points m->tokens and m->targets at memory that may be filled in. To be called before each micro-batch;

@@ -278,6 +278,9 @@ void zr_engine_all_close(struct zr_engine *e);
 enum { ZR_VALUE_GRAD = -3, ZR_VALUE_PARAM = -2, ZR_VALUE_MASTER = -1 };
 int zr_engine_read(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, void *dst);
 int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, const void *src);
+/* The same of elements of the whole tensor: each part takes its own. Padding becomes 0. */
+int zr_engine_write_whole(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n,
+                          const void *src);
 /* Buffers (engine_buffers.c); no *param is NULL. read, write: elements of one, of which rank 0's count; dst
  * may be NULL, and src on other ranks. spread: rank 0's values to all. compare: *element is the first that is
  * not rank 0's here, or -1. mean: of f32 and bf16. */
@@ -292,7 +295,8 @@ int zr_engine_copy_buffers(struct zr_engine *e, char *base, bool into_model);
 
 /* Gives rank 0's buffers to all, and params: takes over the model's parameters from rank 0. */
 int zr_engine_adopt(struct zr_engine *e, bool params);
-/* The parameters by a callback, as cfg.init in zero.h (engine_init.c). */
+/* The parameters by a callback, as cfg.init in zero.h, which counts elements in the whole tensor
+ * (engine_init.c). */
 int zr_engine_init(struct zr_engine *e,
                    int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst), void *arg);
 /* Each of values[0..n) becomes its mean over the last pipeline stage's ranks that have this rank's part.

@@ -8,6 +8,7 @@
 #include "comm/verdict.h"
 #include "kernels/check/guard.h"
 #include "shard/engine/engine_inside.h"
+#include "shard/tp_cut.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,26 +68,46 @@ static int put(struct asking *a, char *dst, int64_t n_bytes)
     return err ? err : drained;
 }
 
-static int ask_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
+/* Elements [at, at + n) of the tensor to the room. The callback counts them in the whole tensor,
+ * and is called for each run of them there. Padding is 0. */
+static int ask_runs(struct asking *a, int32_t tensor, int64_t at, int64_t n, int64_t size)
 {
-    struct asking *a = arg;
-    const struct zr_tensor *t = &a->e->layout->tensors[p->tensor];
-    int64_t size = zr_dtype_bytes(f->dtype), most = ZR_VALUE_BYTES / size;
-    for (int64_t k = 0; k < n; k += most) {
-        int64_t part = zr_min(most, n - k), at = p->slice * p->n + (first - p->first) + k;
-        memset(a->room, UNWRITTEN, (size_t)(part * size));
+    const struct zr_tensor *t = &a->e->layout->tensors[tensor];
+    const struct zr_tp_cut cut = zr_tp_of_tensor(t, a->e->parts);
+    memset(a->room, UNWRITTEN, (size_t)(n * size));
+    for (int64_t done = 0, k; done < n; done += k) {
+        const struct zr_tp_run run = zr_tp_run_of_part(&cut, cut.parts > 1 ? a->e->part : 0, at + done);
+        char *dst = a->room + done * size;
+        k = zr_min(run.n, n - done);
+        if (run.whole < 0) {
+            memset(dst, 0, (size_t)(k * size));
+            continue;
+        }
+        long long first = run.whole, last = first + k - 1;
         zr_guard_callback("cfg.init");
-        int code = a->init(a->arg, p->tensor, at, part, a->room);
+        int code = a->init(a->arg, tensor, run.whole, k, dst);
         zr_guard_callback(NULL);
         if (code)
             return zr_fail(ZR_ERR_FAILED, "cfg.init returned %d for tensor %s, elements %lld..%lld", code,
-                           t->name, (long long)at, (long long)(at + part - 1));
-        int64_t missed = find_unwritten(a->room, part, size);
-        if (missed < part)
+                           t->name, first, last);
+        int64_t missed = find_unwritten(dst, k, size);
+        if (missed < k)
             return zr_fail(ZR_ERR_FAILED,
                            "cfg.init did not write element %lld of tensor %s, asked for %lld..%lld",
-                           (long long)(at + missed), t->name, (long long)at, (long long)(at + part - 1));
-        int err = put(a, zr_engine_param_at(a->e, f, first + k), part * size);
+                           first + missed, t->name, first, last);
+    }
+    return 0;
+}
+
+static int ask_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
+{
+    struct asking *a = arg;
+    int64_t size = zr_dtype_bytes(f->dtype), most = ZR_VALUE_BYTES / size;
+    for (int64_t k = 0; k < n; k += most) {
+        int64_t part = zr_min(most, n - k), at = p->slice * p->n + (first - p->first) + k;
+        int err = ask_runs(a, p->tensor, at, part, size);
+        if (!err)
+            err = put(a, zr_engine_param_at(a->e, f, first + k), part * size);
         if (err)
             return err;
     }

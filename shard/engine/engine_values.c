@@ -3,10 +3,18 @@
  * mean over ranks; the barrier. All blocking, between steps, over the control communicator and the plan's
  * staging. */
 #include "shard/engine/engine_inside.h"
+#include "shard/tp_cut.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
+
+/* Values of a whole tensor, of which this rank's part is cut. Element `first` of the whole is at `at`. */
+struct whole {
+    const char *at;
+    int64_t first;
+    struct zr_tp_cut cut;
+};
 
 /* A call with what it is about, all of it equal on every rank. It goes into the tags of whatever the call
  * sends: a rank that reads while another means, or reads another range, would be given data that it did not
@@ -15,6 +23,8 @@ struct asked {
     enum { ASKED_BARRIER, ASKED_READ, ASKED_WRITE, ASKED_MEAN, ASKED_EXCHANGE, ASKED_BROADCAST } call;
     int32_t tensor, kind;
     int64_t first, n;
+    /* A write takes its elements from this whole tensor. NULL: they follow each other, as in a read. */
+    const struct whole *whole;
 };
 
 static struct zr_tag values_tag(const struct zr_engine *e, int32_t unit, const struct asked *a)
@@ -167,16 +177,37 @@ static int send_chunks(struct zr_engine *e, const struct chunk *c, int32_t n_chu
     return err;
 }
 
-static int stage_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
+/* Copies the chunk's elements to staging, run by run; padding is 0. */
+static int stage_runs(struct zr_engine *e, const struct chunk *c, const struct whole *w)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    int64_t at = c->piece->slice * c->piece->n + (c->first - c->piece->first), n;
+    int32_t part = w->cut.parts > 1 ? e->part : 0;
+    int err = 0;
+    for (int64_t done = 0; !err && done < c->n; done += n) {
+        const struct zr_tp_run run = zr_tp_run_of_part(&w->cut, part, at + done);
+        char *dst = zr_values_staging(e) + c->at + done * c->size;
+        n = zr_min(run.n, c->n - done);
+        err = run.whole < 0
+                  ? d->zero(e->reduce_stream, dst, n * c->size)
+                  : d->copy(e->reduce_stream, dst, w->at + (run.whole - w->first) * c->size, n * c->size);
+    }
+    return err;
+}
+
+/* whole NULL: src has the chunk's elements. */
+static int stage_chunk(struct zr_engine *e, const struct chunk *c, const char *src, const struct whole *whole)
 {
     if (e->place != 0)
         return 0;
+    if (whole)
+        return stage_runs(e, c, whole);
     return e->dev->ops->copy(e->reduce_stream, zr_values_staging(e) + c->at, src, c->n * c->size);
 }
 
 static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
 {
-    int err = stage_chunk(e, c, src);
+    int err = stage_chunk(e, c, src, c->asked->whole);
     return err ? err : send_chunks(e, c, 1, c->n * c->size);
 }
 
@@ -229,7 +260,7 @@ static int scale_grad(struct zr_engine *e, float *dst, int64_t n)
 
 int zr_engine_read(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, void *dst)
 {
-    struct asked a = {ASKED_READ, tensor, kind, first, n};
+    struct asked a = {ASKED_READ, tensor, kind, first, n, NULL};
     int err = for_chunks(e, &a, dst, read_chunk);
     return err || kind != ZR_VALUE_GRAD ? err : scale_grad(e, dst, n);
 }
@@ -239,19 +270,34 @@ static int write_any_chunk(struct zr_engine *e, const struct chunk *c, char *src
     return write_chunk(e, c, src);
 }
 
-int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, const void *src)
+static int write_asked(struct zr_engine *e, const struct asked *a, const void *src)
 {
-    struct asked a = {ASKED_WRITE, tensor, kind, first, n};
-    int err = for_chunks(e, &a, (char *)(uintptr_t)src, write_any_chunk);
-    const struct zr_tensor *t = &e->layout->tensors[tensor];
+    int err = for_chunks(e, a, (char *)(uintptr_t)src, write_any_chunk);
+    const struct zr_tensor *t = &e->layout->tensors[a->tensor];
     int32_t n_actions;
-    if (!err && kind >= 0 && n)
+    if (!err && a->kind >= 0 && (a->n || a->whole))
         zr_engine_tune(e)->has_states = true;
-    for (int32_t s = 0; !err && kind < 0 && s < t->n_slices; s++) {
+    for (int32_t s = 0; !err && a->kind < 0 && s < t->n_slices; s++) {
         struct zr_core_event ev = {.kind = ZR_EV_REWRITE, .unit = t->unit + s};
         err = zr_core_step(e->m.core, &ev, e->m.actions, &n_actions);
     }
     return err;
+}
+
+int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, const void *src)
+{
+    struct asked a = {ASKED_WRITE, tensor, kind, first, n, NULL};
+    return write_asked(e, &a, src);
+}
+
+int zr_engine_write_whole(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n,
+                          const void *src)
+{
+    const struct whole w = {src, first, zr_tp_of_tensor(&e->layout->tensors[tensor], e->parts)};
+    const int32_t part = w.cut.parts > 1 ? e->part : 0;
+    int64_t begin = zr_tp_from(&w.cut, part, first), end = zr_tp_from(&w.cut, part, first + n);
+    struct asked a = {ASKED_WRITE, tensor, kind, begin, end - begin, &w};
+    return write_asked(e, &a, NULL);
 }
 
 /* Chunks that are sent together, side by side in staging. */
@@ -273,6 +319,7 @@ static int add_tensor(struct zr_engine *e, struct batch *b, int32_t tensor, cons
 {
     const struct zr_tensor *t = &e->layout->tensors[tensor];
     const char *src = *t->param;
+    const struct whole w = {src, 0, zr_tp_of_tensor(t, e->parts)};
     int err = 0;
     for (int64_t at = 0; !err && at < t->n_elems;) {
         struct chunk c = chunk_at(e, tensor, ZR_VALUE_PARAM, at, t->n_elems - at);
@@ -282,7 +329,7 @@ static int add_tensor(struct zr_engine *e, struct batch *b, int32_t tensor, cons
         c.asked = a;
         c.at = b->bytes;
         if (!err)
-            err = stage_chunk(e, &c, src);
+            err = stage_chunk(e, &c, src, t->given_whole ? &w : NULL);
         b->chunks[b->n++] = c;
         b->bytes = zr_round_up(b->bytes + n_bytes, ZR_PIECE_ALIGN);
         src = src ? src + n_bytes : NULL;
@@ -295,7 +342,7 @@ static int add_tensor(struct zr_engine *e, struct batch *b, int32_t tensor, cons
  * wait for all ranks. */
 static int adopt_params(struct zr_engine *e)
 {
-    struct asked a = {ASKED_WRITE, -1, ZR_VALUE_PARAM, 0, e->layout->n_params};
+    struct asked a = {ASKED_WRITE, -1, ZR_VALUE_PARAM, 0, e->layout->n_params, NULL};
     struct batch b = {.chunks =
                           malloc((size_t)(e->plan->values_bytes / ZR_PIECE_ALIGN + 1) * sizeof *b.chunks)};
     int err = b.chunks ? wait_for_all(e, &a) : zr_fail(ZR_ERR_NOMEM, "no memory to send parameters");

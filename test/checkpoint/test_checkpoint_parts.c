@@ -3,9 +3,9 @@
  * and what a manifest says of it. That checkpoints of any mesh load on any other is shown by
  * zero/test_tp_checkpoints.c. */
 #include "kernels/error.h"
+#include "shard/tp_cut.h"
 #include "test/kernels/random.h"
 #include "zero/checkpoint/manifest.h"
-#include "zero/checkpoint/tp_cut.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -74,6 +74,7 @@ static void check_drawn(const struct drawn *d)
     static int owners[MOST_ELEMS * 4];
     const struct zr_tp_cut c = zr_tp_along(d->part, d->dim, d->blocks, d->padded ? d->whole[0] : 0, d->parts);
     int64_t n_whole = count(d->whole), n_part = count(d->part), total = 0;
+    assert_int_equal(zr_tp_whole_elems(&c), n_whole);
     memset(owners, 0, (size_t)n_whole * sizeof *owners);
     for (int32_t part = 0; part < d->parts; part++) {
         for (int64_t i = 0; i < n_part; i++) {
@@ -88,6 +89,12 @@ static void check_drawn(const struct drawn *d)
             owners[want]++;
             back = zr_tp_run_of_whole(&c, want);
             assert_true(back.part == part && back.at == i && back.n == run.n);
+        }
+        int64_t from = zr_tp_elems(&c, part);
+        assert_int_equal(zr_tp_from(&c, part, n_whole), n_part);
+        for (int64_t whole = n_whole; whole-- > 0;) {
+            from -= from > 0 && place_of(d, part, from - 1) == whole;
+            assert_int_equal(zr_tp_from(&c, part, whole), from);
         }
         total += zr_tp_elems(&c, part);
     }

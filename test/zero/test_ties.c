@@ -100,9 +100,10 @@ static int layers_before(int pp, int stage)
 static void add_tensor(struct model *m, struct array *a, int tensor, int64_t n)
 {
     int i = m->n_tensors++;
+    bool whole = !tensor && !m->bf16; /* else it is cut here */
     a->at = m->own[i];
-    for (int64_t k = 0; k < n; k++)
-        put(m, m->own[i], k, first_value(tensor, (tensor ? 0 : (int64_t)m->row * C) + k));
+    for (int64_t k = 0; k < (whole ? V * C : n); k++)
+        put(m, m->own[i], k, first_value(tensor, (tensor || whole ? 0 : (int64_t)m->row * C) + k));
     snprintf(m->name[i], sizeof m->name[i], tensor ? "w%d" : "e", tensor - 1);
     m->table[i] = (struct zero_tensor){.name = m->name[i],
                                        .param = &a->at,
@@ -111,7 +112,7 @@ static void add_tensor(struct model *m, struct array *a, int tensor, int64_t n)
                                        .dtype = m->bf16 ? ZERO_BF16 : ZERO_F32,
                                        .unit = i,
                                        .tp_cut = tensor ? 0 : ZERO_TP_CUT(0),
-                                       .flags = tensor ? 0 : ZERO_TIED};
+                                       .flags = (tensor ? 0 : ZERO_TIED) | (whole ? ZERO_WHOLE : 0)};
 }
 
 /* In e's unit, which is there already. */
@@ -1115,6 +1116,13 @@ static void share_on_one(struct zero_config *cfg, struct model *m, const struct 
         m->table[m->n_tensors - 1].flags |= ZERO_TP_PARTIAL;
 }
 
+static void whole_on_one(struct zero_config *cfg, struct model *m, const struct place *at)
+{
+    (void)cfg, (void)at;
+    if (m->has_head)
+        m->table[m->n_tensors - 1].flags ^= ZERO_WHOLE;
+}
+
 static void stacked(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     (void)cfg, (void)at;
@@ -1156,6 +1164,7 @@ static void what_cannot_be_is_refused(void **state)
         {more_stages_on_one, ZERO_ERR_MISMATCH, "stages_per_rank is 2 on rank 2 and 1 on rank 0"},
         {of_another_shape, ZERO_ERR_MISMATCH, "rank 2 and rank 0 differ in their tensors with ZERO_TIED"},
         {share_on_one, ZERO_ERR_MISMATCH, "rank 2 and rank 0 differ in their tensors with ZERO_TIED"},
+        {whole_on_one, ZERO_ERR_MISMATCH, "rank 2 and rank 0 differ in their tensors with ZERO_TIED"},
         {stacked, ZERO_ERR_ARG, "(e): ZERO_TIED with ZERO_STACKED"},
     };
     (void)state;

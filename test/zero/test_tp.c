@@ -530,6 +530,10 @@ static void cuts_that_are_refused(void **state)
                             .flags = ZERO_BUFFER,
                             .tp_cut = ZERO_TP_CUT(0)};
     SAYS(zero_plan(&t, 1, &cfg, &plan), ZERO_ERR_ARG, "tp_cut is set, but a ZERO_BUFFER is not cut");
+    t.tp_cut = 0;
+    t.flags |= ZERO_WHOLE;
+    SAYS(zero_plan(&t, 1, &cfg, &plan), ZERO_ERR_ARG,
+         "tensors[0] (w): flags is 0x120; allowed with ZERO_BUFFER: no other flag");
 }
 
 static void axes_that_are_refused(void **state)
@@ -845,13 +849,14 @@ static void begin_apart(struct toy_rank *r)
     close_unwrapped(&u);
 }
 
-/* Ranks of tp whose tables cut a tensor along other dimensions, in other blocks, or to another size. */
+/* Ranks of tp whose tables cut a tensor along other dimensions, in other blocks, to another size, or from a
+ * whole one. */
 static void cut_apart(struct toy_rank *r)
 {
     static const char *const says =
         "tensors[0] (w1.0 on rank 1): rank 1 and rank 0 differ in its name, shape, "
         "dtype, tp_cut, tp_blocks, tp_size, unit,";
-    for (int way = 0; way < 3; way++) {
+    for (int way = 0; way < 4; way++) {
         struct unwrapped u;
         zero_ctx *z = NULL;
         int err = 0;
@@ -863,6 +868,7 @@ static void cut_apart(struct toy_rank *r)
                                   .grad = t->grad,
                                   .shape = {2, n / 2},
                                   .dtype = ZERO_F32,
+                                  .flags = u.part && way == 3 ? ZERO_WHOLE : 0,
                                   .tp_cut = ZERO_TP_CUT(u.part && way == 0),
                                   .tp_blocks = u.part && way == 1 ? 2 : 0,
                                   .tp_size = u.part && way == 2 ? 3 : 0};
@@ -872,6 +878,22 @@ static void cut_apart(struct toy_rank *r)
     }
 }
 
+/* A part ends where the next tensor begins, but the whole does not. */
+static void share_memory(struct toy_rank *r)
+{
+    struct unwrapped u;
+    zero_ctx *z = NULL;
+    int err = 0;
+    TOY_TRY(open_unwrapped(r, &u));
+    struct zero_tensor *t = u.model->table;
+    *t[3].param = (float *)*t[2].param + n_elems(2, 2);
+    t[2].flags |= ZERO_WHOLE;
+    if (!err)
+        toy_expect(r, zero_wrap(&z, t, TENSORS, &u.cfg), ZERO_ERR_ARG,
+                   "*param of tensors w10 and w20 share memory");
+    close_unwrapped(&u);
+}
+
 static void tables_that_cut_otherwise(void **state)
 {
     (void)state;
@@ -879,6 +901,8 @@ static void tables_that_cut_otherwise(void **state)
         struct toy_rank r[4];
         toy_ranks(4, cut_apart, &stage, r);
         toy_assert_well(r, 4, "cut apart");
+        toy_ranks(4, share_memory, &stage, r);
+        toy_assert_well(r, 4, "share memory");
     }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_tp_checkpoints.c: a checkpoint that was saved on one mesh is loaded on every other, bit by bit, and
- * training goes on from it alike. Where each part's elements are in the whole is found here element by
- * element. */
+ * training goes on from it alike. And ZERO_WHOLE: values that are given whole are cut as a program would do
+ * it. Where each part's elements are in the whole is found here element by element. */
 #include "test/zero/toy_net.h"
 
 #include <dirent.h>
@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-enum { MOST_WORLD = 8, TENSORS = 8, MOST_ELEMS = 1 << 10, BUFFER = 6, VOCAB = 13 };
+enum { MOST_WORLD = 8, AROUND = 64, TENSORS = 8, MOST_ELEMS = 1 << 10, BUFFER = 6, VOCAB = 13 };
 
 /* The whole model's; cut: the dimension, -1: none. */
 struct shape {
@@ -26,7 +26,7 @@ struct shape {
     int optimizer, n_states, unit;
     bool padded;
 };
-static const struct shape shapes[TENSORS] = {
+static const struct shape powers_of_two[TENSORS] = {
     {"wte", {VOCAB, 6}, ZERO_F32, 0, 1, 0, 0, 2, 0, true},
     {"wpe", {5, 6}, ZERO_BF16, -1, 0, 0, 0, 2, 0, false},
     {"qkvw", {3, 24, 6}, ZERO_BF16, 1, 3, ZERO_STACKED, 0, 2, 1, false},
@@ -36,6 +36,19 @@ static const struct shape shapes[TENSORS] = {
     {"seen", {4}, ZERO_I32, -1, 0, ZERO_BUFFER, 0, 0, 0, false},
     {"wide", {4, 16, 5}, ZERO_BF16, 1, 2, 0, ZERO_LION, 1, 4, false},
 };
+
+/* For tp 2 and 3. */
+static const struct shape twos_and_threes[TENSORS] = {
+    {"wte", {VOCAB, 6}, ZERO_F32, 0, 1, 0, 0, 2, 0, true},
+    {"wpe", {5, 6}, ZERO_BF16, -1, 0, 0, 0, 2, 0, false},
+    {"qkvw", {3, 18, 6}, ZERO_BF16, 1, 3, ZERO_STACKED, 0, 2, 1, false},
+    {"qkvb", {3, 18}, ZERO_F32, 1, 3, ZERO_STACKED, 0, 2, 1, false},
+    {"proj", {3, 6, 6}, ZERO_F32, 2, 1, ZERO_STACKED, 0, 2, 1, false},
+    {"norm", {6}, ZERO_F32, -1, 0, 0, 0, 2, 0, false},
+    {"seen", {4}, ZERO_I32, -1, 0, ZERO_BUFFER, 0, 0, 0, false},
+    {"wide", {4, 12, 5}, ZERO_BF16, 1, 2, 0, ZERO_LION, 1, 4, false},
+};
+static const struct shape *shapes = powers_of_two;
 
 struct mesh {
     int dp, tp, stage;
@@ -67,15 +80,17 @@ static uint16_t to_bf16(float f)
 
 struct setup {
     const struct mesh *mesh;
-    bool weights_alone;
     const char *folder;
     bool async;
     int says; /* the step that was saved */
+    /* where first values come from; the model has some, and they are those of whole tensors */
+    enum zero_init from;
+    bool gives, whole;
 };
 
 struct model {
     void *param[TENSORS], *grad[TENSORS];
-    char own[TENSORS][MOST_ELEMS * 4];
+    char own[TENSORS][AROUND + MOST_ELEMS * 4 + AROUND];
     struct zero_tensor table[TENSORS];
 };
 
@@ -104,6 +119,42 @@ static struct model *make_model(int tp)
     return m;
 }
 
+static void put_value(enum zero_dtype dtype, void *values, int64_t i, float f)
+{
+    if (dtype == ZERO_BF16)
+        ((uint16_t *)values)[i] = to_bf16(f);
+    else
+        ((float *)values)[i] = f;
+}
+
+/* Among NaN, which nothing should read. */
+static void give_values(struct model *m, const struct setup *s, int part, bool has)
+{
+    int tp = s->whole ? 1 : s->mesh->tp;
+    for (int t = 0; t < TENSORS; t++) {
+        const struct shape *x = &shapes[t];
+        char *values = m->own[t] + AROUND;
+        memset(m->own[t], 0xff, sizeof m->own[t]);
+        m->param[t] = has || t == BUFFER ? values : NULL;
+        m->table[t].flags |= s->whole && t != BUFFER ? ZERO_WHOLE : 0;
+        for (int32_t i = 0; t == BUFFER && i < n_elems(x, 1); i++)
+            ((int32_t *)values)[i] = 100 + i;
+        for (int64_t i = 0; t != BUFFER && i < n_elems(x, tp); i++) {
+            int64_t whole = whole_of(x, tp, s->whole ? 0 : part, i);
+            put_value((enum zero_dtype)x->dtype, values, i, whole < 0 ? 0 : value_of(t, 0, whole));
+        }
+    }
+}
+
+static int draw_value(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
+{
+    const struct shape *s = &shapes[tensor];
+    (void)arg;
+    for (int64_t i = 0; i < n; i++)
+        put_value((enum zero_dtype)s->dtype, dst, i, value_of(tensor, 0, first + i));
+    return first < 0 || first + n > n_elems(s, 1);
+}
+
 static int wrap(struct toy_rank *r, struct model **m, zero_ctx **z, int32_t *part)
 {
     const struct setup *s = r->arg;
@@ -119,7 +170,12 @@ static int wrap(struct toy_rank *r, struct model **m, zero_ctx **z, int32_t *par
     *part = place.tp;
     cfg.debug.log = toy_forget_line;
     cfg.checkpoint.save_async = s->async;
+    cfg.init_from = (int32_t)s->from;
+    cfg.init = s->from == ZERO_INIT_CALL ? draw_value : NULL;
     *m = make_model(s->mesh->tp);
+    if (s->gives)
+        give_values(*m, s, *part,
+                    s->from == ZERO_INIT_MODEL || (s->from == ZERO_INIT_RANK0 && place.data == 0));
     if (!err)
         err = zero_wrap(z, (*m)->table, TENSORS, &cfg);
     return err;
@@ -134,11 +190,10 @@ static void add_to_hash(struct toy_rank *r, int tensor, int kind, int64_t whole,
 }
 
 /* Reads all that this part has; expected: and compares it. What is cut counts on each part, else on one. */
-static int look(struct toy_rank *r, zero_ctx *z, int tp, int part, bool expected)
+static int look(struct toy_rank *r, zero_ctx *z, int tp, int part, bool expected, bool alone)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
     float x[MOST_ELEMS];
-    bool alone = ((const struct setup *)r->arg)->weights_alone;
     for (int t = 0; t < TENSORS; t++)
         for (int k = 0; k <= (alone ? 0 : shapes[t].n_states); k++) {
             const struct shape *s = &shapes[t];
@@ -259,11 +314,11 @@ static void load_one(struct toy_rank *r)
     r->hash = 0;
     TOY_TRY(wrap(r, &m, &z, &part));
     TOY_TRY(zero_load(z, s->folder));
-    TOY_TRY(look(r, z, s->mesh->tp, part, true));
+    TOY_TRY(look(r, z, s->mesh->tp, part, true, false));
     TOY_TRY(zero_read_data(z, ZERO_DATA_JOB, 0, 0, NULL, &info));
     r->hash = 0;
     TOY_TRY(train(m, z, s->mesh->tp, part));
-    TOY_TRY(look(r, z, s->mesh->tp, part, false));
+    TOY_TRY(look(r, z, s->mesh->tp, part, false, false));
     TOY_TRY(zero_get_stats(z, &stats));
     r->ms = info.n_saved;
     zero_unwrap(&z);
@@ -319,7 +374,7 @@ static void import_one(struct toy_rank *r)
     int err = 0;
     TOY_TRY(wrap(r, &m, &z, &part));
     TOY_TRY(zero_import(z, s->folder, map, N_MAP));
-    TOY_TRY(look(r, z, s->mesh->tp, part, true));
+    TOY_TRY(look(r, z, s->mesh->tp, part, true, true));
     zero_unwrap(&z);
     free(m);
 }
@@ -381,7 +436,7 @@ static void weights_are_the_whole_models(void **state)
 {
     char folder[N_MESHES][32], what[128];
     struct toy_rank r[MOST_WORLD];
-    struct setup s = {.weights_alone = true};
+    struct setup s = {0};
     (void)state;
     for (int i = 0; i < N_MESHES; i++) {
         strcpy(folder[i], "/tmp/zero-tp-weights-XXXXXX");
@@ -404,11 +459,113 @@ static void weights_are_the_whole_models(void **state)
         toy_remove_folder(folder[i]);
 }
 
+/* ---- whole tensors ---- */
+
+/* In three pieces, which are not the parts. lacks: values, until the last piece of the last tensor. */
+static int write_whole(struct toy_rank *r, zero_ctx *z, int t, int k, bool lacks)
+{
+    static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
+    const struct setup *s = r->arg;
+    enum zero_dtype dtype = k > 0 ? ZERO_F32 : (enum zero_dtype)shapes[t].dtype;
+    int64_t n = n_elems(&shapes[t], 1), piece = n / 3 + 1;
+    float src[MOST_ELEMS];
+    int err = 0;
+    for (int64_t first = 0, m; !err && first < n; first += m) {
+        m = first + piece < n ? piece : n - first;
+        memset(src, 0xff, sizeof src);
+        for (int64_t i = 0; i < m; i++)
+            put_value(dtype, src, i, value_of(t, k, first + i));
+        err = zero_write(z, t, values[k], first, m, r->rank < s->mesh->tp ? src : NULL);
+        if (!err && lacks && first + m < n) /* though some parts have all of theirs */
+            toy_expect(r, zero_read(z, t, ZERO_VALUE_PARAM, 0, 1, src), ZERO_ERR_ORDER, "has values for");
+    }
+    if (!err)
+        toy_expect(r, zero_write(z, t, values[k], 1, n, src), ZERO_ERR_ARG, "elements of tensor");
+    return err;
+}
+
+static int write_all_whole(struct toy_rank *r, zero_ctx *z, bool states, bool lacks)
+{
+    int err = 0;
+    for (int t = 0; t < TENSORS; t++)
+        for (int k = 0; !err && t != BUFFER && k <= (states ? shapes[t].n_states : 0); k++)
+            err = write_whole(r, z, t, k, lacks);
+    return err;
+}
+
+/* At stages 0 and 1 the model may look at any time, and sees its part. */
+static void look_at_pointers(struct toy_rank *r, const struct model *m, int tp, int part)
+{
+    for (int t = 0; t < TENSORS; t++)
+        for (int64_t i = 0; t != BUFFER && i < n_elems(&shapes[t], tp); i++) {
+            float want[1] = {0};
+            int64_t whole = whole_of(&shapes[t], tp, part, i), size = shapes[t].dtype == ZERO_BF16 ? 2 : 4;
+            put_value((enum zero_dtype)shapes[t].dtype, want, 0, whole < 0 ? 0 : value_of(t, 0, whole));
+            if (memcmp((const char *)m->param[t] + i * size, want, (size_t)size) != 0)
+                toy_wrong(r, "the model has another element %d of %s; ", (int)i, shapes[t].name);
+        }
+}
+
+static void give_one(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    int32_t part = 0, tp = s->mesh->tp;
+    int err = 0;
+    TOY_TRY(wrap(r, &m, &z, &part));
+    if (s->from == ZERO_INIT_LATER)
+        TOY_TRY(write_all_whole(r, z, false, true));
+    TOY_TRY(look(r, z, tp, part, true, true));
+    if (!err && s->mesh->stage < 2)
+        look_at_pointers(r, m, tp, part);
+    r->hash = 0;
+    TOY_TRY(train(m, z, tp, part));
+    TOY_TRY(look(r, z, tp, part, false, false));
+    uint64_t hash = r->hash;
+    if (s->whole) {
+        TOY_TRY(write_all_whole(r, z, true, false));
+        TOY_TRY(look(r, z, tp, part, true, false));
+    }
+    r->hash = hash;
+    zero_unwrap(&z);
+    free(m);
+}
+
+/* One of 8 parts of wte is padding alone. */
+static void whole_tensors_are_cut(void **state)
+{
+    static const struct mesh on[] = {{1, 2, 0}, {2, 3, 1}, {1, 3, 2}, {2, 2, 3},
+                                     {4, 2, 5}, {1, 8, 1}, {2, 1, 0}};
+    (void)state;
+    for (size_t i = 0; i < sizeof on / sizeof *on; i++) {
+        struct setup s = {.mesh = &on[i], .gives = true};
+        struct toy_rank r[MOST_WORLD];
+        char what[96];
+        shapes = on[i].tp == 8 ? powers_of_two : twos_and_threes;
+        toy_ranks(world_of(s.mesh), give_one, &s, r);
+        toy_assert_well(r, world_of(s.mesh), "cut by the program");
+        uint64_t hash = hash_of(s.mesh, r);
+        s.whole = true;
+        for (int from = ZERO_INIT_MODEL; from <= ZERO_INIT_CALL; from++) {
+            s.from = (enum zero_init)from;
+            snprintf(what, sizeof what, "init_from %d, dp %d, tp %d, stage %d", from, s.mesh->dp, s.mesh->tp,
+                     s.mesh->stage);
+            toy_ranks(world_of(s.mesh), give_one, &s, r);
+            toy_assert_well(r, world_of(s.mesh), what);
+            if (hash != hash_of(s.mesh, r))
+                fail_msg("%s: other bits than of a program that cuts", what);
+        }
+    }
+    shapes = powers_of_two;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(weights_are_the_whole_models),
         cmocka_unit_test(any_mesh_loads_any_others),
+        cmocka_unit_test(whole_tensors_are_cut),
     };
     return cmocka_run_group_tests(tests, NULL, toy_remove_folders);
 }

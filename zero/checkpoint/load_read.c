@@ -151,7 +151,7 @@ static int check_model(struct zr_loading *l)
                   ? index_names(l)
                   : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d tensors", whole->n);
     for (int32_t i = 0; !err && i < whole->n; i++)
-        l->here[i] = zr_cut_of_tensor(l->z, &whole->tensors[i]);
+        l->here[i] = zr_tp_of_tensor(&whole->tensors[i], l->z->mesh.parts);
     for (int32_t i = 0; !err && i < m->n_tensors; i++) {
         err = check_tensor(l, &m->tensors[i]);
         if (err)

@@ -11,13 +11,10 @@
 #ifndef ZR_ZERO_SAVE_H
 #define ZR_ZERO_SAVE_H
 
+#include "shard/tp_cut.h"
 #include "zero/checkpoint/manifest.h"
 #include "zero/checkpoint/safetensors.h"
-#include "zero/checkpoint/tp_cut.h"
 #include "zero/context.h"
-
-/* How the tensor is cut over tp; of one that is not, or where tp is 1, as one part. */
-struct zr_tp_cut zr_cut_of_tensor(const struct zero_ctx *z, const struct zr_tensor *t);
 
 /* A range of a tensor's elements, in this rank's memory. kind as in zr_engine_read. */
 struct zr_extent {

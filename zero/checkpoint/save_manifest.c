@@ -21,7 +21,7 @@ static uint64_t config_hash(const struct zr_options *o)
 /* Of one that is cut: the whole's shape, and into what. */
 static void fill_cut(const struct zero_ctx *z, const struct zr_tensor *from, struct zr_manifest_tensor *t)
 {
-    const struct zr_tp_cut cut = zr_cut_of_tensor(z, from);
+    const struct zr_tp_cut cut = zr_tp_of_tensor(from, z->mesh.parts);
     if (cut.parts == 1)
         return;
     t->parts = cut.parts;

@@ -58,13 +58,6 @@ void zr_shard_name(int rank, int world, char out[64])
 
 /* ---- extents ---- */
 
-struct zr_tp_cut zr_cut_of_tensor(const struct zero_ctx *z, const struct zr_tensor *t)
-{
-    if (z->mesh.parts == 1 || !t->cut)
-        return zr_tp_none(t->n_elems);
-    return zr_tp_along(t->shape, t->cut_dim, t->cut_blocks, t->cut_size, z->mesh.parts);
-}
-
 struct collecting {
     struct zero_ctx *z;
     char *base;
@@ -79,7 +72,7 @@ static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *
     struct collecting *c = arg;
     const struct zr_run *run = c->run;
     const struct zr_tensor *t = &c->z->layout->tensors[p->tensor];
-    const struct zr_tp_cut cut = zr_cut_of_tensor(c->z, t);
+    const struct zr_tp_cut cut = zr_tp_of_tensor(t, c->z->mesh.parts);
     const struct zr_place place = zr_place_of(c->z, p->tensor);
     int64_t from = p->slice * p->n + (first - p->first);
     if (c->saves && !t->cut && c->z->mesh.part > 0)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tp_cut.c: see tp_cut.h. */
-#include "zero/checkpoint/tp_cut.h"
+#include "shard/tp_cut.h"
 #include "kernels/asserts.h"
 
 struct zr_tp_cut zr_tp_none(int64_t n_elems)
@@ -24,6 +24,13 @@ struct zr_tp_cut zr_tp_along(const int64_t shape[8], int32_t dim, int32_t blocks
     return c;
 }
 
+struct zr_tp_cut zr_tp_of_tensor(const struct zr_tensor *t, int32_t parts)
+{
+    if (parts <= 1 || !t->cut)
+        return zr_tp_none(t->n_elems);
+    return zr_tp_along(t->shape, t->cut_dim, t->cut_blocks, t->cut_size, parts);
+}
+
 bool zr_tp_same(const struct zr_tp_cut *a, const struct zr_tp_cut *b)
 {
     return a->parts == b->parts && a->rows == b->rows && a->each == b->each && a->blocks == b->blocks &&
@@ -42,6 +49,11 @@ int64_t zr_tp_elems(const struct zr_tp_cut *c, int32_t part)
     if (c->blocks > 1 || left >= c->each)
         return c->part_elems;
     return left * c->inner; /* padding is along the first dimension */
+}
+
+int64_t zr_tp_whole_elems(const struct zr_tp_cut *c)
+{
+    return c->part_elems / c->each * c->rows;
 }
 
 struct zr_tp_run zr_tp_run_of_part(const struct zr_tp_cut *c, int32_t part, int64_t at)
@@ -72,4 +84,13 @@ struct zr_tp_run zr_tp_run_of_whole(const struct zr_tp_cut *c, int64_t whole)
                               .at = (outer * c->each + block * k + in % k) * c->inner + column,
                               .whole = whole,
                               .n = rows * c->inner - column};
+}
+
+int64_t zr_tp_from(const struct zr_tp_cut *c, int32_t part, int64_t whole)
+{
+    int64_t row = whole / c->inner % c->rows, outer = whole / c->inner / c->rows, k = of_block(c);
+    int64_t block = row / (k * c->parts), in = row % (k * c->parts);
+    if (in / k == part)
+        return zr_tp_run_of_whole(c, whole).at;
+    return (outer * c->each + (block + (in / k > part)) * k) * c->inner;
 }
