@@ -83,8 +83,7 @@ static int refuse(const struct zero_ctx *z, const char *call, int32_t tensor)
     return zr_fail(ZR_ERR_ORDER,
                    "%s: tensor %s (unit %d) has values for %lld of its %lld elements: init_from is "
                    "ZERO_INIT_LATER, so first call zero_load, or zero_import and zero_write for all tensors",
-                   call, t->name, t->unit, (long long)n_known(z, tensor),
-                   (long long)n_wanted(z, tensor));
+                   call, t->name, t->unit, (long long)n_known(z, tensor), (long long)n_wanted(z, tensor));
 }
 
 int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor)

@@ -61,11 +61,12 @@ static int check_together(const struct zero_config *c)
                        "grad_accum_steps",
                        c->max_grad_accum_steps, c->grad_accum_steps);
     if (c->memory.grad_in_place && c->deterministic > 0 && most_micro_batches(c) > 1)
-        return zr_fail(ZR_ERR_ARG,
-                       "grad_in_place is 1 and deterministic is 1, with %sgrad_accum_steps %d: gradients that "
-                       "the model adds up itself are not added in the fixed order that deterministic "
-                       "promises; set only one of the two",
-                       c->max_grad_accum_steps ? "max_" : "", most_micro_batches(c));
+        return zr_fail(
+            ZR_ERR_ARG,
+            "grad_in_place is 1 and deterministic is 1, with %sgrad_accum_steps %d: gradients that "
+            "the model adds up itself are not added in the fixed order that deterministic "
+            "promises; set only one of the two",
+            c->max_grad_accum_steps ? "max_" : "", most_micro_batches(c));
     if (!c->init != (c->init_from != ZERO_INIT_CALL))
         return zr_fail(ZR_ERR_ARG,
                        "init is %s but init_from is %s; allowed: both init and ZERO_INIT_CALL, or neither",

@@ -211,7 +211,7 @@ enum zr_values_in {
 };
 /* wrap.c. Returns where they are for this rank, by cfg.init_from. */
 enum zr_values_in zr_values_in(const struct zero_ctx *z);
-/* tensors.c: checks the model's table and copies it. On success *out belongs to the caller (zr_tensors_free). */
+/* tensors.c: checks the model's table and copies it. On success the caller frees *out (zr_tensors_free). */
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
                      enum zr_values_in values, struct zr_tensor **out);
 

@@ -274,8 +274,8 @@ ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
 
 /* Copy elements [first, first + n) of tensors[tensor], row-major in its shape, to dst.
  *
- * value is an enum zero_value. dst is host memory, of the tensor's dtype for ZERO_VALUE_PARAM and fp32
- * otherwise; NULL on a rank that does not want them.
+ * dst is host memory, of the tensor's dtype for ZERO_VALUE_PARAM and fp32 otherwise; NULL on a rank that does
+ * not want them.
  *
  * Collective (in a pipeline, over the tensor's pipeline stage). Blocks.
  * Errors: ORDER  there are no values yet */
@@ -293,10 +293,9 @@ ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t firs
 
 /* Make all parameters readable without brackets, until zero_release_all.
  *
- * *param of every tensor points at the whole tensor, for evaluation, sampling or the program's own save.
- * where is 0 for the device, or ZERO_DEVICE_HOST for host memory. Forward brackets are allowed inside. Calls
- * that train or write are refused. At stages 2 and 3 this takes memory beyond the plan (memory.md). On a GPU
- * take the pointers anew after both calls.
+ * *param of every tensor points at the whole tensor. where is 0 for the device, or ZERO_DEVICE_HOST for host
+ * memory. Forward brackets are allowed inside. Calls that train or write are refused. At stages 2 and 3 this
+ * takes memory beyond the plan (memory.md). On a GPU take the pointers anew after both calls.
  *
  * Collective. Both block; zero_release_all also waits for what the model has put on cfg.stream.
  * Errors: BUDGET, NOMEM  the message has the bytes */

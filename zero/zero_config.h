@@ -374,7 +374,7 @@ struct zero_config {
     struct {
         /* + 1: check mode, which is slow and finds mistakes of the model (check_mode.md). Default 0. */
         int32_t check;
-        /* + 1: keep the latest 16384 spans of each track for zero_trace_write. Default 0. */
+        /* + 1: record spans for zero_trace_write. Default 0. */
         int32_t trace;
         /* Called with one line, without its newline, from any thread. Default NULL: warnings go to stderr.
          * ZERO_LOG=stderr or ZERO_LOG=FILE also writes every line there; ZERO_LOG=off silences stderr. */

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """zero/examples/minimal.c learns the same at every stage and on every number of ranks, and what the plain program learns; and so does
-the same program with the example of zero/guide.md, or of zero.h, in it.
+the same program with the example of zero.h in it.
 
     test_minimal.py ZERO_RUN PLAIN PROGRAM WORLDS STAGES
 """
