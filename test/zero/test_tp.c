@@ -1113,8 +1113,8 @@ static void train_apart(struct toy_rank *r)
         }
         if (!err && step == g->step && g->code)
             toy_expect(r, zero_step(z, 0.1f, NULL), g->code,
-                       "tensor s1 has no tp_cut, so that all ranks of tp have the same gradient of it, but "
-                       "those of rank ");
+                       "tensor s1 has no tp_cut, so all ranks of tp must have the same gradient, but those "
+                       "of rank ");
         else
             TOY_TRY(zero_step(z, 0.1f, NULL));
     }
