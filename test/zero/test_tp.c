@@ -721,7 +721,7 @@ static void leave_out_early(struct toy_rank *r)
 
 static void leave_out_later(struct toy_rank *r)
 {
-    leave_out(r, 1, "; rank 1 seems to have left out that of rank 0");
+    leave_out(r, 1, "; rank 1 seems to have left out the call of rank 0");
 }
 
 static void differ_in_op(struct toy_rank *r)
