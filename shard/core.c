@@ -88,10 +88,10 @@ static int no_slot(const struct zr_core *c, const char *kind, int32_t unit, int6
     char open[320] = "none";
     list_open(c, open, sizeof open);
     return zr_fail(ZR_ERR_BUDGET,
-                   "zero_begin: no %s slot for unit %d (%lld bytes): those large enough are held by open "
-                   "brackets. Open are units: %s. Was a zero_end forgotten? Otherwise give a tensor of unit "
-                   "%d the flag ZERO_RESIDENT, which keeps the %lld bytes of its %ss in memory of their own, "
-                   "or declare the nesting in cfg.memory.order%s",
+                   "zero_begin: no %s slot is free for unit %d (%lld bytes): open brackets hold all that are "
+                   "large enough. Open units: %s. Is a zero_end missing? Otherwise give a tensor of unit %d "
+                   "the flag ZERO_RESIDENT, which keeps the %lld bytes of its %ss outside the slots, or "
+                   "declare the nesting in cfg.memory.order%s",
                    kind, unit, (long long)bytes, open, holder, (long long)holder_bytes, kind, otherwise);
 }
 
@@ -176,12 +176,11 @@ static int refuse_begin(struct zr_core *c, const struct zr_core_event *ev)
     if (ev->backward && u->trainable && u->n_bwd >= zr_core_most_brackets(c, u))
         return zr_fail(
             ZR_ERR_ORDER,
-            "zero_begin: unit %d has had %d backward brackets since the last zero_step, as many as "
-            "it may have: its uses is %d and grad_accum_steps is %d. Was a zero_step forgotten? "
-            "Otherwise set grad_accum_steps to the micro-batches of a step, or uses of a tensor of "
-            "the unit to its backward brackets in a micro-batch (with cfg.memory.order, declare "
-            "them there)",
-            ev->unit, u->n_bwd, u->uses, c->accum);
+            "zero_begin: unit %d has had %d backward bracket%s since the last zero_step, and may have no "
+            "more: zero_tensor.uses is %d and grad_accum_steps is %d. Is a zero_step missing? Otherwise set "
+            "grad_accum_steps to the micro-batches of a step, or zero_tensor.uses to the unit's backward "
+            "brackets in a micro-batch (with cfg.memory.order, declare them there)",
+            ev->unit, u->n_bwd, u->n_bwd == 1 ? "" : "s", u->uses, c->accum);
     return 0;
 }
 
@@ -371,7 +370,8 @@ static int gather_all(struct zr_core *c, const struct zr_core_event *ev, struct 
         return err;
     for (int32_t i = 0; i < c->n_units; i++)
         if (!units(c)[i].resident && units(c)[i].fits == c->n_pslots)
-            return zr_fail(ZR_ERR_BUDGET, "zero_gather_all: no parameter slot holds unit %d (%lld bytes)", i,
+            return zr_fail(ZR_ERR_BUDGET,
+                           "zero_gather_all: no parameter slot is large enough for unit %d (%lld bytes)", i,
                            (long long)units(c)[i].param_bytes);
     zr_core_note(c, ZR_ALL_WORD | (uint32_t)ev->unit);
     for (int32_t i = 0; i < c->n_units; i++) {

@@ -110,9 +110,9 @@ int zr_core_micro(struct zr_core *c, struct zr_action *out, int32_t *n)
                                      "zero_step or zero_drop first");
     if (c->n_micro + 1 >= c->accum)
         return zr_fail(ZR_ERR_ORDER,
-                       "zero_micro: grad_accum_steps is %d, so a step has at most %d calls: zero_step ends "
-                       "the last micro-batch",
-                       c->accum, c->accum - 1);
+                       "zero_micro: grad_accum_steps is %d, so a step may call it at most %d time%s: "
+                       "zero_step ends the last micro-batch",
+                       c->accum, c->accum - 1, c->accum == 2 ? "" : "s");
     c->n_micro++;
     zr_core_note(c, ZR_MICRO_WORD);
     zr_core_return_grads(c, out, n);
@@ -153,29 +153,26 @@ static int check_count(const struct zr_core *c, const char *call)
 {
     int32_t unit = -1, most = count_micro_batches(c, &unit);
     if (most > 0 && most < c->accum)
-        return zr_fail(
-            ZR_ERR_ORDER,
-            "%s: micro-batches are missing: unit %d has had %d backward passes since the last step; "
-            "its uses is %d and grad_accum_steps is %d",
-            call, unit, units(c)[unit].n_bwd, units(c)[unit].uses, c->accum);
+        return zr_fail(ZR_ERR_ORDER,
+                       "%s: micro-batches are missing: unit %d has had %d backward pass%s since the last "
+                       "step; zero_tensor.uses is %d and grad_accum_steps is %d",
+                       call, unit, units(c)[unit].n_bwd, units(c)[unit].n_bwd == 1 ? "" : "es",
+                       units(c)[unit].uses, c->accum);
     if (c->any_backward && c->unbracketed)
         return zr_fail(ZR_ERR_ORDER,
-                       "%s: a backward bracket has ended since the last step, but zero_micro has ended a "
-                       "micro-batch of this step before any had: bracket the backward passes of all "
-                       "micro-batches of a step, or of none",
+                       "%s: zero_micro ended a micro-batch before the step's first backward bracket: "
+                       "bracket the backward passes of all micro-batches of a step, or of none",
                        call);
     if (is_bracketed(c) || c->n_trainable == 0)
         return 0;
     if (!c->model_holds)
         return zr_fail(ZR_ERR_ORDER, "%s: no backward bracket has ended since the last step", call);
     if (c->n_micro + 1 != c->accum && (c->reduce_each || c->n_micro))
-        return zr_fail(
-            ZR_ERR_ORDER,
-            "%s: %d micro-batches were ended by zero_micro, grad_accum_steps is %d: call "
-            "zero_micro after each "
-            "backward but the last, or bracket backward; or, if the model zeroes its gradients once "
-            "per step and adds to them, set grad_in_place to 1",
-            call, c->n_micro, c->accum);
+        return zr_fail(ZR_ERR_ORDER,
+                       "%s: zero_micro ended %d micro-batch%s, but grad_accum_steps is %d: call zero_micro "
+                       "after each backward but the last, or bracket backward; or, if the model zeroes its "
+                       "gradients once per step and adds to them, set grad_in_place to 1",
+                       call, c->n_micro, c->n_micro == 1 ? "" : "es", c->accum);
     return 0;
 }
 
@@ -349,7 +346,7 @@ int zr_core_evaluated(struct zr_core *c, struct zr_action *out, int32_t *n)
     if (err)
         return err;
     if (c->any_backward || c->complete)
-        return zr_fail(ZR_ERR_ORDER, "zero_next: a step has begun, which is no evaluation");
+        return zr_fail(ZR_ERR_ORDER, "zero_next: a step has begun, so this is not an evaluation");
     zr_core_note(c, ZR_EVAL_WORD);
     zr_core_start_recording(c);
     zr_core_prefetch(c, out, n);

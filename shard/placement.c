@@ -61,7 +61,7 @@ int zr_placement_make(int stage, enum zr_hybrid hybrid, bool grad_in_place, int3
 {
     const struct row *r = find(stage, hybrid);
     if (!r)
-        return zr_fail(ZR_ERR_ARG, "there is no hybrid of stage %d; allowed: stage 3, or no hybrid", stage);
+        return zr_fail(ZR_ERR_ARG, "a hybrid is set with stage %d; allowed: stage 3, or no hybrid", stage);
     take(r, grad_in_place, out);
     out->size[ZR_INNER] = inner;
     out->size[ZR_OUTER] = outer;

@@ -311,7 +311,8 @@ int zr_plan_assume_order(const struct zr_layout *l, struct zr_call **out, int32_
     for (int32_t u = 0; u < l->n_units; u++)
         all += 2 + 2 * zr_max(l->units[u].uses, 1);
     if (all > MOST_ASSUMED)
-        return zr_fail(ZR_ERR_ARG, "by uses the %d units have %lld calls in a micro-batch; allowed: %d",
+        return zr_fail(ZR_ERR_ARG,
+                       "by zero_tensor.uses the %d units have %lld calls in a micro-batch; allowed: %d",
                        l->n_units, (long long)all, MOST_ASSUMED);
     struct zr_call *order = malloc((size_t)all * sizeof *order);
     int32_t n = 0;

@@ -266,7 +266,7 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
         if (t->optimizer)
             zr_optimizer_list_states(t->optimizer, n_states, states, sizeof states);
         return zr_fail(ZR_ERR_ARG,
-                       "%s: value is %d; allowed: 0..%d (tensor %s is trained by %s, with %s), and "
+                       "%s: value is %d; allowed: 0..%d (optimizer of tensor %s: %s, %s), and "
                        "ZERO_VALUE_GRAD (64) to read",
                        call, value, ZERO_VALUE_STATE + n_states - 1, t->name, zr_optimizer_name(t->optimizer),
                        states);

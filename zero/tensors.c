@@ -157,7 +157,8 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                    "*param is NULL; the parameters must be allocated and initialised before zero_wrap, or "
                    "cfg.init_from must say where their values come from");
     if (values == ZR_VALUES_IN_RANK0 && !*t->param)
-        return bad(t, i, "*param is NULL on rank 0, whose values count (init_from is ZERO_INIT_RANK0)");
+        return bad(t, i,
+                   "*param is NULL on rank 0, which must give the values (init_from is ZERO_INIT_RANK0)");
     int err = check_dtype(t, i, for_plan);
     if (err)
         return err;
@@ -346,10 +347,11 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
         const struct zero_tensor *one = &tensors[i];
         err = check_one(one, i, values, &t[i]);
         if (!err && (one->pp_stage < 0 || one->pp_stage >= cfg->pipeline.stages_per_rank))
-            err = zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): pp_stage is %d; allowed: 0..%d, by stages_per_rank",
-                          i, t[i].name, one->pp_stage, cfg->pipeline.stages_per_rank - 1);
+            err =
+                zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): pp_stage is %d; allowed: 0..%d (see stages_per_rank)",
+                        i, t[i].name, one->pp_stage, cfg->pipeline.stages_per_rank - 1);
         if (!err && (one->group < 0 || one->group > cfg->n_optim_groups))
-            err = zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): group is %d; allowed: 0..%d, by n_optim_groups", i,
+            err = zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): group is %d; allowed: 0..%d (see n_optim_groups)", i,
                           t[i].name, one->group, cfg->n_optim_groups);
         slices += t[i].n_slices;
         elems += t[i].n_elems;

@@ -30,8 +30,9 @@ static int check_range(const struct zero_ctx *z, int32_t group, int knob)
                        group, knobs[knob].key);
     if (group == ZERO_ALL || (group >= 0 && group < n))
         return 0;
-    return zr_fail(ZR_ERR_ARG, "zero_tune: group is %d; allowed: 0..%d, by n_optim_groups, or ZERO_ALL (-1)",
-                   group, n - 1);
+    return zr_fail(ZR_ERR_ARG,
+                   "zero_tune: group is %d; allowed: 0..%d (see n_optim_groups), or ZERO_ALL (-1)", group,
+                   n - 1);
 }
 
 /* What a group can be given: what its optimizer uses, and has memory for. */

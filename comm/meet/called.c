@@ -56,7 +56,7 @@ void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const s
     const char *other = a->name == ZR_CALLED_STEP
                             ? " after different numbers in zero_carry, zero_tune or zero_set_step"
                         : zr_called_is_of_tp(a->name) && !gap
-                            ? " with different arguments, or one of them left out the call before"
+                            ? " with other arguments, or one of them left out the call before"
                             : " with other arguments";
     if (gap)
         snprintf(left_out, sizeof left_out, "; rank %d seems to have left out the call of rank %d",

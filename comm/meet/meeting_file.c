@@ -237,7 +237,7 @@ int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file
     snprintf(whole, sizeof whole, "%s.%016llx", path, (unsigned long long)nonce);
     int fd = zr_above_standard(open(whole, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (fd < 0)
-        return zr_fail(ZR_ERR_IO, "cannot say where ranks meet: %.400s: %s", path,
+        return zr_fail(ZR_ERR_IO, "cannot write where ranks meet: %.400s: %s", path,
                        zr_system_words(errno, why));
     err = put_text(fd, text);
     if (close(fd) && !err)
@@ -247,7 +247,7 @@ int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file
     if (!err || err == -EEXIST)
         return err ? ZR_MEETING_FILE_TAKEN : 0;
     unlink(whole);
-    return zr_fail(ZR_ERR_IO, "cannot say where ranks meet: %.400s: %s", path, zr_system_words(-err, why));
+    return zr_fail(ZR_ERR_IO, "cannot write where ranks meet: %.400s: %s", path, zr_system_words(-err, why));
 }
 
 bool zr_meeting_file_is_there(const struct zr_world *w, const struct zr_meeting_file *f)

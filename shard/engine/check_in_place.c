@@ -74,10 +74,8 @@ static int compare_kept(struct zr_engine *e, int32_t piece)
         return 0;
     return zr_fail(ZR_ERR_ORDER,
                    "check: the model's fault: it changed the gradient of tensor %s (unit %lld) between the "
-                   "micro-batches "
-                   "of step %u; grad_in_place is 1, which says that their sum stays there: zero gradients "
-                   "once per step, "
-                   "or leave grad_in_place at 0",
+                   "micro-batches of step %u; grad_in_place is 1, so their sum must stay there: zero "
+                   "gradients once per step, or leave grad_in_place at 0",
                    e->layout->tensors[e->layout->pieces[piece].tensor].name, (long long)unit_of(e, piece),
                    zr_step_number(e));
 }
@@ -112,8 +110,7 @@ static int compare_sum(struct zr_engine *e, int32_t piece)
         return 0;
     return zr_fail(ZR_ERR_ORDER,
                    "check: the model's fault: it changed the gradient of tensor %s (unit %lld) between its "
-                   "zero_end in backward and zero_step, step %u: until then that is the only copy of what is "
-                   "to be used",
+                   "zero_end in backward and zero_step, step %u: until zero_step it is the only copy",
                    e->layout->tensors[e->layout->pieces[piece].tensor].name, (long long)unit_of(e, piece),
                    zr_step_number(e));
 }

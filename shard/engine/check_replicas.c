@@ -86,8 +86,8 @@ static int report_difference(struct digest *d, uint64_t *all, int32_t differ[2])
     if (found[0] >= 0)
         differ = found;
     return zr_fail(ZR_ERR_MISMATCH,
-                   "check: after step %u rank %d and rank %d hold copies of the same part of tensor %s that "
-                   "differ: with hybrid hsdp every group updates its own copy%s",
+                   "check: after step %u rank %d and rank %d hold different copies of the same part of "
+                   "tensor %s: with hybrid hsdp every group updates its own copy%s",
                    zr_last_step_number(e), differ[0], differ[1], name,
                    e->opt.update ? ", so optim.update must give the same weights for the same arguments"
                                  : ", and one of them was changed by something else");

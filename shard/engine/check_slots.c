@@ -115,14 +115,13 @@ static int compare_slot(struct zr_engine *e, const void *slot, const char *name)
     const struct action_text now = text_of(&e->slot_check->given.action), then = text_of(&h->by);
     if (h->gave)
         return fail_slot(e, zr_fail(ZR_ERR_ORDER,
-                                    "check: the model's fault: what %s wrote to a.out was changed after its "
-                                    "zero_finish, which had sent it on its way; found in %s",
+                                    "check: the model's fault: the a.out of %s was changed after its "
+                                    "zero_finish, which had begun to send it; found in %s",
                                     then.text, now.text));
-    return fail_slot(
-        e, zr_fail(ZR_ERR_ORDER,
-                   "check: the model's fault: it wrote to what it was given to read, in %s of %s; what "
-                   "is there is read again, or by others: work on a copy",
-                   name, then.text));
+    return fail_slot(e, zr_fail(ZR_ERR_ORDER,
+                                "check: the model's fault: it wrote to %s of %s, which it may only read, "
+                                "because others read it too: work on a copy",
+                                name, then.text));
 }
 
 /* ---- what is written ---- */
@@ -146,11 +145,10 @@ static void report_sizes(struct zr_engine *e, int64_t n)
         c->first_micro[k] = a->micro_batch;
     } else if (c->first_bytes[k] != n && !c->said) {
         c->said = true;
-        zr_warn(
-            e->opt.log,
-            "check: %s wrote %lld bytes to a.out, that of micro-batch %d %lld: a stage that reads more than "
-            "was written finds NaN there",
-            text_of(a).text, (long long)n, c->first_micro[k], (long long)c->first_bytes[k]);
+        zr_warn(e->opt.log,
+                "check: %s wrote %lld bytes to a.out, but that of micro-batch %d wrote %lld: a stage that "
+                "reads more than was written finds NaN there",
+                text_of(a).text, (long long)n, c->first_micro[k], (long long)c->first_bytes[k]);
     }
 }
 
@@ -161,7 +159,7 @@ static int check_written(struct zr_engine *e, const void *out)
         return fail_slot(
             e, zr_fail(ZR_ERR_ORDER,
                        "check: the model's fault: %s wrote %lld bytes to a.out, but activation_bytes is "
-                       "%lld, beyond which is what other micro-batches gave",
+                       "%lld, and the bytes beyond belong to other micro-batches",
                        text_of(&e->slot_check->given.action).text, (long long)n, (long long)most));
     report_sizes(e, n);
     return 0;

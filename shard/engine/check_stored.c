@@ -77,12 +77,11 @@ static int look_at_piece(struct zr_engine *e, const struct zr_flat *f, const str
     }
     /* A conversion to 16 bits may have made it the usual NaN, which overflow makes, too. */
     if (t->overwrite && size == 2 && n_nan == p->n)
-        zr_warn(
-            e->opt.log,
-            "check: every element of the gradient of tensor %s (unit %d) is NaN: either the model's values "
-            "are, or it adds to this gradient, which its ZERO_GRAD_OVERWRITE says it does not (it is NaN "
-            "before backward when check is 1)",
-            t->name, f->unit);
+        zr_warn(e->opt.log,
+                "check: every element of the gradient of tensor %s (unit %d) is NaN: either the model's "
+                "values are NaN, or it adds to this gradient in spite of ZERO_GRAD_OVERWRITE (with check 1 "
+                "the gradient is NaN before backward)",
+                t->name, f->unit);
     return 0;
 }
 
@@ -114,12 +113,11 @@ static int look_behind(struct zr_engine *e, const struct zr_flat *f, const struc
     int64_t end, first = gap_of(e->layout, f, p, &end);
     for (int64_t i = first; i < end; i++)
         if (full[i])
-            return zr_fail(
-                ZR_ERR_ORDER,
-                "check: the model's fault: it wrote beyond the end of the gradient of tensor %s "
-                "(unit %d), at byte %lld behind it: its shape in zero_wrap's table is smaller than "
-                "what the model uses, or an index is too large",
-                e->layout->tensors[p->tensor].name, f->unit, (long long)(i - first));
+            return zr_fail(ZR_ERR_ORDER,
+                           "check: the model's fault: it wrote beyond the end of the gradient of tensor %s "
+                           "(unit %d), %lld bytes after it: its shape in zero_wrap's table is smaller than "
+                           "what the model uses, or an index is too large",
+                           e->layout->tensors[p->tensor].name, f->unit, (long long)(i - first));
     return 0;
 }
 

@@ -105,8 +105,8 @@ static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair, boo
         snprintf(name, sizeof name, "?");
     *apart = true;
     return zr_fail(ZR_ERR_MISMATCH,
-                   "tensor %s has no tp_cut, so that all ranks of tp have the same of it, but rank %d "
-                   "and rank %d differ",
+                   "tensor %s has no tp_cut, so all ranks of tp must have the same values, but rank %d and "
+                   "rank %d differ",
                    name, (int)(pair >> 32) - 1, (int)(uint32_t)pair);
 }
 
@@ -250,10 +250,9 @@ static int report_gradient(struct zr_engine *e, uint64_t found, uint64_t here)
     if (found >> 62 == APART)
         return zr_fail(
             ZR_ERR_MISMATCH,
-            "step %u: tensor %s has no tp_cut, so that all ranks of tp have the same gradient of "
-            "it, but those of rank %d and rank %d differ by more than rounding: a sum over tp is "
-            "left out in backward (zero_all_reduce, zero_reduce_scatter or ZERO_TP_PARTIAL), or ranks of "
-            "tp read other data",
+            "step %u: tensor %s has no tp_cut, so all ranks of tp must have the same gradient, but those of "
+            "rank %d and rank %d differ by more than rounding: a sum over tp is missing in backward "
+            "(zero_all_reduce, zero_reduce_scatter or ZERO_TP_PARTIAL), or ranks of tp read different data",
             zr_last_step_number(e), name, a, b);
     if (!e->m.said_rounding && e->rank == a)
         zr_warn(

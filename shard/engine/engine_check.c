@@ -140,7 +140,7 @@ void zr_model_check_close(struct zr_model_check *w)
 {
     if (!w)
         return;
-    zr_info(w->log, "check: %lld operations were looked at", (long long)zr_check_n_ops(w->check));
+    zr_info(w->log, "check: %lld operations were checked", (long long)zr_check_n_ops(w->check));
     zr_guard_close(w->guard);
     zr_places_close(w->copies);
     free(w->places);
@@ -369,15 +369,15 @@ static const char *wrong_bracket(const struct zr_model_check *w, const struct pl
 {
     bool kept = at->slice == slice;
     if (is_open(w, at->tensor, slice, at->grad))
-        return kept ? "inside its bracket, by a pointer that it kept from an earlier one; each zero_begin "
-                      "sets it anew"
+        return kept ? "inside its bracket, by a pointer that it kept from an earlier one; read it again "
+                      "after each zero_begin"
                : at->slice < 0
-                   ? "inside its bracket, by a pointer that it took before zero_begin, which sets it anew"
+                   ? "inside its bracket, by a pointer that it took before zero_begin; read it after"
                    : "inside its bracket, by the pointer of another layer";
     if (kept)
         return "outside its bracket, by a pointer that it kept from an earlier one";
     if (at->grad && is_open(w, at->tensor, slice, false))
-        return "outside its bracket, which is one in backward";
+        return "outside its backward bracket";
     return "outside its bracket";
 }
 
@@ -463,7 +463,7 @@ int zr_model_check_look(struct zr_engine *e)
         code = ZR_ERR_FAILED;
     } else if (zr_check_stopped(w->check) && !w->said_stopped) {
         w->said_stopped = true;
-        say(w, "no memory to keep the record: nothing is looked at from here on");
+        say(w, "no memory to keep the record: nothing is checked from here on");
     }
     if (!code)
         return 0;

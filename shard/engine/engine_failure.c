@@ -50,9 +50,9 @@ void zr_engine_save_flight(struct zr_engine *e)
     char path[ZR_FLIGHT_PATH];
     zr_keep(&kept, 0);
     if (zr_flight_save(e->flight, path))
-        zr_warn(e->opt.log, "what this rank did last could not be written: %s", zr_error_text());
+        zr_warn(e->opt.log, "this rank's flight recorder could not be written: %s", zr_error_text());
     else if (path[0])
-        zr_info(e->opt.log, "what this rank did last is in %s (zero-bench flight reads it)", path);
+        zr_info(e->opt.log, "this rank's flight recorder is in %s (zero-bench flight reads it)", path);
     zr_say_again(&kept);
 }
 
@@ -65,10 +65,10 @@ void zr_engine_stuck(void *arg, int64_t ms)
     char text[256], of[32] = "";
     if (kind && unit >= 0)
         snprintf(of, sizeof of, " of unit %d", unit);
-    snprintf(text, sizeof text, "the library's own thread has not moved for %lld ms: it is in %s%s%s",
+    snprintf(text, sizeof text, "the library's own thread has made no progress for %lld ms: it is in %s%s%s",
              (long long)ms, kind ? zr_action_name(kind) : "none of its jobs", of,
              user             ? ", and has called optim.update"
-             : kind && on_gpu ? ", in a call of CUDA's or of the communicator's"
+             : kind && on_gpu ? ", in a call to CUDA or the communicator"
                               : "");
     zr_engine_fail(e, ZR_ERR_TIMEOUT, text);
 }
@@ -144,11 +144,10 @@ int zr_engine_check_process(const struct zr_engine *e)
 {
     if (e->forks == zr_fork_depth())
         return 0;
-    return zr_fail(
-        ZR_ERR_ORDER,
-        "this process was forked from process %d, which called zero_wrap: only that one may use the "
-        "context (the threads that carry it out are there)",
-        e->pid);
+    return zr_fail(ZR_ERR_ORDER,
+                   "this process was forked from process %d, which called zero_wrap: only that process may "
+                   "use the context, because its threads run there",
+                   e->pid);
 }
 
 int zr_engine_check(struct zr_engine *e)

@@ -311,9 +311,8 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
             if (same)
                 zr_warn(
                     e->opt.log,
-                    "the gradient of tensor %s is the same on all %d ranks of tp, though "
-                    "ZERO_TP_PARTIAL says that each has that of its own rows: if it is of all rows, it now "
-                    "counts %d times",
+                    "the gradient of tensor %s is the same on all %d ranks of tp, but with ZERO_TP_PARTIAL "
+                    "each must give that of its own rows: if each gives that of all rows, it counts %d times",
                     e->layout->tensors[pieces[at + k].tensor].name, e->parts, e->parts);
         }
     }
@@ -378,8 +377,7 @@ static int fail_apart(const struct zr_engine *e, const char *call, int32_t p)
     const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
     return zr_fail(ZR_ERR_MISMATCH,
                    "%s: check: src is not the same on all ranks of tp: rank %d and rank %d differ; allowed: "
-                   "what all of them have, as zero_all_reduce makes it of partial sums and zero_all_gather "
-                   "of parts",
+                   "equal values on all of them, such as the result of zero_all_reduce or zero_all_gather",
                    call, zr_comm_rank(c, 0), zr_comm_rank(c, p));
 }
 
@@ -387,8 +385,8 @@ static void warn_of_sum(struct zr_engine *e, const char *call)
 {
     if (!e->m.said_sum)
         zr_warn(e->opt.log,
-                "check: %s: src is the same on all %d ranks of tp, and is added up: if each has all of it, "
-                "it now counts %d times",
+                "check: %s: src is the same on all %d ranks of tp, and is added up: if each rank has all of "
+                "it, it counts %d times",
                 call, e->parts, e->parts);
     e->m.said_sum = true;
 }

@@ -48,8 +48,8 @@ static int moved(const struct zr_core_event *ev, const struct zr_tensor *t, cons
 {
     return zr_fail(ZR_ERR_ORDER,
                    "%s: *%s of tensor %s (unit %d) is %p; the library stored %p there. The model must not "
-                   "assign it after zero_wrap: allocate before, take the pointer anew after each zero_begin, "
-                   "and put this one back",
+                   "assign it after zero_wrap: allocate before, read the pointer again after each "
+                   "zero_begin, and restore the library's pointer",
                    call_of(ev), which, t->name, t->unit, is, reported);
 }
 
@@ -74,13 +74,12 @@ static int check_layer(const struct zr_engine *e, int32_t unit, int32_t i)
     int32_t other = t->unit;
     while (other == unit || !e->m.param_shown[other])
         other++;
-    return zr_fail(
-        ZR_ERR_ORDER,
-        "zero_begin: unit %d of stacked tensor %s cannot be opened while unit %d is: at stages 2 and 3 "
-        "its base fits one layer. End unit %d first; or flag the tensor ZERO_POINTER_PER_BEGIN and "
-        "take its pointers after each zero_begin; or make it, not stacked, a unit of its own "
-        "(ZERO_RESIDENT, if small) that stays open",
-        unit, t->name, other, other);
+    return zr_fail(ZR_ERR_ORDER,
+                   "zero_begin: unit %d of stacked tensor %s cannot be opened while unit %d is: at stages 2 "
+                   "and 3 its base fits one layer. End unit %d first; or flag the tensor "
+                   "ZERO_POINTER_PER_BEGIN and take its pointers after each zero_begin; or give it its own "
+                   "unit, not stacked, that stays open (ZERO_RESIDENT, if small)",
+                   unit, t->name, other, other);
 }
 
 int zr_pointers_check(const struct zr_engine *e, const struct zr_core_event *ev)

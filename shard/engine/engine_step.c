@@ -46,7 +46,7 @@ static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
     uint32_t step = zr_last_step_number(e) + e->m.norming;
     char text[256];
     if (a->differs & ZR_AGREE_INCOMPLETE) { /* what ended the collective is found first, as a rule */
-        snprintf(text, sizeof text, "step %u: the ranks' agreement did not take place", step);
+        snprintf(text, sizeof text, "step %u: the ranks could not compare their results", step);
         return zr_engine_fail(e, ZR_ERR_FAILED, text);
     }
     if (a->differs == UINT32_C(1) << ZR_AGREE_LR) {
@@ -119,16 +119,15 @@ static void report_skipped(const struct zr_engine *e, const struct zr_agreed *a)
     else
         snprintf(of, sizeof of, "a tensor of pipeline stage %d", rank / (e->n_all / e->pp));
     if (a->too_large)
-        zr_warn(
-            e->opt.log,
-            "step %u was skipped: the gradient's norm is %.3g, and above %.3g the update overflows float; "
-            "the largest is the gradient of %s, in what rank %d has of it after the reduction; no rank "
-            "updated its weights; zero_step's info tells, and zero_get_stats counts",
-            zr_last_step_number(e), a->grad_norm, a->most_norm, of, rank);
+        zr_warn(e->opt.log,
+                "step %u was skipped: the gradient's norm is %.3g, and above %.3g the update overflows "
+                "float; the largest part is the gradient of %s in the shard of rank %d; no rank updated its "
+                "weights; see info of zero_step, and zero_get_stats for the count",
+                zr_last_step_number(e), a->grad_norm, a->most_norm, of, rank);
     else
         zr_warn(e->opt.log,
-                "step %u was skipped: the gradient of %s is not finite, in what rank %d has of it after the "
-                "reduction; no rank updated its weights; zero_step's info tells, and zero_get_stats counts",
+                "step %u was skipped: the reduced gradient of %s is not finite in the shard of rank %d; no "
+                "rank updated its weights; see info of zero_step, and zero_get_stats for the count",
                 zr_last_step_number(e), of, rank);
 }
 

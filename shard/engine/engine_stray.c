@@ -126,11 +126,11 @@ int zr_stray_settle(struct zr_engine *e)
     int err = for_pieces_left_out(e, find_piece);
     e->m.stray_due = false;
     if (!err)
-        err = zr_fail(ZR_ERR_ORDER,
-                      "step %u: a gradient was not zero though its unit had no backward bracket in the step. "
-                      "It has changed since, so that the unit is not known: a call of zero_step with info "
-                      "names it",
-                      zr_last_step_number(e));
+        err = zr_fail(
+            ZR_ERR_ORDER,
+            "step %u: a gradient was not zero though its unit had no backward bracket in the step. The "
+            "gradient has changed since, so the unit is not known: call zero_step with info to learn it",
+            zr_last_step_number(e));
     zr_engine_fail(e, err, zr_error_text());
     return zr_engine_check(e);
 }

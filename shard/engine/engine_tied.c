@@ -433,8 +433,8 @@ static int check_end(const struct zr_engine *e)
                            ties->micro_batch, of->unit, of->name, of->unit);
         if (!ties->owner && t->grad && *of->tied_grad != tied_grad(e, t))
             return zr_fail(ZR_ERR_ORDER,
-                           "zero_finish: *grad of tensor %s is %p; the library stored %p there, where its "
-                           "gradient is taken from: put this one back",
+                           "zero_finish: *grad of tensor %s is %p; the library stored %p there and reads the "
+                           "gradient from it: restore the library's pointer",
                            of->name, *of->tied_grad, (void *)tied_grad(e, t));
     }
     return 0;

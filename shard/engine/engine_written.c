@@ -100,7 +100,7 @@ int zr_written_norm(struct zr_engine *e, double grad_norm)
         return zr_fail(ZR_ERR_ORDER,
                        "step 1: every gradient is zero, on every rank: backward does not write where the "
                        "library points the model's gradients. Does it use pointers that were copied before "
-                       "zero_wrap, or memory of its own? It must read them anew after each zero_begin.");
+                       "zero_wrap, or memory of its own? It must read them again after each zero_begin.");
     zr_warn(e->opt.log,
             "every gradient of a step was zero, on every rank: zero_step was called twice, or backward wrote "
             "nothing");

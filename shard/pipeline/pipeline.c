@@ -56,7 +56,8 @@ int zr_pipe_check_costs(const struct zr_pipeline *p, const struct zr_pipe_cost *
     const __int128 most = INT64_MAX;
     if (cost->forward_ns < 0 || negative || cost->activation_bytes < 0 || cost->weight_ns < 0 ||
         cost->weight_ns > cost->backward_ns)
-        return zr_fail(ZR_ERR_ARG, "a cost is negative, or that of weights more than the backward's");
+        return zr_fail(ZR_ERR_ARG,
+                       "a cost is negative, or the cost of weights is above the cost of backward");
     const __int128 all_ns = (__int128)cost->forward_ns + cost->backward_ns; /* of a stage, however parted */
     for (int32_t r = 0; r < p->n_ranks; r++) {
         for (int64_t i = 0; i < p->rows[r].n; i++) {
@@ -68,8 +69,9 @@ int zr_pipe_check_costs(const struct zr_pipeline *p, const struct zr_pipe_cost *
     }
     return ns <= most && bytes <= most
                ? 0
-               : zr_fail(ZR_ERR_ARG, "the costs of all actions together are more than "
-                                     "63 bits hold: of time or of activations");
+               : zr_fail(
+                     ZR_ERR_ARG,
+                     "the costs of all actions together, in time or activations, do not fit into 63 bits");
 }
 
 struct zr_pipeline *zr_pipeline_new(int32_t n_ranks)
@@ -201,9 +203,10 @@ static int add_zero_bubble(const struct part *b, int64_t first)
 static int check_numbers(enum zr_pipeline_kind kind, int32_t n_ranks, int32_t per_rank, int32_t n)
 {
     if (n_ranks < 1 || n_ranks > ZR_PIPE_MOST_RANKS)
-        return zr_fail(ZR_ERR_ARG, "a pipeline of %d ranks: 1 to %d can be", n_ranks, ZR_PIPE_MOST_RANKS);
+        return zr_fail(ZR_ERR_ARG, "the pipeline has %d ranks; allowed: 1 to %d", n_ranks,
+                       ZR_PIPE_MOST_RANKS);
     if (per_rank > 0 && (int64_t)n_ranks * per_rank > ZR_PIPE_MOST_NUMBERS)
-        return zr_fail(ZR_ERR_ARG, "a pipeline of %d ranks with %d stages each: at most %d stages can be",
+        return zr_fail(ZR_ERR_ARG, "a pipeline of %d ranks with %d stages each; allowed: at most %d stages",
                        n_ranks, per_rank, ZR_PIPE_MOST_NUMBERS);
     if (per_rank < 1 || n < 1 || n > ZR_PIPE_MOST_NUMBERS ||
         (int64_t)n_ranks * per_rank * n > ZR_PIPE_MOST_ALL)
@@ -213,15 +216,15 @@ static int check_numbers(enum zr_pipeline_kind kind, int32_t n_ranks, int32_t pe
                        n_ranks, per_rank, n, (long long)ZR_PIPE_MOST_ALL);
     if (kind == ZR_1F1B && per_rank > 1)
         return zr_fail(ZR_ERR_ARG,
-                       "1F1B has one stage per rank, not %d: with several it is the interleaved schedule",
+                       "1F1B has one stage per rank, not %d: for several, use the interleaved schedule",
                        per_rank);
     if (kind == ZR_ZERO_BUBBLE && per_rank > 1)
         return zr_fail(ZR_ERR_ARG, "the zero-bubble schedule has one stage per rank, not %d", per_rank);
     int32_t rounds = n / n_ranks > 1 ? n / n_ranks : 1;
     if (kind == ZR_INTERLEAVED && n % rounds)
         return zr_fail(ZR_ERR_ARG,
-                       "the interleaved schedule takes %d micro-batches in %d rounds on %d ranks, which does "
-                       "not divide: a multiple of %d does",
+                       "the interleaved schedule cannot divide %d micro-batches evenly into %d rounds on %d "
+                       "ranks; allowed: a multiple of %d",
                        n, rounds, n_ranks, n_ranks);
     return 0;
 }

@@ -77,7 +77,7 @@ static int late(int32_t rank, struct zr_pipe_action a, struct zr_pipe_action nee
 static int twice(int32_t rank, struct zr_pipe_action a)
 {
     char text[ZR_PIPE_TEXT];
-    return zr_fail(ZR_ERR_ARG, "rank %d: %s is there twice, or done by another action before", rank,
+    return zr_fail(ZR_ERR_ARG, "rank %d: %s is there twice, or an earlier action has already done it", rank,
                    zr_pipe_text(a, text));
 }
 
@@ -137,9 +137,8 @@ static int check_of_micro_batch(const struct checking *c, int32_t rank, struct z
     uint8_t *done = done_of(c, a.stage, a.micro_batch);
     char text[ZR_PIPE_TEXT];
     if (rule->towards && !moves(c, a.stage, rule->towards))
-        return zr_fail(ZR_ERR_ARG,
-                       "rank %d: %s has no other side: there is no such stage, or it is this rank's", rank,
-                       zr_pipe_text(a, text));
+        return zr_fail(ZR_ERR_ARG, "rank %d: %s has no peer: there is no such stage, or it is on this rank",
+                       rank, zr_pipe_text(a, text));
     if (*done & rule->not_yet)
         return twice(rank, a);
     struct zr_pipe_action needed = a;
@@ -167,8 +166,8 @@ static int check_of_stage(const struct checking *c, int32_t rank, struct zr_pipe
                              rank, a.stage, c->p->n_micro_batches - s->n_done, c->p->n_micro_batches);
     }
     if (s->whole == (a.kind == ZR_PIPE_UNSHARD))
-        return zr_fail(ZR_ERR_ARG, "rank %d: stage %d is %s gathered where it is to be %s", rank, a.stage,
-                       s->whole ? "already" : "not", s->whole ? "gathered" : "given up");
+        return zr_fail(ZR_ERR_ARG, "rank %d: stage %d is %s gathered when it is to be %s", rank, a.stage,
+                       s->whole ? "already" : "not", s->whole ? "gathered" : "freed");
     s->whole = !s->whole;
     return 0;
 }
@@ -206,7 +205,7 @@ static int check_pair(int32_t rank, const struct zr_pipe_row *row, int64_t i)
     if (!a->with_next)
         return 0;
     if (i + 1 == row->n || a[1].with_next || !zr_pipe_computes(a[0].kind) || !zr_pipe_computes(a[1].kind))
-        return zr_fail(ZR_ERR_ARG, "rank %d: %s has no other to be computed with", rank,
+        return zr_fail(ZR_ERR_ARG, "rank %d: %s has no other action to be computed with", rank,
                        zr_pipe_text(*a, text));
     if (a[0].stage == a[1].stage && a[0].micro_batch == a[1].micro_batch)
         return zr_fail(ZR_ERR_ARG, "rank %d: %s is computed at the same time as %s, which it needs", rank,
@@ -238,7 +237,7 @@ static int left_out(const struct checking *c, int32_t stage, int32_t micro_batch
 {
     char text[ZR_PIPE_TEXT];
     const struct zr_pipe_action a = {.kind = kind, .stage = stage, .micro_batch = micro_batch};
-    return zr_fail(ZR_ERR_ARG, "rank %d: %s is left out", c->stages[stage].rank, zr_pipe_text(a, text));
+    return zr_fail(ZR_ERR_ARG, "rank %d: %s is missing", c->stages[stage].rank, zr_pipe_text(a, text));
 }
 
 static int check_complete(const struct checking *c, int32_t stage, int32_t micro_batch)
@@ -382,13 +381,13 @@ static int stands_still(struct checking *c, const char *how)
                                     a = at->with_next && ready_ns(c, *at) >= 0 ? at[1] : *at;
         int32_t waits_for = c->stages[other_stage(a)].rank;
         c->queued[r] = true;
-        snprintf(one, sizeof one, "%srank %d stands at %s, which waits for rank %d", n ? "; " : "", r,
+        snprintf(one, sizeof one, "%srank %d is at %s, which waits for rank %d", n ? "; " : "", r,
                  zr_pipe_text(a, text), waits_for);
         strncat(all, one, sizeof all - strlen(all) - 1);
         r = waits_for;
     }
     if (r < c->p->n_ranks && !front(c, r)) {
-        snprintf(one, sizeof one, "; rank %d is through", r);
+        snprintf(one, sizeof one, "; rank %d has finished", r);
         strncat(all, one, sizeof all - strlen(all) - 1);
     }
     return zr_fail(ZR_ERR_ARG, "%s: %s", how, all);
@@ -454,7 +453,7 @@ static int check_messages(struct checking *c)
         look_at(c, peer);
     }
     return all_through(c) ? 0
-                          : stands_still(c, "where a send waits for its receiver, ranks wait for each other");
+                          : stands_still(c, "if a send waits for its receiver, ranks wait for each other");
 }
 
 /* ---- the virtual clock ---- */

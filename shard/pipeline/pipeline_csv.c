@@ -112,11 +112,10 @@ static int read_line(struct zr_pipeline *p, int32_t rank, char *line, const char
         const char *cell = trim(line);
         err = read_cell(p, rank, cell);
         if (err > 0)
-            err =
-                zr_fail(ZR_ERR_ARG,
-                        "%s, line %d, cell %d: \"%.40s\" is no action: a stage, a kind and a micro-batch, as "
-                        "in 2F0 or 1SEND_B3, of numbers below %d",
-                        path, rank + 1, column, cell, ZR_PIPE_MOST_NUMBERS);
+            err = zr_fail(ZR_ERR_ARG,
+                          "%s, line %d, cell %d: \"%.40s\" is not an action: a stage, a kind and a "
+                          "micro-batch, as in 2F0 or 1SEND_B3, with numbers below %d",
+                          path, rank + 1, column, cell, ZR_PIPE_MOST_NUMBERS);
     }
     return err;
 }
@@ -149,7 +148,7 @@ static int read_all(struct zr_pipeline *p, FILE *f, const char *path)
         while (!err && p->n_ranks < number)
             err = add_rank(p, path);
         if (!err && strlen(line) != (size_t)n)
-            err = zr_fail(ZR_ERR_ARG, "%s, line %d: a zero byte is in it", path, p->n_ranks);
+            err = zr_fail(ZR_ERR_ARG, "%s, line %d: it contains a zero byte", path, p->n_ranks);
         if (!err)
             err = read_line(p, p->n_ranks - 1, line, path);
     }

@@ -224,11 +224,12 @@ static int check_plain(const struct zr_pipeline *p, const struct zr_pipe_cost *c
         for (int64_t i = 0; i < p->rows[r].n; i++) {
             const struct zr_pipe_action a = p->rows[r].at[i];
             if (!zr_pipe_computes(a.kind))
-                return zr_fail(ZR_ERR_ARG,
-                               "rank %d: %s: the schedule says already what moves, so that cannot be added",
-                               r, zr_pipe_text(a, text));
+                return zr_fail(
+                    ZR_ERR_ARG,
+                    "rank %d: %s: the schedule already has messages or gathers, so they cannot be added", r,
+                    zr_pipe_text(a, text));
             if (zr_pipe_ns(cost, a) < 1)
-                return zr_fail(ZR_ERR_ARG, "rank %d: %s takes no time: 1 ns is the least", r,
+                return zr_fail(ZR_ERR_ARG, "rank %d: %s takes no time; allowed: 1 ns and more", r,
                                zr_pipe_text(a, text));
         }
     }
@@ -242,10 +243,10 @@ static int check_most(const struct zr_pipeline *p, int32_t most)
         for (int64_t i = 0; i + 1 < p->rows[r].n; i++) {
             const struct zr_pipe_action *a = &p->rows[r].at[i];
             if (a->with_next && a[0].stage != a[1].stage)
-                return zr_fail(ZR_ERR_ARG,
-                               "rank %d computes stages %d and %d at the same time: one that is whole is not "
-                               "enough",
-                               r, a[0].stage, a[1].stage);
+                return zr_fail(
+                    ZR_ERR_ARG,
+                    "rank %d computes stages %d and %d at the same time, but only one may be gathered", r,
+                    a[0].stage, a[1].stage);
         }
     }
     return 0;

@@ -236,7 +236,7 @@ static void look_at_opened(struct zr_verify_rank *r)
     int32_t units = r->layout.n_units, places = units + r->plan.n_grad_slots;
     int32_t n = r->plan.n_param_slots + 2 * units + 2 * places + 4; /* four of which there is one */
     if (!r->plan.spec.outer && (e->ev.n != n || e->gather_outer_stream || e->reduce_outer_stream))
-        zr_report(zr_sim_recorder(r->v->sim), "rank %d opened %d events, or streams, that only groups need",
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d opened %d events or streams that only groups need",
                   r->id, e->ev.n - n);
 }
 
@@ -310,7 +310,7 @@ static void live(struct zr_verify_rank *r)
         if (err && is_refusal(r, op, err)) {
             r->refused = true;
             if (v->c->pp > 1) /* other stages go on */
-                zr_report(zr_sim_recorder(v->sim), "rank %d, stage %d is refused a call: %s", r->id,
+                zr_report(zr_sim_recorder(v->sim), "rank %d, stage %d: a call failed: %s", r->id,
                           r->of_stage->at, zr_error_text());
             err = 0;
             break;

@@ -452,9 +452,8 @@ static bool search(struct program *p, int world, struct states *s, struct zr_sea
         bool is_end = all_ended(p, &at);
         ended |= is_end;
         if (n_next == 0 && !is_end) {
-            snprintf(p->fault, sizeof p->fault,
-                     "nobody can go on: rank 0 is at %d of %d, its loop at job %d of %d", at.at[0][0],
-                     p->n_ops, at.at[0][1], p->n_jobs);
+            snprintf(p->fault, sizeof p->fault, "deadlock: rank 0 is at %d of %d, its loop at job %d of %d",
+                     at.at[0][0], p->n_ops, at.at[0][1], p->n_jobs);
             return false;
         }
     }

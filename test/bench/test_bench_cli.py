@@ -136,7 +136,7 @@ class Refused(unittest.TestCase):
         several = ['scale', '--pp=4', '--schedule=interleaved', '--stages-per-rank']
         self.refused([*several, '9', '--worlds=16'], '--pp and --stages-per-rank', '36 stages', '32 layers')
         self.refused([*several, '2', '--worlds=18'], '18 GPUs', '4 GPUs with stages')
-        self.refused([*several, '2', '--worlds=16', '--accum=9'], '--pp', '9 micro-batches in 2 rounds on 4 ranks')
+        self.refused([*several, '2', '--worlds=16', '--accum=9'], '--pp', '9 micro-batches evenly into 2 rounds on 4 ranks')
         self.refused([*several, '17'], '--stages-per-rank', '16')
         self.refused(['scale', '--accum=2', '--micro-batches=2'], '--micro-batches', '--accum')
         self.refused(['scale', '--pp=200'], '--pp', '--accum', '256')
@@ -149,7 +149,7 @@ class Refused(unittest.TestCase):
         self.refused(['pipeline', '--ranks=0'], '--ranks')
         self.refused(['pipeline', '--ranks=4', '--schedule=zbv'], 'gpipe, 1f1b, interleaved or zero-bubble')
         self.refused(['pipeline', '--ranks=4', '--stages-per-rank=2'], '1F1B has one stage per rank')
-        self.refused(['pipeline', '--ranks=4', '--schedule=interleaved', '--micro-batches=9'], '9 micro-batches in 2 rounds on 4 ranks')
+        self.refused(['pipeline', '--ranks=4', '--schedule=interleaved', '--micro-batches=9'], '9 micro-batches evenly into 2 rounds on 4 ranks')
         self.refused(['pipeline', '--read=/nonexistent/x.csv'], '/nonexistent/x.csv')
         for given in ['--ranks=4', '--schedule=1f1b', '--micro-batches=4', '--stages-per-rank=1', '--forward-only']:
             self.refused(['pipeline', '--read=x.csv', given], '--read', given.split('=')[0])
@@ -388,8 +388,8 @@ class Plan(unittest.TestCase):
         said = {accum: bench('plan', *args, f'--accum={accum}') for accum in [1, 4]}
         self.assertEqual(said[1].stderr, '')
         self.assertEqual([line.split(';')[0] for line in said[4].stderr.splitlines()],
-                         2 * ['libzero: deterministic is off: groups (of 2 ranks) lie on several hosts and a step has 4 micro-batches, each of which would be '
-                              'reduced over the network between them'])
+                         2 * ['libzero: deterministic is off: groups of 2 ranks span several hosts, and each of a step\'s 4 micro-batches would be '
+                              'reduced over their network'])
         on = bench('plan', *args, '--accum=4', '--deterministic=on')
         self.assertEqual((on.returncode, on.stderr), (0, ''))
         off = lines(said[4].stdout)

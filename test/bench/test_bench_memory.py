@@ -222,7 +222,7 @@ class Axes(unittest.TestCase):
             self.assertIn(word, done.stderr)
         done = bench('memory', *self.SIZES, '--ranks=2', '--pp=2', '--schedule=interleaved', '--stages-per-rank=2', '--accum=5')
         self.assertEqual((done.returncode, done.stdout), (2, ''))
-        self.assertIn('5 micro-batches in 2 rounds on 2 ranks, which does not divide', done.stderr)
+        self.assertIn('5 micro-batches evenly into 2 rounds on 2 ranks', done.stderr)
 
 
 class Fits(unittest.TestCase):

@@ -174,8 +174,8 @@ static void look(struct model_rank *m, bool reported, bool has_data)
 {
     static const char *const keys[] = {"\"job_data\":", "\"rank_data\":"};
     static const char *const says[] = {
-        "bytes of the job's data but this save has none: call zero_set_data",
-        "bytes of its ranks' own data but this save has none: call zero_set_data"};
+        "bytes of the job's data, but this save has none: call zero_set_data",
+        "bytes of its ranks' own data, but this save has none: call zero_set_data"};
     const char *path;
     char manifest[ZR_PATH_BYTES + 16];
     int64_t *n;

@@ -60,7 +60,7 @@ static void check_words(const struct model_rank *m, const struct two_disks *d)
         snprintf(start, sizeof start, "zero_save: rank %d: ", d->who);
     const char *text = zero_last_error();
     bool well = !strncmp(text, start, strlen(start)) && strstr(text, says[d->fault]) &&
-                strstr(text, "; all ranks must see one file system") &&
+                strstr(text, "; all ranks must share a file system") &&
                 (d->fault != MISSING || strstr(text, HIDDEN "/" ZR_FOLDER_MARK ": open: "));
     if (!well)
         printf("rank %d: %s\n", m->rank, text);

@@ -262,11 +262,12 @@ static void test_cannot_open(void **state)
     struct posed shorter = {.what = "an empty file",
                             .open = {[1] = open_nothing},
                             .host = {0, 1, 0, 0, 0},
-                            .why = "rank 1 cannot open the memory of rank 0: another file is in its place"};
+                            .why =
+                                "rank 1 cannot open the memory of rank 0: it was replaced by another file"};
     struct posed zeros = {.what = "a file of zeros",
                           .open = {[2] = open_zeros},
                           .host = {0, 0, 1, 0, 0},
-                          .why = "rank 2 cannot open the memory of rank 0: another file is in its place"};
+                          .why = "rank 2 cannot open the memory of rank 0: it was replaced by another file"};
     struct posed *const all[] = {&last, &two, &head, &second_host, &shorter, &zeros};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         run_posed(all[i], 5, false);

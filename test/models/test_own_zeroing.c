@@ -176,7 +176,7 @@ static void a_false_declaration(void **state)
                                               .brackets = true,
                                               .zeroing = (enum run_zeroing)zeroing,
                                               .in_place = true};
-                    refused(&shapes[i], &setup, "grad_in_place is 1, which says that their sum stays there");
+                    refused(&shapes[i], &setup, "grad_in_place is 1, so their sum must stay there");
                 }
     if (!checked)
         unsetenv("ZERO_CHECK");

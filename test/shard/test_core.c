@@ -639,13 +639,13 @@ static void errors_change_nothing(void **state)
     refused(&w, ZR_EV_REWRITE, 0, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
     watch_run(&w, "0[ 1(");
     refused(&w, ZR_EV_BEGIN, 0, true, ZR_ERR_ORDER, "unit 0 is already open in backward");
-    refused(&w, ZR_EV_BEGIN, 2, false, ZR_ERR_BUDGET, "no parameter slot for unit 2 (100 bytes)");
+    refused(&w, ZR_EV_BEGIN, 2, false, ZR_ERR_BUDGET, "no parameter slot is free for unit 2 (100 bytes)");
     watch_run(&w, "1) 0)");
     refused(&w, ZR_EV_END, 0, false, ZR_ERR_ORDER, "unit 0 is not open in forward");
     watch_run(&w, "0]");
-    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "unit 0 has had 1 backward passes");
+    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "unit 0 has had 1 backward pass since");
     watch_run(&w, "M");
-    refused(&w, ZR_EV_MICRO, 0, false, ZR_ERR_ORDER, "at most 1 calls");
+    refused(&w, ZR_EV_MICRO, 0, false, ZR_ERR_ORDER, "at most 1 time:");
     watch_run(&w, "0[ 0] S");
     refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "no backward bracket has ended");
     /* A clean step goes through after all of that. */
@@ -655,7 +655,7 @@ static void errors_change_nothing(void **state)
     make_model(&m, 4, 4, 1, DEFAULT_ORDER);
     watch_open(&w, &m.spec);
     watch_run(&w, "0[ 1[");
-    refused(&w, ZR_EV_BEGIN, 2, true, ZR_ERR_BUDGET, "no gradient slot for unit 2 (100 bytes)");
+    refused(&w, ZR_EV_BEGIN, 2, true, ZR_ERR_BUDGET, "no gradient slot is free for unit 2 (100 bytes)");
     watch_run(&w, "0] 2[ 2] 1] S");
     watch_close(&w);
 
@@ -666,9 +666,9 @@ static void errors_change_nothing(void **state)
     for (int u = 0; u < 4; u++)
         w.unit[u].no_brackets = true;
     refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER,
-            "0 micro-batches were ended by zero_micro, grad_accum_steps is 3");
+            "zero_micro ended 0 micro-batches, but grad_accum_steps is 3");
     watch_run(&w, "M");
-    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "1 micro-batches");
+    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "1 micro-batch,");
     watch_run(&w, "M S M M S");
     watch_close(&w);
 }
@@ -690,10 +690,10 @@ static void unit_to_flag(void **state)
     m.units[5].param_bytes = m.units[5].grad_bytes = 120;
     watch_open(&w, &m.spec);
     watch_run(&w, "0( 4( 5(");
-    refused(&w, ZR_EV_BEGIN, 3, false, ZR_ERR_BUDGET,
-            "give a tensor of unit 5 the flag ZERO_RESIDENT, which keeps the 120 bytes of its parameters in "
-            "memory of their own, or declare the nesting in cfg.memory.order, or raise prefetch or "
-            "param_budget_bytes");
+    refused(
+        &w, ZR_EV_BEGIN, 3, false, ZR_ERR_BUDGET,
+        "give a tensor of unit 5 the flag ZERO_RESIDENT, which keeps the 120 bytes of its parameters outside "
+        "the slots, or declare the nesting in cfg.memory.order, or raise prefetch or param_budget_bytes");
     watch_run(&w, "5) 4) 0) 4[ 5( 5) 0[ 5[");
     refused(&w, ZR_EV_BEGIN, 3, false, ZR_ERR_BUDGET, "tensor of unit 5 ");
     watch_run(&w, "5] 0] 4]");
@@ -704,8 +704,8 @@ static void unit_to_flag(void **state)
     watch_open(&w, &m.spec);
     watch_run(&w, "0[ 4[ 5[");
     refused(&w, ZR_EV_BEGIN, 3, true, ZR_ERR_BUDGET,
-            "give a tensor of unit 5 the flag ZERO_RESIDENT, which keeps the 120 bytes of its gradients in "
-            "memory of their own, or declare the nesting in cfg.memory.order");
+            "give a tensor of unit 5 the flag ZERO_RESIDENT, which keeps the 120 bytes of its gradients "
+            "outside the slots, or declare the nesting in cfg.memory.order");
     assert_null(strstr(zr_error_text(), "prefetch"));
     watch_run(&w, "5]");
     refused(&w, ZR_EV_BEGIN, 4, true, ZR_ERR_ORDER, "already open");
@@ -735,8 +735,8 @@ static void brackets_are_counted(void **state)
                         refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "micro-batches are missing: unit 0");
                     watch_run(&w, backward);
                 }
-                snprintf(says, sizeof says, "its uses is 1 and grad_accum_steps is %d. Was a zero_step",
-                         accum);
+                snprintf(says, sizeof says,
+                         "zero_tensor.uses is 1 and grad_accum_steps is %d. Is a zero_step", accum);
                 refused(&w, ZR_EV_BEGIN, 3, true, ZR_ERR_ORDER, says);
                 watch_run(&w, "3( 3)"); /* looking on is free */
                 watch_run(&w, step ? "N S" : "S");
@@ -769,10 +769,9 @@ static void brackets_are_counted(void **state)
     watch_run(&w, "1[ 1] 0[ 0] 1[ 1] 0[ 0] S");
     for (int a = 0; a < 4; a++)
         watch_run(&w, "1[ 1] 0[ 0]");
-    refused(
-        &w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER,
-        "Otherwise set grad_accum_steps to the micro-batches of a step, or uses of a tensor of the unit to "
-        "its backward brackets in a micro-batch");
+    refused(&w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER,
+            "Otherwise set grad_accum_steps to the micro-batches of a step, or zero_tensor.uses to the "
+            "unit's backward brackets in a micro-batch");
     watch_run(&w, "S");
     watch_close(&w);
 }
@@ -797,7 +796,7 @@ static void norms_and_drops(void **state)
                 refused(&w, ZR_EV_DROP, 0, false, ZR_ERR_ORDER, "nothing to drop");
             if (each)
                 refused(&w, ZR_EV_NORM, 0, false, ZR_ERR_ORDER,
-                        stage < 2 ? "zero_norm: 0 micro-batches" : "zero_norm: no backward");
+                        stage < 2 ? "zero_norm: zero_micro ended 0 micro-batches" : "zero_norm: no backward");
             watch_run(&w, "0(0) 1(1) 2(2) 2[2] 1[1] 0[");
             refused(&w, ZR_EV_NORM, 0, false, ZR_ERR_ORDER, "zero_norm: unit 0 has an open bracket");
             refused(&w, ZR_EV_DROP, 0, false, ZR_ERR_ORDER, "zero_drop: unit 0 has an open bracket");
@@ -840,7 +839,7 @@ static void orders_of_a_step(void **state)
             watch_open(&w, &m.spec);
             for (int step = 0; step < 3; step++) {
                 watch_run(&w, orders[k]);
-                refused(&w, ZR_EV_EVALUATED, -1, false, ZR_ERR_ORDER, "which is no evaluation");
+                refused(&w, ZR_EV_EVALUATED, -1, false, ZR_ERR_ORDER, "so this is not an evaluation");
                 watch_run(&w, "S");
             }
             assert_int_equal(zr_core_counts(w.core).n_strays, 0);
@@ -1003,7 +1002,7 @@ static void no_slot_names_holders(void **state)
     watch_open(&w, &m.spec);
     watch_run(&w, "0( 0[ 3(");
     refused(&w, ZR_EV_BEGIN, 2, false, ZR_ERR_BUDGET,
-            "Open are units: 0 (forward and backward), 3 (forward). Was a zero_end forgotten?");
+            "Open units: 0 (forward and backward), 3 (forward). Is a zero_end missing?");
     watch_run(&w, "3) 1[");
     refused(&w, ZR_EV_BEGIN, 0, false, ZR_ERR_ORDER, "already open");
     watch_run(&w, "0)");
@@ -1302,7 +1301,7 @@ static void groups_reduce_again(void **state)
             /* A bracket that nobody declared. */
             for (int a = 0; a < accum; a++)
                 watch_run(&w, "0(0) 1(1) 1[1] 0[0]");
-            refused(&w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER, "Was a zero_step forgotten?");
+            refused(&w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER, "Is a zero_step missing?");
             watch_run(&w, "S");
             watch_close(&w);
         }

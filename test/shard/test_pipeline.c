@@ -481,59 +481,58 @@ static const struct {
     const char *text, *says;
 } wrong[] = {
     /* what is computed */
-    {"0F0,0F1,0B0\n1F0,1F1,1B0,1B1\n", "rank 0: 0B1 is left out"},
+    {"0F0,0F1,0B0\n1F0,1F1,1B0,1B1\n", "rank 0: 0B1 is missing"},
     {"0F0,0B0,0B1\n1F0,1F1,1B0,1B1\n", "rank 0: 0B1 comes before 0F1, which it needs"},
     {"0F0,0F0,0B0\n1F0,1B0\n", "rank 0: 0F0 is there twice"},
     {"0F0,0B0,0B0\n1F0,1B0\n", "rank 0: 0B0 is there twice"},
-    {"0F0,0I0,0B0\n1F0,1B0\n", "rank 0: 0B0 is there twice, or done by another action before"},
+    {"0F0,0I0,0B0\n1F0,1B0\n", "rank 0: 0B0 is there twice, or an earlier action has already done it"},
     {"0F0,0I0\n1F0,1B0\n",
-     "rank 0: 0W0 is left out"}, /* pytorch#144530, #153833: weights that get no gradient */
+     "rank 0: 0W0 is missing"}, /* pytorch#144530, #153833: weights that get no gradient */
     {"0F0,0W0,0I0\n1F0,1B0\n", "rank 0: 0W0 comes before 0I0"},
-    {"0F0,0B0\n1F0\n", "rank 1: 1B0 is left out"},
+    {"0F0,0B0\n1F0\n", "rank 1: 1B0 is missing"},
     {"0F0,1F0,0B0\n1F0,1B0\n", "rank 0: 1F0, but stage 1 is rank 1's"},
     {"0F0,0B0\n2F0,2B0\n", "stage 1 of 3 is on no rank"},
     {"1B0,1F0\n0F0,0B0\n", "rank 0: 1B0 comes before 1F0"},
     {"0F0,1F0,1B0,0B0,2B0\n2F0\n", "rank 0: 2B0, but stage 2 is rank 1's"},
     {"1F0,0F0,0B0,1B0\n",
-     "ranks wait for each other: rank 0 stands at 1F0, which waits for rank 0"}, /* of one rank's own */
+     "ranks wait for each other: rank 0 is at 1F0, which waits for rank 0"}, /* of one rank's own */
     /* pytorch#127332: stages of two ranks cross, each behind the other's */
     {"0F0,2F0,0F1,2F1,2B0,2B1,0B0,0B1\n1F0,3F0,3B0,1F1,3F1,3B1,1B1,1B0\n", NULL},
     {"0F0,2F1,0F1,2F0,2B0,2B1,0B0,0B1\n1F0,3F0,1F1,3F1,3B0,3B1,1B0,1B1\n",
-     "rank 0 stands at 2F1, which waits for rank 1; rank 1 stands at 3F0, which waits for rank 0"},
+     "rank 0 is at 2F1, which waits for rank 1; rank 1 is at 3F0, which waits for rank 0"},
     {"(0F1;1F1)OVERLAP_F_B,0F0,1F0,0B0,0B1,1B0,1B1\n",
-     "rank 0 stands at 1F1, which waits for rank 0"}, /* what is to go at once needs each other */
+     "rank 0 is at 1F1, which waits for rank 0"}, /* what is to go at once needs each other */
     {"0F0,(0I0;0W0)OVERLAP_F_B\n", "0W0 is computed at the same time as 0I0, which it needs"},
     {"0F0,0B0\n,\n", "rank 1 does nothing"},
     /* what moves */
     {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", NULL},
-    {"0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "rank 0: 0SEND_F0 is left out"},
+    {"0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "rank 0: 0SEND_F0 is missing"},
     {"0F0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "rank 0: 0B0 comes before 0RECV_B0"},
     {"0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "rank 0: 0SEND_F0 comes before 0F0"},
     {"0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1RECV_F0,1B0,1SEND_B0\n", "rank 1: 1F0 comes before 1RECV_F0"},
     {"0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "rank 0: 0SEND_F0 is there twice"},
-    {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0\n", "rank 1: 1SEND_B0 is left out"},
-    {"0F0,0SEND_F0,1RECV_F0,1F0,1B0,0B0\n", "rank 0: 0SEND_F0 has no other side"},
-    {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_F0,1B0,1SEND_B0\n", "rank 1: 1SEND_F0 has no other side"},
+    {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0\n", "rank 1: 1SEND_B0 is missing"},
+    {"0F0,0SEND_F0,1RECV_F0,1F0,1B0,0B0\n", "rank 0: 0SEND_F0 has no peer"},
+    {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_F0,1B0,1SEND_B0\n", "rank 1: 1SEND_F0 has no peer"},
     /* pytorch#165664: a receive stands before the send that the other side waits for */
     {"0F0,0RECV_B0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
-     "where a send waits for its receiver, ranks wait for each other: rank 0 stands at 0RECV_B0, which waits "
-     "for "
-     "rank 1; rank 1 stands at 1RECV_F0, which waits for rank 0"},
+     "if a send waits for its receiver, ranks wait for each other: rank 0 is at 0RECV_B0, which waits for "
+     "rank 1; rank 1 is at 1RECV_F0, which waits for rank 0"},
     /* pytorch#172668: both send first */
     {"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
      "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
-     "rank 0 stands at 0SEND_F1, which waits for rank 1; rank 1 stands at 1SEND_B0, which waits for rank 0"},
+     "rank 0 is at 0SEND_F1, which waits for rank 1; rank 1 is at 1SEND_B0, which waits for rank 0"},
     /* messages between two ranks that come in another order than they are taken: NCCL matches them by it */
     {"0F0,0F1,0SEND_F1,0SEND_F0,0RECV_B0,0B0,0RECV_B1,0B1\n"
      "1RECV_F0,1RECV_F1,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n",
      "rank 0's 0SEND_F1 would meet rank 1's 1RECV_F0"},
     /* what is whole, and what is added up */
     {"0UNSHARD,0F0,0RESHARD,0B0,0REDUCE_GRAD\n", "rank 0: 0B0 is computed while stage 0 is not gathered"},
-    {"0UNSHARD,0UNSHARD,0F0,0B0\n", "stage 0 is already gathered where it is to be gathered"},
-    {"0UNSHARD,0F0,0B0,0RESHARD,0RESHARD\n", "stage 0 is not gathered where it is to be given up"},
+    {"0UNSHARD,0UNSHARD,0F0,0B0\n", "stage 0 is already gathered when it is to be gathered"},
+    {"0UNSHARD,0F0,0B0,0RESHARD,0RESHARD\n", "stage 0 is not gathered when it is to be freed"},
     {"0F0,0B0,0REDUCE_GRAD,0F1,0B1\n", "0REDUCE_GRAD comes before 1 of its 2 micro-batches"},
     {"0F0,0F1,0B0,0B1,0REDUCE_GRAD,0REDUCE_GRAD\n", "0REDUCE_GRAD is there twice"},
-    {"0F0,0B0,0REDUCE_GRAD\n1F0,1B0\n", "rank 1: 1REDUCE_GRAD is left out"},
+    {"0F0,0B0,0REDUCE_GRAD\n1F0,1B0\n", "rank 1: 1REDUCE_GRAD is missing"},
     {"0UNSHARD,0F0,0B0,1UNSHARD\n1F0,1B0\n", "stage 1, which it gathers or reduces, is rank 1's"},
 };
 
@@ -613,15 +612,15 @@ static void test_numbers(void **state)
         struct shape s;
         const char *says;
     } bad[] = {
-        {{ZR_1F1B, 0, 1, 1}, "a pipeline of 0 ranks"},
-        {{ZR_1F1B, 70000, 1, 1}, "a pipeline of 70000 ranks: 1 to 65536 can be"},
+        {{ZR_1F1B, 0, 1, 1}, "the pipeline has 0 ranks"},
+        {{ZR_1F1B, 70000, 1, 1}, "the pipeline has 70000 ranks; allowed: 1 to 65536"},
         {{ZR_1F1B, 2, 2, 4}, "1F1B has one stage per rank, not 2"},
         {{ZR_ZERO_BUBBLE, 2, 2, 4}, "the zero-bubble schedule has one stage per rank, not 2"},
         {{ZR_GPIPE, 2, 0, 4}, "2 ranks with 0 stages each"},
         {{ZR_GPIPE, 2, 1, 0}, "and 0 micro-batches"},
         {{ZR_GPIPE, 65536, 16, 1000000}, "their product at most"},
-        {{ZR_GPIPE, 2, 1 << 20, 1}, "at most 1048576 stages can be"},
-        {{ZR_INTERLEAVED, 4, 2, 9}, "takes 9 micro-batches in 2 rounds on 4 ranks, which does not divide"},
+        {{ZR_GPIPE, 2, 1 << 20, 1}, "at most 1048576 stages"},
+        {{ZR_INTERLEAVED, 4, 2, 9}, "cannot divide 9 micro-batches evenly into 2 rounds on 4 ranks"},
     };
     for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
         const struct shape *s = &bad[k].s;
@@ -654,7 +653,7 @@ static void test_files(void **state)
     char cell[64];
     for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
         assert_null(read_text(bad[k]));
-        if (!strstr(zr_error_text(), "line 1, cell 1") || !strstr(zr_error_text(), "is no action"))
+        if (!strstr(zr_error_text(), "line 1, cell 1") || !strstr(zr_error_text(), "is not an action"))
             fail_msg("%s: %s", bad[k], zr_error_text());
         snprintf(cell, sizeof cell, "0F0\n0B0, ,%s", bad[k]);
         assert_null(read_text(cell));
@@ -667,7 +666,7 @@ static void test_files(void **state)
     assert_non_null(strstr(zr_error_text(), "their product may be at most"));
     struct zr_pipeline *p;
     assert_null(read_bytes("0F0,0B0\0,1F0\n", 13));
-    assert_non_null(strstr(zr_error_text(), "line 1: a zero byte"));
+    assert_non_null(strstr(zr_error_text(), "line 1: it contains a zero byte"));
     assert_int_equal(zr_pipeline_read(&p, "/nonexistent/x.csv"), ZR_ERR_IO);
     /* what PyTorch writes: cells in quotes or empty, lines that end in both */
     p = read_text("0F0,,\"0B0\"\r\n, 1F0 ,1B0,\r\n");
@@ -754,7 +753,7 @@ static void test_costs(void **state)
     cost = unit_cost;
     cost.weight_ns = cost.backward_ns + 1;
     assert_int_equal(zr_pipeline_check(p, &cost, &report), ZR_ERR_ARG);
-    assert_non_null(strstr(zr_error_text(), "that of weights more than the backward's"));
+    assert_non_null(strstr(zr_error_text(), "the cost of weights is above the cost of backward"));
     zr_pipeline_close(p);
 }
 
@@ -769,7 +768,7 @@ static void test_pairs(void **state)
         p->rows[0].at[k == 0 ? 5 : 0].with_next = true;
         p->rows[0].at[1].with_next = k == 1;
         assert_int_equal(zr_pipeline_check(p, &unit_cost, &report), ZR_ERR_ARG);
-        assert_non_null(strstr(zr_error_text(), "has no other to be computed with"));
+        assert_non_null(strstr(zr_error_text(), "has no other action to be computed with"));
         zr_pipeline_close(p);
     }
 }
@@ -781,7 +780,7 @@ static void test_what_cannot_be_lowered(void **state)
     struct zr_pipeline *p = read_text("0UNSHARD,0F0,0B0\n"), *lowered;
     free_forward.forward_ns = 0;
     assert_int_equal(zr_pipeline_lower(&lowered, p, &unit_cost, 0), ZR_ERR_ARG);
-    assert_non_null(strstr(zr_error_text(), "rank 0: 0UNSHARD: the schedule says already what moves"));
+    assert_non_null(strstr(zr_error_text(), "rank 0: 0UNSHARD: the schedule already has messages"));
     zr_pipeline_close(p);
     p = read_text("0F0,0B0\n");
     assert_int_equal(zr_pipeline_lower(&lowered, p, &free_forward, 0), ZR_ERR_ARG);
@@ -789,8 +788,7 @@ static void test_what_cannot_be_lowered(void **state)
     zr_pipeline_close(p);
     p = read_text("0F0,0F1,1F0,1F1,(1B0;0F2)OVERLAP_F_B,0B0,1F2,1B1,0B1,1B2,0B2\n");
     assert_int_equal(zr_pipeline_lower(&lowered, p, &unit_cost, 1), ZR_ERR_ARG);
-    assert_non_null(
-        strstr(zr_error_text(), "stages 1 and 0 at the same time: one that is whole is not enough"));
+    assert_non_null(strstr(zr_error_text(), "stages 1 and 0 at the same time, but only one may be gathered"));
     expect_ok(zr_pipeline_lower(&lowered, p, &unit_cost, 2));
     zr_pipeline_close(lowered);
     zr_pipeline_close(p);

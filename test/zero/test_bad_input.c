@@ -773,7 +773,7 @@ static void misuse(struct toy_rank *r, zero_ctx *z, bool open)
     REFUSED(zero_read(z, TOY_TENSORS, 0, 0, 1, x), ZERO_ERR_ARG, "tensor is 5", "0..4");
     REFUSED(zero_read(z, 0, -1, 0, 1, x), ZERO_ERR_ARG, "value is -1", "0..3");
     REFUSED(zero_write(z, 0, 4, 0, 1, x), ZERO_ERR_ARG, "zero_write", "value is 4", "0..3",
-            "those of adamw, 2 states per weight: first moment, second moment");
+            "optimizer of tensor embedding: adamw, 2 states per weight: first moment, second moment");
     REFUSED(zero_read(z, 0, 0, -1, 1, x), ZERO_ERR_ARG, "embedding", "first is -1", "165");
     REFUSED(zero_read(z, 0, 0, 0, -1, x), ZERO_ERR_ARG, "embedding", "n is -1", "165");
     REFUSED(zero_read(z, 0, 0, 165, 1, x), ZERO_ERR_ARG, "embedding", "first is 165", "n is 1", "165");
@@ -926,7 +926,7 @@ static void off_count(struct toy_rank *r)
     /* A third would be taken into a mean of two. */
     if (!err)
         REFUSED(toy_backward(&m, z, true, 0, 2), ZERO_ERR_ORDER, "unit 3 has had 2 backward brackets",
-                "Was a zero_step forgotten?", "uses of a tensor");
+                "Is a zero_step missing?", "zero_tensor.uses");
     if (!err)
         err = toy_hash(z, 2, &r->hash);
     if (!err)

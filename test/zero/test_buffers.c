@@ -263,7 +263,7 @@ static void test_counters_differ(void **state)
     (void)state;
     for (int stage = 0; stage < 4; stage++)
         run(counters_differ, &(struct plan){.stage = stage}, 3, ZERO_ERR_MISMATCH,
-            "zero_sync_buffers: integers have no mean: element 4098 of buffer counts is not the same on rank "
+            "zero_sync_buffers: integers have no mean: element 4098 of buffer counts differs between rank "
             "2");
 }
 
@@ -338,7 +338,7 @@ static void saves(struct toy_rank *r)
     if (!err)
         err = zero_save_wait(p->z, NULL);
     bool reported =
-        strstr(p->lines, "zero_save saves rank 0's buffers, but element 0 of buffer statistics is not");
+        strstr(p->lines, "zero_save saves rank 0's buffers, but element 0 of buffer statistics differs");
     if (!err && reported != (unequal && r->world > 1 && r->rank == 0))
         toy_wrong(r, "lines: %s\n", p->lines);
     if (!err)

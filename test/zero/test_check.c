@@ -145,9 +145,8 @@ static const char *const reported[WRONGS] = {
                                  "it kept from an earlier one",
     [KEEPS_POINTER_OF_NO_BRACKET] = "tensor embedding (unit 0, element 2) inside its bracket, by a pointer "
                                     "that it took before zero_begin",
-    [WRITES_GRAD_IN_FORWARD] =
-        "after zero_begin of unit 0 in forward, step 2, it writes the gradient of tensor "
-        "embedding (unit 0, element 1) outside its bracket, which is one in backward",
+    [WRITES_GRAD_IN_FORWARD] = "after zero_begin of unit 0 in forward, step 2, it writes the gradient of "
+                               "tensor embedding (unit 0, element 1) outside its backward bracket",
     [OTHER_LAYER] = "after zero_begin of unit 1 in backward, step 2, it writes the gradient of tensor layers "
                     "(unit 2, element 120) outside its bracket",
     [WRITES_PARAM] =
@@ -525,13 +524,13 @@ static void expect_drift(const struct drift *d, int code, const char *text)
 static void test_copies_that_drift_apart(void **state)
 {
     (void)state;
-    const char *at_once = "check: after step 1 rank 0 and rank 2 hold copies of the same part of tensor "
-                          "embedding that differ: with hybrid hsdp every group updates its own copy, so "
+    const char *at_once = "check: after step 1 rank 0 and rank 2 hold different copies of the same part of "
+                          "tensor embedding: with hybrid hsdp every group updates its own copy, so "
                           "optim.update must give the same weights for the same arguments";
     struct drift d = {.stage = TOY_HSDP, .check = true, .tensor = 0, .from_step = 1};
     expect_drift(&d, ZERO_ERR_MISMATCH, at_once);
     d.from_step = 3; /* looked at after 1, 2, 4 */
-    expect_drift(&d, ZERO_ERR_MISMATCH, "check: after step 4 rank 0 and rank 2 hold copies");
+    expect_drift(&d, ZERO_ERR_MISMATCH, "check: after step 4 rank 0 and rank 2 hold different copies");
     d.from_step = 1;
     d.check = false; /* nothing is looked at */
     expect_drift(&d, 0, NULL);

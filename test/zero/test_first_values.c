@@ -188,7 +188,7 @@ static void test_refused(void **state)
                               .forgets = -1,
                               .null_on_rank_0 = true};
             run(&p, world, ZERO_ERR_ARG,
-                "tensors[0] (embedding): *param is NULL on rank 0, whose values count (init_from is "
+                "tensors[0] (embedding): *param is NULL on rank 0, which must give the values (init_from is "
                 "ZERO_INIT_RANK0)");
             p.from = ZERO_INIT_MODEL;
             run(&p, world, ZERO_ERR_ARG, "cfg.init_from must say where their values come from");

@@ -256,7 +256,7 @@ static void test_death_is_found_by_its_connection(void **state)
         for (int i = 0; i < 3; i++)
             if (i != who) {
                 expect_rank(&r[i], ZERO_ERR_PEER, text);
-                expect_rank(&r[i], ZERO_ERR_PEER, "its connection closed without a goodbye");
+                expect_rank(&r[i], ZERO_ERR_PEER, "its connection closed unexpectedly");
             }
     }
 }

@@ -173,7 +173,7 @@ static const struct misuse rows[] = {
      four_units_open,
      ERROR,
      ZERO_ERR_BUDGET,
-     {"zero_begin: no parameter slot for unit 3", "flag ZERO_RESIDENT", "raise prefetch"},
+     {"zero_begin: no parameter slot is free for unit 3", "flag ZERO_RESIDENT", "raise prefetch"},
      "ZERO_CHECK",
      "1"},
     {"writes a gradient after its bracket",

@@ -186,7 +186,7 @@ static const struct misuse rows[] = {
      NULL,
      LINE,
      0,
-     {"dp_replicate is 2 and dp_shard 1", "nothing is cut: this runs as stage 0"},
+     {"dp_replicate is 2 and dp_shard 1", "nothing is sharded: this runs as stage 0"},
      .only_rank_0 = true},
     {"HFSDP with groups of 1 rank",
      S3,
@@ -195,7 +195,7 @@ static const struct misuse rows[] = {
      NULL,
      LINE,
      0,
-     {"dp_replicate is 2 and dp_shard 1", "optimizer's states are cut: this runs as stage 1"},
+     {"dp_replicate is 2 and dp_shard 1", "optimizer's states are sharded: this runs as stage 1"},
      .only_rank_0 = true},
 };
 

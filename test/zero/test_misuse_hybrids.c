@@ -463,7 +463,8 @@ static const struct misuse rows[] = {
           "called zero_begin(unit 0, forward) in step 1", "called zero_step in step 1",
           "every rank must make the same calls"),
     ON_ALL("has a second backward bracket", NULL, two_brackets, ORDER,
-           "zero_begin: unit 1 has had 1 backward brackets", "its uses is 1 and grad_accum_steps is 1"),
+           "zero_begin: unit 1 has had 1 backward bracket",
+           "zero_tensor.uses is 1 and grad_accum_steps is 1"),
     GOOD("has two backward brackets, as it says", HYBRIDS, W4, two_uses, two_brackets),
     ON_ALL("steps by another lr in one group", NULL, group_has_other_lr, MISMATCH, "lr is"),
 

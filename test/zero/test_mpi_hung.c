@@ -141,8 +141,8 @@ static void train(struct toy_rank *r)
 static bool left_behind(const struct plan *p)
 {
     const char *log = p->log[p->hung];
-    return strstr(log, "an operation of the communicator's has not come back") ||
-           (p->values && strstr(log, "requests are under way that nobody answers"));
+    return strstr(log, "an operation of the communicator has not returned") ||
+           (p->values && strstr(log, "other ranks do not answer pending requests"));
 }
 
 static void run_hung(bool values)

@@ -305,7 +305,7 @@ static void check_values(struct toy_rank *r, zero_ctx *z, const struct run *o)
             compare(r, z, t, ZERO_VALUE_STATE + s, o->want->state[s][t], "a state");
         if (zero_read(z, t, ZERO_VALUE_STATE + n, 0, 1, &x) != ZERO_ERR_ARG)
             toy_wrong(r, "%s has a state %d\n", specs[t].name, n);
-        snprintf(says, sizeof says, "tensor %s is trained by %s, with %d state", specs[t].name,
+        snprintf(says, sizeof says, "optimizer of tensor %s: %s, %d state", specs[t].name,
                  zr_optimizer_kind(kind_of(t))->name, n);
         if (!specs[t].frozen && !strstr(zero_last_error(), says))
             toy_wrong(r, "%s\n", zero_last_error());

@@ -139,7 +139,7 @@ static int one_step(struct toy_rank *r, struct toy *m, zero_ctx *z, uint64_t *s,
         err = backward(r, m, z, s, step, MOST_ACCUM);
     if (!err && one_in(s, 3))
         toy_expect(r, zero_begin(z, 0, ZERO_BACKWARD), ZERO_ERR_ORDER,
-                   "as many as it may have: its uses is 1");
+                   "and may have no more: zero_tensor.uses is 1");
     if (!err && one_in(s, 3)) {
         err = zero_norm(z, &norm);
         if (!err && one_in(s, 2))

@@ -819,14 +819,15 @@ static void what_a_file_cannot_say_is_refused(void **state)
         {"0F0,0F1,0W0,0I0,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "0W0"},
         {"0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_NOTSUP,
          "rank 0: 0F1 overlaps another action; allowed: F"},
-        {"0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n", ZERO_ERR_NOTSUP, "backwards are not in the order of micro-"},
-        {"0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "rank 0: 0B1 is left out"},
+        {"0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n", ZERO_ERR_NOTSUP,
+         "backward passes are not in the order of micro-"},
+        {"0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "rank 0: 0B1 is missing"},
         {"0F0,0F1,0F0,0B0,0B1\n1F0,1B0,1F1,1B1\n", ZERO_ERR_ARG, "0F0 is there twice"},
         {"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1,1B0\n", ZERO_ERR_ARG, "1B0 is there twice"},
         {"0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", ZERO_ERR_ARG, "0B0"}, /* each waits for the other */
         {"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
          "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
-         ZERO_ERR_ARG, "rank 0 stands at 0SEND_F1, which waits for rank 1; rank 1 stands at 1SEND_B0"},
+         ZERO_ERR_ARG, "rank 0 is at 0SEND_F1, which waits for rank 1; rank 1 is at 1SEND_B0"},
         {"0F0,what\n1F0\n", ZERO_ERR_ARG, "line 1"},
         {"", ZERO_ERR_ARG, "no action is in it"},
         {NULL, ZERO_ERR_MISMATCH, "read different schedules from schedule_file"},
@@ -1512,12 +1513,14 @@ static void slots_of_stages_are_watched(void **state)
     } rows[] = {
         {writes_beyond, ZERO_ERR_ORDER,
          "of micro-batch 2 wrote 84 bytes to a.out, but activation_bytes is 80"},
-        {writes_to_in, ZERO_ERR_ORDER, "it wrote to what it was given to read, in a.in of forward of micro-"},
-        {writes_to_gradient, ZERO_ERR_ORDER, "it wrote to what it was given to read, in a.in of backward of"},
-        {writes_to_in_later, ZERO_ERR_ORDER, "it wrote to what it was given to read, in "},
-        {writes_late, ZERO_ERR_ORDER, "what forward of micro-batch 2 wrote to a.out was changed after its"},
-        {writes_nothing, 0, "forward of micro-batch 2 wrote 0 bytes to a.out, that of micro-batch 0 80"},
-        {writes_half, 0, "backward of micro-batch 2 wrote 40 bytes to a.out, that of micro-batch 0 80"},
+        {writes_to_in, ZERO_ERR_ORDER, "it wrote to a.in of forward of micro-"},
+        {writes_to_gradient, ZERO_ERR_ORDER, "it wrote to a.in of backward of"},
+        {writes_to_in_later, ZERO_ERR_ORDER, "it wrote to "},
+        {writes_late, ZERO_ERR_ORDER, "the a.out of forward of micro-batch 2 was changed after its"},
+        {writes_nothing, 0,
+         "forward of micro-batch 2 wrote 0 bytes to a.out, but that of micro-batch 0 wrote 80"},
+        {writes_half, 0,
+         "backward of micro-batch 2 wrote 40 bytes to a.out, but that of micro-batch 0 wrote 80"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -1677,8 +1680,9 @@ static void begin_apart(struct toy_rank *r)
     struct model *m = make_model(s->pp, at.pp, s->tp, at.tp);
     if (at.pp == 1 && at.tp == 1)
         m->own[5][0] += 1;
-    toy_expect(r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), ZERO_ERR_MISMATCH,
-               "tensor b4 has no tp_cut, so that all ranks of tp have the same of it, but rank 2 and rank 3");
+    toy_expect(
+        r, zero_wrap(&z, m->table, m->n_layers * OF_LAYER, &cfg), ZERO_ERR_MISMATCH,
+        "tensor b4 has no tp_cut, so all ranks of tp must have the same values, but rank 2 and rank 3");
     zero_unwrap(&z);
     free_model(m);
 }
@@ -1862,9 +1866,9 @@ static void what_stages_cannot_be_is_refused(void **state)
     one.pp = 1;
     const struct bad_stages bad[] = {
         {two, one_stage_alone, ZERO_ERR_ARG, "stages_per_rank is 2, but schedule is 1f1b, with one stage"},
-        {two, no_whole_rounds, ZERO_ERR_ARG, "takes 5 micro-batches in 2 rounds on 2 ranks, which does not"},
+        {two, no_whole_rounds, ZERO_ERR_ARG, "cannot divide 5 micro-batches evenly into 2 rounds on 2 ranks"},
         {two, others_on_one_rank, ZERO_ERR_MISMATCH, "stages_per_rank is 3 on rank 1 and 2 on rank 0"},
-        {two, no_such_stage, ZERO_ERR_ARG, "): pp_stage is 2; allowed: 0..1, by stages_per_rank"},
+        {two, no_such_stage, ZERO_ERR_ARG, "): pp_stage is 2; allowed: 0..1 (see stages_per_rank)"},
         {two, a_unit_of_two, ZERO_ERR_ARG,
          "): its unit 0 is on stage 1, but another tensor of the unit is on"},
         {one, one_name_twice, ZERO_ERR_ARG, "are both named w10; names must be unique"},
@@ -1986,7 +1990,7 @@ static void call_alone(struct toy_rank *r)
 static void calls_of_one_stage_are_named(void **state)
 {
     static const char numbers[] =
-        "called zero_step in step 1 after other numbers by zero_carry, zero_tune or";
+        "called zero_step in step 1 after different numbers in zero_carry, zero_tune or";
     static const char evaluation[] = "called zero_evaluate in step 1";
     const struct alone rows[] = {
         {{.pp = 2, .dp = 2, .tp = 1}, 1, -1, tune_alone, numbers},

@@ -394,7 +394,7 @@ static void a_second_bracket(void **state)
                                     .check = (stage + world + uses + declares) % 2};
                     bool refused = declares == DECLARES_NOTHING;
                     run(h, refused ? ZERO_ERR_ORDER : 0,
-                        refused ? "zero_begin: unit 3 has had 1 backward brackets" : "");
+                        refused ? "zero_begin: unit 3 has had 1 backward bracket" : "");
                 }
 }
 
@@ -445,8 +445,8 @@ static void run_often(struct toy_rank *r)
     m.table[TOY_STACKED].uses = o->uses == 1 ? 0 : o->uses;
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     toy_note(r, err);
-    snprintf(says, sizeof says, "unit %d has had %d backward brackets since the last zero_step", USED_OFTEN,
-             o->uses * o->accum);
+    snprintf(says, sizeof says, "unit %d has had %d backward bracket%s since the last zero_step", USED_OFTEN,
+             o->uses * o->accum, o->uses * o->accum == 1 ? "" : "s");
     for (int step = 0; step < OFTEN_STEPS; step++) {
         for (int micro = 0; micro < o->accum; micro++) {
             TOY_TRY(toy_forward(&m, z, true));

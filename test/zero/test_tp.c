@@ -725,7 +725,7 @@ static void leave_out_early(struct toy_rank *r)
 
 static void leave_out_later(struct toy_rank *r)
 {
-    leave_out(r, 1, "; rank 1 seems to have left out that of rank 0");
+    leave_out(r, 1, "; rank 1 seems to have left out the call of rank 0");
 }
 
 static void differ_in_op(struct toy_rank *r)
@@ -1137,8 +1137,8 @@ static void train_apart(struct toy_rank *r)
         }
         if (!err && step == g->step && g->code)
             toy_expect(r, zero_step(z, 0.1f, NULL), g->code,
-                       "tensor s1 has no tp_cut, so that all ranks of tp have the same gradient of it, but "
-                       "those of rank ");
+                       "tensor s1 has no tp_cut, so all ranks of tp must have the same gradient, but those "
+                       "of rank ");
         else
             TOY_TRY(zero_step(z, 0.1f, NULL));
     }

@@ -169,8 +169,8 @@ static void test_open_mpi(void **state)
     setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
     refuse_place(
         "rank 1 of 4 (from Open MPI) does not know where rank 0 is: its ranks are on several hosts, and this "
-        "launcher does not list them; on the host device set backend to mpi (ZERO_BACKEND=mpi), over which "
-        "ranks tell each other; else set ZERO_RENDEZVOUS to tcp://host:port");
+        "launcher does not list them; on the host device set backend to mpi (ZERO_BACKEND=mpi), and ranks "
+        "find each other by MPI; otherwise set ZERO_RENDEZVOUS to tcp://host:port");
     /* mpirun in an allocation of Slurm's: what srun says is of mpirun's own helpers. */
     setenv("SLURM_PROCID", "1", 1);
     setenv("SLURM_NTASKS", "4", 1);

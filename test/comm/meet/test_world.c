@@ -248,7 +248,7 @@ static void test_part_of_a_job(void **state)
     struct zr_world w;
     environment("ZERO_RANK", "3", "ZERO_WORLD_SIZE", "4", "ZERO_JOB", "j", "MASTER_ADDR", "127.0.0.1",
                 "MASTER_PORT", "29500", NULL);
-    refuse_with(1, 2, NULL, "rank 1 of 2", "belongs to zero-run's job, in which it is rank 3 of 4",
+    refuse_with(1, 2, NULL, "rank 1 of 2", "belongs to zero-run's job as rank 3 of 4",
                 "set cfg.launch.rendezvous", NULL);
     assert_int_equal(zr_world_find(1, 2, "tcp://127.0.0.1:29501", &w), 0);
     assert_int_equal(zr_world_find(0, 1, NULL, &w), 0); /* it meets nobody */

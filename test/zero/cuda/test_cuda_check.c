@@ -292,8 +292,8 @@ static void test_copies_that_drift_apart(void **state)
         toy_ranks(TOY_HYBRID_WORLD, drifting_rank, &d, r);
         for (int k = 0; k < TOY_HYBRID_WORLD; k++)
             if (r[k].err != (found ? ZERO_ERR_MISMATCH : 0) ||
-                (found && !strstr(r[k].text, "check: after step 1 rank 0 and rank 2 hold copies of the same "
-                                             "part of tensor embedding that differ")))
+                (found && !strstr(r[k].text, "check: after step 1 rank 0 and rank 2 hold different copies of "
+                                             "the same part of tensor embedding")))
                 fail_msg("stage %d, drifts %d, rank %d: %d \"%s\"", d.stage, d.drifts, k, r[k].err,
                          r[k].text);
     }

@@ -464,7 +464,8 @@ static void test_an_update_that_does_not_come_back(void **state)
     (void)state;
     struct toy_rank r[RANKS] = {0};
     run_ranks(RANKS, trains_with_one_that_stands, NULL, r);
-    if (r[0].err != ZERO_ERR_TIMEOUT || !strstr(r[0].text, "the library's own thread has not moved for ") ||
+    if (r[0].err != ZERO_ERR_TIMEOUT ||
+        !strstr(r[0].text, "the library's own thread has made no progress for ") ||
         !strstr(r[0].text, " ms: it is in update of unit ") ||
         !strstr(r[0].text, ", and has called optim.update"))
         fail_msg("rank 0: %d \"%s\"", r[0].err, r[0].text);
