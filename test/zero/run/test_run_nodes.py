@@ -373,7 +373,7 @@ class BadInput(unittest.TestCase):
             self.refused(rf'node 1.* waited 1000 ms for node 0 at {at}.*node 0 has not started', options=options, each={0: {'program': '/bin/false'}},
                          nodes=[1], at=at)
             self.assertEqual(os.listdir(folder), [])
-        self.refused('its folder is not there on this host', options=options, nodes=[1], at=at)
+        self.refused('its folder does not exist on this host', options=options, nodes=[1], at=at)
 
     def test_wrong_key(self):
         each = {1: {'variables': {'ZERO_JOB_KEY': 'ab' * 16}}}
