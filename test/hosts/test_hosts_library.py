@@ -47,7 +47,7 @@ class Library(library.Ranks):
         """ZERO_HOST_ID splits a host, and joins no two."""
         with Hosts(2) as net:
             self.all_say(start(net, [0, 0, 0], ZERO_HOST_ID=['a', 'b', 'a']),
-                         'shared memory needs all ranks on one host: ZERO_HOST_ID is "a" on rank 0 and "b" on rank 1, which makes two of it '
+                         'shared memory needs all ranks on one host: ZERO_HOST_ID is "a" on rank 0 and "b" on rank 1, which makes it two hosts '
                          '(host 0 has 2 ranks (0, 2), host 1 has 1 (1)); several hosts need backend ')
             self.all_say(start(net, [0, 1], ZERO_HOST_ID='a'), APART % 1)
             self.assertEqual(ends(start(net, [0, 0], ZERO_HOST_ID='a')), [(0, '')] * 2)

@@ -137,7 +137,7 @@ class Refused(library.Ranks):
                 self.assertRegex(errors, r'rank 1 .*(10\.77\.0\.[23]|fd77:1::[23]).*(10\.77\.0\.[23]|fd77:1::[23])')
             first, second = ends(start(net, [0, 1], ZERO_JOB_KEY=[library.KEY, library.KEY[::-1]], ZERO_TIMEOUT_MS=TIMEOUT_MS))
             self.assertRegex(first[1], rf'^zero_wrap: 1 of 2 ranks did not come to .* in {TIMEOUT_MS} ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\); last: refused .*(10\.77\.0\.2|fd77:1::2)')
-            self.assertRegex(second[1], rf'^zero_wrap: rank 1 .*for rank 0 at host0:{PORT}.*: .*of another job, or with another key: ZERO_JOB_KEY and')
+            self.assertRegex(second[1], rf'^zero_wrap: rank 1 .*for rank 0 at host0:{PORT}.*: .*of another job, or one with another key: ZERO_JOB_KEY and')
 
     def test_replicas(self):
         with Hosts(2) as net:

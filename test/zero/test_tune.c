@@ -368,7 +368,7 @@ static void accumulate_wrongly(struct toy_rank *r)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         toy_expect(r, TUNE(wrong[i]), ZERO_ERR_ARG, most);
     toy_expect(r, zero_tune(z, 0, "grad_accum_steps", 2), ZERO_ERR_ARG,
-               "group is 0 but grad_accum_steps is of the whole step");
+               "group is 0 but grad_accum_steps applies to the whole step");
     TOY_TRY(zero_loss_scale(z, 1, &scale));
     toy_expect(r, TUNE(1), ZERO_ERR_ORDER, "grad_accum_steps after zero_loss_scale");
     TOY_TRY(toy_forward(&m, z, true));

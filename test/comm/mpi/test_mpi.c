@@ -186,7 +186,7 @@ static void test_levels(void **state)
     expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, 0, "");
     mpi_stand_in_the_machine()->level = ZR_MPI_FUNNELED_OR_LESS;
     expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, ZR_ERR_NOTSUP,
-               "gives threads MPI_THREAD_FUNNELED or less");
+               "supports only MPI_THREAD_FUNNELED or less");
 }
 
 static void finalize_early(struct rank *me)

@@ -193,7 +193,7 @@ static void test_faults(void **state)
         {"all_sum", 1, ZR_ERR_FAILED, "agree seq 3 unit 4: the MPI stand-in: MPI_Iallreduce: "},
         {"broadcast", 1, ZR_ERR_FAILED, "broadcast seq 4 unit 4: the MPI stand-in: MPI_Ibcast: "},
         {"progress", 5, ZR_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Testsome: "},
-        {"poll", 1, ZR_ERR_PEER, "reduce_scatter seq 1 unit 4: the MPI stand-in: a message that was"},
+        {"poll", 1, ZR_ERR_PEER, "reduce_scatter seq 1 unit 4: the MPI stand-in: a pending message: error"},
     };
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         struct fault f = faults[i];

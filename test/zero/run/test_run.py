@@ -605,7 +605,7 @@ exit 0
                 pid = int(f.read())
             self.assertTrue(alive(pid))
             os.kill(pid, signal.SIGKILL)
-            self.assertEqual((done, err), (3, ['zero-run: rank 0 exited with code 3', f'zero-run: processes of ranks that do not end: 1 (pid {pid})',
+            self.assertEqual((done, err), (3, ['zero-run: rank 0 exited with code 3', f'zero-run: processes of ranks that have not ended: 1 (pid {pid})',
                                                'zero-run: no restart: processes of the ranks have not ended, and might write to the same files']))
 
     def test_nothing_is_kept_open(self):

@@ -322,7 +322,7 @@ class Late(unittest.TestCase):
                 job.pids(1, 1)
                 with Job([1, 1], 'echo started', '--rdzv-timeout', LIMIT, at=at) as second:
                     self.assertNotIn(0, second.ends())
-                    self.assertRegex(second.nodes[0].text(), rf'^zero-run: another node 0 of this job is there already, on "{HOST}" \(.*\): jobs that meet in one '
+                    self.assertRegex(second.nodes[0].text(), rf'^zero-run: another node 0 of this job is already there, on "{HOST}" \(.*\): jobs that meet in one '
                                      'folder at a time need a ZERO_JOB or a key of their own\n$')
                     self.assertRegex(second.nodes[1].text(), r'the job runs already, and node 1 is in it, at .*: node 1 was started twice')
                 with Job([1, 1], 'echo started', at=at, each={i: {'variables': {'ZERO_JOB': 'other'}} for i in (0, 1)}) as other:
@@ -383,7 +383,7 @@ class BadInput(unittest.TestCase):
         each = {i: {'variables': {'ZERO_JOB_KEY': None}} for i in (0, 1)}
         self.refused('several nodes need a key, the same on all: set ZERO_JOB_KEY or ZERO_JOB_KEY_FILE', each=each)
         each = {i: {'variables': {'ZERO_JOB_KEY': 'xyz'}} for i in (0, 1)}
-        self.refused('ZERO_JOB_KEY has 3 characters and is no key', each=each)
+        self.refused('ZERO_JOB_KEY has 3 characters and is not a key', each=each)
 
     def test_two_with_one_number(self):
         self.refused('node 1 is there twice', ranks=(1, 1, 1), options=['--rdzv-timeout', 20], each={2: {'number': 1}}, nodes=[0])
@@ -409,7 +409,7 @@ class BadInput(unittest.TestCase):
                             (['--nnodes', '2', '--node-rank', '0'], 'where is node 0? --rdzv HOST:PORT is missing'),
                             (['--node-rank', '0'], 'on how many nodes? --nnodes N is missing'),
                             (at, 'on how many nodes? --nnodes N is missing'),
-                            (['--nnodes', '2', '--node-rank', '2', *at], '--node-rank is 2; of 2 nodes allowed: 0 to 1'),
+                            (['--nnodes', '2', '--node-rank', '2', *at], '--node-rank is 2; allowed with 2 nodes: 0 to 1'),
                             (['--nnodes', 'x'], '--nnodes is "x"; allowed: 1 to 1024'),
                             (['--nnodes', '2', '--node-rank', '-1'], '--node-rank is "-1"; allowed: 0 to 1023'),
                             (['--rdzv', 'nowhere'], '--rdzv is "nowhere"; allowed: HOST:PORT'),
