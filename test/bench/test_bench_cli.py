@@ -111,7 +111,7 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--dp-replicate=2'], '--dp-replicate', 'auto')
         self.refused(['scale', '--stage=2', '--budget=1G'], '--budget', 'stage 3')
         self.refused(['scale', '--stage=2', '--prefetch=2'], '--prefetch', 'stage 3')
-        self.refused(['scale', '--wire-dtype=f32'], '--wire-dtype=f32', 'bf16 are sent as they are')
+        self.refused(['scale', '--wire-dtype=f32'], '--wire-dtype=f32', 'bf16 travel as they are')
         for given in ['--compute=1', '--links=0.5', '--worlds=8']:
             self.refused(['scale', '--fit=/nonexistent', given], given.split('=')[0], '--fit')
         self.refused(['scale', '--worlds=12', '--dp-replicate=auto', '--hybrid=hfsdp'], '12 GPUs', 'dp_shard is 8')
