@@ -572,7 +572,7 @@ class Others(unittest.TestCase):
         for dtype, warned in (('bf16', 1), ('f32', 0)):
             done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', '--json', *TINY, '--steps=1', f'--dtype={dtype}', '--wire-dtype=f32'])
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual(done.stderr.count('wire_dtype is f32, but gradients of bf16 travel as they are'), warned)
+            self.assertEqual(done.stderr.count('wire_dtype is f32, but gradients of bf16 are sent as they are'), warned)
 
     def test_memory(self):
         done = bench(*self.MEMORY, '--json')
