@@ -54,9 +54,9 @@
  * callback optim.update, a fault that check mode finds), the context fails on every rank. Later calls then
  * return the same error, and only zero_unwrap and zero_get_stats work.
  *
- * Comments below leave out these errors. ARG: a pointer is NULL, or a number is out of range. ORDER: the call
- * is not allowed in a bracket or at this point of a step. MISMATCH: ranks made different calls, or gave
- * different arguments to a collective one.
+ * Comments below leave out three common errors. ARG: a pointer is NULL, or a number is out of range. ORDER:
+ * the call is not allowed in a bracket or at this point of a step. MISMATCH: ranks made different calls, or
+ * gave different arguments.
  *
  * "Collective" means that every rank makes the call, in the same order. zero_begin, zero_end and zero_micro
  * wait for other ranks only if what the model uses next is still being gathered, updated or reduced.
@@ -82,13 +82,13 @@ extern "C" {
 /* X(name, value, text, help). zero/when_it_goes_wrong.md shows this map as a table. */
 #define ZERO_ERR_MAP(X)                                                                                      \
     X(ARG, -1, "invalid argument",                                                                           \
-      "An argument, a field, a variable or a tensor is not allowed. The message says what is.")              \
+      "An argument, field, variable or tensor is not allowed. The message says what is allowed.")            \
     X(NOMEM, -2, "not enough memory",                                                                        \
       "The plan does not fit, or an allocation failed. Use a higher stage, more ranks or less prefetch.")    \
     X(NOTSUP, -3, "not supported here",                                                                      \
       "This build, machine, device or MPI or NCCL library cannot do it. The message says what is missing.")  \
     X(ORDER, -4, "calls out of order",                                                                       \
-      "This call is not allowed here, or the model used memory out of its turn. The message says which.")    \
+      "This call is not allowed here, or memory was used outside its bracket. The message says which.")      \
     X(MISMATCH, -5, "ranks disagree",                                                                        \
       "Ranks differ in model, configuration, buffers or calls. The message says what must be equal.")        \
     X(PEER, -6, "a rank was lost",                                                                           \
@@ -102,7 +102,7 @@ extern "C" {
     X(BUDGET, -10, "memory budget too small",                                                                \
       "Memory for gathered units is too small for what is open at once. The message says what helps.")       \
     X(FAILED, -11, "the context failed earlier",                                                             \
-      "A callback of the program, MPI or NCCL failed. The message has what it returned or said.")
+      "MPI, NCCL or a callback of the program failed. The message has what it returned or said.")
 
 enum zero_err {
 #define ZERO_ERR_ENUM(name, value, text, help) ZERO_ERR_##name = value,
@@ -156,7 +156,8 @@ ZERO_API int zero_find_place(const struct zero_config *cfg, struct zero_place *o
 /* Count what one rank would allocate and send after zero_wrap, for any stage and world.
  *
  * The world is cfg->launch.world, 1 by default. param and grad are not dereferenced; a grad that is not NULL
- * means trainable. Replicas are assumed on several hosts; if they share one, set cfg.deterministic.
+ * means trainable. Replicas (cfg.mesh) are assumed on several hosts; if they share one, set deterministic to
+ * 1.
  *
  * Local; any thread.
  * Errors: ARG, BUDGET  as of zero_wrap; *out is not changed */
@@ -193,8 +194,8 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * parameters, the second the gradient.
  *
  * A step updates the units that had a backward bracket; the log names the others once. A unit may have one
- * per micro-batch, or as many as zero_tensor.uses or cfg.memory.order declares. At stages 0 and 1 a program
- * may do without brackets, if it never uses any (guide.md).
+ * backward bracket per micro-batch, or as many as zero_tensor.uses or cfg.memory.order declares. At stages 0
+ * and 1 a program may do without brackets, if it never uses any (guide.md).
  *
  * Collective.
  * Blocks  host: zero_begin blocks until the parameters have arrived. At stages 0 and 1 the last backward
@@ -265,7 +266,7 @@ ZERO_API int zero_drop(zero_ctx *z);
  * Errors: ARG  the optimizer does not use key, or has no momentum for beta1 */
 ZERO_API int zero_tune(zero_ctx *z, int32_t group, const char *key, double value);
 
-/* Continue as if t steps had been taken (0 to 1e17): as the step number, and as every unit's count.
+/* Set the step number and every unit's step count to t (0 to 1e17), as if t steps had been taken.
  *
  * Use it after zero_write of optimizer states from elsewhere: bias corrections go on from t.
  *
@@ -304,8 +305,8 @@ ZERO_API int zero_release_all(zero_ctx *z);
 
 /* Replace each of n values (0 to 64) by its mean over ranks, for losses and metrics.
  *
- * The sum is exact. With tp it is the mean over the ranks that have this rank's shard of the model. With a
- * pipeline the last pipeline stage's values are used, and all ranks get their mean.
+ * The sum is exact. With tp the mean is over the ranks that have the same shards. With a pipeline the last
+ * pipeline stage's values are used, and all ranks get their mean.
  *
  * Collective over the world. Blocks. */
 ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
@@ -435,9 +436,9 @@ ZERO_API int zero_save_wait(zero_ctx *z, const char **path);
 
 /* Load a checkpoint, or the latest valid one in a folder of checkpoints.
  *
- * The stage, world, mesh, prefetch and budget may differ from those of the save; the bits are the same.
- * Names, dtypes, shapes and optimizers must be equal. A tensor that was frozen and is now trained begins with
- * fresh optimizer state; the log says so. Data of an earlier zero_set_data are dropped.
+ * The stage, world, mesh, prefetch and budget may differ from those of the save; the loaded values are
+ * bit-identical. Names, dtypes, shapes and optimizers must be equal. A tensor that was frozen and is now
+ * trained begins with fresh optimizer state; the log says so. Data of an earlier zero_set_data are dropped.
  *
  * All ranks must find the same files there. The call needs extra host memory for what this rank owns, except
  * with ZERO_INIT_LATER on the host.
@@ -469,7 +470,7 @@ struct zero_data_info {
 /* Read bytes [first, first + n) of the program's data from the checkpoint that was loaded last.
  *
  * whose is ZERO_DATA_JOB, or a saved rank from 0 to info->n_saved - 1. Any rank reads any of them. With n 0
- * the call only fills *info. info may be NULL. Each call opens the file, so read large pieces.
+ * the call only fills *info. info may be NULL.
  *
  * Local. Blocks on the disk.
  * Errors: ORDER  no checkpoint was loaded
@@ -480,9 +481,8 @@ ZERO_API int zero_read_data(zero_ctx *z, int32_t whose, int64_t first, int64_t n
 /* Write the model's weights alone, in the model's dtype, as safetensors for other programs.
  *
  * dir is made if it is missing. It gets model.safetensors, or an index and several files if one would be
- * larger than max_file_bytes (0: 5 GB). An earlier export there is replaced in a single step. map has n
- * entries, equal on every rank; NULL: every tensor under its own name. A pipeline stage gives the entries of
- * its tensors.
+ * larger than max_file_bytes (0: 5 GB). An earlier export there is replaced. map has n entries, equal on
+ * every rank; NULL: every tensor under its own name. A pipeline stage gives the entries of its tensors.
  *
  * Collective; outside brackets and actions. Blocks on the disk, where only the first rank of each tp shard
  * and pipeline stage writes.
@@ -497,8 +497,8 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
  * map is as in zero_export. Optimizer states, and tensors that map does not name, keep their values. If a
  * file cannot be read to its end, earlier weights may have been written; the call may be repeated.
  *
- * Collective; outside brackets and actions. Blocks on the disk. Only the ranks that would write an
- * export read; others need not see dir.
+ * Collective; outside brackets and actions. Blocks on the disk. Only ranks that would write an
+ * export need to see dir.
  * Errors: IO      the message names the file; or the files carry the ids of two exports
  *         ARG     the message names the entry of map, or the tensor whose shape differs
  *         NOTSUP  the message names the tensor whose dtype differs */

@@ -65,8 +65,8 @@ enum zero_backend {
 /* Where the model computes, and where its parameters, gradients and optimizer state are. */
 enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
 
-/* The source of the parameters' first values. Except with ZERO_INIT_MODEL, and on rank 0 with
- * ZERO_INIT_RANK0, *param may be NULL (memory.md). Buffers get rank 0's values. */
+/* The source of the parameters' first values. *param may be NULL (memory.md), but not with ZERO_INIT_MODEL,
+ * nor on rank 0 with ZERO_INIT_RANK0. Buffers get rank 0's values. */
 enum zero_init {
     /* *param of every rank; only rank 0's values are used. */
     ZERO_INIT_MODEL = 0,
@@ -102,7 +102,7 @@ enum {
      * up those of tp. */
     ZERO_TP_PARTIAL = 1 << 7,
     /* With tp_cut: zero_wrap and zero_write take the whole tensor, and the library cuts out this rank's
-     * shard. zero_read counts in the shard. */
+     * shard. zero_read numbers elements within the shard. */
     ZERO_WHOLE = 1 << 8
 };
 
@@ -181,8 +181,8 @@ struct zero_update {
 
 /* A parameter group: what updates its tensors, and with which numbers.
  *
- * Start from ZERO_OPTIM_INIT, which writes every default. Keys and environment variables set group 0, which
- * is cfg.optim. zero_tune changes the numbers between steps. */
+ * Start from ZERO_OPTIM_INIT, which writes every default. Keys, and variables of fields marked + (struct
+ * zero_config), set group 0, cfg.optim. zero_tune changes the numbers between steps. */
 struct zero_optim {
     /* + enum zero_optimizer. Default ZERO_ADAMW. If update is set, leave the default, which is ignored. */
     int32_t optimizer;
@@ -281,13 +281,14 @@ struct zero_config {
     /* + 1: sum gradients over ranks and micro-batches; 0: average them. Default 0. */
     int32_t grad_sum;
     /* + 1: the same bits at every stage, prefetch and budget, and in every power-of-two world. Takes memory
-     * from 3 micro-batches on, and allows at most 64 ranks in a group with nccl. Default ZERO_AUTO: on,
-     * except with nccl, with grad_in_place, and with replicas on several hosts and several micro-batches. */
+     * if grad_accum_steps is 3 or more, and with nccl at most 64 ranks may reduce together. Default
+     * ZERO_AUTO: on, except with nccl, with grad_in_place, or if replicas are on several hosts and a step has
+     * several micro-batches. */
     int32_t deterministic;
     /* + enum zero_hybrid: hsdp, hfsdp. Default hsdp. */
     int32_t hybrid;
-    /* With tp or pp above 1, "all ranks" and "rank 0" in other comments are of those that have the same part
-     * of the model. */
+    /* With tp or pp above 1, "all ranks" and "rank 0" in other comments mean all, or the first, of the ranks
+     * with the same part of the model. */
     struct zero_mesh mesh;
     /* Parameter group 0. */
     struct zero_optim optim;
@@ -323,7 +324,7 @@ struct zero_config {
          * training. Default NULL. */
         const char *schedule_file;
         /* Pipeline stages on each rank, with interleaved, gpipe or a schedule_file. Rank r has stages r, pp +
-         * r, 2 pp + r and so on; its table numbers them from 0. Default 1. */
+         * r, 2 pp + r and so on; pp_stage numbers them from 0. Default 1. */
         int32_t stages_per_rank;
         /* Most bytes that a pipeline stage passes to the next for one micro-batch. Default 0. */
         int64_t activation_bytes;
@@ -335,7 +336,7 @@ struct zero_config {
          * of zero-run, torchrun, Open MPI, MPICH or Slurm; without these, rank 0 of 1. */
         int32_t rank, world;
         /* Where ranks meet: "tcp://host:port" of rank 0, or "file:///path" on a disk that all hosts share.
-         * Default NULL: from the environment, or without one over the launcher's MPI. */
+         * Default NULL: as the environment says, or else over the launcher's MPI. */
         const char *rendezvous;
         /* Network interface that ranks meet on (may differ): its name or an address of it. ZERO_INTERFACE
          * overrides it. NCCL's own traffic ignores it. Default NULL: the system's routes decide. */

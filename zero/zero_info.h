@@ -68,7 +68,8 @@ struct zero_plan_info {
 struct zero_place {
     /* local_rank: the number on this host if the launcher gives one, else rank. */
     int32_t rank, world, local_rank;
-    /* For the data loader: this rank's part, and their number. Ranks along tp, cp and pp share a part. */
+    /* For the data loader: the index of this rank's part, and the number of parts. Ranks along tp, cp and pp
+     * share a part. */
     int32_t data, n_data;
     /* This rank's number along each axis, and the number of ranks along it. With dp_replicate ZERO_AUTO the
      * four dp_ numbers are -1 until zero_wrap; then zero_get_stats has them. */
