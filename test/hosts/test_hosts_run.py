@@ -182,7 +182,7 @@ exec sleep 1000"""
             for at, place in ((f'10.77.0.1:{PORT}', '10.77.0.1'), (f'host0:{PORT}', r'host0 \(.*\)')):
                 node = net.hosts[0].start([ZERO_RUN, '--nnodes', 2, '--node-rank', 0, '--rdzv', at, '-n', 2, 'true'], ZERO_JOB_KEY=KEY, ZERO_INTERFACE='eth1')
                 self.ends([node], 1)
-                self.all_say([node], rf'node 0 listens on interface eth1.*, but the other nodes look for it at {place}, which is on eth0: .*')
+                self.all_say([node], rf'node 0 listens on interface eth1.*, but the others look for it at {place}, which is on eth0: .*')
 
     def test_node_0_is_not_where_rdzv_says(self):
         with Hosts(2) as net:
