@@ -192,7 +192,7 @@ static int check_addresses(const struct zr_world *w, const struct zr_interfaces 
     if (!name[0]) /* none of this host, as that of a gateway */
         return 0;
     return zr_fail(ZR_ERR_ARG,
-                   "node 0 listens on interface %s, but the other nodes look for it at %.200s (%s), which is "
+                   "node 0 listens on interface %s, but the others look for it at %.200s (%s), which is "
                    "on %s: change the interface or the address",
                    w->interface, w->host, at, name);
 }
