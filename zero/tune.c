@@ -69,7 +69,7 @@ static int check_accum(struct zero_ctx *z, double x)
     int32_t most = zr_most_micro_batches(&z->config.options);
     if (!(x >= 1 && x <= most) || x != (double)(int32_t)x)
         return zr_fail(ZR_ERR_ARG,
-                       "zero_tune: grad_accum_steps is %.9g; allowed: 1 to %d, by max_grad_accum_steps", x,
+                       "zero_tune: grad_accum_steps is %.9g; allowed: 1 to %d (see max_grad_accum_steps)", x,
                        most);
     if (z->has_loss_scale)
         return zr_fail(ZR_ERR_ORDER,

@@ -362,7 +362,7 @@ static void accumulate_wrongly(struct toy_rank *r)
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
 #define TUNE(x) zero_tune(z, ZERO_ALL, "grad_accum_steps", x)
     const char *most =
-        s->way ? "allowed: 1 to 2, by max_grad_accum_steps" : "allowed: 1 to 5, by max_grad_accum_steps";
+        s->way ? "allowed: 1 to 2 (see max_grad_accum_steps)" : "allowed: 1 to 5 (see max_grad_accum_steps)";
     toy_expect(r, TUNE(MOST_ACCUM + 1), ZERO_ERR_ARG, "zero_tune: grad_accum_steps is 6; ");
     const double wrong[] = {0, -1, 1.5, NAN, 4294967297.0, MOST_ACCUM + 1};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
