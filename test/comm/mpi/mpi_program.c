@@ -99,9 +99,11 @@ static int train(zero_ctx *z, MPI_Comm own, int rank, int world)
     struct zero_stats stats;
     int err = zero_get_stats(z, &stats);
     const char *backend = getenv("ZERO_BACKEND");
-    if (!err && (stats.rank != rank || stats.world != world ||
+    if (!err && (stats.place.rank != rank || stats.place.world != world ||
                  strcmp(stats.backend, backend && !strcmp(backend, "shm") ? "shm" : "mpi")))
-        return printf("rank %d of %d, backend %s\n", (int)stats.rank, (int)stats.world, stats.backend), 1;
+        return printf("rank %d of %d, backend %s\n", (int)stats.place.rank, (int)stats.place.world,
+                      stats.backend),
+               1;
     for (int s = 0; s < STEPS && !err; s++) {
         int one = 1, sum = 0;
         err = step(z, rank);
