@@ -79,8 +79,8 @@ static const struct zr_group *group_of(const struct zr_mesh *mesh, enum zr_role 
     return &mesh->all;
 }
 
-/* The wrong group that a mutant uses, within the rank's pipeline stage. It takes neighbouring ranks instead of
- * ranks with the same tensor-parallel part; for the tensor-parallel role it takes the latter. members has
+/* The wrong group that a mutant uses, within the rank's pipeline stage. It takes neighbouring ranks instead
+ * of ranks with the same tensor-parallel part; for the tensor-parallel role it takes the latter. members has
  * space for them. */
 static struct zr_group other_group(const struct zr_verify_case *c, int id, const struct zr_group *g,
                                    enum zr_role role, int32_t *members)

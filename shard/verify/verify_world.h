@@ -163,8 +163,9 @@ enum zr_mutation {
     ZR_EARLY_READER,
     /* Nobody waits for the reader of the previous snapshot. */
     ZR_LESS_READER,
-    /* Communicators of these roles join the same number of wrong ranks: neighbours of a pipeline stage instead
-     * of ranks with the same tensor-parallel part. For the tensor-parallel role it is the other way round. */
+    /* Communicators of these roles join the same number of wrong ranks: neighbours of a pipeline stage
+     * instead of ranks with the same tensor-parallel part. For the tensor-parallel role it is the other way
+     * round. */
     ZR_OTHER_GROUP,
     /* NO: partial gradients are not summed over the tensor-parallel ranks. ALL: gradients that are equal on
      * all of them are summed. */
