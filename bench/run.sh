@@ -3,7 +3,7 @@
 # The demonstration, from a clean clone on a bare Debian 12. It installs missing packages, builds, and trains
 # gpt2-nano for a minute. Parameters, gradients and optimizer state are sharded over four ranks (stage 3). The text
 # is the C headers of this machine. Then it runs a few steps of gpt2-124M at every stage and measures the memory of
-# each. If there is too little memory, the model has fewer layers.
+# each. If there is too little memory, it uses a smaller model.
 #
 #     sh bench/run.sh               a minute of training
 #     sh bench/run.sh SECONDS       longer or shorter
