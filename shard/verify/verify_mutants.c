@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verify_mutants.c: applies a mutant to a case: it drops a wait or record, or changes, repeats, delays or
- * removes a job. A mutant that no case reports shows that a check is missing, or that the dropped operation
- * is not needed. verify_mutants.inc is the list of mutants. */
+ * removes a job. A mutant that is never reported shows that a check is missing, or that the operation is not
+ * needed. verify_mutants.inc is the list of mutants. */
 #include "shard/verify/verify_world.h"
 
 #include <string.h>

@@ -235,7 +235,7 @@ static void look_at_opened(struct zr_verify_rank *r)
 {
     const struct zr_engine *e = &r->engine;
     int32_t units = r->layout.n_units, places = units + r->plan.n_grad_slots;
-    int32_t n = r->plan.n_param_slots + 2 * units + 2 * places + 4; /* 4: single events */
+    int32_t n = r->plan.n_param_slots + 2 * units + 2 * places + 4; /* 4: events without an array */
     if (!r->plan.spec.outer && (e->ev.n != n || e->gather_outer_stream || e->reduce_outer_stream))
         zr_report(zr_sim_recorder(r->v->sim), "rank %d opened %d events or streams that only groups need",
                   r->id, e->ev.n - n);
@@ -287,7 +287,8 @@ static int expect_kept(void *arg, const struct zr_flat *f, const struct zr_piece
     return 0;
 }
 
-/* Checks that the parameters kept by this rank are those of the last step. Nothing is in flight. */
+/* Checks that the parameters that this rank keeps, its own and its peers', are those of the last step.
+ * Nothing is in flight. */
 static void look_at_kept(struct zr_verify_rank *r)
 {
     struct zr_where at = zr_where_of(&r->plan.place, r->engine.place);
