@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_rendezvous_tree.c: worlds of more ranks than one is linked with. Small ones with few links of each
- * rank make deep trees, large ones are as they will be. N_RANKS=512 in the environment: a world of so many
- * alone, with its times; N_TREES: how many are drawn. */
+/* test_rendezvous_tree.c: tests worlds with more ranks than rank 0 connects to directly. Small worlds with
+ * few connections per rank make deep trees; large ones use the default.
+ *
+ * N_RANKS=512 in the environment tests one world of that size and prints its times. N_TREES is the number
+ * of trees drawn. */
 #include "comm/meet/hub.h"
 #include "test/comm/meet/meeting.h"
 #include "test/kernels/random.h"
@@ -21,11 +23,11 @@
 
 enum { ROUNDS = 6, NEVER = 100000 };
 
-/* What a run of ranks does; set before they start. */
+/* Parameters of a run, set before its ranks start. */
 static struct {
     uint64_t seed;
     int fan_out;
-    /* the rank that the run is about, and the round in which it does it */
+    /* the rank under test, and the round in which it acts */
     int x, round;
     int64_t timeout_ms;
 } run;
@@ -41,7 +43,8 @@ static int n_trees(void)
     return text ? atoi(text) : 4;
 }
 
-/* World, links and the rank it is about, an inner one every other time. */
+/* Draws a world, the number of connections per rank, and the rank under test: at least every other time
+ * one with children. */
 static int draw_tree(uint64_t *seed, int k, int most)
 {
     int world = (int)random_in(seed, 4, most);
@@ -63,7 +66,7 @@ static void expect_all_but_x(const struct rank *r, int world, int code, const ch
             expect_rank(&r[i], code, text);
 }
 
-/* --- what rounds do --- */
+/* --- rounds of exchanges --- */
 
 static uint64_t bits_of(int rank, int round)
 {
@@ -78,7 +81,7 @@ static void fill_of(unsigned char *bytes, size_t n, int rank, int round)
         bytes[i] = (unsigned char)random_next(&s);
 }
 
-/* Of every rank what it gave, in the place of its number. */
+/* Checks that each rank's contribution arrives at the index of its rank. */
 static bool exchange_and_look(struct rank *me, struct meeting *m, size_t n, int round)
 {
     unsigned char *mine = malloc(n), *want = malloc(n), *all = malloc(n * (size_t)me->w.world);
@@ -96,7 +99,7 @@ static bool exchange_and_look(struct rank *me, struct meeting *m, size_t n, int 
     return !err && !me->wrong[0];
 }
 
-/* The lowest rank that failed; -1: none did. */
+/* Returns the lowest rank that failed, or -1 if none did. */
 static int speaker_of(int world, int round)
 {
     for (int i = 0; i < world; i++)
@@ -133,7 +136,7 @@ static void rounds(struct rank *me)
     RANK_CHECK(me, part(&m), "handles are left");
 }
 
-/* Every rank gets what a star's ranks would. */
+/* Every rank gets the same result as in a star, where rank 0 connects to all. */
 static void test_exchange(void **state)
 {
     (void)state;
@@ -158,7 +161,7 @@ static void *die_soon(void *arg)
     return NULL;
 }
 
-/* Without a word: all its connections are closed. */
+/* Leaves without a goodbye: all its connections are closed. */
 static void vanish(struct meeting *m)
 {
     for (struct zr_link *l = m->r->links; l; l = l->next)
@@ -189,7 +192,7 @@ static void x_dies(struct rank *r)
     r->dies = r->w.rank == run.x;
 }
 
-/* A rank that dies is named itself on every other rank, wherever it is in the tree, not those below it. */
+/* Every other rank names the rank that died, wherever it is in the tree, and not the ranks below it. */
 static void test_death_in_exchange(void **state)
 {
     (void)state;
@@ -220,7 +223,7 @@ static void test_death_in_exchange(void **state)
 
 /* --- after the detach --- */
 
-/* What a rank hears first. */
+/* The first failure or loss that a rank hears of. */
 struct watch {
     struct rank *me;
     struct meeting m;
@@ -352,7 +355,7 @@ static void report_or_wait(struct rank *me)
     run_watch(&w);
 }
 
-/* What a rank reports reaches all, and comes before its leaving. */
+/* A rank's report reaches all ranks before the news that it has left. */
 static void test_failure_after_detach(void **state)
 {
     (void)state;
@@ -377,7 +380,7 @@ static void call_and_compare(struct rank *me)
             c.subject = 99;
         zr_rendezvous_called(w.m.r, &c);
     }
-    /* Whoever compares does so when all have made them. */
+    /* A rank asks for the comparison only after all have made their calls. */
     RANK_CHECK(me, exchange_ranks_of(&w.m, me->w.world) == 0, "%s", zr_error_text());
     zr_rendezvous_detach(w.m.r, heard_lost, heard_failed, &w);
     if (me->w.rank == (run.x + 1) % me->w.world)
@@ -442,7 +445,7 @@ static void talk_in_tree(struct rank *me)
     }
     if (err)
         rank_says(me, __FILE__, __LINE__, "send", "%s", zr_error_text());
-    while (!w.over && !all_are_at(me, 1)) { /* others may need this one to pass messages on */
+    while (!w.over && !all_are_at(me, 1)) { /* others may need this rank to pass messages on */
         uv_run(&w.m.loop, UV_RUN_ONCE);
         if (w.n_got == to_come || me->wrong[0])
             atomic_store(&me->stage, 1);
@@ -452,7 +455,7 @@ static void talk_in_tree(struct rank *me)
     run_watch(&w);
 }
 
-/* Rank 0's to one and to all, and those to rank 0, once and in order. */
+/* Messages from rank 0 to one rank and to all, and messages to rank 0, arrive once and in order. */
 static void test_messages(void **state)
 {
     (void)state;
@@ -514,8 +517,8 @@ static void test_sizes_differ(void **state)
     }
 }
 
-/* Of ranks that wait run.timeout_ms none is wrong. On a slow machine others than x may be late too: then they
- * wait longer. */
+/* Expects no wrong result from ranks that wait run.timeout_ms. On a slow machine ranks other than x may be
+ * late too; then the run is repeated with more time. */
 static void expect_in_time(int world, void (*fn)(struct rank *me),
                            int (*first_wrong)(const struct rank *r, int world))
 {
@@ -530,7 +533,7 @@ static void expect_in_time(int world, void (*fn)(struct rank *me),
     assert_int_equal(wrong, -1);
 }
 
-/* x is there, and does not come to the exchange. */
+/* Rank x has met the others, and does not come to the exchange. */
 static void stay_away(struct rank *me)
 {
     struct meeting m;
@@ -546,7 +549,7 @@ static void stay_away(struct rank *me)
     RANK_CHECK(me, part(&m), "handles are left");
 }
 
-/* The first rank that does not say that x is late; -1: all do. */
+/* Returns the first rank that does not report x as late, or -1 if all do. */
 static int first_wrong_of_late(const struct rank *r, int world)
 {
     char text[96], waited[64];
@@ -589,8 +592,8 @@ static int first_wrong_of_missing(const struct rank *r, int world)
     return -1;
 }
 
-/* A rank that does not start at all: rank 0 names it, and not those below it, and every other rank hears
- * that, or says for whom it looked. */
+/* A rank does not start at all. Rank 0 names it, and not the ranks below it. Every other rank reports
+ * that, or says whom it looked for. */
 static void test_never_started(void **state)
 {
     (void)state;
@@ -599,7 +602,7 @@ static void test_never_started(void **state)
         expect_in_time(draw_tree(&seed, k, 12), do_not_start, first_wrong_of_missing);
 }
 
-/* Two ranks have one number, which is not one that is linked with rank 0. */
+/* Two processes claim the same rank, which is not connected to rank 0 directly. */
 static void be_twins(struct rank *r)
 {
     set_links(r);
@@ -616,9 +619,9 @@ static void test_twins(void **state)
         expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 7 is there twice: at ");
 }
 
-/* --- a rank that says anything --- */
+/* --- a rank that sends arbitrary frames --- */
 
-/* A rank that is to have others below it joins rank 0 by hand and sends frames of any kind. */
+/* A rank with children in the tree joins rank 0 by hand and sends frames of any kind. */
 static void say_anything(struct rank *me)
 {
     struct {
@@ -630,7 +633,7 @@ static void say_anything(struct rank *me)
     uint64_t s = run.seed;
     if (me->w.rank != run.x) {
         note_error(me, meet(&m, &me->w, run.timeout_ms));
-        if (!me->code) /* all of it may have made sense, and said that all below are here */
+        if (!me->code) /* the frames may all have been valid, and have said that every rank below is here */
             exchange_and_look(me, &m, 100, 0);
         RANK_CHECK(me, part(&m), "handles are left");
         return;
@@ -663,7 +666,7 @@ static void test_anything(void **state)
     uint64_t seed = fresh_seed("a rank that says anything");
     for (int k = 0; k < n_trees() / 2 + 1; k++) {
         run.fan_out = 2;
-        run.x = 1; /* of 6 ranks, with 2 and 3 below it */
+        run.x = 1; /* in a world of 6, with ranks 2 and 3 below it */
         run.seed = random_next(&seed);
         run.timeout_ms = 300;
         struct rank *r = run_ranks(false, 6, say_anything, NULL, set_links);
@@ -673,7 +676,8 @@ static void test_anything(void **state)
     }
 }
 
-/* Rank 1 says that it listens where rank 0 does, as an address may that is another host's too. */
+/* Rank 1 claims to listen at rank 0's address. That can happen by accident: an address may belong to
+ * another host too. */
 static void lead_astray(struct rank *me)
 {
     struct {
@@ -707,7 +711,7 @@ static void lead_astray(struct rank *me)
     close(fd);
 }
 
-/* Rank 0 names rank 1 as missing, and the ranks below that do not take rank 0 for it. */
+/* Rank 0 names rank 1 as missing, and the ranks below rank 1 do not take rank 0 for it. */
 static int first_wrong_of_astray(const struct rank *r, int world)
 {
     (void)world;
@@ -726,7 +730,7 @@ static void test_another_answers(void **state)
     expect_in_time(6, lead_astray, first_wrong_of_astray);
 }
 
-/* --- many --- */
+/* --- many ranks --- */
 
 static double now_s(void)
 {

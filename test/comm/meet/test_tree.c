@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_tree.c: the ranks of a world as a tree: every rank is below one other, what is below a rank is a run
- * behind it, and all of it is found from the numbers alone. */
+/* test_tree.c: tests the tree that connects the ranks of a world. Every rank but 0 has one parent, the
+ * ranks below a rank are consecutive and follow it, and everything is computed from the numbers alone. */
 #include "comm/meet/tree.h"
 
 #include <setjmp.h>
@@ -12,7 +12,7 @@
 
 static const int fan_outs[] = {1, 2, 3, 7, ZR_TREE_FAN_OUT};
 
-/* Children lie one behind the other and fill what is below t. */
+/* The subtrees of t's children are consecutive and together cover all ranks below t. */
 static void check_children(int world, int fan_out, const struct zr_tree *t)
 {
     int at = t->rank + 1;
@@ -31,7 +31,7 @@ static void check_children(int world, int fan_out, const struct zr_tree *t)
     assert_int_equal(zr_tree_child_to(t, at), -1);
 }
 
-/* depth: of each rank; returns how far the furthest below rank is. */
+/* depth is that of each rank. Returns the height of the subtree of rank. */
 static int height_below(int rank, int span, const int *depth)
 {
     int most = 0;
@@ -70,7 +70,7 @@ static void test_worlds(void **state)
     check_world(5000, ZR_TREE_FAN_OUT);
 }
 
-/* A star as long as that is wide enough, and flat beyond it. */
+/* The tree is a star while one level is enough, and has two levels beyond that. */
 static void test_shape(void **state)
 {
     (void)state;
