@@ -488,7 +488,7 @@ static void expect_ragged(struct zr_sim *w, int r, struct zr_stream *s)
     assert_int_equal(stats.wire_bytes, zr_agree_wire(5, r, 1, 1) + 4 * bytes);
 }
 
-/* One arena is attached to two communicators, of all ranks and of groups. Each moves the bytes of its own
+/* One arena is attached to two communicators, of all ranks and of groups. Each moves the bytes of its
  * ranks only. */
 static void shared_arena(void **state)
 {
