@@ -434,7 +434,7 @@ static void probe_in_container(struct rank *me)
     }
     probe_inside(me, c);
     fflush(NULL);
-    _exit(0); /* LeakSanitizer fails outside of its own namespaces */
+    _exit(0); /* LeakSanitizer fails outside its namespaces */
 }
 
 static bool can_unshare(int flags)

@@ -40,7 +40,7 @@ struct mlp_tensors {
     float *lnfw, *lnfb, *headb;
 };
 
-/* What forward leaves for backward, with B rows:
+/* Activations that forward keeps for backward, with B rows:
  *
  *     encoded        (B, C)
  *     ln1            (L, B, C)
