@@ -119,8 +119,7 @@ static void pieces_depend_on_their_place_alone(void **state)
         bytes_data_sample(&d, tokens, targets, B, T, 1, step, 3);
         for (int i = 0; i < B * T; i++) {
             assert_in_range(tokens[i], 0, 254);
-            assert_int_equal(targets[i], tokens[i] + 1); /* the next byte, which in this text is the next
-                                                          * number */
+            assert_int_equal(targets[i], tokens[i] + 1); /* the next byte is the next number */
             assert_int_equal(tokens[i], tokens[i / T * T] + i % T);
         }
         bytes_data_sample(&d, again, after, B, T, 1, step, 3);

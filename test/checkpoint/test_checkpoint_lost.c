@@ -164,8 +164,7 @@ static void save_without_thread(struct model_rank *m, void *arg)
 /* ---- the threads that read and write files ---- */
 
 static struct zr_files watched, plain;
-static _Atomic int n_transfers, n_heard; /* transfers by threads of the library, and those by threads that
-                                          * receive signals */
+static _Atomic int n_transfers, n_heard; /* of library threads; of those with signals */
 
 /* Called for each write. */
 static void look_at_thread(void)

@@ -185,8 +185,8 @@ static void pass_operations(struct zr_comm *c)
     atomic_fetch_add(&m->run_seq, 1 << 30);
 }
 
-/* An operation waits for a word that its peers have not raised, after more than half of the numbers that
- * the word can count. The rank must still wait for peers that are not there yet. */
+/* Passes more than half as many operations as a word can count, of a kind for which peers raise no
+ * word. Then a rank must still wait for peers that are not there yet. */
 static void numbers_wrap(struct rank *me)
 {
     struct fixture o;

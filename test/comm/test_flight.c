@@ -215,8 +215,7 @@ static void test_it_is_read_after_sigkill(void **state)
     assert_false(zr_flight_look(fd, v)); /* no process has it yet */
     assert_int_equal(pipe(ends), 0);
     fflush(NULL);
-    for (int attempt = 0; attempt < 2; attempt++) { /* the second process takes over what the first has
-                                                     * left */
+    for (int attempt = 0; attempt < 2; attempt++) { /* the second one takes it over */
         pid_t pid = fork();
         if (pid == 0)
             be_killed(fd, ends[1], n_ops + (uint64_t)attempt);

@@ -58,8 +58,7 @@ static uint16_t nearest_bf16(float x)
     uint32_t bits = bits_of_float(x);
     if (isnan(x))
         return (uint16_t)(bits >> 16 | 0x40);
-    uint16_t low = (uint16_t)(bits >> 16), high = (uint16_t)(low + 1); /* the neighbours towards zero and
-                                                                        * away from it */
+    uint16_t low = (uint16_t)(bits >> 16), high = (uint16_t)(low + 1); /* its two neighbours */
     if (isinf(x) || (bits & 0xffff) == 0)
         return low;
     /* The value after the largest bf16 would be 2^128; infinity stands for it. */

@@ -578,7 +578,7 @@ static void update(struct watch *w, const struct zr_action *a)
     u->whole = !w->spec.outer_gathers;
     if (w->spec.units[a->unit].sum_in_place && w->spec.model_holds && u->n_bwd)
         w->last_in_place = a->unit;
-    /* In the other case every rank has all of it. */
+    /* Without gathers of updated parameters, every rank has all of them. */
     u->home_ready = !w->spec.gathers_updated;
     for (int32_t i = 0; i < w->spec.n_param_slots; i++)
         w->pslot[i].fresh &= w->pslot[i].unit != a->unit;

@@ -1094,8 +1094,7 @@ static void a_long_step_that_repeats(void **state)
         bool learned;
     } of[] = {{"0(0) 1(1) 1[1] 0[0]", "1(1) 0(0) 0[0] 1[1]", "", true},
               {"0(0) 1(1) 1[1] 0[0]", "0(0) 1(1) 1(1) 1[1] 0[0] 0(0)", "", true}, /* ends as it begins */
-              {"0(0) 1(1) 1[1] 1[1] 1[1] 0[0]", "1[1] 1[1] 0(0) 1[1]", "", true}, /* and repeats its first
-                                                                                   * calls inside */
+              {"0(0) 1(1) 1[1] 1[1] 1[1] 0[0]", "1[1] 1[1] 0(0) 1[1]", "", true}, /* repeats inside */
               {"0(0) 1(1) 1[1] 0[0]", "1(1) 0(0) 0[0] 1[1]", "1(1)", false},
               {"0(0) 1(1) 1[1] 0[0]", "1(1) 0(0) 0[0] 1[1]", "0(0)", false}};
     for (size_t k = 0; k < sizeof of / sizeof *of; k++) {

@@ -60,8 +60,7 @@ struct thread {
     struct fiber *fiber;
     struct index at;
     unsigned int mask;
-    uint64_t value[2]; /* given in even and odd exchanges: the next one may begin before all threads have
-                        * read this one */
+    uint64_t value[2]; /* of even and odd exchanges, which may overlap */
     unsigned int n_exchanges;
 };
 

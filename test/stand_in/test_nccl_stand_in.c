@@ -93,8 +93,7 @@ static void test_split(void **state)
     struct random_source rng = random_open();
     for (int i = 0; i < ROUNDS; i++)
         for (int r = 0; r < RANKS; r++) {
-            colors[i][r] = (int)random_below(&rng, 1 + i % 4) - (i % 3 == 2); /* includes
-                                                                               * NCCL_SPLIT_NOCOLOR */
+            colors[i][r] = (int)random_below(&rng, 1 + i % 4) - (i % 3 == 2); /* some are NOCOLOR */
             keys[i][r] = (int)random_below(&rng, 5) - 2;
         }
     run_ranks();

@@ -464,7 +464,7 @@ static double normal_of(uint64_t stream, int64_t i)
 
 static void check_normal(const real *x, int64_t n, uint64_t stream, double deviation)
 {
-    double fraction = sizeof(real) == 4 ? 0x1p-23 : 0x1p-8; /* of what is left of the value */
+    double fraction = sizeof(real) == 4 ? 0x1p-23 : 0x1p-8; /* relative to the value */
     for (int64_t i = 0; i < n; i++) {
         double want = deviation * normal_of(stream, i);
         assert_true(fabs((double)to_float(x[i]) - want) <= fraction * fabs(want) + 1e-11 * deviation);
@@ -487,8 +487,7 @@ static void check_draw(void **state)
         double x = (double)to_float(whole[i]) / 0.02;
         sum += x, squares += x * x;
     }
-    assert_true(fabs(sum / N) < 0.03 && fabs(squares / N - 1) < 0.03); /* holds for all but one seed in
-                                                                        * 10^10 */
+    assert_true(fabs(sum / N) < 0.03 && fabs(squares / N - 1) < 0.03); /* fails for one seed in 10^10 */
     for (int trial = 0; trial < TRIALS; trial++) {
         int64_t first = (int64_t)(random_bits(seed + (uint64_t)trial) % N);
         int64_t n = 1 + (int64_t)(random_bits(~seed + (uint64_t)trial) % (uint64_t)(N - first));

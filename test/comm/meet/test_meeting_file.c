@@ -273,7 +273,7 @@ static void test_left_over(void **state)
 
 /* --- an old file that leads to another job's rank 0 --- */
 
-enum { RANK_0_LATE_MS = 3600 }; /* longer than a rank without a file stands refusals */
+enum { RANK_0_LATE_MS = 3600 }; /* longer than ranks accept refusals without a file */
 
 static void refused_there(struct rank *me)
 {

@@ -553,8 +553,7 @@ static void test_impostor(void **state)
     (void)state;
     meet_impostor("SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n", false);
     meet_impostor("220 ready\r\n", false); /* less than a frame */
-    meet_impostor("220 ready\r\n", true);  /* what was heard once is reported, though later tries hear
-                                            * nothing */
+    meet_impostor("220 ready\r\n", true);  /* reported, though it comes only once */
 }
 
 int main(void)

@@ -358,7 +358,6 @@ static void test_mpi_and_slurm(void **state)
     expect(0, 1, 0, "", 0, "alone");
 }
 
-/* A job name that does not fit is cut, in the same way on all ranks. */
 static void expect_lent(int rank, int world, const char *url, int local_rank, const char *host, int port)
 {
     static const struct zr_lent_ranks comm = {.name = "nccl_comm", .rank = 1, .world = 3};
@@ -433,6 +432,7 @@ static void test_lent_part(void **state)
     environment(NULL);
 }
 
+/* A job name that does not fit is cut, in the same way on all ranks. */
 static void test_long_job(void **state)
 {
     (void)state;

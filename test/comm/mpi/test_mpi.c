@@ -380,7 +380,8 @@ static void test_arenas(void **state)
 
 /* --- ranks that differ, and operations that are interrupted --- */
 
-/* A member of a host reads what another has fetched, at the place where its own data would be. */
+/* The ranks' destinations differ. A member of a host reads what another has fetched at its own offset, so
+ * this must be an error. */
 static void gather_elsewhere(struct rank *me)
 {
     static const struct zr_tag tag = {.unit = 3};

@@ -489,8 +489,7 @@ static void test_packed_alone(void **state)
     assert_int_equal(even.kernels, none.kernels);
 }
 
-/* Three places; the second one is empty: a large segment and a small one. The suite checks their
- * bits. */
+/* Three places; the second one is empty: a large segment and a small one. The suite checks their bits. */
 static void move_places(struct rank *me)
 {
     const bool moves = *(bool *)me->arg;
@@ -668,8 +667,7 @@ static void test_open_fails(void **state)
         expect_rank(&r[bad], ZR_ERR_SYSTEM, cases[i].call);
         for (int k = 0; k < 3; k++)
             if (k != bad && cases[i].waits)
-                expect_rank(&r[k], ZR_ERR_SYSTEM, "rank 1: "); /* the cause, and not the wait that it
-                                                                * caused */
+                expect_rank(&r[k], ZR_ERR_SYSTEM, "rank 1: "); /* the cause */
             else if (k != bad)
                 expect_rank(&r[k], ZR_ERR_SYSTEM, "rank 0: ncclGetUniqueId");
         nccl_stand_in_end();

@@ -228,8 +228,7 @@ static void nccl_fails(struct rank *me)
     poison(&o, 1);
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
     if (mine && !later)
-        nccl_stand_in_fail("ncclAllGather", 1, 2, ncclInternalError); /* the comparison of what ranks
-                                                                       * called */
+        nccl_stand_in_fail("ncclAllGather", 1, 2, ncclInternalError); /* in the comparison */
     if (!mine || !later) {
         int err = c->ops->exchange(c, o.stream[1], 0, 64, &tag);
         RANK_CHECK(me, err == (mine ? ZR_ERR_SYSTEM : 0), "%d: %s", err, zr_error_text());
