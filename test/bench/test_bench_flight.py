@@ -28,8 +28,8 @@ def clean():
 
 def killed(draw, victim, stage, *options, stopped=(), leave_in=None):
     """Returns zero-run's exit code and standard error for a training in which a rank is killed after some
-    step. Stopped ranks cannot notice it. A partial file is left in the folder leave_in, as from a rank killed
-    while writing."""
+    step. Stopped ranks cannot notice it. For each of them, a partial file is left in
+    the folder leave_in, as from a rank killed while writing."""
     command = [ZERO_RUN, '-n', str(WORLD), '--raw', *options, 'sh', '-c', RANK, 'sh', ZERO_BENCH, 'train', '--json', *TINY,
                '--steps=1000000', f'--stage={stage}']
     at, pids, job = draw.randrange(1, 20), {}, ''

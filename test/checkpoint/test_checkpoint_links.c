@@ -159,7 +159,8 @@ static void linked_files_are_refused(void **state)
         run(command);
     }
     expect(load, "run", NULL, NULL);
-    /* The latest save itself is a link, and so is its own path. */
+    /* If the latest save is a link, loading the folder is refused. Loading the save's own path follows the
+     * link. */
     run("mv " LATEST " . && ln -s ../save-00000003-step-00000003 " LATEST);
     expect(load, "run", "save-00000003-step-00000003", "it is a symbolic link");
     expect(load, LATEST, NULL, NULL);

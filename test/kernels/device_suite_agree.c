@@ -243,8 +243,8 @@ static void test_words(void **state)
     }
 }
 
-/* The largest norm with which a step is still taken. It counts as the update sees it, after clipping, with
- * the lowest limit of any rank's optimizers. */
+/* The largest norm with which a step is still taken. It counts as the update sees it, after clipping. The
+ * limit depends on what any rank's optimizers keep. */
 static void test_too_large(void **state)
 {
     static const struct {
