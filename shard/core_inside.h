@@ -59,22 +59,18 @@ struct zr_core {
     /* as in the spec */
     bool order_of_step, in_stages;
 
-    /* The calls of this step, n_rec: the first n_kept of them again and again. */
+    /* calls of this step; the first `cap` of them are recorded */
     int64_t n_rec;
-    /* rec_at_call: n_rec modulo n_kept, where calls repeat */
-    int32_t n_kept, rec_at_call;
     /* room for calls, in the order and in the recording */
     int32_t cap;
-    /* restarted: the model went back to its first call before any backward */
-    bool restarted, rec_full;
     /* brackets of the order take slots of the sizes in places; no_room: some found none, so there are none */
     bool sized, no_room;
 
     /* of the tree over slots; slots that are not the reserved one */
     int32_t n_leaves, n_small;
 
-    uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, begins_at, borders_at, by_size_at,
-        keys_at, places_at, taken_at, total;
+    uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, begins_at, by_size_at, keys_at,
+        places_at, taken_at, total;
 };
 
 struct unit {
@@ -169,11 +165,6 @@ static inline int32_t *next_begin(const struct zr_core *c)
 static inline int32_t *begins(const struct zr_core *c)
 {
     return (int32_t *)((char *)c + c->begins_at);
-}
-
-static inline int32_t *borders(const struct zr_core *c)
-{
-    return (int32_t *)((char *)c + c->borders_at);
 }
 
 /* The slot of a rank by size. */

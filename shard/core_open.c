@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-/* Room for the order and the recording: four times the declared step, and never tight for small models. Of
- * steps of very many calls only such are learned whose calls repeat. */
+/* Room for the order and the recording: four times the declared step, and never tight for small models. A step
+ * of more calls is recorded by its first micro-batch. */
 static int32_t capacity(const struct zr_core_spec *s)
 {
     int64_t repeats = s->order_of_step ? 1 : zr_max(s->grad_accum_steps, s->max_grad_accum_steps);
@@ -27,7 +27,6 @@ static void place(struct zr_core *c, const struct zr_core_spec *s)
     PLACE(rec_at, struct zr_call, c->cap);
     PLACE(next_at, int32_t, c->cap);
     PLACE(begins_at, int32_t, c->cap);
-    PLACE(borders_at, int32_t, c->cap);
     PLACE(by_size_at, int32_t, s->n_param_slots);
     PLACE(keys_at, uint64_t, 2 * zr_core_leaves(s->n_param_slots));
     PLACE(places_at, int32_t, c->cap);
