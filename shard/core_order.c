@@ -168,8 +168,8 @@ uint64_t zr_core_call_word(const struct zr_call *call)
            call->is_end;
 }
 
-/* Finds a call in the order: from pos on, within one period, or else before pos. Returns -1 if the period does
- * not have it. */
+/* Finds a call in the order: from pos on, within one period, or else before pos. Returns -1 if the period
+ * does not have it. */
 static int64_t find_from(const struct zr_core *c, const struct zr_call *call, int64_t pos)
 {
     int64_t ahead = zr_min(c->n_order, pos + c->period), behind = zr_min(pos, c->period);
@@ -201,7 +201,8 @@ int64_t zr_core_find_call(const struct zr_core *c, const struct zr_call *call)
     return is_expected(c, call) ? c->pos : find_unexpected(c, call);
 }
 
-/* Follows a call that is not the expected one. If the forward pass starts again, it has not left the order. */
+/* Follows a call that is not the expected one. If the forward pass starts again, it has not left the order.
+ */
 static void follow_unexpected(struct zr_core *c, const struct zr_call *call)
 {
     int64_t at = find_unexpected(c, call);

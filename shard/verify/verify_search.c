@@ -4,7 +4,7 @@
  * The device's orders are covered by the vector clocks of one run, provided that the run's graph of waits is
  * the only one: a wait means the most recent record at the moment of the call, so a loop that is early or
  * late could make it mean another. Here the calls of a model go through the real core (memory copied from
- * call to call), every action is taken apart into what engine_model.c and engine_issue.c do for it (push,
+ * call to call), every action is taken apart into what model.c and issue.c do for it (push,
  * await, record, wait, sync), and all states of (how far each rank's model thread is, how far its loop is)
  * are visited breadth first. Bad are: a wait that finds another record than it found on another way to the
  * same call; a gather into a slot in use; a bracket whose slot holds something else; a state that is not the

@@ -2,7 +2,7 @@
 /* test_checkpoint_lost.c: an asynchronous save that ends while its snapshot is still to be copied: because a
  * peer is lost, or because no thread can be had to write it; and what threads write. */
 #include "kernels/thread.h"
-#include "shard/engine/engine_inside.h"
+#include "shard/engine/internal.h"
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 

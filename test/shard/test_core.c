@@ -572,7 +572,8 @@ static void evaluation(void **state)
     }
 }
 
-/* Behind a backward bracket the order's first call is no evaluation: the step is learned with all its calls. */
+/* Behind a backward bracket the order's first call is no evaluation: the step is learned with all its calls.
+ */
 static void again_behind_a_backward(void **state)
 {
     (void)state;
@@ -1550,7 +1551,8 @@ static int32_t long_backward(struct zr_core *c, struct zr_action *out)
 }
 
 /* A step too long to record is known by its first micro-batch, and so are the ends of micro-batches. If the
- * brackets of the step are not those of micro-batches that are alike, every bracket may be the last of one. */
+ * brackets of the step are not those of micro-batches that are alike, every bracket may be the last of one.
+ */
 static void gradients_of_a_long_step(void **state)
 {
     (void)state;

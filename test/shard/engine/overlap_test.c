@@ -2,7 +2,7 @@
 /* overlap_test.c: fixed-cost units on the device's own timeline, as PyTorch's FSDP2 overlap test has it: with
  * compute c per unit forward, 2c backward and communication m per unit, m < c, only the first gather and the
  * last reduce may be exposed: forward = m + L*c, backward = 2m + L*2c. */
-#include "shard/engine/engine_inside.h"
+#include "shard/engine/internal.h"
 #include "test/shard/engine/overlap_device.h"
 
 #include <setjmp.h>

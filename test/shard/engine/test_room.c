@@ -6,7 +6,7 @@
  * The communicators are of one rank of four, alone: a collective does nothing, but for the agreement, which
  * waits until the test lets it go, as if the others were late. */
 #include "kernels/host/host_device.h"
-#include "shard/engine/engine_inside.h"
+#include "shard/engine/internal.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
