@@ -249,15 +249,13 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     if (!err)
         err = zr_room_open(e);
     if (!err)
-        err = zr_written_open(e);
-    if (!err)
         err = zr_events_open(e->dev, e->plan, &e->ev);
     if (!err && e->plan->snapshot_bytes)
         err = zr_snapshot_listener_open(&e->s.listener);
     if (!err)
         err = zr_timeline_open(e->dev, e->opt.trace ? 1 << 14 : 0, &e->timeline);
     if (!err)
-        err = zr_model_check_open(e, parts->check, &e->watch);
+        err = zr_observers_open(e, parts);
     zr_engine_guard_waits(e);
     if (err)
         zr_engine_close(e);
@@ -293,7 +291,7 @@ static void close_device_side(struct zr_engine *e)
     d->stream_close(e->reduce_outer_stream);
     d->stream_close(e->reduce_stream);
     d->stream_close(e->compute);
-    zr_model_check_give_back(e->watch);
+    zr_observers_give_back(e);
     zr_engine_all_close(e);
     for (int32_t i = 0; i < e->ev.n; i++)
         d->event_close(e->ev.all[i]);
@@ -324,8 +322,7 @@ bool zr_engine_close(struct zr_engine *e)
     }
     close_device_side(e);
     zr_snapshot_listener_close(e->s.listener);
-    zr_model_check_close(e->watch);
-    free(e->m.written);
+    zr_observers_close(e);
     free(e->m.all.at);
     zr_tables_close(e);
     memset(e, 0, sizeof *e);

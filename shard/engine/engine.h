@@ -333,12 +333,6 @@ int zr_engine_pipe_await(struct zr_engine *e, const struct zr_pipe_message *m);
 /* The model has written the slot, or needs it no more, as far as its stream has come. */
 int zr_engine_pipe_done(struct zr_engine *e, const struct zr_pipe_message *m);
 
-/* With cfg.debug.check, what the model does there (check/slots.c): an action is given its slots; it is over.
- * A fault ends the context. */
-struct zr_walk_given;
-int zr_slot_check_given(struct zr_engine *e, const struct zr_walk_given *g, bool evaluates);
-int zr_slot_check_over(struct zr_engine *e);
-
 /* ---- tensors of the first and the last stage (tied.c); without them nothing is done ---- */
 
 /* The first stage takes from here on what the last gives of micro-batches up to that many of the step. */

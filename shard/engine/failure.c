@@ -155,11 +155,9 @@ int zr_engine_check(struct zr_engine *e)
     int err = zr_engine_check_process(e);
     if (!err)
         err = zr_engine_status(e);
-    if (err || !e->watch)
-        return err;
-    int code = zr_model_check_look(e);
+    int code = err ? 0 : zr_model_check_look(e);
     if (!code)
-        return 0;
+        return err;
     zr_engine_fail(e, code, zr_error_text());
     return zr_engine_status(e);
 }

@@ -16,6 +16,7 @@
 #include "shard/engine/check/model_check.h"
 #include "shard/engine/engine.h"
 #include "shard/engine/events.h"
+#include "shard/engine/observer.h"
 #include "shard/engine/timeline.h"
 
 #include <stdatomic.h>
@@ -89,8 +90,8 @@ struct zr_model_side {
     int32_t *param_slot, *grad_slot;
     /* (n_tensors) stages 0 and 1: may the model have the gradient? */
     struct zr_lending *lending;
-    /* (n_units) its gradient is being reduced; was ever in a backward bracket */
-    bool *in_flight, *bracketed;
+    /* (n_units) its gradient is being reduced */
+    bool *in_flight;
     /* the units in flight, (n_units) */
     int32_t *flying, n_flying;
     struct zr_all all;
@@ -113,10 +114,6 @@ struct zr_model_side {
     int64_t n_skipped, n_dropped;
     /* a step's outcome was not looked at yet */
     bool result_due;
-    /* the device was asked for stray gradients, and its answer comes with the norm */
-    bool stray_due;
-    /* (n_units) left out by that step */
-    bool *stray;
     /* the program asked for it */
     bool result_wanted;
     /* of the last step looked at */
@@ -135,14 +132,6 @@ struct zr_model_side {
     struct zr_given given;
     /* of the last step that was begun, whose job reads it */
     struct zr_given carried;
-
-    /* ---- what the model is seen to do */
-    /* (n_pieces) in the first step, a gradient that is not zero; NULL: not looked at */
-    bool *written;
-    /* (n_pieces) of check/missing_brackets.c: hashes; NULL: not looked at */
-    uint64_t *late_grad;
-    /* (n_pieces) of check/in_place.c: hashes, 0: none; NULL: not watched */
-    uint64_t *kept_grad;
 
     int64_t n_waits, wait_ns;
     /* what opening took from the others: not the model's traffic */
@@ -245,11 +234,11 @@ struct zr_engine {
     struct zr_events ev;
     /* NULL: not kept */
     struct zr_timeline *timeline;
-    /* NULL: not checked */
+    struct zr_observers observers;
+    /* one of them, for the memory that it guards; NULL: cfg.debug.check is off */
     struct zr_model_check *watch;
     /* NULL: there is one pipeline stage */
     struct zr_pipe *pipe;
-    struct zr_slot_check *slot_check;
     /* NULL: no tensor is tied to one of another stage */
     struct zr_tied *tied;
 
@@ -267,9 +256,6 @@ void zr_tables_close(struct zr_engine *e);
 /* ---- pipe.c, for opening and closing ---- */
 
 int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room);
-/* check/slots.c; without cfg.debug.check nothing. */
-int zr_slot_check_open(struct zr_engine *e, const struct zr_pipe_room *room, int64_t n_slots);
-void zr_slot_check_close(struct zr_engine *e);
 /* Its streams are idle. */
 void zr_pipe_close(struct zr_engine *e);
 
@@ -447,49 +433,8 @@ int zr_snapshot_listener_open(struct zr_snapshot_listener **out);
 void zr_snapshot_listener_close(struct zr_snapshot_listener *l);
 int zr_engine_issue_snapshot(struct zr_engine *e);
 
-/* ---- what the model is seen to do ---- */
-
-/* check/in_place.c: a backward bracket of a resident unit ends, whose gradient is reduced then or not; the
- * next begins, whose gradient is zeroed then or not: ZR_ERR_ORDER if the model changed what it had said to
- * keep. */
-void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced);
-/* The library has changed what lies there (zr_partial_sum). */
-void zr_in_place_summed(struct zr_engine *e, int32_t unit);
-int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill);
-/* The gradient has been reduced; it is about to be zeroed: ZR_ERR_ORDER if the model wrote it in between. */
-void zr_in_place_returned(struct zr_engine *e, int32_t unit);
-int zr_in_place_refill(struct zr_engine *e, int32_t unit);
-/* zero_step is called, and nothing has been done for it; the step was dropped. */
-int zr_in_place_step(struct zr_engine *e);
-void zr_in_place_drop(struct zr_engine *e);
-
-/* Whether backward writes gradients, in the first step (check/unwritten.c). open: nothing where the CPU
- * cannot see them, or nobody would be told. look_at: a backward bracket ended. tell: the step has begun;
- * nothing is looked at afterwards. norm: of a step that is known; ZR_ERR_ORDER if the first is zero. */
-int zr_written_open(struct zr_engine *e);
-/* No value but 0 and -0 in n elements. */
+/* values.c: no value but 0 and -0 in n elements. */
 bool zr_all_zero(const char *x, int64_t n, enum zr_dtype dtype);
-void zr_written_look_at(struct zr_engine *e, int32_t unit, int32_t slot);
-void zr_written_report(struct zr_engine *e);
-int zr_written_norm(struct zr_engine *e, double grad_norm);
-
-/* check/missing_brackets.c: the norm is known; and at the step: ZR_ERR_ORDER if a model without brackets
- * wrote a gradient since. */
-void zr_late_keep(struct zr_engine *e);
-int zr_late_check(const struct zr_engine *e);
-
-/* check/missing_brackets.c: at stages 0 and 1, gradients that are not zero though their units have no
- * backward bracket in the step. check: before its norm. ZR_ERR_ORDER names a tensor, and nothing has changed;
- * on a GPU the check is put on the model's stream. settle: its norm is known. It gives the error that a GPU
- * found. */
-int zr_stray_check(struct zr_engine *e, const char *call);
-int zr_stray_settle(struct zr_engine *e);
-
-/* check/stored.c: the action USE_GRAD, before the model gets the gradient; and, as the model has given it
- * back: ZR_ERR_ORDER if it did not store all of a tensor that has ZERO_GRAD_OVERWRITE, or
- * wrote beyond the end of one. bracket: as in struct zr_action. */
-void zr_stored_begin(struct zr_engine *e, const struct zr_action *a);
-int zr_stored_end(struct zr_engine *e, int32_t unit, int32_t slot, bool bracket);
 
 /* ---- places ---- */
 

@@ -276,11 +276,10 @@ bool zr_engine_is_ready(void *arg, const struct zr_job *job)
 void zr_engine_issue(void *arg, const struct zr_job *job)
 {
     struct zr_engine *e = arg;
-    if (e->watch && e->loop)
+    if (e->loop)
         zr_model_check_take(e->watch, job->known);
-    if (e->watch)
-        zr_model_check_job(e->watch, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit,
-                           job->step);
+    zr_model_check_job(e->watch, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit,
+                       job->step);
     if (zr_engine_has_failed(e))
         return; /* what waits for this job's events does not wait: they were never recorded */
     atomic_store_explicit(&e->i.unit, job->action.unit, memory_order_relaxed);

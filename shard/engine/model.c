@@ -54,8 +54,7 @@ void zr_model_push(struct zr_engine *e, const struct zr_action *a)
         zr_engine_issue(e, &job);
         return;
     }
-    if (e->watch)
-        job.known = zr_model_check_hand(e->watch);
+    job.known = zr_model_check_hand(e->watch);
     zr_loop_push(e->loop, &job);
     e->m.unkicked = true;
 }
@@ -124,9 +123,7 @@ static int return_grads(struct zr_engine *e, int32_t last)
         e->m.flying[i] = e->m.flying[--e->m.n_flying];
         zr_lend_again(e, unit);
         if (!err)
-            zr_in_place_returned(e, unit);
-        if (!err && e->watch)
-            err = zr_model_check_hand_out(e, unit, -1, true);
+            err = zr_observe_reduce(e, unit, ZR_REDUCE_RETURNED);
     }
     return err;
 }
@@ -179,35 +176,47 @@ static int wait_grad(struct zr_engine *e, const struct zr_action *a)
     return err;
 }
 
+static struct zr_grant grant_of(const struct zr_action *a, enum zr_grant_kind kind)
+{
+    return (struct zr_grant){.kind = kind,
+                             .ready = true,
+                             .unit = a->unit,
+                             .slot = a->slot,
+                             .bracket = a->bracket,
+                             .fill = a->fill,
+                             .in_flight = a->in_flight};
+}
+
+static int wait_again(struct zr_engine *e, const struct zr_action *a)
+{
+    const struct zr_grant g = grant_of(a, ZR_GRANT_PARAM);
+    int err = wait_param(e, a);
+    return err ? err : zr_observe_begin(e, &g);
+}
+
 static int use_param(struct zr_engine *e, const struct zr_action *a)
 {
-    int err = wait_param(e, a);
-    if (!err && e->watch)
-        err = zr_model_check_hand_out(e, a->unit, a->slot, false);
+    int err = wait_again(e, a);
     if (!e->plan->place.model_holds)
         zr_show_params(e, a->unit, a->slot);
     return err;
 }
 
-static int wait_again(struct zr_engine *e, const struct zr_action *a)
-{
-    int err = wait_param(e, a);
-    return err || !e->watch ? err : zr_model_check_hand_out(e, a->unit, a->slot, false);
-}
-
 static int keep_param(struct zr_engine *e, const struct zr_action *a)
 {
+    const struct zr_grant g = grant_of(a, ZR_GRANT_PARAM);
     int err = wait_param(e, a);
     if (!err)
         err = zr_all_keep(e, a->unit, a->slot);
-    if (!err && e->watch && e->plan->place.model_holds)
-        err = zr_model_check_hand_out(e, a->unit, a->slot, false);
+    if (!err && e->plan->place.model_holds)
+        err = zr_observe_begin(e, &g);
     return err || a->slot < 0 ? err : e->dev->ops->event_record(e->ev.param_free[a->slot], e->compute);
 }
 
 static int end_param(struct zr_engine *e, const struct zr_action *a)
 {
-    int err = e->watch ? zr_model_check_take_back(e, a->unit, a->slot, false) : 0;
+    const struct zr_grant g = grant_of(a, ZR_GRANT_PARAM);
+    int err = zr_observe_end(e, &g);
     if (err)
         return err;
     if (!e->plan->place.model_holds)
@@ -215,43 +224,39 @@ static int end_param(struct zr_engine *e, const struct zr_action *a)
     return a->slot >= 0 ? e->dev->ops->event_record(e->ev.param_free[a->slot], e->compute) : 0;
 }
 
+/* Makes the gradient ready for the model. */
+static int prepare_grad(struct zr_engine *e, const struct zr_action *a)
+{
+    struct zr_grant g = grant_of(a, ZR_GRANT_GRAD);
+    g.ready = false;
+    ZR_TRY(zr_observe_begin(e, &g));
+    ZR_TRY(wait_grad(e, a));
+    if (a->bracket)
+        ZR_TRY(zr_tied_fill(e, a->unit, a->slot));
+    g.ready = true;
+    return zr_observe_begin(e, &g);
+}
+
 static int begin_grad(struct zr_engine *e, const struct zr_action *a)
 {
-    int err = e->plan->place.model_holds && a->bracket && a->fill ? zr_in_place_refill(e, a->unit) : 0;
-    if (!err)
-        err = wait_grad(e, a);
-    if (!err && a->bracket)
-        err = zr_tied_fill(e, a->unit, a->slot);
-    if (!err)
-        zr_stored_begin(e, a);
-    if (!err && e->watch)
-        err = zr_model_check_hand_out(e, a->unit, a->slot, true);
-    if (!e->plan->place.model_holds) {
+    int err = prepare_grad(e, a);
+    if (!e->plan->place.model_holds)
         zr_show_grads(e, a->unit, a->slot);
-    } else {
-        if (!err && (a->bracket || a->fill))
-            err = zr_in_place_begin(e, a->unit, a->fill);
-        if (a->bracket)
-            zr_lend_unit(e, a->unit);
-    }
+    else if (a->bracket)
+        zr_lend_unit(e, a->unit);
     return err;
 }
 
 static int end_grad(struct zr_engine *e, const struct zr_action *a)
 {
-    int err = e->watch ? zr_model_check_take_back(e, a->unit, a->slot, true) : 0;
-    if (!err)
-        err = zr_stored_end(e, a->unit, a->slot, a->bracket);
+    const struct zr_grant g = grant_of(a, ZR_GRANT_GRAD);
+    int err = zr_observe_end(e, &g);
     if (err)
         return err;
-    if (e->m.written)
-        zr_written_look_at(e, a->unit, a->slot);
-    if (!e->plan->place.model_holds) {
+    if (!e->plan->place.model_holds)
         zr_hide_grads(e, a->unit);
-    } else if (a->bracket) {
+    else if (a->bracket)
         zr_take_unit(e, a->unit, a->in_flight);
-        zr_in_place_end(e, a->unit, a->in_flight);
-    }
     return e->dev->ops->event_record(e->ev.grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute);
 }
 
@@ -260,15 +265,14 @@ static int end_grad(struct zr_engine *e, const struct zr_action *a)
 static int reduce_grad(struct zr_engine *e, const struct zr_action *a)
 {
     bool any;
-    int err = zr_partial_sum(e, a->unit, a->slot, &any);
-    if (!err && any) {
-        zr_in_place_summed(e, a->unit);
-        err =
-            e->dev->ops->event_record(e->ev.grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute);
+    ZR_TRY(zr_partial_sum(e, a->unit, a->slot, &any));
+    if (any) {
+        ZR_TRY(zr_observe_reduce(e, a->unit, ZR_REDUCE_SUMMED));
+        ZR_TRY(
+            e->dev->ops->event_record(e->ev.grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute));
     }
-    if (!err)
-        zr_model_push(e, a);
-    return err;
+    zr_model_push(e, a);
+    return 0;
 }
 
 static int drop_sums(struct zr_engine *e, const struct zr_action *a)
@@ -435,9 +439,8 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     zr_model_called(e, ev);
     if (ev->kind == ZR_EV_END && ev->backward)
         zr_tied_bracketed(e, ev->unit);
-    if (e->watch)
-        zr_model_check_call(e->watch, zr_model_call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
-                            zr_phase_name(ev->backward, ev->apart), zr_step_number(e));
+    zr_model_check_call(e->watch, zr_model_call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
+                        zr_phase_name(ev->backward, ev->apart), zr_step_number(e));
     enum zr_span_kind span =
         zr_phase_is_backward(ev->backward, ev->apart) ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)

@@ -43,7 +43,7 @@ static void *biased(const struct zr_tensor *t, const struct zr_piece *p, const c
 static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                            int32_t slot)
 {
-    const char *guarded = e->watch ? zr_model_check_param(e->watch, p) : NULL;
+    const char *guarded = zr_model_check_param(e->watch, p);
     const char *at =
         e->gather_base + zr_plan_param_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
     at = guarded ? guarded : at;
@@ -53,7 +53,7 @@ static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, c
 static void *grad_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                           int32_t slot)
 {
-    const char *guarded = e->watch ? zr_model_check_grad(e->watch, p) : NULL;
+    const char *guarded = zr_model_check_grad(e->watch, p);
     const char *at =
         e->reduce_base + zr_plan_grad_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
     at = guarded ? guarded : at;
@@ -223,7 +223,6 @@ void zr_lend_unit(struct zr_engine *e, int32_t unit)
         if (e->m.flying[i] == unit)
             e->m.flying[i] = e->m.flying[--e->m.n_flying];
     e->m.in_flight[unit] = false;
-    e->m.bracketed[unit] = true;
 }
 
 void zr_take_unit(struct zr_engine *e, int32_t unit, bool in_flight)

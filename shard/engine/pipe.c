@@ -116,12 +116,11 @@ int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room)
             ZR_TRY(e->dev->ops->stream_open(e->dev, ZR_STREAM_QUEUE, name[i], NULL, &e->pair_stream[i]));
     }
     zr_roles_streams(e);
-    return zr_slot_check_open(e, room, count_slots(room));
+    return 0;
 }
 
 void zr_pipe_close(struct zr_engine *e)
 {
-    zr_slot_check_close(e);
     if (!e->pipe)
         return;
     for (int i = 0; i < ZR_PAIR_ROLES; i++)

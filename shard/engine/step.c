@@ -73,7 +73,7 @@ static int look_at_result(struct zr_engine *e)
     struct zr_access seen = {e->agreed, sizeof *e->agreed, false};
     zr_declare(e->dev, NULL, &seen, 1);
     if (!e->agreed->differs)
-        return zr_stray_settle(e);
+        return zr_observe_step(e, ZR_STEP_AGREED, NULL);
     disagreement(e, e->agreed);
     return zr_engine_check(e);
 }
@@ -155,10 +155,8 @@ int zr_engine_settle(struct zr_engine *e)
     }
     e->m.n_skipped += a->skipped;
     e->m.result.t = e->m.t;
-    if (a->skipped && !a->too_large)
-        zr_model_check_skipped(e);
     e->m.least = a->least;
-    err = zr_written_norm(e, a->grad_norm);
+    err = zr_observe_step(e, ZR_STEP_SETTLED, NULL);
     if (!err)
         return 0;
     zr_engine_fail(e, err, zr_error_text());
@@ -175,7 +173,7 @@ int zr_engine_norm(struct zr_engine *e, double *norm)
     *norm = e->m.norm;
     if (zr_core_complete(e->m.core) && zr_core_open_unit(e->m.core) < 0)
         return 0;
-    err = zr_stray_check(e, "zero_norm");
+    err = zr_observe_step(e, ZR_STEP_CALLED, "zero_norm");
     if (err)
         return err;
     e->m.lr = 0;
@@ -192,8 +190,7 @@ int zr_engine_norm(struct zr_engine *e, double *norm)
     if (err)
         return err;
     *norm = e->m.norm = e->agreed->grad_norm;
-    zr_late_keep(e);
-    return 0;
+    return zr_observe_step(e, ZR_STEP_NORM_KNOWN, NULL);
 }
 
 int zr_engine_drop(struct zr_engine *e)
@@ -204,7 +201,7 @@ int zr_engine_drop(struct zr_engine *e)
     if (!err)
         err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_DROP, .unit = -1});
     if (!err)
-        zr_in_place_drop(e);
+        err = zr_observe_step(e, ZR_STEP_DROPPED, NULL);
     if (!err)
         zr_tied_forget(e);
     e->m.n_dropped += !err;
@@ -248,9 +245,7 @@ static int make_step(struct zr_engine *e, float lr, struct zr_step_result *resul
     struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = (int32_t)zr_tuned_digest(e, e->m.given.n)};
     err = zr_pointers_check(e, &ev);
     if (!err)
-        err = zr_late_check(e);
-    if (!err)
-        err = zr_stray_check(e, "zero_step");
+        err = zr_observe_step(e, ZR_STEP_CALLED, "zero_step");
     if (!err)
         err = zr_core_step(e->m.core, &ev, e->m.actions, &n);
     if (err)
@@ -265,9 +260,7 @@ static int make_step(struct zr_engine *e, float lr, struct zr_step_result *resul
     e->m.carried = e->m.given;
     e->m.given.n = 0;
     zr_model_check_call(e->watch, "zero_step", -1, "", zr_step_number(e));
-    err = zr_model_check_step(e);
-    if (!err)
-        err = zr_in_place_step(e);
+    err = zr_observe_step(e, ZR_STEP_BEGUN, NULL);
     if (err)
         return err;
     zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, zr_step_number(e));
@@ -276,8 +269,8 @@ static int make_step(struct zr_engine *e, float lr, struct zr_step_result *resul
         return zr_engine_fail(e, err, zr_error_text());
     e->m.call = ev.kind;
     err = zr_model_act(e, n);
-    if (e->m.written)
-        zr_written_report(e);
+    int reported = zr_observe_step(e, ZR_STEP_ISSUED, NULL);
+    err = err ? err : reported;
     e->m.result_due = true;
     e->m.result_wanted = result != NULL;
     if (!err && result) {

@@ -97,11 +97,9 @@ static int list_tables(struct zr_engine *e, struct table *t)
         {&m->grad_slot, units, sizeof *m->grad_slot},
         {&m->lending, tensors, sizeof *m->lending},
         {&m->in_flight, units, sizeof *m->in_flight},
-        {&m->bracketed, units, sizeof *m->bracketed},
         {&m->flying, units, sizeof *m->flying},
         {&m->unit_t, units, sizeof *m->unit_t},
         {&m->updating, units, sizeof *m->updating},
-        {&m->stray, units, sizeof *m->stray},
         {&e->tp_gradient, tensors, sizeof *e->tp_gradient},
         {&e->tp_left_out, units, sizeof *e->tp_left_out},
         {&e->i.gather_segs, flats, sizeof *e->i.gather_segs},
@@ -113,16 +111,8 @@ static int list_tables(struct zr_engine *e, struct table *t)
     return (int)(sizeof all / sizeof *all);
 }
 
-/* A hash of each gradient piece, zero. */
-static int open_hashes(const struct zr_engine *e, uint64_t **out)
-{
-    *out = calloc((size_t)e->layout->n_pieces + 1, sizeof **out);
-    return *out ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d gradients", e->layout->n_pieces);
-}
-
 int zr_tables_open(struct zr_engine *e)
 {
-    const struct zr_device_ops *d = e->dev->ops;
     struct table t[MOST_TABLES];
     for (int n = list_tables(e, t), i = 0; i < n; i++) {
         void *at = calloc(t[i].n + 1, t[i].size);
@@ -134,12 +124,7 @@ int zr_tables_open(struct zr_engine *e)
         if (e->layout->units[u].n_flats > e->most_segs)
             e->most_segs = e->layout->units[u].n_flats;
     zr_core_init(e->m.core, &e->plan->spec);
-    if (!e->plan->place.model_holds || !d->compute_on_caller)
-        return 0;
-    int err = d->host_memory ? open_hashes(e, &e->m.late_grad) : 0;
-    if (!err && e->opt.check)
-        err = open_hashes(e, &e->m.kept_grad);
-    return err;
+    return 0;
 }
 
 void zr_tables_close(struct zr_engine *e)
@@ -150,8 +135,6 @@ void zr_tables_close(struct zr_engine *e)
         memcpy(&at, t[i].field, sizeof at);
         free(at);
     }
-    free(e->m.late_grad);
-    free(e->m.kept_grad);
     free(e->ev.all);
     free(e->ev.class_of);
 }

@@ -455,3 +455,14 @@ int zr_engine_barrier(struct zr_engine *e)
     struct asked a = {.call = ASKED_BARRIER};
     return wait_for_all(e, &a);
 }
+
+bool zr_all_zero(const char *x, int64_t n, enum zr_dtype dtype)
+{
+    int64_t size = zr_dtype_bytes(dtype);
+    if (n == 0 || (!x[0] && !memcmp(x, x + 1, (size_t)(n * size - 1))))
+        return true;
+    for (int64_t i = 0; i < n * size; i++)
+        if (x[i] && !((i + 1) % size == 0 && x[i] == (char)0x80))
+            return false;
+    return true;
+}

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* walk.c: a rank's row of a pipeline schedule, one action after the other. */
 #include "shard/engine/walk.h"
+#include "shard/engine/observer.h"
 
 #include "shard/engine/engine.h"
 
@@ -107,7 +108,9 @@ int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_given *o
     *out = (struct zr_walk_given){.action = zr_walk_action(w, w->at)};
     err = give_slots(e, w, out);
     if (!err)
-        err = zr_slot_check_given(e, out, w->evaluates);
+        err = zr_observe_begin(
+            e, &(struct zr_grant){
+                   .kind = ZR_GRANT_SLOTS, .ready = true, .slots = out, .evaluates = w->evaluates});
     *more = w->open = !err;
     return err;
 }
@@ -131,7 +134,7 @@ static int take_slots(struct zr_engine *e, const struct zr_walk *w, const struct
 int zr_walk_finish(struct zr_engine *e, struct zr_walk *w)
 {
     struct zr_pipe_action a = zr_walk_action(w, w->at);
-    int err = zr_slot_check_over(e);
+    int err = zr_observe_end(e, &(struct zr_grant){.kind = ZR_GRANT_SLOTS});
     if (!err)
         err = take_slots(e, w, &a);
     if (err)

@@ -2,8 +2,10 @@
 /* model_check.c: see model_check.h. */
 #include "shard/engine/check/model_check.h"
 #include "kernels/check/guard.h"
+#include "shard/engine/check/observers.h"
 #include "shard/engine/check/places.h"
 #include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,6 +24,7 @@ struct place {
 };
 
 struct zr_model_check {
+    struct zr_observer o;
     struct zr_check *check;
     const struct zr_layout *layout;
     struct zr_guard *guard;   /* NULL: nothing is guarded */
@@ -97,60 +100,6 @@ static int open_guard(struct zr_model_check *w)
         err = zr_guard_open(want, n, report_touch, w, &w->guard);
     free(want);
     return err;
-}
-
-int zr_model_check_open(struct zr_engine *e, struct zr_check *check, struct zr_model_check **out)
-{
-    *out = NULL;
-    if (!check)
-        return 0;
-    struct zr_model_check *w = calloc(1, sizeof *w);
-    if (!w)
-        return zr_fail(ZR_ERR_NOMEM, "check: no memory to watch the model");
-    w->check = check;
-    w->layout = e->layout;
-    pthread_mutex_init(&w->lock, NULL);
-    w->call = "zero_wrap";
-    w->phase = "";
-    w->unit = -1;
-    w->log = e->opt.log;
-    w->reported = calloc((size_t)e->layout->n_units, sizeof *w->reported);
-    int err = w->reported ? 0 : zr_fail(ZR_ERR_NOMEM, "check: no memory for the units");
-    if (!err && !e->plan->place.model_holds && e->dev->ops->compute_on_caller)
-        err = open_guard(w);
-    if (!err && !e->plan->place.model_holds && !e->dev->ops->compute_on_caller)
-        err = zr_places_open(e, &w->copies);
-    if (w->copies)
-        zr_info(w->log, "check: %lld bytes of the GPU for the model's copies of its units",
-                (long long)zr_places_need(w->layout));
-    if (err)
-        zr_model_check_close(w);
-    else
-        *out = w;
-    return err;
-}
-
-void zr_model_check_give_back(struct zr_model_check *w)
-{
-    if (w)
-        zr_places_give_back(w->copies);
-}
-
-void zr_model_check_close(struct zr_model_check *w)
-{
-    if (!w)
-        return;
-    zr_info(w->log, "check: %lld operations were checked", (long long)zr_check_n_ops(w->check));
-    zr_guard_close(w->guard);
-    zr_places_close(w->copies);
-    free(w->places);
-    free(w->turn[0]);
-    free(w->turn[1]);
-    free(w->open[0]);
-    free(w->open[1]);
-    free(w->reported);
-    pthread_mutex_destroy(&w->lock);
-    free(w);
 }
 
 /* ---- what is being done ---- */
@@ -276,11 +225,9 @@ static int for_pieces(struct zr_engine *e, int32_t unit, int32_t slot, bool grad
     return err;
 }
 
-int zr_model_check_hand_out(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
+static int hand_out(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
 {
     struct zr_model_check *w = e->watch;
-    if (!w)
-        return 0;
     declare(e, unit, slot, grad);
     w->reported[unit] |= !grad;
     bool shown = grad ? e->m.grad_shown[unit] : e->m.param_shown[unit];
@@ -289,10 +236,8 @@ int zr_model_check_hand_out(struct zr_engine *e, int32_t unit, int32_t slot, boo
     return w->guard && !shown ? for_pieces(e, unit, slot, grad, true) : 0;
 }
 
-int zr_model_check_take_back(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
+static int take_back(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
 {
-    if (!e->watch)
-        return 0;
     declare(e, unit, slot, grad);
     if (e->watch->copies)
         return zr_places_end(e->watch->copies, unit, slot, grad);
@@ -317,23 +262,20 @@ int zr_model_check_all_read(struct zr_engine *e)
     return set_all(e, ZR_GUARD_READ);
 }
 
-int zr_model_check_step(struct zr_engine *e)
+static int check_model_step(struct zr_engine *e)
 {
     struct zr_model_check *w = e->watch;
-    if (!w)
-        return 0;
     for (int32_t u = 0; u < e->layout->n_units; u++) {
         if (w->reported[u] && e->plan->place.model_holds)
             declare(e, u, -1, false);
         w->reported[u] = false;
     }
-    int err = w->copies ? zr_places_look(w->copies) : 0;
-    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+    return zr_engine_note(e, w->copies ? zr_places_look(w->copies) : 0);
 }
 
-void zr_model_check_skipped(struct zr_engine *e)
+static void report_skipped_step(struct zr_engine *e)
 {
-    if (e->watch && e->watch->copies)
+    if (e->watch->copies)
         zr_warn(
             e->watch->log,
             "check: step %u was skipped, its gradient is not finite: on a GPU a pointer that the model kept "
@@ -469,4 +411,84 @@ int zr_model_check_look(struct zr_engine *e)
         return 0;
     say_fault(w, text);
     return zr_fail(code, "check: %s", text);
+}
+
+/* ---- as an observer ---- */
+
+static int model_check_begin(struct zr_observer *o, const struct zr_grant *g)
+{
+    return g->kind != ZR_GRANT_SLOTS && g->ready ? hand_out(o->e, g->unit, g->slot, g->kind == ZR_GRANT_GRAD)
+                                                 : 0;
+}
+
+static int model_check_end(struct zr_observer *o, const struct zr_grant *g)
+{
+    return g->kind != ZR_GRANT_SLOTS ? take_back(o->e, g->unit, g->slot, g->kind == ZR_GRANT_GRAD) : 0;
+}
+
+static int model_check_reduced(struct zr_observer *o, int32_t unit, enum zr_reduce_moment at)
+{
+    return at == ZR_REDUCE_RETURNED ? hand_out(o->e, unit, -1, true) : 0;
+}
+
+static int model_check_step(struct zr_observer *o, enum zr_step_moment at, const char *call)
+{
+    (void)call;
+    if (at == ZR_STEP_SETTLED && o->e->agreed->skipped && !o->e->agreed->too_large)
+        report_skipped_step(o->e);
+    return at == ZR_STEP_BEGUN ? check_model_step(o->e) : 0;
+}
+
+static void model_check_give_back(struct zr_observer *o)
+{
+    zr_places_give_back(((struct zr_model_check *)o)->copies);
+}
+
+static void close_model_check(struct zr_observer *o)
+{
+    struct zr_model_check *w = (struct zr_model_check *)o;
+    o->e->watch = NULL;
+    zr_info(w->log, "check: %lld operations were checked", (long long)zr_check_n_ops(w->check));
+    zr_guard_close(w->guard);
+    zr_places_close(w->copies);
+    free(w->places);
+    free(w->turn[0]);
+    free(w->turn[1]);
+    free(w->open[0]);
+    free(w->open[1]);
+    free(w->reported);
+    pthread_mutex_destroy(&w->lock);
+}
+
+int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out)
+{
+    static const struct zr_observer_ops ops = {.on_begin = model_check_begin,
+                                               .on_end = model_check_end,
+                                               .on_reduce = model_check_reduced,
+                                               .on_step = model_check_step,
+                                               .give_back = model_check_give_back,
+                                               .close = close_model_check};
+    if (!parts->check)
+        return 0;
+    ZR_TRY(zr_observer_new(e, &ops, sizeof(struct zr_model_check), 0, 0, out));
+    struct zr_model_check *w = (struct zr_model_check *)*out;
+    w->check = parts->check;
+    w->layout = e->layout;
+    pthread_mutex_init(&w->lock, NULL);
+    w->call = "zero_wrap";
+    w->phase = "";
+    w->unit = -1;
+    w->log = e->opt.log;
+    w->reported = calloc((size_t)e->layout->n_units, sizeof *w->reported);
+    int err = w->reported ? 0 : zr_fail(ZR_ERR_NOMEM, "check: no memory for the units");
+    if (!err && !e->plan->place.model_holds && e->dev->ops->compute_on_caller)
+        err = open_guard(w);
+    if (!err && !e->plan->place.model_holds && !e->dev->ops->compute_on_caller)
+        err = zr_places_open(e, &w->copies);
+    if (w->copies)
+        zr_info(w->log, "check: %lld bytes of the GPU for the model's copies of its units",
+                (long long)zr_places_need(w->layout));
+    if (!err)
+        e->watch = w;
+    return err;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* places.c: see places.h. */
+/* places.c: copies of units for a model that is checked on a GPU: opened, filled with NaN when they are
+ * closed, and looked at. */
 #include "shard/engine/check/places.h"
 #include "shard/engine/internal.h"
 

@@ -9,6 +9,7 @@
  *   what was written to a.out must be as it was when the slot is given again
  *
  * What a micro-batch writes is measured by its last byte that is not 0xff. Of the model's thread alone. */
+#include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 #include "shard/engine/walk.h"
@@ -25,10 +26,9 @@ struct held {
     struct zr_pipe_action by;
 };
 
-struct zr_slot_check {
+struct slot_check {
+    struct zr_observer o;
     struct zr_pipe_room room;
-    /* (slots) */
-    struct held *held;
     /* the action that is under way */
     struct zr_walk_given given;
     bool evaluates;
@@ -37,62 +37,25 @@ struct zr_slot_check {
     int64_t *first_bytes;
     int32_t *first_micro;
     bool said;
+    /* (slots) */
+    struct held held[];
 };
-
-/* ---- opening ---- */
-
-int zr_slot_check_open(struct zr_engine *e, const struct zr_pipe_room *room, int64_t n_slots)
-{
-    if (!e->opt.check)
-        return 0;
-    struct zr_slot_check *c = e->slot_check = calloc(1, sizeof *c);
-    const size_t n = (size_t)room->per_rank * 2;
-    if (c) {
-        c->room = *room;
-        c->held = calloc((size_t)n_slots, sizeof *c->held);
-        c->first_bytes = malloc(n * sizeof *c->first_bytes);
-        c->first_micro = calloc(n, sizeof *c->first_micro);
-    }
-    if (!c || !c->held || !c->first_bytes || !c->first_micro)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to check the slots of a pipeline");
-    for (size_t i = 0; i < n; i++)
-        c->first_bytes[i] = -1;
-    return 0;
-}
-
-void zr_slot_check_close(struct zr_engine *e)
-{
-    struct zr_slot_check *c = e->slot_check;
-    e->slot_check = NULL;
-    if (!c)
-        return;
-    free(c->held);
-    free(c->first_bytes);
-    free(c->first_micro);
-    free(c);
-}
 
 /* ---- what slots hold ---- */
 
-static struct held *held_of(const struct zr_engine *e, const void *slot)
+static struct held *held_of(struct slot_check *c, const void *slot)
 {
-    const struct zr_slot_check *c = e->slot_check;
-    return slot ? &c->held[((const char *)slot - e->pipe_base) / c->room.slot_bytes] : NULL;
+    return slot ? &c->held[((const char *)slot - c->o.e->pipe_base) / c->room.slot_bytes] : NULL;
 }
 
-static uint64_t hash_of(const struct zr_engine *e, const void *slot)
+static uint64_t hash_of(const struct slot_check *c, const void *slot)
 {
-    return XXH3_64bits(slot, (size_t)e->slot_check->room.activation_bytes);
+    return XXH3_64bits(slot, (size_t)c->room.activation_bytes);
 }
 
-static void hold_slot(struct zr_engine *e, const void *slot, bool gave)
+static void hold_slot(struct slot_check *c, const void *slot, bool gave)
 {
-    *held_of(e, slot) = (struct held){hash_of(e, slot), true, gave, e->slot_check->given.action};
-}
-
-static int fail_slot(struct zr_engine *e, int err)
-{
-    return zr_engine_fail(e, err, zr_error_text());
+    *held_of(c, slot) = (struct held){hash_of(c, slot), true, gave, c->given.action};
 }
 
 /* "forward of micro-batch 3" */
@@ -107,103 +70,132 @@ static struct action_text text_of(const struct zr_pipe_action *a)
     return t;
 }
 
-static int compare_slot(struct zr_engine *e, const void *slot, const char *name)
+static int compare_slot(struct slot_check *c, const void *slot, const char *name)
 {
-    const struct held *h = held_of(e, slot);
-    if (!h || !h->known || h->hash == hash_of(e, slot))
+    const struct held *h = held_of(c, slot);
+    if (!h || !h->known || h->hash == hash_of(c, slot))
         return 0;
-    const struct action_text now = text_of(&e->slot_check->given.action), then = text_of(&h->by);
+    const struct action_text now = text_of(&c->given.action), then = text_of(&h->by);
     if (h->gave)
-        return fail_slot(e, zr_fail(ZR_ERR_ORDER,
-                                    "check: the model's fault: the a.out of %s was changed after its "
-                                    "zero_finish, which had begun to send it; found in %s",
-                                    then.text, now.text));
-    return fail_slot(e, zr_fail(ZR_ERR_ORDER,
-                                "check: the model's fault: it wrote to %s of %s, which it may only read, "
-                                "because others read it too: work on a copy",
-                                name, then.text));
+        return zr_engine_note(c->o.e,
+                              zr_fail(ZR_ERR_ORDER,
+                                      "check: the model's fault: the a.out of %s was changed after its "
+                                      "zero_finish, which had begun to send it; found in %s",
+                                      then.text, now.text));
+    return zr_engine_note(c->o.e,
+                          zr_fail(ZR_ERR_ORDER,
+                                  "check: the model's fault: it wrote to %s of %s, which it may only read, "
+                                  "because others read it too: work on a copy",
+                                  name, then.text));
 }
 
 /* ---- what is written ---- */
 
-static int64_t written_bytes(const struct zr_engine *e, const unsigned char *slot)
+static int64_t written_bytes(const struct slot_check *c, const unsigned char *slot)
 {
-    int64_t n = e->slot_check->room.slot_bytes;
+    int64_t n = c->room.slot_bytes;
     while (n > 0 && slot[n - 1] == 0xff)
         n--;
     return zr_round_up(n, 4); /* a number whose last byte is 0xff, too */
 }
 
 /* Micro-batches may differ in size, and the stage that reads them has to know. */
-static void report_sizes(struct zr_engine *e, int64_t n)
+static void report_sizes(struct slot_check *c, int64_t n)
 {
-    struct zr_slot_check *c = e->slot_check;
     const struct zr_pipe_action *a = &c->given.action;
-    int32_t k = a->stage / e->pp * 2 + (a->kind != ZR_PIPE_FORWARD);
+    int32_t k = a->stage / c->o.e->pp * 2 + (a->kind != ZR_PIPE_FORWARD);
     if (c->first_bytes[k] < 0) {
         c->first_bytes[k] = n;
         c->first_micro[k] = a->micro_batch;
     } else if (c->first_bytes[k] != n && !c->said) {
         c->said = true;
-        zr_warn(e->opt.log,
+        zr_warn(c->o.e->opt.log,
                 "check: %s wrote %lld bytes to a.out, but that of micro-batch %d wrote %lld: a stage that "
                 "reads more than was written finds NaN there",
                 text_of(a).text, (long long)n, c->first_micro[k], (long long)c->first_bytes[k]);
     }
 }
 
-static int check_written(struct zr_engine *e, const void *out)
+static int check_written(struct slot_check *c, const void *out)
 {
-    const int64_t n = written_bytes(e, out), most = e->slot_check->room.activation_bytes;
+    const int64_t n = written_bytes(c, out), most = c->room.activation_bytes;
     if (n > zr_round_up(most, 4))
-        return fail_slot(
-            e, zr_fail(ZR_ERR_ORDER,
-                       "check: the model's fault: %s wrote %lld bytes to a.out, but activation_bytes is "
-                       "%lld, and the bytes beyond belong to other micro-batches",
-                       text_of(&e->slot_check->given.action).text, (long long)n, (long long)most));
-    report_sizes(e, n);
+        return zr_engine_note(
+            c->o.e, zr_fail(ZR_ERR_ORDER,
+                            "check: the model's fault: %s wrote %lld bytes to a.out, but activation_bytes is "
+                            "%lld, and the bytes beyond belong to other micro-batches",
+                            text_of(&c->given.action).text, (long long)n, (long long)most));
+    report_sizes(c, n);
     return 0;
 }
 
 /* ---- an action ---- */
 
-int zr_slot_check_given(struct zr_engine *e, const struct zr_walk_given *g, bool evaluates)
+static int slots_begin(struct zr_observer *o, const struct zr_grant *g)
 {
-    struct zr_slot_check *c = e->slot_check;
-    if (!c)
+    struct slot_check *c = (struct slot_check *)o;
+    if (g->kind != ZR_GRANT_SLOTS)
         return 0;
-    c->given = *g;
-    c->evaluates = evaluates;
-    ZR_TRY(compare_slot(e, g->in, "a.in"));
-    ZR_TRY(compare_slot(e, g->kept, "a.in"));
-    ZR_TRY(compare_slot(e, g->out, "a.out"));
-    if (g->in && !held_of(e, g->in)->known)
-        hold_slot(e, g->in, false);
-    if (g->out) {
-        held_of(e, g->out)->known = false;
-        memset(g->out, 0xff, (size_t)c->room.slot_bytes);
+    const struct zr_walk_given *given = &c->given;
+    c->given = *g->slots;
+    c->evaluates = g->evaluates;
+    ZR_TRY(compare_slot(c, given->in, "a.in"));
+    ZR_TRY(compare_slot(c, given->kept, "a.in"));
+    ZR_TRY(compare_slot(c, given->out, "a.out"));
+    if (given->in && !held_of(c, given->in)->known)
+        hold_slot(c, given->in, false);
+    if (given->out) {
+        held_of(c, given->out)->known = false;
+        memset(given->out, 0xff, (size_t)c->room.slot_bytes);
     }
     return 0;
 }
 
-int zr_slot_check_over(struct zr_engine *e)
+static int slots_end(struct zr_observer *o, const struct zr_grant *g)
 {
-    struct zr_slot_check *c = e->slot_check;
-    if (!c)
+    struct slot_check *c = (struct slot_check *)o;
+    if (g->kind != ZR_GRANT_SLOTS)
         return 0;
-    const struct zr_walk_given *g = &c->given;
-    const enum zr_pipe_kind kind = g->action.kind;
-    ZR_TRY(compare_slot(e, g->in, "a.in"));
-    ZR_TRY(compare_slot(e, g->kept, "a.kept"));
-    if (g->out) {
-        ZR_TRY(check_written(e, g->out));
-        hold_slot(e, g->out, true);
+    const struct zr_walk_given *given = &c->given;
+    ZR_TRY(compare_slot(c, given->in, "a.in"));
+    ZR_TRY(compare_slot(c, given->kept, "a.kept"));
+    if (given->out) {
+        ZR_TRY(check_written(c, given->out));
+        hold_slot(c, given->out, true);
     }
     /* What may be written again is not the model's to keep any more. */
-    bool over = zr_pipe_gives_weights(kind) || c->evaluates;
-    if (g->in && over)
-        held_of(e, g->in)->known = false;
-    if (g->kept && over)
-        held_of(e, g->kept)->known = false;
+    bool over = zr_pipe_gives_weights(given->action.kind) || c->evaluates;
+    if (given->in && over)
+        held_of(c, given->in)->known = false;
+    if (given->kept && over)
+        held_of(c, given->kept)->known = false;
+    return 0;
+}
+
+static void close_slots(struct zr_observer *o)
+{
+    struct slot_check *c = (struct slot_check *)o;
+    free(c->first_bytes);
+    free(c->first_micro);
+}
+
+int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out)
+{
+    static const struct zr_observer_ops ops = {
+        .on_begin = slots_begin, .on_end = slots_end, .close = close_slots};
+    const struct zr_pipe_room *room = &parts->pipe_room;
+    const size_t n = (size_t)room->per_rank * 2;
+    if (!e->opt.check || !e->pipe)
+        return 0;
+    ZR_TRY(zr_observer_new(e, &ops, sizeof(struct slot_check), zr_pipe_room_bytes(room) / room->slot_bytes,
+                           sizeof(struct held), out));
+    struct slot_check *c = (struct slot_check *)*out;
+    c->room = *room;
+    c->first_bytes = malloc(n * sizeof *c->first_bytes);
+    c->first_micro = calloc(n, sizeof *c->first_micro);
+    if (!c->first_bytes || !c->first_micro)
+        return zr_fail(ZR_ERR_NOMEM, "no memory to check the slots of a pipeline");
+    for (size_t i = 0; i < n; i++)
+        c->first_bytes[i] = -1;
     return 0;
 }

@@ -1,44 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stored.c: what a model writes into its gradients, watched (cfg.debug.check) on the host.
+/* stored.c: what the model writes into its gradients (cfg.debug.check), on the host.
  *
- * A tensor with ZERO_GRAD_OVERWRITE is filled with one NaN, all bits ones, before backward gets it: what is
- * still that NaN at zero_end was not written, or added to, as a sum keeps the NaN it began with. The NaN of a
- * loss that overflowed is another (x86 makes 0xffc00000, NAN is 0x7fc00000), and is not the model's fault.
+ * A tensor with ZERO_GRAD_OVERWRITE is filled with one NaN, all bits ones, before backward gets it. An
+ * element that is still that NaN at zero_end was not written, or was added to. The NaN of a loss that
+ * overflowed is another one (x86 makes 0xffc00000, NAN is 0x7fc00000), and is not the model's fault.
  *
- * At stages 0 and 1 a tensor's gradient is followed by bytes that nobody uses (ZR_GAP_BYTES at least) and
- * that are zero: where they are not, backward wrote beyond the end of the tensor. At stages 2 and 3 the
+ * At stages 0 and 1 a tensor's gradient is followed by at least ZR_GAP_BYTES that are zero and that nobody
+ * uses. If they are not zero at zero_end, backward wrote beyond the end of the tensor. At stages 2 and 3 the
  * memory behind it is closed. */
+#include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
 
 #include <string.h>
 
-static bool is_watched(const struct zr_engine *e)
-{
-    return e->watch && e->dev->ops->compute_on_caller;
-}
-
-typedef int (*piece_fn)(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *full);
-
-static int for_stored_pieces(struct zr_engine *e, int32_t unit, int32_t slot, piece_fn fn)
-{
-    const struct zr_layout *l = e->layout;
-    const struct zr_unit *u = &l->units[unit];
-    int err = 0;
-    for (int32_t i = 0; i < u->n_flats; i++) {
-        const struct zr_flat *f = &l->flats[u->first_flat + i];
-        char *full = f->trainable ? e->reduce_base + zr_plan_grad_full(e->plan, f, slot) : NULL;
-        for (int32_t k = 0; !err && full && k < f->n_pieces; k++)
-            err = fn(e, f, &l->pieces[f->first_piece + k], full);
-    }
-    return err;
-}
-
 /* ---- ZERO_GRAD_OVERWRITE ---- */
 
-static int fill(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *full)
+static int fill(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     int64_t size = zr_dtype_bytes(f->dtype);
-    if (e->layout->tensors[p->tensor].overwrite)
+    if (o->e->layout->tensors[p->tensor].overwrite)
         memset(full + p->first * size, 0xff, (size_t)(p->n * size));
     return 0;
 }
@@ -60,9 +41,9 @@ static enum seen look_at_stored(enum zr_dtype dtype, const char *at)
     return half == 0x7fff ? THE_NAN : half > (dtype == ZR_BF16 ? 0x7f80 : 0x7c00) ? A_NAN : A_NUMBER;
 }
 
-static int look_at_piece(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *full)
+static int look_at_piece(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
-    const struct zr_tensor *t = &e->layout->tensors[p->tensor];
+    const struct zr_tensor *t = &o->e->layout->tensors[p->tensor];
     int64_t size = zr_dtype_bytes(f->dtype), n_nan = 0;
     for (int64_t i = 0; t->overwrite && i < p->n; i++) {
         enum seen seen = look_at_stored(f->dtype, full + (p->first + i) * size);
@@ -77,7 +58,7 @@ static int look_at_piece(struct zr_engine *e, const struct zr_flat *f, const str
     }
     /* A conversion to 16 bits may have made it the usual NaN, which overflow makes, too. */
     if (t->overwrite && size == 2 && n_nan == p->n)
-        zr_warn(e->opt.log,
+        zr_warn(o->e->opt.log,
                 "check: every element of the gradient of tensor %s (unit %d) is NaN: either the model's "
                 "values are NaN, or it adds to this gradient in spite of ZERO_GRAD_OVERWRITE (with check 1 "
                 "the gradient is NaN before backward)",
@@ -101,42 +82,50 @@ static int64_t gap_of(const struct zr_layout *l, const struct zr_flat *f, const 
 
 /* A gradient that went out as bf16 was narrowed where it lies, which moves the pieces together, and one that
  * is overwritten is not zeroed since. */
-static int clear_behind(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *full)
+static int clear_behind(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
-    int64_t end, first = gap_of(e->layout, f, p, &end);
+    int64_t end, first = gap_of(o->e->layout, f, p, &end);
     memset(full + first, 0, (size_t)(end - first));
     return 0;
 }
 
-static int look_behind(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *full)
+static int look_behind(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
-    int64_t end, first = gap_of(e->layout, f, p, &end);
+    int64_t end, first = gap_of(o->e->layout, f, p, &end);
     for (int64_t i = first; i < end; i++)
         if (full[i])
             return zr_fail(ZR_ERR_ORDER,
                            "check: the model's fault: it wrote beyond the end of the gradient of tensor %s "
                            "(unit %d), %lld bytes after it: its shape in zero_wrap's table is smaller than "
                            "what the model uses, or an index is too large",
-                           e->layout->tensors[p->tensor].name, f->unit, (long long)(i - first));
+                           o->e->layout->tensors[p->tensor].name, f->unit, (long long)(i - first));
     return 0;
 }
 
 /* ---- */
 
-void zr_stored_begin(struct zr_engine *e, const struct zr_action *a)
+static int stored_begin(struct zr_observer *o, const struct zr_grant *g)
 {
-    if (!is_watched(e))
-        return;
-    if (a->bracket)
-        for_stored_pieces(e, a->unit, a->slot, fill);
-    if (e->layout->gaps && a->fill)
-        for_stored_pieces(e, a->unit, a->slot, clear_behind);
+    if (g->kind != ZR_GRANT_GRAD || !g->ready)
+        return 0;
+    if (g->bracket)
+        ZR_TRY(zr_for_grad_pieces(o, g->unit, g->slot, fill));
+    return o->e->layout->gaps && g->fill ? zr_for_grad_pieces(o, g->unit, g->slot, clear_behind) : 0;
 }
 
-int zr_stored_end(struct zr_engine *e, int32_t unit, int32_t slot, bool bracket)
+static int stored_end(struct zr_observer *o, const struct zr_grant *g)
 {
-    if (!is_watched(e))
+    if (g->kind != ZR_GRANT_GRAD)
         return 0;
-    int err = e->layout->gaps ? for_stored_pieces(e, unit, slot, look_behind) : 0;
-    return !err && bracket ? for_stored_pieces(e, unit, slot, look_at_piece) : err;
+    if (o->e->layout->gaps)
+        ZR_TRY(zr_for_grad_pieces(o, g->unit, g->slot, look_behind));
+    return g->bracket ? zr_for_grad_pieces(o, g->unit, g->slot, look_at_piece) : 0;
+}
+
+int zr_stored_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out)
+{
+    static const struct zr_observer_ops ops = {.on_begin = stored_begin, .on_end = stored_end};
+    if (!parts->check || !e->dev->ops->compute_on_caller)
+        return 0;
+    return zr_observer_new(e, &ops, sizeof(struct zr_observer), 0, 0, out);
 }

@@ -2,52 +2,41 @@
 /* unwritten.c: does backward write the gradients that it was given?
  *
  * A model that computes in memory of its own (a struct copied before zero_wrap, graph nodes that were not
- * re-pointed) trains on zeros, and nothing else would say so. The library hands gradients out zeroed: what
- * holds nothing but zeros at the end of every backward bracket of the first step was not written, or might as
- * well not have been. */
+ * re-pointed) trains on zeros, and nothing else would say so. The library hands gradients out zeroed. A
+ * gradient that is zero at the end of every backward bracket of the first step was not written. */
+#include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-bool zr_all_zero(const char *x, int64_t n, enum zr_dtype dtype)
+struct unwritten {
+    struct zr_observer o;
+    /* the first step is not over, and the CPU can see gradients */
+    bool looks;
+    /* (n_pieces) a gradient that is not zero */
+    bool written[];
+};
+
+static struct unwritten *unwritten_of(struct zr_observer *o)
 {
-    int64_t size = zr_dtype_bytes(dtype);
-    if (n == 0 || (!x[0] && !memcmp(x, x + 1, (size_t)(n * size - 1))))
-        return true;
-    for (int64_t i = 0; i < n * size; i++)
-        if (x[i] && !((i + 1) % size == 0 && x[i] == (char)0x80))
-            return false;
-    return true;
+    return (struct unwritten *)o;
 }
 
-int zr_written_open(struct zr_engine *e)
+static int look_at(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
-    const struct zr_device_ops *d = e->dev->ops;
-    if (!e->opt.log || !d->host_memory || !d->compute_on_caller)
+    bool *written = &unwritten_of(o)->written[p - o->e->layout->pieces];
+    if (!*written)
+        *written = !zr_all_zero(zr_grad_of_piece(f, p, full), p->n, f->dtype);
+    return 0;
+}
+
+static int unwritten_end(struct zr_observer *o, const struct zr_grant *g)
+{
+    if (g->kind != ZR_GRANT_GRAD || !unwritten_of(o)->looks)
         return 0;
-    e->m.written = calloc((size_t)e->layout->n_pieces + 1, sizeof *e->m.written);
-    return e->m.written ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d pieces", e->layout->n_pieces);
-}
-
-static void look_at_written(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
-                            int32_t slot)
-{
-    bool *written = &e->m.written[p - e->layout->pieces];
-    const char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot);
-    if (f->trainable && !*written)
-        *written = !zr_all_zero(at + p->first * zr_dtype_bytes(f->dtype), p->n, f->dtype);
-}
-
-void zr_written_look_at(struct zr_engine *e, int32_t unit, int32_t slot)
-{
-    const struct zr_unit *u = &e->layout->units[unit];
-    for (int32_t i = 0; i < u->n_flats; i++) {
-        const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
-        for (int32_t k = 0; k < f->n_pieces; k++)
-            look_at_written(e, f, &e->layout->pieces[f->first_piece + k], slot);
-    }
+    return zr_for_grad_pieces(o, g->unit, g->slot, look_at);
 }
 
 /* Appends a tensor's name, or a layer of it. false: there is no more room. */
@@ -66,7 +55,7 @@ static bool add_name(const struct zr_engine *e, const struct zr_piece *p, char *
     return true;
 }
 
-void zr_written_report(struct zr_engine *e)
+static void report_unwritten(struct zr_engine *e, const bool *written)
 {
     char names[512] = "";
     int32_t n_trainable = 0, n_left = 0, n_named = 0;
@@ -75,7 +64,7 @@ void zr_written_report(struct zr_engine *e)
         if (!zr_piece_flat(e->layout, i)->trainable || p->n == 0)
             continue;
         n_trainable++;
-        if (e->m.written[i])
+        if (written[i])
             continue;
         n_left++;
         n_named += add_name(e, p, names, sizeof names);
@@ -85,16 +74,14 @@ void zr_written_report(struct zr_engine *e)
     else if (n_left)
         zr_warn(e->opt.log, "in the first step no gradient was written to %s%s: all its elements are zero",
                 names, n_named < n_left ? ", ..." : "");
-    free(e->m.written);
-    e->m.written = NULL;
 }
 
-int zr_written_norm(struct zr_engine *e, double grad_norm)
+static int check_norm(struct zr_engine *e, double grad_norm)
 {
     bool trainable = false;
     for (int32_t u = 0; !trainable && u < e->layout->n_units; u++)
         trainable = e->layout->units[u].trainable;
-    if (grad_norm != 0 || !trainable || !e->opt.log)
+    if (grad_norm != 0 || !trainable)
         return 0;
     if (e->m.step == 1)
         return zr_fail(ZR_ERR_ORDER,
@@ -104,5 +91,29 @@ int zr_written_norm(struct zr_engine *e, double grad_norm)
     zr_warn(e->opt.log,
             "every gradient of a step was zero, on every rank: zero_step was called twice, or backward wrote "
             "nothing");
+    return 0;
+}
+
+static int unwritten_step(struct zr_observer *o, enum zr_step_moment at, const char *call)
+{
+    struct unwritten *w = unwritten_of(o);
+    (void)call;
+    if (at == ZR_STEP_SETTLED)
+        return check_norm(o->e, o->e->agreed->grad_norm);
+    if (at == ZR_STEP_ISSUED && w->looks)
+        report_unwritten(o->e, w->written);
+    w->looks &= at != ZR_STEP_ISSUED;
+    return 0;
+}
+
+int zr_unwritten_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out)
+{
+    static const struct zr_observer_ops ops = {.on_end = unwritten_end, .on_step = unwritten_step};
+    const struct zr_device_ops *d = e->dev->ops;
+    (void)parts;
+    if (!e->opt.log)
+        return 0;
+    ZR_TRY(zr_observer_new(e, &ops, sizeof(struct unwritten), e->layout->n_pieces, sizeof(bool), out));
+    unwritten_of(*out)->looks = d->host_memory && d->compute_on_caller;
     return 0;
 }
