@@ -8,8 +8,8 @@
 #include "comm/mesh.h"
 #include "comm/sim/sim.h"
 #include "comm/sim/symmetry.h"
-#include "shard/engine/engine_inside.h"
-#include "shard/engine/engine_walk.h"
+#include "shard/engine/internal.h"
+#include "shard/engine/walk.h"
 #include "shard/verify/verify.h"
 
 #include <ucontext.h>

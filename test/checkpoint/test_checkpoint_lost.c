@@ -2,7 +2,7 @@
 /* test_checkpoint_lost.c: tests an asynchronous save that ends before its snapshot is copied, because a
  * peer is lost or no thread can be started to write it. Also tests the threads that write. */
 #include "kernels/thread.h"
-#include "shard/engine/engine_inside.h"
+#include "shard/engine/internal.h"
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 

@@ -36,9 +36,8 @@ RULES = (
     # cfg.debug.check is on.
     ("process-wide state of the C library", LIBRARY, re.compile(PROGRAM.pattern + r"|kernels/check/guard\.c$"),
      re.compile(r"(?<![\w.>])(setenv|putenv|unsetenv|setlocale|srand|rand|strtok|signal|sigaction)\s*\(")),
-    # The table of placements defines a ZeRO stage: ask what is whole and what is cut. Pipeline stages are
-    # different.
-    ("the stage's number decides something", LIBRARY, re.compile(r"shard/placement\.c$|shard/verify/verify_case\.c$|shard/pipeline/|shard/engine/engine_walk\.c$|zero/schedule(_file)?\.c$"),
+    # What a stage means is a row of the table of placements; ask what is whole and what is cut. A pipeline's stages are others.
+    ("the stage's number decides something", LIBRARY, re.compile(r"shard/placement\.c$|shard/verify/verify_case\.c$|shard/pipeline/|shard/engine/walk\.c$|zero/schedule(_file)?\.c$"),
      re.compile(r"(\.|->)stage\s*([=!]=|[<>]=?|\?|&&|\|\|)|if\s*\(!?[\w>.-]*(\.|->)stage\s*\)|!\w+(\.|->)stage\b|switch\s*\(.*(\.|->)stage\b")),
 )
 # A pattern with almost no match has lost its files because folders were renamed.

@@ -573,7 +573,26 @@ static void evaluation(void **state)
     }
 }
 
-/* A different forward pass may cost one step of late gathers, and no more. */
+/* Behind a backward bracket the order's first call is no evaluation: the step is learned with all its calls.
+ */
+static void again_behind_a_backward(void **state)
+{
+    (void)state;
+    static const char step[] = "0(0) 0[0] 0(0) 0[0] 1(1) 1[1] S";
+    struct model m;
+    struct watch w;
+    make_model(&m, 2, 1, 1, "0(0) 0[0] 1(1) 1[1]");
+    m.units[0].trainable = false;
+    watch_open(&w, &m.spec);
+    watch_run(&w, step);
+    assert_int_equal(zr_core_counts(w.core).n_replans, 1);
+    int64_t strays = zr_core_counts(w.core).n_strays;
+    watch_run(&w, step);
+    assert_int_equal(zr_core_counts(w.core).n_strays, strays);
+    watch_close(&w);
+}
+
+/* A different forward pass may cost one step of late gathers, not more. */
 static void other_evaluation(void **state)
 {
     (void)state;
@@ -1048,6 +1067,13 @@ static void order_is_found_again(void **state)
     assert_true(slot_of(&w, 2) >= 0 && slot_of(&w, 3) < 0);
     watch_run(&w, "1) 2(2) 3(3) 4(4) 5(5) 5[5] 4[4] 3[3] 2[2] 1[1] 0[0] S");
     watch_close(&w);
+    /* Inside an open bracket no pass begins: the second use of unit 1 is the one after unit 2. */
+    make_model(&m, 4, 3, 1, "0( 1(1) 2(2) 1(1) 3(3) 0) 3[3] 2[2] 1[1] 0[0]");
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0( 1(1) 1(");
+    assert_true(slot_of(&w, 3) >= 0);
+    watch_run(&w, "1) 3(3) 0) 3[3] 2[2] 1[1] 0[0] S");
+    watch_close(&w);
 }
 
 /* A step with more calls than the record holds is not learned: a cut order would be wrong. */
@@ -1058,7 +1084,7 @@ static void too_long_an_order(void **state)
     struct watch w;
     make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0]");
     watch_open(&w, &m.spec);
-    watch_run(&w, "0(0) 1(1) 1[1] 0[0]"); /* after a backward nothing is taken for an evaluation */
+    watch_run(&w, "0(0) 1(1) 1[1] 0[0]");
     for (int i = 0; i < 1000; i++)
         watch_run(&w, "0(0)");
     watch_run(&w, "S");
@@ -1514,34 +1540,42 @@ static void gradients_of_stages_in_turns(void **state)
     }
 }
 
-/* A step is too long to record, and its calls repeat within a micro-batch, so they do not show where one
- * ends. */
+/* One backward bracket of unit 0 in which backward computes forward anew, many times. Returns how often it
+ * returned gradients. */
+static int32_t long_backward(struct zr_core *c, struct zr_action *out)
+{
+    int32_t n, n_returns = 0;
+    struct zr_core_event end = {.kind = ZR_EV_END, .backward = 1};
+    run_bare(c, "0[", 1, out);
+    run_bare(c, "0(0)", 60, out);
+    assert_int_equal(zr_core_step(c, &end, out, &n), 0);
+    for (int32_t k = 0; k < n; k++)
+        n_returns += out[k].kind == ZR_ACT_RETURN_GRADS;
+    return n_returns;
+}
+
+/* A step too long to record is known by its first micro-batch, and so are the ends of micro-batches. If the
+ * brackets of the step are not those of micro-batches that are alike, every bracket may be the last of one.
+ */
 static void gradients_of_a_long_step(void **state)
 {
     (void)state;
-    struct model m;
-    make_model(&m, 2, 0, 0, "0(0) 1(1) 1[1] 0[0] 0[0]");
-    make_resident(&m, 1);
-    m.spec.grad_accum_steps = 2;
-    struct zr_core *c = zr_core_init(aligned_alloc(16, zr_core_bytes(&m.spec)), &m.spec);
-    struct zr_action *out = malloc((size_t)zr_core_max_actions(&m.spec) * sizeof *out);
-    int32_t n;
-    for (int step = 0; step < 3; step++) {
-        for (int i = 0; i < 4; i++) {
-            run_bare(c, "0[", 1, out);
-            run_bare(c, "0(0)", 60, out); /* as if a backward recomputes */
-            struct zr_core_event end = {.kind = ZR_EV_END, .backward = 1};
-            assert_int_equal(zr_core_step(c, &end, out, &n), 0);
-            int32_t n_returns = 0;
-            for (int32_t k = 0; k < n; k++)
-                n_returns += out[k].kind == ZR_ACT_RETURN_GRADS;
-            assert_int_equal(n_returns, 1);
+    for (int32_t n_brackets = 3; n_brackets <= 4; n_brackets++) {
+        struct model m;
+        make_model(&m, 2, 0, 0, "0(0) 1(1) 1[1] 0[0] 0[0]");
+        make_resident(&m, 1);
+        m.spec.grad_accum_steps = 2;
+        struct zr_core *c = zr_core_init(aligned_alloc(16, zr_core_bytes(&m.spec)), &m.spec);
+        struct zr_action *out = malloc((size_t)zr_core_max_actions(&m.spec) * sizeof *out);
+        for (int step = 0; step < 3; step++) {
+            for (int32_t i = 0; i < n_brackets; i++)
+                assert_int_equal(long_backward(c, out), step == 0 || n_brackets == 3 || i % 2 == 1);
+            run_bare(c, "S", 1, out);
         }
-        run_bare(c, "S", 1, out);
+        assert_int_equal(zr_core_counts(c).n_replans, n_brackets == 4);
+        free(c);
+        free(out);
     }
-    assert_int_equal(zr_core_counts(c).n_replans, 1);
-    free(c);
-    free(out);
 }
 
 /* ---- random walks ---- */
@@ -1775,6 +1809,7 @@ int main(void)
         cmocka_unit_test(change_mid_run),
         cmocka_unit_test(other_micro_batches),
         cmocka_unit_test(evaluation),
+        cmocka_unit_test(again_behind_a_backward),
         cmocka_unit_test(other_evaluation),
         cmocka_unit_test(two_forwards_one_backward),
         cmocka_unit_test(errors_change_nothing),

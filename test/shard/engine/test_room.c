@@ -6,7 +6,7 @@
  * Each communicator has one rank of four. Its collectives do nothing, except that the agreement waits
  * until the test releases it, as if the other ranks were late. */
 #include "kernels/host/host_device.h"
-#include "shard/engine/engine_inside.h"
+#include "shard/engine/internal.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
