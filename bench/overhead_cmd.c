@@ -4,8 +4,8 @@
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/overhead_world.h"
-#include "bench/report.h"
-#include "bench/stage_table.h"
+#include "bench/report/report.h"
+#include "bench/report/stage_table.h"
 
 #include "kernels/device.h"
 

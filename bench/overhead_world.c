@@ -2,7 +2,7 @@
 /* overhead_world.c: see overhead_world.h. */
 #include "bench/overhead_world.h"
 #include "bench/failed.h"
-#include "bench/report.h"
+#include "bench/report/report.h"
 
 #include "kernels/device.h"
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2.h: a GPT-2 model as C programs write it: a struct of pointers into one flat buffer, stacked per layer.
  *
- * Layer l of a stacked tensor is params.qkvw + l*3*C*C. Nothing here knows of libzero: train.c calls these
- * functions layer by layer, between brackets when it is wrapped. Compiled once per dtype (gpt2_real.h).
+ * Layer l of a stacked tensor is params.qkvw + l*3*C*C. Nothing here knows of libzero: bench/train/train.c
+ * calls these functions layer by layer, between brackets when it is wrapped. Compiled once per dtype
+ * (gpt2_real.h).
  *
  * The same text runs on the host and on a GPU: memory is its place's, and work is put on its place's stream
  * (on the host it is done when a call returns). No call waits for a GPU but those that say so.
@@ -20,7 +21,7 @@
 
 #include "bench/gpt2/gpt2_config.h"
 #include "bench/gpt2/gpt2_layers.h"
-#include "bench/profile.h"
+#include "bench/train/profile.h"
 
 /* Parameters, and their gradients, in this order in one buffer:
  *

@@ -6,7 +6,7 @@
  * Loops are written so that a compiler vectorises them without being allowed to reorder floating point:
  * element-wise ones as they stand, sums over 16 lanes in one fixed order. */
 #include "bench/gpt2/gpt2_layers.h"
-#include "bench/parts.h"
+#include "bench/threads.h"
 
 #include <math.h>
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 TEXT_FOLDERS = ('bench', 'comm', 'kernels', 'shard', 'zero')
-MAX_TEXT = 16 << 20  # BYTES_DATA_MAX of bench/bytes_data.h
+MAX_TEXT = 16 << 20  # BYTES_DATA_MAX of bench/train/bytes_data.h
 MASK = (1 << 64) - 1
 PACK = 'I' if array.array('I').itemsize == 4 else 'L'
 
@@ -39,7 +39,7 @@ def random_bits(x):
 
 
 def write_batches(text_path, path, steps, ranks, batch, context, seed):
-    """What zero-bench train draws from a text (bytes_data_sample in bench/bytes_data.c), as int32 of (step, rank, row, context + 1)."""
+    """What zero-bench train draws from a text (bytes_data_sample in bench/train/bytes_data.c), as int32 of (step, rank, row, context + 1)."""
     with open(text_path, 'rb') as f:
         text = f.read()
     if len(text) <= context:

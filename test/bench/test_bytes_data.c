@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_bytes_data.c: what text is read, in which order, and which pieces of it a step sees. */
-#include "bench/bytes_data.h"
+#include "bench/train/bytes_data.h"
 #include "kernels/device.h"
 
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Values of zero-bench comm: what is right passes, and each way to be wrong is counted. */
-#include "bench/comm_values.h"
+#include "bench/comm/values.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -3,7 +3,7 @@
  * makes another operation, is late, or has left no file, exactly that is found, with the call; and of jobs
  * without any of that nothing. Files that do not belong together are refused by name. */
 #include "bench/arguments.h"
-#include "bench/flight_merge.h"
+#include "bench/flight/merge.h"
 
 #include <setjmp.h>
 #include <signal.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_scale_fit.c: models have the parameters that they were published with, and measurements are fitted:
  * those that a projection has made are found again. */
-#include "bench/scale.h"
+#include "bench/scale/scale.h"
 
 #include "kernels/device.h"
 
