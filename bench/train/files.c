@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* files.c: what zero-bench train reads and writes: text, checkpoints, weights. What libzero
  * does not know of a run, the choice of text, follows from what it saves (train_position). */
-#include "bench/failed.h"
 #include "bench/gpt2/gpt2_names.h"
 #include "bench/train/run.h"
 
@@ -17,6 +16,21 @@ int train_load_text(struct run *r)
         return failed(ZERO_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
                       (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
     }
+    return 0;
+}
+
+/* The text follows from the number of micro-batches that all ranks have trained on, counted in steps of the
+ * size that they had when the run began. So a run can go on with fewer or more ranks. */
+int train_next_text(struct run *r, struct gpt2 *m, int64_t micro_batch)
+{
+    const struct train_options *o = r->o;
+    int64_t n = r->n_micro + micro_batch * r->at.n_dp + r->at.dp;
+    profile_enter(o->profile, PROFILE_REST);
+    TRY(gpt2_next_batch(m));
+    bytes_data_sample(&r->data, m->tokens, m->targets, o->batch, o->model.config.context, o->seed,
+                      n / r->per_step, n % r->per_step);
+    gpt2_send_batch(m);
+    profile_enter(o->profile, r->z ? PROFILE_LIBRARY : PROFILE_REST); /* until the model computes */
     return 0;
 }
 

@@ -1,12 +1,76 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* summary.c: what zero-bench train says of a run: how it runs, and at its end what it came to. */
-#include "bench/failed.h"
+/* summary.c: what zero-bench train prints and draws of a run: how it runs, each step, and the result. */
 #include "bench/hybrids.h"
-#include "bench/train/pipeline.h"
+#include "bench/resident.h"
 #include "bench/train/run.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+
+/* ---- each step ---- */
+
+/* Of the allowed steps or of the allowed time, whichever ends first: 0 to 1. */
+static double share_done(const struct run *r, int64_t steps)
+{
+    const struct train_options *o = r->o;
+    double by_steps = (double)steps / (double)o->steps;
+    double by_time = o->seconds > 0 ? (double)(report_now_ns() - r->start_ns) * 1e-9 / o->seconds : 0;
+    return by_steps > by_time ? by_steps : by_time;
+}
+
+bool train_time_is_up(const struct run *r)
+{
+    const struct train_options *o = r->o;
+    return o->seconds > 0 && (double)(report_now_ns() - r->start_ns) * 1e-9 >= o->seconds;
+}
+
+int train_take_loss(struct run *r, struct train_step *s)
+{
+    profile_step(r->o->profile, s->step + 1, s->step + 1 == r->o->steps);
+    double values[2] = {0.0, r->at.dp == 0 && train_time_is_up(r) ? 1.0 : 0.0};
+    TRY(gpt2_take_loss(&r->model[0], &values[0])); /* On a GPU it arrives with the norm. */
+    profile_enter(r->o->profile, r->z ? PROFILE_EXPOSED : PROFILE_REST);
+    if (r->z)
+        CALL(zero_mean(r->z, values, 2));
+    float stop = values[1] > 0.0;
+    if (r->z) /* Ranks of one tp group have read their own clocks. */
+        CALL(zero_all_reduce(r->z, ZERO_AXIS_TP, &stop, &stop, 1, ZERO_F32, ZERO_MAX));
+    profile_enter(r->o->profile, PROFILE_REST);
+    s->loss = values[0] / (double)r->accum;
+    s->stop = stop > 0.0f;
+    return 0;
+}
+
+/* Measured at every step whose number is a power of two and at the last one, because the kernel takes a while
+ * to count. Memory does not grow between two steps, so no peak is missed. */
+static void measure_memory(struct run *r)
+{
+    int64_t now = resident_bytes(), on_device = place_used_bytes(&r->place);
+    r->peak_resident = now > r->peak_resident ? now : r->peak_resident;
+    r->peak_device = on_device > r->peak_device ? on_device : r->peak_device;
+}
+
+int train_report_step(struct run *r, const struct train_step *s)
+{
+    const struct train_options *o = r->o;
+    double ms = (double)(report_now_ns() - s->start_ns) * 1e-6;
+    r->n_micro += r->accum * r->at.n_dp;
+    if (s->stop || (s->step & (s->step - 1)) == 0)
+        measure_memory(r);
+    struct report_step reported_step = {
+        .step = s->step,
+        .loss = s->loss,
+        .grad_norm = s->info.grad_norm,
+        .ms = ms,
+        .tokens_per_s = (double)(r->at.n_dp * r->accum * o->batch * o->model.config.context) / ms * 1e3,
+        .resident_bytes = r->place.cuda ? r->peak_device : r->peak_resident,
+        .share_done = share_done(r, s->step),
+        .skipped = s->info.skipped,
+    };
+    return report_step(&r->report, &reported_step, s->stop);
+}
+
+/* ---- the end ---- */
 
 static int read_wrapped(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
@@ -55,9 +119,9 @@ static int summarize(struct run *r, double loss)
     int n_states = train_n_states(o->optimizer, o->beta1);
     if (r->z) {
         struct zero_stats stats;
-        TRY(reported(zero_get_stats(r->z, &stats))); /* before the state is read, which is traffic too */
-        if (stats.pp == 1)                           /* else each pipeline stage reports its own */
-            TRY(reported(zero_mean(r->z, &peak, 1)));
+        CALL(zero_get_stats(r->z, &stats)); /* before the state is read, which is traffic too */
+        if (stats.pp == 1)                  /* else each pipeline stage reports its own */
+            CALL(zero_mean(r->z, &peak, 1));
         if (stats.pp > 1)
             TRY(train_stages_hash(s.state_sha256, r->at.dp == 0, r->z, r->stage, r->n_own,
                                   o->model.config.layers, r->tensors, r->number, n_states,
@@ -66,7 +130,7 @@ static int summarize(struct run *r, double loss)
             TRY(state_hash(s.state_sha256, r->at.dp == 0, r->tensors, r->n_tensors, n_states, read_wrapped,
                            r->z));
         if (stats.tp > 1)
-            TRY(reported(train_parts_hash(r->z, r->at.part, stats.tp, s.state_sha256)));
+            CALL(train_hash_tp(r->z, r->at.tp, stats.tp, s.state_sha256));
         s.stage = stats.stage;
         s.hybrid = hybrid_of_run(stats.hybrid, stats.dp_shard, stats.place.n_data);
         s.dp_shard = stats.dp_shard;
@@ -107,7 +171,7 @@ static int take_profile(struct run *r)
     p->n_kept = gpt2_n_params(&r->o->model.config);
     if (r->z) {
         struct zero_stats stats;
-        TRY(reported(zero_get_stats(r->z, &stats)));
+        CALL(zero_get_stats(r->z, &stats));
         p->n_kept = stats.allocated.moments / 8;
     }
     return profile_finish(p, r->z);
@@ -145,7 +209,7 @@ static int draw(struct run *r)
     if (!r->reports)
         return 0;
     if (o->trace)
-        TRY(reported(zero_trace_write(r->z, o->trace)));
+        CALL(zero_trace_write(r->z, o->trace));
     if (!o->plot)
         return 0;
     how_it_runs(r, how);

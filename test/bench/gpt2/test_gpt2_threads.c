@@ -2,7 +2,7 @@
 /* test_gpt2_threads.c: the model's layers on the host and the plain optimizer give the same bits by any
  * number of threads: all of them once, on one block of memory, which is then compared. */
 #include "bench/gpt2/gpt2_layers.h"
-#include "bench/train/plain.h"
+#include "bench/train/plain_optimizer.h"
 #include "test/kernels/random.h"
 
 #include <setjmp.h>

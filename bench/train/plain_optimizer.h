@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plain.h: the optimizer of zero-bench train --plain: the loop that a C model has before it is wrapped. */
+/* plain_optimizer.h: the optimizer of zero-bench train --plain: the loop that a C model has before it is wrapped. */
 #ifndef ZERO_BENCH_PLAIN_H
 #define ZERO_BENCH_PLAIN_H
 
@@ -53,7 +53,7 @@ int plain_step(struct plain *p, const struct train_options *o, float lr, struct 
 int plain_read(void *plain, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 void plain_close(struct plain *p);
 
-/* plain_device.c: the same for a place whose memory the CPU cannot touch. p has its place, tensors and
+/* plain_optimizer_device.c: the same for a place whose memory the CPU cannot touch. p has its place, tensors and
  * counts; plain_close() gives back what a failed open has taken. */
 int plain_device_open(struct plain *p);
 int plain_device_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plain_device.c: plain.h's loop on a GPU, in the device's own kernels: what plain.c does element by element
+/* plain_optimizer_device.c: plain_optimizer.h's loop on a GPU, in the device's own kernels: what plain_optimizer.c does element by element
  * is put on the model's stream, and nothing waits but for the norm, which is asked for. AdamW's arithmetic
  * and the norm are kernels/device.h's, so the bits are those of the wrapped program. */
-#include "bench/train/plain.h"
+#include "bench/train/plain_optimizer.h"
 #include "bench/train/state_hash.h"
 
 #include <math.h>
