@@ -92,6 +92,8 @@ struct option_table {
     size_t shared_at;
 };
 
+/* Tells a mistake in one line, and returns EINVAL: for a reader or a finish to return. */
+error_t option_fault(struct argp_state *state, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* A read_word that says the word is not an option. */
 option_reader option_refuse_word;
 

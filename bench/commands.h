@@ -11,7 +11,6 @@ int train_command(const char *name, int argc, char **argv);
 int plan_command(const char *name, int argc, char **argv);
 int tune_command(const char *name, int argc, char **argv);
 int memory_command(const char *name, int argc, char **argv);
-int overhead_command(const char *name, int argc, char **argv);
 int comm_command(const char *name, int argc, char **argv);
 int kernels_command(const char *name, int argc, char **argv);
 int profile_command(const char *name, int argc, char **argv);

@@ -20,7 +20,6 @@ static const struct {
     {"checkpoint", "how fast checkpoints are saved and loaded, beside dd on the same disk",
      checkpoint_command},
     {"export", "weights of a checkpoint in Hugging Face's files", export_command},
-    {"overhead", "time of one begin and end on the model's thread", overhead_command},
     {"kernels", "how fast a device copies, updates weights by AdamW, and multiplies matrices",
      kernels_command},
     {"profile", "where the steps of a training on the host go, beside what the machine can do at most",

@@ -45,10 +45,8 @@ struct bench {
 static error_t finish(struct argp_state *state, void *options)
 {
     const struct options *o = options;
-    if (!o->dir) {
-        argp_error(state, "--dir: is needed");
-        return EINVAL;
-    }
+    if (!o->dir)
+        return option_fault(state, "--dir: is needed");
     return 0;
 }
 

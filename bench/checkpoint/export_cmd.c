@@ -8,10 +8,8 @@
 static error_t finish(struct argp_state *state, void *options)
 {
     const struct train_options *o = options;
-    if (!o->load || !o->export_to) {
-        argp_error(state, "%s: is needed", o->load ? "--out" : "--load");
-        return EINVAL;
-    }
+    if (!o->load || !o->export_to)
+        return option_fault(state, "%s: is needed", o->load ? "--out" : "--load");
     return 0;
 }
 

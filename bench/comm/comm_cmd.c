@@ -37,10 +37,8 @@ static error_t read_list(struct argp_state *state, const struct option_row *row,
     for (const char *at = arg;; at++) {
         size_t n = strcspn(at, ",");
         int64_t one = bit(at, n);
-        if (!one) {
-            argp_error(state, "--%s: '%.*s' is not %s", row->name, (int)n, at, allowed);
-            return EINVAL;
-        }
+        if (!one)
+            return option_fault(state, "--%s: '%.*s' is not %s", row->name, (int)n, at, allowed);
         bits |= one;
         at += n;
         if (!*at)
@@ -85,11 +83,9 @@ static error_t read_sizes(struct argp_state *state, const struct option_row *row
         err = option_bytes(state, &half, colon + 1, &o->asked.to_bytes);
     if (err)
         return err;
-    if (o->asked.from_bytes > o->asked.to_bytes || o->asked.to_bytes > MOST_BYTES) {
-        argp_error(state, "--%s: from %lld to %lld is not from less to more, up to 1T", row->name,
-                   (long long)o->asked.from_bytes, (long long)o->asked.to_bytes);
-        return EINVAL;
-    }
+    if (o->asked.from_bytes > o->asked.to_bytes || o->asked.to_bytes > MOST_BYTES)
+        return option_fault(state, "--%s: from %lld to %lld is not from less to more, up to 1T", row->name,
+                            (long long)o->asked.from_bytes, (long long)o->asked.to_bytes);
     return 0;
 }
 
@@ -104,14 +100,10 @@ static error_t finish(struct argp_state *state, void *options)
 {
     struct comm_options *o = options;
     struct comm_asked *a = &o->asked;
-    if (o->group && o->across) {
-        argp_error(state, "--across: does not go with --group");
-        return EINVAL;
-    }
-    if (o->bars && (a->backends || o->ops || a->from_bytes)) {
-        argp_error(state, "--bars: does not go with --backend, --op or --bytes");
-        return EINVAL;
-    }
+    if (o->group && o->across)
+        return option_fault(state, "--across: does not go with --group");
+    if (o->bars && (a->backends || o->ops || a->from_bytes))
+        return option_fault(state, "--bars: does not go with --backend, --op or --bytes");
     a->from_bytes = a->from_bytes ? a->from_bytes : 1 << 10;
     a->to_bytes = a->to_bytes ? a->to_bytes : 64 << 20;
     a->ops = a->ops ? a->ops : (1 << COMM_OPS) - 1;

@@ -33,9 +33,9 @@ static error_t finish(struct argp_state *state, void *options)
     const struct flight_options *o = options;
     if (o->n_paths)
         return 0;
-    argp_error(state, "which files? ZERO_FLIGHT_DIR or zero-run --flight names the folder where ranks write "
-                      "them");
-    return EINVAL;
+    return option_fault(
+        state, "which files? ZERO_FLIGHT_DIR or zero-run --flight names the folder where ranks write "
+               "them");
 }
 
 static const struct option_table table = {

@@ -47,11 +47,9 @@ static bool read_sizes(const char *arg, int n, int64_t *to)
 static error_t read_gemm(struct argp_state *state, const struct option_row *row, char *arg, void *options)
 {
     struct kernels_options *o = options;
-    if (!read_sizes(arg, 3, o->gemm)) {
-        argp_error(state, "--%s: '%s' is not three numbers from 1 to 1000000, as in 8192,8192,8192",
-                   row->name, arg);
-        return EINVAL;
-    }
+    if (!read_sizes(arg, 3, o->gemm))
+        return option_fault(state, "--%s: '%s' is not three numbers from 1 to 1000000, as in 8192,8192,8192",
+                            row->name, arg);
     return 0;
 }
 
@@ -59,11 +57,9 @@ static error_t read_attention(struct argp_state *state, const struct option_row 
                               void *options)
 {
     struct kernels_options *o = options;
-    if (!read_sizes(arg, 4, o->attention)) {
-        argp_error(state, "--%s: '%s' is not four numbers from 1 to 1000000, as in 8,1024,12,64", row->name,
-                   arg);
-        return EINVAL;
-    }
+    if (!read_sizes(arg, 4, o->attention))
+        return option_fault(state, "--%s: '%s' is not four numbers from 1 to 1000000, as in 8,1024,12,64",
+                            row->name, arg);
     return 0;
 }
 

@@ -110,33 +110,29 @@ static error_t check_numbers(struct argp_state *state, const struct memory_optio
     const struct gpt2_config *c = &o->model.config;
     long long tp = (long long)parts_of(o), pp = (long long)o->pp, stages = pp * (long long)o->stages_per_rank;
     if (c->heads % tp)
-        argp_error(state, "--tp: %lld parts do not divide the %lld heads", tp, (long long)c->heads);
-    else if (c->sequence && o->batch * c->context % tp)
-        argp_error(state, "--sequence-parallel: %lld parts do not divide the %lld tokens of a micro-batch",
-                   tp, (long long)(o->batch * c->context));
-    else if (stages > c->layers)
-        argp_error(state, "--pp: %lld stages are more than the %lld layers", stages, (long long)c->layers);
-    else if (o->ranks % (pp * tp))
-        argp_error(state, "--ranks: %lld are not a multiple of %lld (--pp) times %lld (--tp)",
-                   (long long)o->ranks, pp, tp);
-    else
-        return 0;
-    return EINVAL;
+        return option_fault(state, "--tp: %lld parts do not divide the %lld heads", tp, (long long)c->heads);
+    if (c->sequence && o->batch * c->context % tp)
+        return option_fault(state,
+                            "--sequence-parallel: %lld parts do not divide the %lld tokens of a micro-batch",
+                            tp, (long long)(o->batch * c->context));
+    if (stages > c->layers)
+        return option_fault(state, "--pp: %lld stages are more than the %lld layers", stages,
+                            (long long)c->layers);
+    if (o->ranks % (pp * tp))
+        return option_fault(state, "--ranks: %lld are not a multiple of %lld (--pp) times %lld (--tp)",
+                            (long long)o->ranks, pp, tp);
+    return 0;
 }
 
 static error_t finish(struct argp_state *state, void *options)
 {
     struct memory_options *o = options;
     const char *wrong = what_is_wrong(o);
-    if (wrong) {
-        argp_error(state, "%s", wrong);
-        return EINVAL;
-    }
-    if (check_numbers(state, o))
-        return EINVAL;
+    if (wrong)
+        return option_fault(state, "%s", wrong);
     o->accum = o->accum ? o->accum : o->pp > 1 ? 2 * o->pp : 1;
     o->schedule = o->schedule >= 0 ? o->schedule : ZERO_SCHEDULE_1F1B;
-    return 0;
+    return check_numbers(state, o);
 }
 
 static const struct option_table table = {

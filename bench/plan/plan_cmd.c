@@ -57,18 +57,12 @@ static const struct option_row rows[] = {
 static error_t finish(struct argp_state *state, void *options)
 {
     struct plan_options *o = options;
-    if (o->accum && o->micro_batches) {
-        argp_error(state, "--micro-batches: says what --accum does");
-        return EINVAL;
-    }
-    if (o->schedule >= 0 && o->pp == 1) {
-        argp_error(state, "--schedule: is of a pipeline, which --pp asks for");
-        return EINVAL;
-    }
-    if (o->stages_per_rank > 1 && (o->pp == 1 || !pipe_has_several(o->schedule))) {
-        argp_error(state, "--stages-per-rank: is of --pp with --schedule interleaved or gpipe");
-        return EINVAL;
-    }
+    if (o->accum && o->micro_batches)
+        return option_fault(state, "--micro-batches: says what --accum does");
+    if (o->schedule >= 0 && o->pp == 1)
+        return option_fault(state, "--schedule: is of a pipeline, which --pp asks for");
+    if (o->stages_per_rank > 1 && (o->pp == 1 || !pipe_has_several(o->schedule)))
+        return option_fault(state, "--stages-per-rank: is of --pp with --schedule interleaved or gpipe");
     o->accum = o->accum ? o->accum : o->micro_batches ? o->micro_batches : o->pp > 1 ? 2 * o->pp : 1;
     o->schedule = o->schedule >= 0 ? o->schedule : ZERO_SCHEDULE_1F1B;
     o->batch = o->batch || o->pp == 1 ? o->batch : 1;

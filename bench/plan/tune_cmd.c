@@ -16,11 +16,9 @@ static const struct option_word wire_words[] = {
 static error_t finish(struct argp_state *state, void *options)
 {
     const struct tune_options *o = options;
-    if (!o->params && o->model.config.vocab < 256) {
-        argp_error(state, "--vocab: %lld ids are too few for bytes, which need 256",
-                   (long long)o->model.config.vocab);
-        return EINVAL;
-    }
+    if (!o->params && o->model.config.vocab < 256)
+        return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
+                            (long long)o->model.config.vocab);
     return 0;
 }
 

@@ -31,8 +31,7 @@ error_t plot_read_path(struct argp_state *state, const struct option_row *row, c
 {
     if (plot_can_draw(path))
         return 0;
-    argp_error(state, "--%s: '%s' does not end in .svg or .png", row->name, path);
-    return EINVAL;
+    return option_fault(state, "--%s: '%s' does not end in .svg or .png", row->name, path);
 }
 
 /* '' stands for one. */

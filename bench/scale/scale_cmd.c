@@ -31,8 +31,7 @@ static error_t read_model(struct argp_state *state, const struct option_row *row
     o->model = scale_model_of(arg);
     if (o->model)
         return 0;
-    argp_error(state, "--%s: '%s' is not %s", row->name, arg, scale_model_names());
-    return EINVAL;
+    return option_fault(state, "--%s: '%s' is not %s", row->name, arg, scale_model_names());
 }
 
 static error_t read_machine(struct argp_state *state, const struct option_row *row, char *arg, void *to)
@@ -41,8 +40,7 @@ static error_t read_machine(struct argp_state *state, const struct option_row *r
     o->machine = scale_machine_of(arg);
     if (o->machine)
         return 0;
-    argp_error(state, "--%s: '%s' is not %s", row->name, arg, scale_machine_names());
-    return EINVAL;
+    return option_fault(state, "--%s: '%s' is not %s", row->name, arg, scale_machine_names());
 }
 
 /* "8,64,512" */
@@ -52,12 +50,10 @@ static error_t read_worlds(struct argp_state *state, const struct option_row *ro
     o->n_worlds = 0;
     for (char *p = arg, *end = ""; p == arg || *end; p = end + 1) {
         long long n = strtoll(p, &end, 10);
-        if (end == p || (*end && *end != ',') || n < 1 || n > SCALE_MOST_RANKS ||
-            o->n_worlds == MOST_WORLDS) {
-            argp_error(state, "--%s: '%s' is not a list of up to %d numbers from 1 to %d, such as 8,64,512",
-                       row->name, arg, MOST_WORLDS, SCALE_MOST_RANKS);
-            return EINVAL;
-        }
+        if (end == p || (*end && *end != ',') || n < 1 || n > SCALE_MOST_RANKS || o->n_worlds == MOST_WORLDS)
+            return option_fault(state,
+                                "--%s: '%s' is not a list of up to %d numbers from 1 to %d, such as 8,64,512",
+                                row->name, arg, MOST_WORLDS, SCALE_MOST_RANKS);
         o->world[o->n_worlds++] = n;
     }
     return 0;
@@ -179,18 +175,15 @@ static error_t finish(struct argp_state *state, void *options)
     static const int64_t worlds[] = {8, 64, 512, 4096, 16384};
     struct scale_options *o = options;
     const char *ignored = what_is_ignored(o);
-    if (ignored) {
-        argp_error(state, "%s", ignored);
-        return EINVAL;
-    }
-    if (o->per_host && group_of_host(o) == 1) {
-        argp_error(state,
-                   "--dp-replicate=auto: a host's %d GPUs have %lld different parts, so a group of a host's "
-                   "ranks with "
-                   "the same part is of one rank; --dp-shard says how large groups are",
-                   o->machine->per_host, (long long)o->tp);
-        return EINVAL;
-    }
+    if (ignored)
+        return option_fault(state, "%s", ignored);
+    if (o->per_host && group_of_host(o) == 1)
+        return option_fault(
+            state,
+            "--dp-replicate=auto: a host's %d GPUs have %lld different parts, so a group of a host's "
+            "ranks with "
+            "the same part is of one rank; --dp-shard says how large groups are",
+            o->machine->per_host, (long long)o->tp);
     o->accum = o->accum ? o->accum : o->micro_batches ? o->micro_batches : o->pp > 1 ? 2 * o->pp : 1;
     o->schedule = o->schedule >= 0 ? o->schedule : ZERO_SCHEDULE_1F1B;
     o->prefetch = o->prefetch >= 0 ? o->prefetch : 2;

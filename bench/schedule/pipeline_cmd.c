@@ -68,8 +68,7 @@ static const struct option_row rows[] = {
 
 static error_t refuse(struct argp_state *state, const char *text)
 {
-    argp_error(state, "%s", text);
-    return EINVAL;
+    return option_fault(state, "%s", text);
 }
 
 static error_t finish(struct argp_state *state, void *options)

@@ -54,20 +54,16 @@ static const struct option_row rows[] = {
 static error_t finish(struct argp_state *state, void *options)
 {
     struct profile_options *o = options;
-    if (o->plain && o->stage >= 0) {
-        argp_error(state, "--plain: has no --stage, which is libzero's");
-        return EINVAL;
-    }
+    if (o->plain && o->stage >= 0)
+        return option_fault(state, "--plain: has no --stage, which is libzero's");
     o->stage = o->stage >= 0 ? o->stage : 0;
     int64_t most = profile_most_micro_batches(o->model.config.layers, o->steps);
-    if (!o->plain && o->steps * o->accum > most) {
-        argp_error(
+    if (!o->plain && o->steps * o->accum > most)
+        return option_fault(
             state,
             "--steps, --accum: %lld micro-batches would be measured; with --layers %lld the timeline has "
             "room for %lld",
             (long long)(o->steps * o->accum), (long long)o->model.config.layers, (long long)most);
-        return EINVAL;
-    }
     return 0;
 }
 

@@ -41,63 +41,40 @@ static error_t finish(struct argp_state *state, void *options)
         o->beta2 = kind->bias_correction ? 0.95 : (double)kind->beta2;
     }
     o->steps = o->steps >= 0 ? o->steps : o->seconds > 0 ? INT64_MAX : 100;
-    if (o->model.config.vocab < 256) {
-        argp_error(state, "--vocab: %lld ids are too few for bytes, which need 256",
-                   (long long)o->model.config.vocab);
-        return EINVAL;
-    }
-    if (!o->save && (o->save_every || o->keep || o->save_async || (o->load && !strcmp(o->load, "latest")))) {
-        argp_error(state, "--save: is needed by --save-every, --save-async, --keep and --load latest");
-        return EINVAL;
-    }
-    if (o->plain && (o->save || o->load || o->import_from || o->export_to)) {
-        argp_error(state, "--plain: saves, loads, imports and exports nothing");
-        return EINVAL;
-    }
+    if (o->model.config.vocab < 256)
+        return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
+                            (long long)o->model.config.vocab);
+    if (!o->save && (o->save_every || o->keep || o->save_async || (o->load && !strcmp(o->load, "latest"))))
+        return option_fault(state,
+                            "--save: is needed by --save-every, --save-async, --keep and --load latest");
+    if (o->plain && (o->save || o->load || o->import_from || o->export_to))
+        return option_fault(state, "--plain: saves, loads, imports and exports nothing");
     const struct gpt2_config *c = &o->model.config;
-    if (c->tp > 1 && c->heads % c->tp) {
-        argp_error(state, "--tp: %lld parts do not divide the %lld heads", (long long)c->tp,
-                   (long long)c->heads);
-        return EINVAL;
-    }
-    if (c->sequence && (c->tp < 2 || o->batch * c->context % c->tp)) {
-        argp_error(
+    if (c->tp > 1 && c->heads % c->tp)
+        return option_fault(state, "--tp: %lld parts do not divide the %lld heads", (long long)c->tp,
+                            (long long)c->heads);
+    if (c->sequence && (c->tp < 2 || o->batch * c->context % c->tp))
+        return option_fault(
             state,
             "--sequence-parallel: is for --tp of 2 or more, which divides the %lld tokens of a micro-batch",
             (long long)(o->batch * c->context));
-        return EINVAL;
-    }
-    if (c->tp > 1 && o->plain) {
-        argp_error(state, "--tp: not with --plain");
-        return EINVAL;
-    }
-    if (o->pp * o->stages_per_rank > c->layers) {
-        argp_error(state, "--pp%s: %lld stages are more than the %lld layers",
-                   o->stages_per_rank > 1 ? " and --stages-per-rank" : "",
-                   (long long)(o->pp * o->stages_per_rank), (long long)c->layers);
-        return EINVAL;
-    }
-    if (o->stages_per_rank > 1 && o->pp <= 1) {
-        argp_error(state, "--stages-per-rank: is of the stages of --pp");
-        return EINVAL;
-    }
-    if (o->pp > 1 && o->plain) {
-        argp_error(state, "--pp: not with --plain");
-        return EINVAL;
-    }
-    if ((o->schedule != ZERO_SCHEDULE_1F1B || o->schedule_file) && o->pp <= 1) {
-        argp_error(state, "%s: is of the stages of --pp",
-                   o->schedule_file ? "--schedule-file" : "--schedule");
-        return EINVAL;
-    }
-    if (o->plain && o->trace) {
-        argp_error(state, "--plain: has no timeline for --trace, which is libzero's");
-        return EINVAL;
-    }
-    if (o->plain && o->optimizer != ZERO_ADAMW) {
-        argp_error(state, "--optimizer: --plain knows adamw only");
-        return EINVAL;
-    }
+    if (c->tp > 1 && o->plain)
+        return option_fault(state, "--tp: not with --plain");
+    if (o->pp * o->stages_per_rank > c->layers)
+        return option_fault(state, "--pp%s: %lld stages are more than the %lld layers",
+                            o->stages_per_rank > 1 ? " and --stages-per-rank" : "",
+                            (long long)(o->pp * o->stages_per_rank), (long long)c->layers);
+    if (o->stages_per_rank > 1 && o->pp <= 1)
+        return option_fault(state, "--stages-per-rank: is of the stages of --pp");
+    if (o->pp > 1 && o->plain)
+        return option_fault(state, "--pp: not with --plain");
+    if ((o->schedule != ZERO_SCHEDULE_1F1B || o->schedule_file) && o->pp <= 1)
+        return option_fault(state, "%s: is of the stages of --pp",
+                            o->schedule_file ? "--schedule-file" : "--schedule");
+    if (o->plain && o->trace)
+        return option_fault(state, "--plain: has no timeline for --trace, which is libzero's");
+    if (o->plain && o->optimizer != ZERO_ADAMW)
+        return option_fault(state, "--optimizer: --plain knows adamw only");
     return 0;
 }
 

@@ -9,7 +9,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import CATEGORIES, OPTIMIZERS, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
 
 PAGE = 4096
-SUBCOMMANDS = ['train', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'overhead', 'kernels', 'profile', 'comm', 'scale', 'pipeline', 'verify']
+SUBCOMMANDS = ['train', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'kernels', 'profile', 'comm', 'scale', 'pipeline', 'verify']
 
 
 class Refused(unittest.TestCase):
@@ -50,13 +50,13 @@ class Refused(unittest.TestCase):
                 ('train', '--stage=4', f"--stage: '4' {whole} 0 to 3"), ('train', '--prefetch=-1', f"--prefetch: '-1' {whole} 0 to 10000"),
                 ('plan', '--prefetch=10001', f"--prefetch: '10001' {whole} 0 to 10000"), ('checkpoint', '--stage=4', f"--stage: '4' {whole} 0 to 3"),
                 ('checkpoint', '--repeat=26', f"--repeat: '26' {whole} 1 to 25"), ('kernels', '--gpu=1001', f"--gpu: '1001' {whole} 0 to 1000"),
-                ('overhead', '--units=1e6', f"--units: '1e6' {whole} 1 to 100000"), ('memory', '--ranks=4097', f"--ranks: '4097' {whole} 1 to 4096"),
+                ('memory', '--ranks=4097', f"--ranks: '4097' {whole} 1 to 4096"),
                 ('memory', '--heads=0', f"--heads: '0' {whole} 1 to 10000"), ('verify', '--world=65', f"--world: '65' {whole} 1 to 64"),
                 ('verify', '--far=0', "--far: '0' is not a number from 1e-06 to 1e+06"),
                 ('train', '--seconds=0', "--seconds: '0' is not a number from 0.001 to 1e+09"),
                 ('plan', '--budget=12Q', f"--budget: '12Q' {size} 1 (K, M, G, T may follow)"),
                 ('export', '--max-file=0', f"--max-file: '0' {size} 1 (K, M, G, T may follow)"),
-                ('export', '--dtype=f16', "--dtype: 'f16' is not f32 or bf16"), ('overhead', '--device=tpu', "--device: 'tpu' is not host or cuda"),
+                ('export', '--dtype=f16', "--dtype: 'f16' is not f32 or bf16"), ('kernels', '--device=tpu', "--device: 'tpu' is not host or cuda"),
                 ('train', '--deterministic=1', "--deterministic: '1' is not on or off"),
                 ('plan', '--model=gpt3', "--model: 'gpt3' is not gpt2-nano, gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B"),
                 ('plan', '--optimizer=adagrad', f"--optimizer: 'adagrad' is not {', '.join(OPTIMIZERS[:-1])} or {OPTIMIZERS[-1]}"),
@@ -67,7 +67,7 @@ class Refused(unittest.TestCase):
                 ('plan', '--json=1', "option '--json' doesn't allow an argument"),
                 ('verify', '--trace', "option '--trace' requires an argument"), ('checkpoint', '--stage=0', '--dir: is needed'),
                 ('export', '--out=x', '--load: is needed'), ('export', '--load=x', '--out: is needed'),
-                ('overhead', 'word', "'word' is not an option"), ('export', 'word', 'Too many arguments')]:
+                ('kernels', 'word', "'word' is not an option"), ('export', 'word', 'Too many arguments')]:
             done = bench(command, given)
             self.assertEqual((done.returncode, done.stdout, done.stderr), (2, '', f'zero-bench {command}: {told}\n'))
 
@@ -84,11 +84,11 @@ class Refused(unittest.TestCase):
             self.refused(['profile', '--plain', f'--stage={stage}'], '--plain', '--stage')
 
     def test_plain_words(self):
-        for command in ['plan', 'memory', 'overhead', 'kernels', 'profile', 'scale', 'verify']:
+        for command in ['plan', 'memory', 'kernels', 'profile', 'scale', 'verify']:
             self.refused([command, 'word'], 'word')
 
     def test_no_gpu(self):
-        for args in [['train', '--steps=1'], ['train', '--plain', '--steps=1', '--dtype=bf16'], ['kernels'], ['overhead']]:
+        for args in [['train', '--steps=1'], ['train', '--plain', '--steps=1', '--dtype=bf16'], ['kernels']]:
             done = bench(*args, '--device=cuda')
             if done.returncode == 0:
                 self.skipTest('here is a GPU')
