@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2.c: see gpt2.h. The architecture of Radford et al. 2019: pre-norm blocks, learned positions, tied head.
- */
+/* gpt2.c: the passes of the model in gpt2.h. The architecture is that of Radford et al. 2019: pre-norm
+ * blocks, learned positions, and a head that is tied to the embedding. */
 #include "bench/gpt2/gpt2.h"
 #include "bench/gpt2/gpt2_vocab.h"
 
 #include <math.h>
 
-/* After the first failure work is left out, and whoever drives the model sees m->err at the end of the pass.
- */
+/* After the first failure no more work is done, and m->err says so at the end of the pass. */
 #define RUN(m, call)                                                                                         \
     do {                                                                                                     \
         if (!(m)->err) {                                                                                     \
@@ -15,7 +14,7 @@
         }                                                                                                    \
     } while (0)
 
-/* A layer that is no matrix product, of m's place. */
+/* A layer that is not a matrix product, on m's place. */
 #define LAYER(m, name, ...) RUN(m, (m)->layers->name((m)->place, __VA_ARGS__))
 
 static void multiply(struct gpt2 *m, const struct zr_gemm_args *args)
@@ -57,7 +56,7 @@ static struct zr_gemm_args linear(const struct gpt2 *m, real *out, const real *i
     };
 }
 
-/* out (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC); add: to what out holds. */
+/* out (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC). With `add`, it is added to what out holds. */
 static void linear_forward(struct gpt2 *m, real *out, const real *inp, const real *weight, const real *bias,
                            int64_t C, int64_t OC, bool add)
 {
@@ -66,14 +65,14 @@ static void linear_forward(struct gpt2 *m, real *out, const real *inp, const rea
     multiply(m, &args);
 }
 
-/* Over the parts of a layer, where it has several. */
+/* Adds up x over the parts of a layer, if there are several. */
 static void sum_parts(struct gpt2 *m, real *x)
 {
     if (m->config.tp > 1)
         RUN(m, m->sum(m->sum_arg, x, m->B * m->config.context * m->config.channels));
 }
 
-/* The rows of all parts, of x (R, C); good until the next are asked for. */
+/* The rows of all parts of x (R, C). They are valid until the next call. */
 static const real *all_rows(struct gpt2 *m, const real *x)
 {
     if (!m->config.sequence)
@@ -82,7 +81,7 @@ static const real *all_rows(struct gpt2 *m, const real *x)
     return m->acts.all;
 }
 
-/* This part's rows (R, C) of the sum over the parts of x (B*T, C), which lie in x. */
+/* This part's rows (R, C) of the sum over the parts of x (B*T, C). The result lies in x. */
 static const real *own_sum(struct gpt2 *m, real *x)
 {
     const int64_t n = gpt2_own_rows(m) * m->config.channels;
@@ -94,7 +93,7 @@ static const real *own_sum(struct gpt2 *m, real *x)
     return own;
 }
 
-/* As project, of a part's own rows of out and x: each part adds its own of x. */
+/* As project(), but out and x are this part's own rows, and each part adds its own rows of x. */
 static void project_rows(struct gpt2 *m, real *out, const real *x, const real *inp, const real *weight,
                          const real *bias, int64_t K)
 {
@@ -104,7 +103,7 @@ static void project_rows(struct gpt2 *m, real *out, const real *x, const real *i
     LAYER(m, add, out, x, gpt2_own_rows(m) * C);
 }
 
-/* out (R, C) = x (R, C) + inp (B*T, K) * weight (C, K)^T + bias (C), K being a part's own: the first
+/* out (R, C) = x (R, C) + inp (B*T, K) * weight (C, K)^T + bias (C), where K is this part's. The first
  * part adds x and bias. */
 static void project(struct gpt2 *m, real *out, const real *x, const real *inp, const real *weight,
                     const real *bias, int64_t K)
@@ -121,7 +120,7 @@ static void project(struct gpt2 *m, real *out, const real *x, const real *inp, c
     sum_parts(m, out);
 }
 
-/* before (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC);  out = gelu(before) */
+/* before (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC), and out = gelu(before). */
 static void linear_gelu_forward(struct gpt2 *m, real *out, real *before, const real *inp, const real *weight,
                                 const real *bias, int64_t C, int64_t OC)
 {
@@ -137,8 +136,8 @@ static void linear_gelu_forward(struct gpt2 *m, real *out, real *before, const r
     }
 }
 
-/* dinp (B*T, C) = dout (B*T, OC) * weight (OC, C);  if inp is gelu(before), dinp becomes the gradient of
- * before */
+/* dinp (B*T, C) = dout (B*T, OC) * weight (OC, C). If inp is gelu(before), dinp becomes the gradient of
+ * before. */
 static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, int64_t ld_dout,
                                   const real *weight, const real *before, int64_t C, int64_t OC)
 {
@@ -158,7 +157,7 @@ static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, 
     };
     struct zr_gemm_args fused = args;
     fused.epilogue = ZR_GEMM_DGELU;
-    fused.aux = (void *)(uintptr_t)before; /* only read by this epilogue */
+    fused.aux = (void *)(uintptr_t)before; /* this epilogue only reads it */
     fused.ldaux = C;
     if (before && zr_gemm_can(m->place->gemm, &fused)) {
         multiply(m, &fused);
@@ -169,8 +168,8 @@ static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, 
         LAYER(m, gelu_backward, dinp, before, args.m * C);
 }
 
-/* dweight (OC, C) += dout^T * inp, or = where the model stores it;  dbias (OC) += sum of dout's rows, if
- * there is a bias */
+/* dweight (OC, C) += dout^T * inp, or = if the model stores it. dbias (OC) += sum of dout's rows, if there
+ * is a bias. */
 static void linear_backward_weight(struct gpt2 *m, real *dweight, real *dbias, const real *dout,
                                    int64_t ld_dout, const real *inp, int64_t C, int64_t OC)
 {
@@ -211,14 +210,13 @@ static void linear_backward(struct gpt2 *m, real *dinp, real *dweight, real *dbi
     linear_backward_weight(m, dweight, dbias, dout, OC, inp, C, OC);
 }
 
-/* A matrix per head, of which one starts `head` elements after another, and a row `row` elements after
- * another. */
+/* One matrix per head. Matrices start `head` elements apart, and rows `row` elements apart. */
 struct heads {
     const void *at;
     int64_t row, head;
 };
 
-/* c (M, N) = op(a) (M, K) * op(b) (K, N) for each head */
+/* c (M, N) = op(a) (M, K) * op(b) (K, N) for each head. */
 static void multiply_heads(struct gpt2 *m, struct heads c, enum zr_dtype c_dtype, struct heads a,
                            bool trans_a, struct heads b, bool trans_b, int64_t M, int64_t N, int64_t K)
 {
@@ -243,8 +241,8 @@ static void multiply_heads(struct gpt2 *m, struct heads c, enum zr_dtype c_dtype
                 });
 }
 
-/* atty (B, T, A) = softmax(q * k^T / sqrt(HS)) * v for each head, from qkv (B, T, 3*A), whose columns are q,
- * k, v and in each of those the heads; att (B, NH, T, T) is kept. */
+/* atty (B, T, A) = softmax(q * k^T / sqrt(HS)) * v for each head, from qkv (B, T, 3*A). Its columns are q,
+ * k and v, each with all heads. att (B, NH, T, T) is kept. */
 static void products_forward(struct gpt2 *m, real *atty, real *att, const real *qkv)
 {
     int64_t T = m->config.context, A = gpt2_part_channels(&m->config), NH = gpt2_part_heads(&m->config),
@@ -306,14 +304,14 @@ static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real
     profile_enter(m->profile, before);
 }
 
-/* Puts the rows of each token together, in their own order, by a counting sort. */
+/* Groups the rows of a batch by token, in their order, by a counting sort. */
 static void sort_batch(struct gpt2 *m, struct gpt2_batch *b)
 {
     int64_t BT = m->B * m->config.context, V = m->config.vocab;
-    int32_t *next = m->count, n = 0, at = 0; /* next[v]: where the next row of v goes */
+    int32_t *next = m->count, n = 0, at = 0; /* next[v] is where the next row of v goes */
     memset(next, 0, (size_t)V * sizeof *next);
     for (int64_t row = 0; row < BT; row++)
-        if (b->tokens[row] >= 0) /* else it is another part's */
+        if (b->tokens[row] >= 0) /* tokens below 0 are another part's */
             next[b->tokens[row]]++;
     for (int32_t v = 0; v < V; v++) {
         if (next[v]) {
@@ -331,7 +329,7 @@ static void sort_batch(struct gpt2 *m, struct gpt2_batch *b)
             b->order[next[b->tokens[row]]++] = row;
 }
 
-/* Of this part. */
+/* The first token id of this part. */
 static int64_t first_id(const struct gpt2 *m)
 {
     return m->part * gpt2_part_vocab(&m->config);
@@ -383,7 +381,7 @@ void gpt2_embed_forward(struct gpt2 *m)
     profile_enter(m->profile, before);
 }
 
-/* The input of layer l; of layer L, the input of the head. */
+/* The input of layer l. For l = L it is the input of the head. */
 static real *residual_before(struct gpt2 *m, int64_t l)
 {
     int64_t RC = gpt2_own_rows(m) * m->config.channels;
@@ -432,7 +430,7 @@ static struct gpt2_label label_of(const struct gpt2_config *c)
                                .target = (float)(1 - c->label_smoothing)};
 }
 
-/* The loss of one row, over logits of which each part has its own ids'. */
+/* The loss of one row of the batch, if each part has the logits of its own ids. */
 static void loss_of_parts(struct gpt2 *m, int64_t b)
 {
     int64_t T = m->config.context, U = gpt2_part_vocab(&m->config), ld = m->ld_logits;
@@ -456,7 +454,7 @@ void gpt2_head_forward(struct gpt2 *m)
           residual_before(m, m->config.layers), m->params.lnfw, m->params.lnfb, m->stats.scratch,
           gpt2_own_rows(m), C);
     const real *lnf = all_rows(m, m->acts.lnf);
-    for (int64_t b = 0; b < m->B; b++) { /* row by row: logits are the largest thing there is */
+    for (int64_t b = 0; b < m->B; b++) { /* row by row, because logits are the largest array */
         multiply(m, &(struct zr_gemm_args){
                         .trans_b = true, /* logits (T, U) = lnf (T, C) * wte (U, C)^T */
                         .m = T,
@@ -513,7 +511,7 @@ void gpt2_head_backward(struct gpt2 *m)
     profile_enter(m->profile, before);
 }
 
-/* dresidual: on entry the gradient of the layer's output, on return that of its input. dbtc is summed over
+/* dresidual is the gradient of the layer's output before, and of its input after. dbtc is summed over the
  * parts before it passes a norm. */
 void gpt2_layer_backward(struct gpt2 *m, int64_t l)
 {

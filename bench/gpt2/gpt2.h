@@ -77,21 +77,21 @@ struct activations {
 };
 #define GPT2_N_ACTIVATIONS 19
 
-/* fp32 whatever the dtype: statistics, and scratch. */
+/* fp32 for either dtype: statistics, and scratch. */
 struct statistics {
     /* (L, R) each */
     float *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;
     /* (R) each */
     float *lnf_mean, *lnf_rstd;
-    /* (NH, T, T) of one row; none where attention is one piece */
+    /* (NH, T, T) for one row; none if attention is one piece */
     float *scores;
-    /* (L, B, NH, T) and (B, NH, T), where it is one piece */
+    /* (L, B, NH, T) and (B, NH, T), only if attention is one piece */
     float *logsum, *dots;
-    /* (T, U) of one row, its rows padded */
+    /* (T, U) for one row, with padded rows */
     float *logits;
-    /* (3, T) of one row: what parts tell each other of it (gpt2_vocab.h) */
+    /* (3, T) for one row: what parts exchange (gpt2_vocab.h) */
     float *rows;
-    /* of gpt2_layers.n_scratch elements */
+    /* n_scratch elements (gpt2_layers.h) */
     float *scratch;
 };
 #define GPT2_N_STATISTICS 12
@@ -101,7 +101,7 @@ struct gpt2_block {
     int64_t bytes;
 };
 
-/* What one micro-batch's forward left. Scratch is the same in all. */
+/* What one micro-batch's forward pass leaves. All share the same scratch. */
 struct gpt2_kept {
     struct activations acts;
     struct statistics stats;
@@ -110,111 +110,111 @@ struct gpt2_kept {
 
 struct gpt2 {
     struct gpt2_config config;
-    /* rows of a batch; elements between rows of logits */
+    /* rows of a batch; distance between rows of logits */
     int64_t B, ld_logits;
     /* borrowed */
     const struct place *place;
     const struct gpt2_layers *layers;
-    /* attention in one piece; NULL: there is none for these heads */
+    /* attention in one piece; NULL: not for these heads */
     const struct gpt2_attention *attention;
     struct params params, grads;
-    /* Backward stores the gradients of matrices (wte, qkvw, attprojw, fcw, fcprojw), whatever they held, and
-     * adds to all others; else it adds to these, too. Set by the caller before a backward pass. */
+    /* The backward pass overwrites the gradients of matrices (wte, qkvw, attprojw, fcw, fcprojw) and adds
+     * to all others. If false, it adds to all. Set before a backward pass. */
     bool stores;
-    /* With config.tp above 1, set before forward: which part this is; what adds x (n) up over the parts,
-     * in place, on the place's stream; and what takes the sum, or the largest, of each of x (n), on the
-     * host. And with config.sequence what makes dst of every part's n elements of src, in their order, and
-     * what gives dst this part's n elements of the sum of src; dst or src may lie in the other, where it
-     * belongs. 0 or a zr_err. */
+    /* For config.tp above 1, set before the forward pass: the number of this part; sum, which adds up x
+     * (n) over the parts in place, on the place's stream; and reduce, which takes the sum or the largest
+     * of each of x (n), on the host. For config.sequence also gather, which puts every part's n elements
+     * of src into dst in order, and scatter, which gives dst this part's n elements of the sum of src. dst
+     * or src may lie at its place in the other. All return 0 or a zr_err. */
     int32_t part;
     int (*sum)(void *arg, real *x, int64_t n);
     int (*reduce)(void *arg, float *x, int64_t n, bool largest);
     int (*gather)(void *arg, real *dst, const real *src, int64_t n);
     int (*scatter)(void *arg, real *dst, const real *src, int64_t n);
     void *sum_arg;
-    /* one of kept, which are n_kept; embedded is the caller's where config.no_embedding is set */
+    /* the current one of n_kept; with config.no_embedding the caller sets `embedded` */
     struct activations acts;
     struct statistics stats;
     struct gpt2_kept *kept;
     int64_t n_kept;
-    /* (B, T), of each token; their mean, summed over micro-batches */
+    /* (B, T) loss of each token; and their mean, summed over micro-batches */
     double *losses, *loss;
 
-    /* What the caller fills in before forward, (B, T) each, after gpt2_next_batch. */
+    /* (B, T) each: the caller fills these before the forward pass, after gpt2_next_batch */
     int32_t *tokens, *targets;
-    /* Of the host, so that one is filled while the other is on its way, and the device's. */
+    /* two batches in host memory, so that one is filled while the other is copied; and the device's */
     struct gpt2_batch staged[2], batch;
     /* the one of staged that is filled next */
     int slot;
-    /* staged[i] may be written again */
+    /* recorded when staged[i] may be written again */
     struct zr_event *sent[2];
-    /* (V + 1) scratch of sorting a batch, on the host */
+    /* (V + 1) scratch on the host, for sorting a batch */
     int32_t *count;
-    /* loss, on the host */
+    /* the loss in host memory */
     double *loss_out;
-    /* loss_out is there */
+    /* recorded when loss_out is written */
     struct zr_event *loss_sent;
 
     struct gpt2_block params_memory, grads_memory, losses_memory, batch_memory;
-    /* memory of host_alloc */
+    /* memory from host_alloc */
     struct gpt2_block staged_memory;
-    /* the first failure, kept until it is asked for */
+    /* the first failure, kept until the caller reads it */
     int err;
-    /* borrowed; NULL: nobody asks where the time goes */
+    /* borrowed; NULL: no profile is taken */
     struct profile *profile;
 };
 
-/* R: of what lies between products. */
+/* R, the number of rows between products. */
 static inline int64_t gpt2_own_rows(const struct gpt2 *m)
 {
     return m->B * m->config.context / (m->config.sequence ? m->config.tp : 1);
 }
 
-/* Takes memory for tokens, and for the activations of a micro-batch. Returns 0 or a zr_err; on failure
- * nothing is held. */
+/* Takes memory for tokens and for the activations of one micro-batch. Returns 0 or a zr_err, and then
+ * holds nothing. */
 int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct place *place);
-/* Takes memory for the activations of n micro-batches in all, whose forwards are done before the first one's
- * backward is. Returns 0 or a zr_err. */
+/* Takes memory for the activations of n micro-batches in all, whose forward passes come before the first
+ * one's backward pass. Returns 0 or a zr_err. */
 int gpt2_keep(struct gpt2 *m, int64_t n);
-/* Takes memory for the parameters too, drawn as below, and for the gradients, zeroed: not needed where
- * libzero hands them out. The first waits. */
+/* Takes memory for parameters, drawn as gpt2_draw does, and for zeroed gradients. Neither is needed if
+ * libzero hands them out. The first one blocks. */
 int gpt2_open_params(struct gpt2 *m, uint64_t seed);
 int gpt2_open_grads(struct gpt2 *m);
 void gpt2_close(struct gpt2 *m);
-/* Of all micro-batches that are kept, and their scratch; without statistics. */
+/* Bytes of the activations of all micro-batches that are kept, with scratch and without statistics. */
 int64_t gpt2_activation_bytes(const struct gpt2 *m);
 
-/* GPT-2's first values of elements [first, first + n) of tensor t, as struct gpt2_params counts, to x of the
- * host: normal 0.02, residual projections by 1/sqrt(2L) smaller, norms 1, biases 0. They follow from seed and
- * from the element's number in the whole model alone. */
+/* Draws GPT-2's first values of elements [first, first + n) of tensor t, in the order of struct params, to
+ * x in host memory: normal with deviation 0.02, residual projections smaller by 1/sqrt(2L), norms 1,
+ * biases 0. A value depends only on seed and on the element's number in the whole model. */
 void gpt2_draw(const struct gpt2_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x);
 
-/* Points m->tokens and m->targets at memory that may be filled in. To be called before each micro-batch;
- * waits until the batch before the last has been copied. Returns 0 or a zr_err. */
+/* Points m->tokens and m->targets at memory to fill in. Called before each micro-batch. Waits until the
+ * batch before the last one has been copied. Returns 0 or a zr_err. */
 int gpt2_next_batch(struct gpt2 *m);
-/* Sends what was filled in to the place, for all of the calls below. */
+/* Copies the batch to the place, for the calls below. */
 void gpt2_send_batch(struct gpt2 *m);
-/* What follows is of the i-th (from 0) of the micro-batches that are kept at a time. */
+/* Selects micro-batch i (from 0) of those that are kept. */
 void gpt2_turn_to(struct gpt2 *m, int64_t i);
 
-/* One micro-batch: embed, each layer in turn, head. The head adds the mean loss over B*T tokens (to a
- * multiple of 2^-36) to those of the micro-batches before. */
+/* The forward pass of a micro-batch: embedding, each layer in turn, head. The head adds the mean loss over
+ * B*T tokens, rounded to a multiple of 2^-36, to those of the micro-batches before. */
 void gpt2_embed_forward(struct gpt2 *m);
 void gpt2_layer_forward(struct gpt2 *m, int64_t l);
 void gpt2_head_forward(struct gpt2 *m);
-/* The output of the last layer here, (B, T, C). */
+/* The output of the last layer that is here, (R, C). */
 real *gpt2_last_residual(struct gpt2 *m);
-/* One such, or its gradient. */
+/* Copies such an output, or its gradient. */
 void gpt2_copy_residual(struct gpt2 *m, void *dst, const void *src);
-/* And back: head, layers reversed, embed. The gradient of what is between them is at m->acts.dresidual (B, T,
- * C). Those of parameters are added to m->grads, or stored (m->stores). */
+/* The backward pass: head, layers in reverse order, embedding. The gradient between them is in
+ * m->acts.dresidual (R, C). Gradients of parameters are added to m->grads, or stored (m->stores). */
 void gpt2_head_backward(struct gpt2 *m);
 void gpt2_layer_backward(struct gpt2 *m, int64_t l);
 void gpt2_embed_backward(struct gpt2 *m);
 
-/* Sends the sum of the losses to the host, and begins a new one. */
+/* Sends the sum of the losses to the host, and starts a new sum. */
 int gpt2_send_loss(struct gpt2 *m);
-/* *loss: the sum sent last. Waits for it. */
+/* Waits for the sum that was sent last. */
 int gpt2_take_loss(struct gpt2 *m, double *loss);
 
 #endif

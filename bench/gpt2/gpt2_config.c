@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_config.c: see gpt2_config.h. The sizes are those of Radford et al. 2019 (GPT-2), as in its published
- * checkpoints; gpt2-nano is small enough to learn something in a minute on two CPU cores. */
+/* gpt2_config.c: presets and options. The sizes are those of GPT-2's published checkpoints (Radford et al.
+ * 2019). gpt2-nano is small enough to learn something in a minute on two CPU cores. */
 #include "bench/gpt2/gpt2_config.h"
 
 enum { NANO, M124, M355, M774, B1_5 };
@@ -46,7 +46,7 @@ static const struct option_row rows[] = {
     {0},
 };
 
-/* Sizes given one by one win over the preset wherever they stand on the line. */
+/* Sizes that are given one by one replace those of the preset, in any order on the command line. */
 static error_t finish(struct argp_state *state, void *options)
 {
     struct model_options *m = options;

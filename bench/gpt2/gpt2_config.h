@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_config.h: the sizes of a GPT-2 model, its presets, and the command-line options that choose them. */
+/* gpt2_config.h: the sizes of a GPT-2, its presets, and the options that choose them. */
 #ifndef ZERO_BENCH_GPT2_CONFIG_H
 #define ZERO_BENCH_GPT2_CONFIG_H
 
@@ -10,33 +10,34 @@
 struct gpt2_config {
     /* L in comments on shapes */
     int64_t layers;
-    /* NH, of attention */
+    /* NH, heads of attention */
     int64_t heads;
     /* C, a multiple of NH */
     int64_t channels;
     /* T, tokens in a row */
     int64_t context;
-    /* V, different tokens */
+    /* V, size of the vocabulary */
     int64_t vocab;
-    /* parts of each layer, on a rank each; 0 and 1: layers are whole. Divides the heads */
+    /* parts of each layer, one on each rank of tp; 0 and 1: whole layers. Must divide heads */
     int64_t tp;
-    /* the part of a target's probability that all V tokens share, 0 to 1 */
+    /* the share of a target's probability that is spread over all V tokens, 0 to 1 */
     double label_smoothing;
-    /* with tp above 1: what lies between products is cut by rows, B*T of which tp divides */
+    /* sequence parallelism, with tp above 1: rows between products are cut over the parts. tp must divide
+     * B*T */
     bool sequence;
-    /* of a model whose other layers are elsewhere (pipeline stages): the number of its first one, and whether
-     * embedding and head are there, too */
+    /* for one pipeline stage of a model: the number of its first layer, and whether it lacks the embedding
+     * and the head */
     int64_t first_layer;
     bool no_embedding, no_head;
 };
 
-/* Token ids of a part, U, of which the last ones of the last part may be nobody's. */
+/* U, the token ids of a part. In the last part, the last ones may be unused. */
 static inline int64_t gpt2_part_vocab(const struct gpt2_config *c)
 {
     return c->tp > 1 ? (c->vocab + c->tp - 1) / c->tp : c->vocab;
 }
 
-/* Of a part: its heads, their channels, A, and those of its MLP, F. Of all parts they are NH, C and 4*C. */
+/* A part's heads, A (their channels), and F (channels of its MLP). The whole model has NH, C and 4*C. */
 static inline int64_t gpt2_part_heads(const struct gpt2_config *c)
 {
     return c->tp > 1 ? c->heads / c->tp : c->heads;
@@ -50,36 +51,36 @@ static inline int64_t gpt2_part_hidden(const struct gpt2_config *c)
     return 4 * gpt2_part_channels(c);
 }
 
-/* The model's parameters, counted: every weight, bias and norm; the head is tied to the embedding. */
+/* The number of parameters: every weight, bias and norm. The head is tied to the embedding. */
 int64_t gpt2_n_params(const struct gpt2_config *c);
 
-/* Floating-point operations per token of forward and backward: 6 per weight that a token is multiplied by
- * (all but the position embedding) and 12 * L * C * T for attention without regard to causality (Chowdhery et
- * al., arXiv:2204.02311, appendix B). */
+/* Floating-point operations per token, forward and backward: 6 for each weight that a token is multiplied
+ * by (all but the position embedding), and 12 * L * C * T for attention as if it were not causal
+ * (Chowdhery et al., arXiv:2204.02311, appendix B). */
 double gpt2_flop_per_token(const struct gpt2_config *c);
 
-/* What --model, --layers, --heads, --channels, --context and --vocab gave. */
+/* The values of --model, --layers, --heads, --channels, --context and --vocab. */
 struct model_options {
     struct gpt2_config config;
-    /* of the preset, whatever its context, or "custom" */
+    /* the preset's name, for any context, or "custom" */
     const char *name;
     /* a learning rate that suits the preset */
     double default_lr;
 
-    /* as read: all of the above follows from the preset, */
+    /* as read, like the sizes in own (0: the preset's); the fields above follow from both */
     int preset;
-    /* and from the sizes that were given one by one; 0: the preset's. tp is the command's own */
+    /* tp and sequence belong to the command */
     struct gpt2_config own;
 };
 
-/* Options that fill a struct model_options: the preset gpt2-nano unless told otherwise, with single sizes
- * replaced. At the end they are checked to fit together. */
+/* Options that fill a struct model_options. The default is the preset gpt2-nano. At the end sizes are
+ * checked against each other. */
 extern const struct option_table gpt2_config_options;
 
-/* Makes it gpt2-nano, with the context that it has. */
+/* Replaces the model by gpt2-nano and keeps its context. */
 void gpt2_take_nano(struct model_options *m);
 
-/* In the table of a command whose struct has them in a field model. */
+/* For the option table of a command whose struct S has a struct model_options called model. */
 #define OPTIONS_WITH_MODEL(S)                                                                                \
     .shared = &gpt2_config_options, .shared_at = OPTION_AT(S, model, struct model_options : 0)
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_cuda.cu: gpt2_layers.h on a GPU. Compiled once per dtype, by nvcc, and as C++ by the tests' stand-in.
+/* gpt2_cuda.cu: the functions of gpt2_layers.h on a GPU. Compiled once per dtype by nvcc, and as C++ by
+ * the tests' stand-in.
  *
- * Sums along a row are a warp's: each lane adds its own columns in order, then the lanes are added in a fixed
- * tree. Sums over rows are made in N_CHUNKS parts, of which each is a block's and written to scratch, and
- * added up in order: the same bits every time, with no atomic addition. Arithmetic is fp32; each result is
- * rounded once. Where rows and pointers allow, a thread moves 16 bytes at a time. */
+ * A warp sums along a row: each lane adds its own columns in order, then the lanes are added in a fixed
+ * tree. Sums over rows are made in N_CHUNKS parts, each written to scratch by one block, and added up in
+ * order. So the bits are the same every time, without atomic additions. Arithmetic is fp32, and each
+ * result is rounded once. A thread moves 16 bytes at a time if rows and pointers allow it. */
 #include <cuda_runtime.h>
 
 #include <math.h>
@@ -17,12 +18,12 @@ extern "C" {
 namespace
 {
 
-const int ROWS = 8;      /* of a block that gives each warp a row; of a block that adds up columns */
-const int N_CHUNKS = 64; /* that rows are summed in */
+const int ROWS = 8;      /* rows of a block that gives each warp a row, or that adds up columns */
+const int N_CHUNKS = 64; /* in which rows are summed */
 const int WIDE = 16 / (int)sizeof(real);
-const int ROW_THREADS = 1024; /* of a row of logits */
+const int ROW_THREADS = 1024; /* threads for a row of logits */
 
-/* --- moving W elements at once --- */
+/* ---- moving W elements at once ---- */
 
 template <class T, int W> struct alignas(W == 1 ? sizeof(T) : 16) pack {
     T x[W];
@@ -43,7 +44,7 @@ template <int W> __device__ __forceinline__ void store(real *to, const float x[W
     *reinterpret_cast<pack<real, W> *>(to) = p;
 }
 
-/* Of floats, whatever a real is. */
+/* Loads floats, whatever a real is. */
 template <int W> __device__ __forceinline__ void load_floats(float x[W], const float *from)
 {
     const int N = W < 4 ? W : 4;
@@ -54,7 +55,7 @@ template <int W> __device__ __forceinline__ void load_floats(float x[W], const f
     }
 }
 
-/* --- sums --- */
+/* ---- sums ---- */
 
 __device__ __forceinline__ float warp_sum(float x)
 {
@@ -70,7 +71,7 @@ __device__ __forceinline__ float warp_max(float x)
     return x;
 }
 
-/* In a block of (32, ROWS) threads: the sum over threadIdx.y, in its order, on the threads of y 0. */
+/* In a block of (32, ROWS) threads: the sum over threadIdx.y in its order, on the threads with y 0. */
 __device__ __forceinline__ float sum_over_y(float x)
 {
     __shared__ float parts[ROWS][32];
@@ -80,11 +81,11 @@ __device__ __forceinline__ float sum_over_y(float x)
     if (threadIdx.y == 0)
         for (int y = 0; y < ROWS; y++)
             sum += parts[y][threadIdx.x];
-    __syncthreads(); /* parts may be written again */
+    __syncthreads(); /* before parts are written again */
     return sum;
 }
 
-/* --- layer norm: a warp per row --- */
+/* ---- layer norm: a warp per row ---- */
 
 template <int W>
 __global__ void __launch_bounds__(32 * ROWS)
@@ -157,10 +158,10 @@ __global__ void __launch_bounds__(32 * ROWS)
     }
 }
 
-/* --- sums over rows --- */
+/* ---- sums over rows ---- */
 
-/* parts (N_CHUNKS, C) = sums of dout's rows, in chunks; with inp, norm_parts likewise of dout * (inp - mean)
- * * rstd. Blocks are (32, ROWS) threads: a thread takes every ROWS-th row of one column. */
+/* parts (N_CHUNKS, C) = sums of dout's rows, in chunks. With inp, norm_parts are the sums of dout * (inp -
+ * mean) * rstd. Blocks are (32, ROWS) threads; a thread takes every ROWS-th row of one column. */
 __global__ void __launch_bounds__(32 * ROWS)
     column_parts_kernel(float *parts, float *norm_parts, const real *dout, const real *inp, const float *mean,
                         const float *rstd, int64_t N, int C)
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(32 * ROWS)
     }
 }
 
-/* grad (C) += parts (N_CHUNKS, C), summed */
+/* grad (C) += the sum of parts (N_CHUNKS, C). */
 __global__ void add_parts_kernel(real *grad, const float *parts, int C)
 {
     int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -205,7 +206,7 @@ __global__ void add_kernel(real *grad, const real *x, int64_t n)
         grad[i] = from_float(to_float(grad[i]) + to_float(x[i]));
 }
 
-/* --- GELU --- */
+/* ---- GELU ---- */
 
 __device__ __forceinline__ float gelu_gate(float x)
 {
@@ -237,7 +238,7 @@ template <int W> __global__ void gelu_backward_kernel(real *dout, const real *in
     store<W>(dout + i, d);
 }
 
-/* --- causal softmax: a warp per row --- */
+/* ---- causal softmax: a warp per row ---- */
 
 template <int W>
 __global__ void __launch_bounds__(32 * ROWS)
@@ -302,10 +303,10 @@ __global__ void __launch_bounds__(32 * ROWS)
     }
 }
 
-/* --- the loss: a block per row --- */
+/* ---- the loss: a block per row ---- */
 
-/* sum of e^(x - top) over what was seen, top the largest of it (Milakov and Gimelshein, arXiv:1805.02867);
- * plain: the sum of x itself */
+/* The sum of e^(x - top) over the elements seen, where top is the largest of them (Milakov and Gimelshein,
+ * arXiv:1805.02867); plain is the sum of x itself. */
 struct exponentials {
     float top, sum, plain;
 };
@@ -313,12 +314,12 @@ struct exponentials {
 __device__ __forceinline__ exponentials together(exponentials a, exponentials b)
 {
     exponentials both = {fmaxf(a.top, b.top), 0, a.plain + b.plain};
-    if (both.top > -INFINITY) /* else nothing was seen */
+    if (both.top > -INFINITY) /* else no element was seen */
         both.sum = a.sum * expf(a.top - both.top) + b.sum * expf(b.top - both.top);
     return both;
 }
 
-/* The same on all threads of the block. */
+/* Combines all threads of the block, with the same result on each. */
 __device__ __forceinline__ exponentials block_exponentials(exponentials e)
 {
     __shared__ float tops[32], sums[32], plains[32];
@@ -397,7 +398,7 @@ __global__ void add_loss_kernel(double *total, const double *loss, int64_t N)
         *total += ldexp(rint(ldexp(sums[0] / (double)N, 36)), -36);
 }
 
-/* --- the embedding --- */
+/* ---- the embedding ---- */
 
 template <int W>
 __global__ void embedding_forward_kernel(real *out, const int32_t *tokens, const real *wte, const real *wpe,
@@ -444,9 +445,9 @@ __global__ void position_backward_kernel(real *dwpe, const real *dout, int B, in
     dwpe[i] = from_float(to_float(dwpe[i]) + sum);
 }
 
-/* --- the table --- */
+/* ---- the table ---- */
 
-/* Whether rows of n elements (of floats too) can be moved WIDE elements at a time. */
+/* Whether rows of n elements (also of floats) can be moved WIDE elements at a time. */
 template <class... P> bool wide(int64_t n, P... pointers)
 {
     uintptr_t bits = 0;
@@ -456,7 +457,7 @@ template <class... P> bool wide(int64_t n, P... pointers)
     return bits % 16 == 0 && n % WIDE == 0;
 }
 
-/* The kernel for what wide() said. */
+/* The kernel that fits the result of wide(). */
 #define BY_WIDTH(is_wide, kernel) ((is_wide) ? kernel<WIDE> : kernel<1>)
 
 const dim3 warps(32, ROWS);
@@ -464,7 +465,7 @@ const unsigned THREADS = 256;
 
 int64_t n_scratch(const struct place *, int64_t, int64_t C)
 {
-    return N_CHUNKS * 4 * C; /* the widest bias; a norm's two take half */
+    return N_CHUNKS * 4 * C; /* for the widest bias; a norm's two sums take half */
 }
 
 int layernorm_forward(const struct place *on, real *out, float *mean, float *rstd, const real *inp,
@@ -474,7 +475,7 @@ int layernorm_forward(const struct place *on, real *out, float *mean, float *rst
                   ceil_div(N, ROWS), warps, out, mean, rstd, inp, weight, bias, N, (int)C);
 }
 
-/* dbias (C) += sums of dout's columns; with inp, dweight (C) += those of dout * (inp - mean) * rstd. */
+/* dbias (C) += sums of dout's columns. With inp, dweight (C) += those of dout * (inp - mean) * rstd. */
 int sum_columns(const struct place *on, real *dbias, real *dweight, const real *dout, const real *inp,
                 const float *mean, const float *rstd, float *scratch, int64_t N, int64_t C)
 {
@@ -584,7 +585,7 @@ int embedding_backward(const struct place *on, real *dwte, real *dwpe, const rea
 
 const struct gpt2_layers gpt2_layers_cuda = {
     ATTENTION,
-    64, /* row_align: rows of logits start where 16-byte accesses and tensor cores like them */
+    64, /* rows of logits start where 16-byte accesses and tensor cores like them */
     n_scratch,
     layernorm_forward,
     layernorm_backward,

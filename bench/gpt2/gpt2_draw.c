@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_draw.c: the model's first weights. */
+/* gpt2_draw.c: the model's first weights, the same on every machine. */
 #include "bench/gpt2/gpt2.h"
 #include "bench/random_bits.h"
 
@@ -7,7 +7,7 @@
 
 #include <uv.h>
 
-/* By so many threads at most, of at least so many elements each. */
+/* The most threads, and the fewest elements for each. */
 #define N_DRAWERS  16
 #define LEAST_PART ((int64_t)1 << 17)
 
@@ -28,8 +28,8 @@ static inline uint64_t as_bits(double x)
 #define ONE_BITS      UINT64_C(0x3FF0000000000000) /* 1.0 */
 #define FRACTION_BITS UINT64_C(0x000FFFFFFFFFFFFF)
 
-/* log(u), of a normal u > 0: within 1e-13 of it. In arithmetic alone, so that the compiler makes vectors of
- * it and every C library has the same bits. */
+/* log(u) of a normal u > 0, within 1e-13. It uses only arithmetic, so that the loop is vectorised and does
+ * not depend on the C library. */
 static inline double log_of(double u)
 {
     const double whole = 4503599627370496.0; /* 2^52: an integer below it fits into its low bits */
@@ -50,7 +50,7 @@ static inline double log_of(double u)
     return exponent * 0.69314718055994531 + 2.0 * s * (series * q + 1.0);
 }
 
-/* Sine and cosine of v turns, of v in [0, 1): within 1e-12. */
+/* Sine and cosine of v turns, for v in [0, 1), within 1e-12. */
 static inline void turn(double v, double *sine, double *cosine)
 {
     const double to_whole = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to a whole number */
@@ -76,7 +76,7 @@ static inline void turn(double v, double *sine, double *cosine)
 
 #define PAIRS 128
 
-/* Box and Muller 1958: elements 2i and 2i + 1, of i from pair on. */
+/* Box and Muller 1958: draws elements 2i and 2i + 1, for i from `pair` on. */
 GPT2_CLONES static void draw_pairs(double *restrict x, uint64_t stream, int64_t pair, double deviation)
 {
     for (int64_t i = 0; i < PAIRS; i++) {
@@ -90,11 +90,11 @@ GPT2_CLONES static void draw_pairs(double *restrict x, uint64_t stream, int64_t 
     }
 }
 
-/* Some of a tensor's elements. Which thread draws them changes nothing: each is drawn by its place alone. */
+/* Some elements of a tensor. An element depends only on its place, so any thread may draw it. */
 struct drawing {
     real *x;
     int64_t first, n;
-    uint64_t stream; /* of the tensor */
+    uint64_t stream; /* of the whole tensor */
     double deviation;
 };
 
@@ -116,7 +116,7 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* A part on each thread. */
+/* Draws a part on each thread. */
 static void draw_piece(const struct drawing *piece)
 {
     struct drawing part[N_DRAWERS];
@@ -144,7 +144,7 @@ static void draw_piece(const struct drawing *piece)
 void gpt2_draw(const struct gpt2_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x)
 {
     const double deviation = 0.02, projection = deviation / sqrt(2.0 * (double)config->layers);
-    /* Drawn with this deviation, or where that is 0 filled with a value. */
+    /* The deviation of a tensor's elements; if it is 0, the value of all of them. */
     const struct {
         double deviation;
         float value;

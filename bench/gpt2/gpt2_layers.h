@@ -16,41 +16,42 @@
 #include "bench/gpt2/gpt2_real.h"
 #include "bench/place.h"
 
-/* A batch as the model uses it: the tokens, what follows each, and for the embedding's backward the rows of
- * each token side by side: token distinct[i] stands in rows order[first[i]] .. order[first[i + 1] - 1]. */
+/* A batch in the model's form: tokens, targets, and for the embedding's backward pass the rows of each
+ * token. Token distinct[i] is in rows order[first[i]] .. order[first[i + 1] - 1]. */
 struct gpt2_batch {
     /* (B, T) each */
     int32_t *tokens, *targets;
-    /* (B*T) rows, by token and then by row */
+    /* (B*T) rows, sorted by token and then by row */
     int32_t *order;
-    /* (B*T) and (B*T + 1), of which n_distinct and n_distinct + 1 are used */
+    /* (B*T) and (B*T + 1) elements, of which n_distinct and n_distinct + 1 are used */
     int32_t *distinct, *first;
     int32_t n_distinct;
 };
 
-/* What a row's distribution over V tokens should be: so much on each, and so much more on its target. Without
- * label smoothing (Szegedy et al., arXiv:1512.00567) 0 and 1. */
+/* The target distribution of a row over V tokens: `each` on every token, and more on its target. Without
+ * label smoothing (Szegedy et al., arXiv:1512.00567) these are 0 and 1. */
 struct gpt2_label {
     float each, target;
 };
 
-/* Causal attention in one piece, of heads with as many channels as fits() takes. Deterministic too. */
+/* Causal attention in one piece, for heads with as many channels as fits() accepts. Deterministic too. */
 struct gpt2_attention {
     bool (*fits)(int64_t HS);
-    /* atty (B, T, NH*HS) = softmax(q * k^T / sqrt(HS)) * v for each head, a token seeing itself and those
-     * before it, from qkv (B, T, 3*NH*HS), whose columns are q, k, v and in each of those the heads. logsum
-     * (B, NH, T) is kept for backward. */
+    /* atty (B, T, NH*HS) = softmax(q * k^T / sqrt(HS)) * v for each head, over each token and those before
+     * it. qkv (B, T, 3*NH*HS) has the columns q, k and v, each with all heads. logsum (B, NH, T) is kept
+     * for backward. */
     int (*forward)(const struct place *on, real *atty, float *logsum, const real *qkv, int64_t B, int64_t T,
                    int64_t NH, int64_t HS);
-    /* dqkv (B, T, 3*NH*HS) = gradient of qkv, from that of atty, datty. dots (B, NH, T) is scratch. */
+    /* dqkv (B, T, 3*NH*HS) = gradient of qkv, from datty, the gradient of atty. dots (B, NH, T) is
+     * scratch. */
     int (*backward)(const struct place *on, real *dqkv, float *dots, const real *datty, const real *atty,
                     float *logsum, const real *qkv, int64_t B, int64_t T, int64_t NH, int64_t HS);
 };
 
 struct gpt2_layers {
-    /* NULL: there is none, and it is made of products and the softmax. */
+    /* NULL: attention is computed by products and the softmax */
     const struct gpt2_attention *attention;
-    /* rows of logits are padded to a multiple of so many elements */
+    /* rows of logits are padded to a multiple of this number of elements */
     int64_t row_align;
     int64_t (*n_scratch)(const struct place *on, int64_t N, int64_t C);
 
@@ -69,21 +70,21 @@ struct gpt2_layers {
     int (*gelu_backward)(const struct place *on, real *dout, const real *inp, int64_t n);
 
     /* att (NH, T, T) = softmax of scale * scores (NH, T, T) over each row's first t+1 columns, 0 beyond.
-     * scores is used up. */
+     * scores is overwritten. */
     int (*causal_softmax_forward)(const struct place *on, real *att, float *scores, int64_t NH, int64_t T,
                                   float scale);
-    /* dscores (NH, T, T) = gradient of the unscaled scores, from datt (NH, T, T), which is used up. */
+    /* dscores (NH, T, T) = gradient of the unscaled scores, from datt (NH, T, T), which is overwritten. */
     int (*causal_softmax_backward)(const struct place *on, real *dscores, float *datt, const real *att,
                                    int64_t NH, int64_t T, float scale);
 
-    /* loss (N) = -log softmax(logits) of all tokens, as label weighs them, for each row; dlogits = scale *
-     * its gradient. logits is used up. Both (N, V), with ld elements between rows. */
+    /* loss (N) = -log softmax(logits), weighted as label says, for each row; dlogits = scale * its
+     * gradient. logits is overwritten. Both are (N, V), with rows ld elements apart. */
     int (*cross_entropy)(const struct place *on, real *dlogits, double *loss, float *logits,
                          const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct gpt2_label label,
                          float scale);
-    /* *total += the mean of loss (N), rounded to a multiple of 2^-36, so that adding up to 2^17 of them is
-     * exact: the mean over ranks and micro-batches is then the same number however the micro-batches are
-     * dealt to ranks (for powers of two). */
+    /* *total += the mean of loss (N), rounded to a multiple of 2^-36. Then up to 2^17 additions are exact,
+     * and for powers of two the mean over ranks and micro-batches does not depend on which rank has which
+     * micro-batch. */
     int (*add_loss)(const struct place *on, double *total, const double *loss, int64_t N);
 
     /* dbias (C) += sum of dout (N, C) over rows. */
@@ -100,24 +101,24 @@ struct gpt2_layers {
                               int64_t C);
 };
 
-/* Those of the place's device. */
+/* The functions for the place's device. */
 const struct gpt2_layers *gpt2_layers_for(const struct place *place);
 
 extern const struct gpt2_layers gpt2_layers_host;
-/* Where the build has CUDA. */
+/* Only in a build with CUDA. */
 extern const struct gpt2_layers gpt2_layers_cuda;
 #ifdef GPT2_BF16
 extern const struct gpt2_attention gpt2_attention_cuda;
 #endif
 
-/* What both compute by. */
+/* Constants of both devices. */
 
 #define GPT2_LAYERNORM_EPS  1e-5f
 #define GPT2_SQRT_2_OVER_PI 0.7978845608f
 #define GPT2_GELU_CUBIC     0.044715f
 
-/* gelu(x) = x/2 * (1 + tanh(u)) = x * gate, where gate = 1 / (1 + e^(-2u)) and this is
- * u = sqrt(2/pi) * (x + 0.044715 x^3). */
+/* gelu(x) = x/2 * (1 + tanh(u)) = x * gate, where gate = 1 / (1 + e^(-2u)). This is u = sqrt(2/pi) * (x +
+ * 0.044715 x^3). */
 GPT2_HOST_DEVICE float gpt2_gelu_u(float x)
 {
     return GPT2_SQRT_2_OVER_PI * (x + GPT2_GELU_CUBIC * x * x * x);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_names.c: see gpt2_names.h. In the order of train_describe's table. */
+/* gpt2_names.c: GPT-2's published names, in the order of train_describe's table. */
 #include "bench/gpt2/gpt2_names.h"
 
 #include <stdbool.h>
@@ -27,7 +27,7 @@ static const struct {
     {"ln_f.bias", false, false},
 };
 
-/* layer: of the table's, which is named as the whole model's first_layer + layer. */
+/* Names layer `layer` of the table, which is layer first_layer + layer of the model. */
 static struct zero_weight name_one(char text[40], int32_t tensor, int32_t number, int32_t first_layer,
                                    int32_t layer)
 {

@@ -22,7 +22,7 @@
 
 #ifdef GPT2_BF16
 
-/* The upper half of a float's bits. */
+/* The upper half of a float. */
 typedef uint16_t real;
 #define GPT2_ZERO_DTYPE ZERO_BF16
 #define GPT2_DTYPE_NAME "bf16"
@@ -37,7 +37,7 @@ GPT2_HOST_DEVICE float to_float(real x)
     return f;
 }
 
-/* Round to nearest, ties to even; a NaN stays a NaN. */
+/* Rounds to nearest, ties to even. A NaN stays a NaN. */
 GPT2_HOST_DEVICE real from_float(float f)
 {
     uint32_t bits;
@@ -66,11 +66,11 @@ GPT2_HOST_DEVICE real from_float(float f)
 
 #endif
 
-/* Compiles a function once per instruction set and picks at program start; every one gives the same bits.
- * Sanitizers instrument the code that picks before they are initialised, and crash. */
+/* Compiles a function for several instruction sets and picks one at program start. All give the same bits.
+ * Sanitizers are excluded: they instrument the code that picks, which runs before they are initialised. */
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) &&                       \
     !defined(__SANITIZE_THREAD__) && !defined(__clang__)
-#if __GNUC__ >= 12 /* v4 multiplies 64-bit integers, which the drawing of weights does most */
+#if __GNUC__ >= 12 /* v4 multiplies 64-bit integers, which drawing weights does most */
 #define GPT2_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define GPT2_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))

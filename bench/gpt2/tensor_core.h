@@ -24,8 +24,8 @@ __device__ __forceinline__ void mma_bf16(float c[4], const uint32_t a[4], const 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Four matrices (8, 8) of shared memory, of which lane 8*j + i names row i of matrix j, 16 bytes: to[j]
- * becomes row g of matrix j at columns 2t and 2t+1. */
+/* Loads four (8, 8) matrices from shared memory. Lane 8*j + i passes the address of row i (16 bytes) of
+ * matrix j; to[j] becomes row g of matrix j at columns 2t and 2t+1. */
 __device__ __forceinline__ void load_matrices(uint32_t to[4], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_matrices(uint32_t to[4], const void *row)
                  : "memory");
 }
 
-/* The same of their transposes: rows 2t and 2t+1 of matrix j at column g. */
+/* The same for their transposes: rows 2t and 2t+1 of matrix j at column g. */
 __device__ __forceinline__ void load_transposed(uint32_t to[4], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -43,9 +43,9 @@ __device__ __forceinline__ void load_transposed(uint32_t to[4], const void *row)
                  : "memory");
 }
 
-/* Begins to copy 16 bytes (4) to shared memory, both places a multiple of that; zeros, and nothing is read,
- * when there is nothing there. It is done for the calling thread after wait_for_copies, for others after a
- * barrier behind that. */
+/* Begins to copy 16 bytes to shared memory. Both addresses are multiples of 16. If `there` is false, zeros
+ * are written and nothing is read. The copy is done for the calling thread after wait_for_copies, and for
+ * others after a barrier that follows. */
 __device__ __forceinline__ void copy_16_bytes(void *to, const void *from, bool there)
 {
     asm volatile(
@@ -66,7 +66,8 @@ __device__ __forceinline__ void wait_for_copies(void)
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* 2^x to 22 bits, 0 for what is not a normal number: one instruction where exp2f takes four. */
+/* 2^x to 22 bits, and 0 if the result is not a normal number. This is one instruction, where exp2f takes
+ * four. */
 __device__ __forceinline__ float power_of_two(float x)
 {
     float y;
@@ -74,7 +75,7 @@ __device__ __forceinline__ float power_of_two(float x)
     return y;
 }
 
-/* Both rounded to nearest, ties to even. */
+/* Rounds both to nearest, ties to even. */
 __device__ __forceinline__ uint32_t two_bf16(float first, float second)
 {
     uint32_t both;
