@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arguments.c: see arguments.h. argp tells a mistake in two lines (what, and "Try ..."), getopt_long inside
- * it writes its own to stderr; both are caught in memory and only the first line passed on. */
+/* arguments.c: reads command lines by argp. argp reports a mistake in two lines, and getopt_long inside it
+ * writes to stderr itself. Both are caught in memory, and only the first line is passed on. */
 #include "bench/arguments.h"
 
 #include "bench/hybrids.h"
@@ -14,7 +14,7 @@
 
 enum { KEY_HELP = 0x100, KEY_FIRST_ROW = 0x200 };
 
-/* A table and the struct it fills, as argp wants them. */
+/* A table and the struct that it fills, in argp's form. */
 struct reading {
     const struct option_table *table;
     char *to;
@@ -150,7 +150,7 @@ error_t option_int(struct argp_state *state, const struct option_row *row, char 
     char *end;
     errno = 0;
     long long v = strtoll(arg, &end, 10);
-    if (*end) { /* 7.5e9, 1e6: whole numbers that a double holds exactly */
+    if (*end) { /* a whole number such as 7.5e9, which a double holds exactly */
         double d = strtod(arg, &end);
         errno = errno || !(fabs(d) <= 9e15) || d != floor(d) ? ERANGE : 0;
         v = errno ? 0 : (long long)d;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* main.c: zero-bench SUBCOMMAND, the benches of libzero. */
+/* main.c: zero-bench SUBCOMMAND, the measuring, planning and comparing tools of libzero. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "zero/zero.h"
@@ -47,7 +47,7 @@ static void help(void)
            zero_version());
 }
 
-/* "train, plan or memory" */
+/* All names, such as "train, plan or memory". */
 static const char *names(void)
 {
     static char text[256];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkpoint_cmd.c: zero-bench checkpoint: how fast checkpoints are saved and loaded, beside dd on the same
- * disk, and what an asynchronous save costs the steps. The model is the tensors of a GPT-2 without its
- * arithmetic: each backward writes every gradient. */
+/* checkpoint_cmd.c: zero-bench checkpoint. It measures how fast checkpoints are saved and loaded, beside
+ * dd on the same disk, and what an asynchronous save costs the steps. The model is the tensors of a GPT-2;
+ * its backward pass only writes the gradients. */
 #include "bench/arguments.h"
 #include "bench/checkpoint/disk.h"
 #include "bench/commands.h"
@@ -35,8 +35,8 @@ struct bench {
     void *param[TRAIN_N_TENSORS], *grad[TRAIN_N_TENSORS];
     zero_ctx *z;
     int32_t rank;
-    int64_t bytes;               /* of a checkpoint, all ranks */
-    char dir[1024], saves[1040]; /* folders of its own: for all that is measured, and in it for checkpoints */
+    int64_t bytes;               /* of a checkpoint, over all ranks */
+    char dir[1024], saves[1040]; /* the folder for all that is measured, and one in it for checkpoints */
     struct disk_dd dd;
     int n_plain;
     _Atomic bool saved;
@@ -104,7 +104,7 @@ static int open_model(struct bench *b, bool async)
     return err;
 }
 
-/* Gradients that are all there is of a model. */
+/* A step of a model that only has gradients. */
 static int step(struct bench *b)
 {
     int32_t units = (int32_t)b->o->model.config.layers + 1;
@@ -133,15 +133,27 @@ static double seconds_since(int64_t start)
     return (double)(zr_now_ns() - start) * 1e-9;
 }
 
-/* Medians over the rounds; the ratios are medians too, of pairs that ran one after the other. */
+/* Times of ours and of dd over the rounds, and their medians. The ratio is a median too, over pairs that
+ * ran one after the other. */
 struct pair {
     double ours[MAX_REPEAT], theirs[MAX_REPEAT]; /* seconds */
     double ours_s, theirs_s, ratio;
 };
 
+/* What is measured beside dd: a save, and loads with files that are in the page cache or not. */
+enum { SAVE, SAVE_DIRECT, COLD, COLD_MEMORY, WARM, WARM_MEMORY, N_PAIRS };
+static const struct {
+    const char *key, *what, *beside;
+} pairs[N_PAIRS] = {[SAVE] = {"save", "save", "dd with fsync"},
+                    [SAVE_DIRECT] = {"save_direct", "", "dd with fsync, direct"},
+                    [COLD] = {"load_cold", "", "dd into 1 MiB"},
+                    [COLD_MEMORY] = {"load_cold_memory", "load, cold", "dd to /dev/shm"},
+                    [WARM] = {"load_warm", "", "dd into 1 MiB"},
+                    [WARM_MEMORY] = {"load_warm_memory", "load, warm", "dd to /dev/shm"}};
+
 struct results {
-    struct pair save, save_direct, cold, cold_memory, warm, warm_memory;
-    double step_ms, pays_ms, during_ms, during_dd_ms; /* asynchronous; see tell() */
+    struct pair pair[N_PAIRS];
+    double step_ms, pays_ms, during_ms, during_dd_ms; /* asynchronous saves; see report() */
     double call_ms, written_ms, dd_written_ms;
 };
 
@@ -155,7 +167,7 @@ static void settle(struct pair *p, int64_t n)
     p->theirs_s = report_median(p->theirs, n);
 }
 
-/* Nobody's disk is still busy with what came before. */
+/* Waits until all ranks are here and the disk is idle. */
 static int meet(struct bench *b)
 {
     double nothing = 0;
@@ -170,7 +182,7 @@ static int run_dd(struct bench *b, enum disk_job job, double *seconds)
     if (err || b->rank != 0)
         return err;
     if (job == DISK_WRITE || job == DISK_WRITE_DIRECT) {
-        disk_dd_remove(&b->dd); /* as a checkpoint's files are new */
+        disk_dd_remove(&b->dd); /* a checkpoint's files are new too */
         sync();
     }
     int64_t start = zr_now_ns();
@@ -207,16 +219,17 @@ static void set_cache(struct bench *b, bool warm)
         disk_make_cold(b->dir);
 }
 
-/* One round: each of ours and each dd next to each other, so that both meet the same disk. */
+/* One round. Each of ours runs next to its dd, so that both find the disk in the same state. */
 static int measure_round(struct bench *b, struct results *r, int64_t i)
 {
-    int err = run_dd(b, DISK_WRITE_DIRECT, &r->save_direct.theirs[i]);
-    err = err ? err : run_save(b, &r->save.ours[i]);
-    r->save_direct.ours[i] = r->save.ours[i];
-    err = err ? err : run_dd(b, DISK_WRITE, &r->save.theirs[i]);
+    struct pair *p = r->pair;
+    int err = run_dd(b, DISK_WRITE_DIRECT, &p[SAVE_DIRECT].theirs[i]);
+    err = err ? err : run_save(b, &p[SAVE].ours[i]);
+    p[SAVE_DIRECT].ours[i] = p[SAVE].ours[i];
+    err = err ? err : run_dd(b, DISK_WRITE, &p[SAVE].theirs[i]);
     for (int warm = 0; warm < 2; warm++) {
-        struct pair *into_buffer = warm ? &r->warm : &r->cold,
-                    *into_memory = warm ? &r->warm_memory : &r->cold_memory;
+        struct pair *into_buffer = &p[warm ? WARM : COLD],
+                    *into_memory = &p[warm ? WARM_MEMORY : COLD_MEMORY];
         set_cache(b, warm);
         err = err ? err : run_load(b, &into_buffer->ours[i]);
         into_memory->ours[i] = into_buffer->ours[i];
@@ -248,22 +261,16 @@ static int measure_blocking(struct bench *b, struct results *r)
     int64_t n = b->o->repeat;
     int err = open_bench(b, false);
     err = err ? err : step(b);
-    err = err ? err : run_save(b, &warm_up); /* makes the folder */
+    err = err ? err : run_save(b, &warm_up); /* also creates the folder */
     for (int64_t i = 0; !err && i < n; i++)
         err = measure_round(b, r, i);
-    if (!err) {
-        settle(&r->save, n);
-        settle(&r->save_direct, n);
-        settle(&r->cold, n);
-        settle(&r->cold_memory, n);
-        settle(&r->warm, n);
-        settle(&r->warm_memory, n);
-    }
+    for (int k = 0; !err && k < N_PAIRS; k++)
+        settle(&r->pair[k], n);
     zero_unwrap(&b->z);
     return err;
 }
 
-/* The median step, in milliseconds, until ended() says so on rank 0; at least one. */
+/* Makes steps until ended() is true on rank 0, at least one. *ms is the median. */
 static int steps_until(struct bench *b, bool (*ended)(struct bench *), double *ms)
 {
     double seconds[MAX_STEPS], over = 0;
@@ -329,12 +336,6 @@ static int measure_async(struct bench *b, struct results *r)
     return err;
 }
 
-static void report_pair(const char *what, const char *beside, double gb, const struct pair *p)
-{
-    printf("%-10s %6.2f GB/s, %-24s %6.2f GB/s: %4.0f%%\n", what, gb / p->ours_s, beside, gb / p->theirs_s,
-           100 * p->ratio);
-}
-
 static json_t *pair_json(double gb, const struct pair *p)
 {
     return json_pack("{s:f, s:f, s:f}", "gb_s", gb / p->ours_s, "dd_gb_s", gb / p->theirs_s, "ratio",
@@ -345,25 +346,26 @@ static void report(const struct bench *b, const struct results *r)
 {
     double gb = (double)b->bytes * 1e-9;
     if (b->o->json) {
-        report_line(
-            json_pack("{s:s, s:I, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
-                      "event", "checkpoint", "bytes", (json_int_t)b->bytes, "files", b->dd.n, "save",
-                      pair_json(gb, &r->save), "save_direct", pair_json(gb, &r->save_direct), "load_cold",
-                      pair_json(gb, &r->cold), "load_cold_memory", pair_json(gb, &r->cold_memory),
-                      "load_warm", pair_json(gb, &r->warm), "load_warm_memory",
-                      pair_json(gb, &r->warm_memory), "step_ms", r->step_ms, "save_call_ms", r->call_ms,
-                      "saving_step_ms", r->pays_ms, "step_while_saving_ms", r->during_ms, "step_while_dd_ms",
-                      r->during_dd_ms, "written_ms", r->written_ms, "dd_written_ms", r->dd_written_ms));
+        json_t *line = json_pack("{s:s, s:I, s:i}", "event", "checkpoint", "bytes", (json_int_t)b->bytes,
+                                 "files", b->dd.n);
+        for (int k = 0; k < N_PAIRS; k++)
+            json_object_set_new(line, pairs[k].key, pair_json(gb, &r->pair[k]));
+        json_object_update_new(line, json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "step_ms", r->step_ms,
+                                               "save_call_ms", r->call_ms, "saving_step_ms", r->pays_ms,
+                                               "step_while_saving_ms", r->during_ms, "step_while_dd_ms",
+                                               r->during_dd_ms, "written_ms", r->written_ms, "dd_written_ms",
+                                               r->dd_written_ms));
+        report_line(line);
         return;
     }
     printf("%s: %s a checkpoint, %d file%s\n", b->o->model.name, report_bytes(b->bytes).text, b->dd.n,
            b->dd.n == 1 ? "" : "s");
-    report_pair("save", "dd with fsync", gb, &r->save);
-    report_pair("", "dd with fsync, direct", gb, &r->save_direct);
-    report_pair("load, cold", "dd to /dev/shm", gb, &r->cold_memory);
-    report_pair("", "dd into 1 MiB", gb, &r->cold);
-    report_pair("load, warm", "dd to /dev/shm", gb, &r->warm_memory);
-    report_pair("", "dd into 1 MiB", gb, &r->warm);
+    static const int order[N_PAIRS] = {SAVE, SAVE_DIRECT, COLD_MEMORY, COLD, WARM_MEMORY, WARM};
+    for (int k = 0; k < N_PAIRS; k++) {
+        const struct pair *p = &r->pair[order[k]];
+        printf("%-10s %6.2f GB/s, %-24s %6.2f GB/s: %4.0f%%\n", pairs[order[k]].what, gb / p->ours_s,
+               pairs[order[k]].beside, gb / p->theirs_s, 100 * p->ratio);
+    }
     printf(
         "asynchronous: a step takes %.1f ms; the call to save %.1f ms, with the step after it %.1f ms more "
         "than a step; while the checkpoint is written, for %.0f ms, steps take %.1f ms\n",
@@ -380,7 +382,7 @@ int checkpoint_command(const char *name, int argc, char **argv)
         return status;
     struct bench b = {.o = &o};
     struct results r = {0};
-    mkdir(o.dir, 0777); /* what is wrong with it, the save will say */
+    mkdir(o.dir, 0777); /* if this fails, the save says why */
     snprintf(b.dir, sizeof b.dir, "%s/zero-bench", o.dir);
     mkdir(b.dir, 0777);
     snprintf(b.saves, sizeof b.saves, "%s/saves", b.dir);

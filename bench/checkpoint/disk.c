@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* disk.c: see disk.h. */
+/* disk.c: runs dd, and controls the page cache. */
 #include "bench/checkpoint/disk.h"
 
 #include "kernels/device.h"
@@ -97,7 +97,7 @@ int disk_remove_folder(const char *path)
                                                           : 0;
 }
 
-/* Calls fn with every path of dir that fits the pattern. */
+/* Calls fn with every path in dir that matches the pattern. */
 static void for_each(const char *dir, const char *pattern, void (*fn)(const char *path))
 {
     char all[PATH];
@@ -113,7 +113,7 @@ static void make_cold(const char *path)
 {
     int fd = open(path, O_RDONLY);
     if (fd >= 0) {
-        fsync(fd); /* only clean pages go */
+        fsync(fd); /* only clean pages can be dropped */
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
         close(fd);
     }

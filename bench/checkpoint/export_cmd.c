@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* export_cmd.c: zero-bench export, the weights of a checkpoint in the files of Hugging Face's libraries,
- * under GPT-2's published names. */
+/* export_cmd.c: zero-bench export. It writes the weights of a checkpoint as files for Hugging Face's
+ * libraries, under GPT-2's published names. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/train/train.h"
@@ -33,20 +33,10 @@ static const struct option_table table = {
 
 int export_command(const char *name, int argc, char **argv)
 {
-    struct train_options o = {.only_exports = true,
-                              .dtype = ZERO_F32,
-                              .batch = 1,
-                              .accum = 1,
-                              .stage = 3,
-                              .dp_replicate = 1,
-                              .optimizer = ZERO_ADAMW,
-                              .beta1 = 0.9,
-                              .beta2 = 0.95,
-                              .prefetch = 2,
-                              .budget = ZERO_AUTO,
-                              .deterministic = ZERO_AUTO,
-                              .device = ZERO_DEVICE_HOST,
-                              .threads = 1};
+    struct train_options o = train_defaults(&(struct model_options){0});
+    o.only_exports = true;
+    o.batch = 1;
+    o.stage = 3;
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;

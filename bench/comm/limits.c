@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* limits.c: see limits.h. */
+/* limits.c: copies and sums in a rank's own memory, as limits.h declares them. */
 #include "bench/comm/limits.h"
 #include "bench/failed.h"
 
@@ -31,7 +31,7 @@ int comm_limits_open(struct comm_limits *l, struct zr_device *dev, struct zr_str
     err = err ? err : dev->ops->alloc(dev, l->to_bytes, &to);
     l->from = from;
     l->to = to;
-    /* Written once: pages that nobody has written are all one. */
+    /* Writes the pages once; until then they all map the same zero page. */
     err = err ? err : dev->ops->zero(s, from, l->from_bytes);
     err = err ? err : dev->ops->zero(s, to, l->to_bytes);
     err = err ? err : dev->ops->stream_sync(s);

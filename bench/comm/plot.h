@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plot.h: the table of zero-bench comm as a picture. */
+/* plot.h: draws the table of zero-bench comm. */
 #ifndef ZERO_BENCH_COMM_PLOT_H
 #define ZERO_BENCH_COMM_PLOT_H
 
@@ -8,7 +8,7 @@
 /* A row of the table. */
 struct comm_point {
     enum comm_op op;
-    /* or of a limit */
+    /* the backend's name, or the limit's */
     const char *backend;
     bool is_limit;
     int64_t bytes;
@@ -16,8 +16,8 @@ struct comm_point {
     double busbw;
 };
 
-/* Draws a curve for each backend's operation and each limit, the limits dashed, into path, of which
- * plot_can_draw() says that it can be. Returns 0, or 1 after one line on stderr. */
+/* Draws a curve for each operation of each backend, and a dashed one for each limit. Returns as plot_curves
+ * (bench/report/plot.h) does. */
 int comm_plot(const char *path, const char *title, const struct comm_point *point, int n);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ranks.c: see ranks.h. */
+/* ranks.c: opens and closes the communicators of zero-bench comm. */
 #include "bench/comm/ranks.h"
 #include "bench/arguments.h"
 #include "bench/report/report.h"
@@ -57,7 +57,7 @@ bool comm_backend_is_mpi(const struct comm_backend *b)
     return b->row == &zr_backend_mpi;
 }
 
-/* --- meeting --- */
+/* ---- meeting ---- */
 
 /* What ranks tell each other before anything is opened. */
 struct card {
@@ -65,7 +65,7 @@ struct card {
     struct comm_asked asked;
 };
 
-/* err, with this thread's message, is of this rank; all go on or none does. */
+/* Tells the other ranks err and this thread's message. All ranks go on, or none does. */
 static int agree(struct comm_ranks *r, int err, const struct comm_asked *a)
 {
     int n = r->world.world, me = r->world.rank;
@@ -105,7 +105,7 @@ int comm_ranks_meet(struct comm_ranks *r, const struct comm_asked *a)
                : 0;
 }
 
-/* --- opening --- */
+/* ---- opening ---- */
 
 static const char *device_of(const struct comm_asked *a)
 {
@@ -117,7 +117,7 @@ static bool is_for(const struct comm_ranks *r, const struct comm_asked *a, const
     return (!b->device || strcmp(b->device, device_of(a)) == 0) && (!b->alone || r->world.world == 1);
 }
 
-/* Of one that was asked for by name. */
+/* The error for a backend that was asked for by name and cannot be here. */
 static int refuse(const struct comm_ranks *r, const struct comm_asked *a, const struct zr_backend *b)
 {
     return b->alone && r->world.world > 1
@@ -127,7 +127,7 @@ static int refuse(const struct comm_ranks *r, const struct comm_asked *a, const 
                          device_of(a));
 }
 
-/* With this thread's message. */
+/* Adds a backend and this thread's message to the list of backends that are left out. */
 static void leave_out(struct comm_ranks *r, const struct zr_backend *b)
 {
     size_t used = strlen(r->left_out);
@@ -135,13 +135,7 @@ static void leave_out(struct comm_ranks *r, const struct zr_backend *b)
              zr_error_text());
 }
 
-/* Whether what cannot be here ends it. */
-static bool must_be_here(const struct comm_asked *a)
-{
-    return a->backends && !a->bars;
-}
-
-/* Those that were asked for, or all that can be here, into r->backend. Alike on all ranks. */
+/* Chooses the backends that were asked for, or all that can be here. The result is the same on all ranks. */
 static int choose(struct comm_ranks *r, const struct comm_asked *a)
 {
     for (int i = 0; i < N_KNOWN; i++) {
@@ -151,7 +145,7 @@ static int choose(struct comm_ranks *r, const struct comm_asked *a)
         if (!is_for(r, a, b))
             return refuse(r, a, b);
         int err = b->check_hosts ? b->check_hosts(&r->topology, &r->mesh.all) : 0;
-        if (err && must_be_here(a))
+        if (err && a->backends)
             return zr_fail_more(err, "--backend: %s", b->name);
         if (err)
             leave_out(r, b);
@@ -167,7 +161,7 @@ static int no_room(int64_t bytes, int64_t free_bytes, const char *where)
                    report_bytes(bytes).text, report_bytes(free_bytes).text, where);
 }
 
-/* Whether there is room for all of it at once, which would else be noticed by the kernel's killer. */
+/* Checks that there is memory for everything at once. Otherwise the kernel would kill a process later. */
 static int check_room(const struct comm_ranks *r, int64_t bytes)
 {
     struct zr_host_memory m;
@@ -188,8 +182,7 @@ static int check_room(const struct comm_ranks *r, int64_t bytes)
     return bytes <= m.free_bytes / n ? 0 : no_room(bytes, m.free_bytes, where);
 }
 
-/* What each role is opened for: those that are measured, and between ranks of the whole world one that has
- * all. */
+/* What each role is opened for: gather and reduce are measured, control spans the whole world. */
 static void ask_roles(const struct comm_ranks *r, const struct zr_backend *b, int64_t slice_bytes,
                       struct zr_role_ask ask[ZR_ROLES])
 {
@@ -229,7 +222,7 @@ static void close_backend(struct comm_backend *b)
     memset(b->comm, 0, sizeof b->comm);
 }
 
-/* One arena for all of a backend's communicators. */
+/* Gives all of a backend's communicators one arena. */
 static int give_arena(struct comm_backend *b, int64_t bytes)
 {
     struct zr_arena *arena = NULL;
@@ -264,14 +257,14 @@ static int open_backend(struct comm_ranks *r, const struct comm_asked *a, struct
     return 0;
 }
 
-/* What was not asked for by name, and whose library is not there, is left out. */
+/* A backend whose library is missing is left out, unless it was asked for by name. */
 static int open_backends(struct comm_ranks *r, const struct comm_asked *a, int64_t slice_bytes, int64_t bytes)
 {
     int n_open = 0, err = 0;
     for (int i = 0; i < r->n_backends && !err; i++) {
         struct comm_backend b = {.row = r->backend[i].row};
         err = open_backend(r, a, &b, slice_bytes, bytes);
-        if (err == ZR_ERR_NOTSUP && !must_be_here(a)) {
+        if (err == ZR_ERR_NOTSUP && !a->backends) {
             leave_out(r, b.row);
             close_backend(&b);
             err = 0;
@@ -282,7 +275,7 @@ static int open_backends(struct comm_ranks *r, const struct comm_asked *a, int64
     return err || n_open ? err : zr_fail(ZR_ERR_NOTSUP, "no backend joins these ranks: %s", r->left_out);
 }
 
-/* What this rank does alone. */
+/* The part of opening that this rank does alone. */
 static int open_device(struct comm_ranks *r, const struct comm_asked *a, int64_t bytes)
 {
     int err = a->cuda ? zr_cuda_device_open(r->world.local_rank, &r->dev) : zr_host_device_open(&r->dev);
@@ -290,7 +283,7 @@ static int open_device(struct comm_ranks *r, const struct comm_asked *a, int64_t
     return err ? err : check_room(r, bytes);
 }
 
-/* --- losses --- */
+/* ---- losses ---- */
 
 static void abort_all(struct comm_ranks *r, int code, const char *why)
 {
@@ -298,7 +291,7 @@ static void abort_all(struct comm_ranks *r, int code, const char *why)
         for (int role = 0; role < ZR_ROLES; role++)
             if (r->backend[i].comm[role])
                 r->backend[i].comm[role]->ops->abort(r->backend[i].comm[role], code, why);
-    if (zr_mpi_own_blocks()) { /* and may never come back */
+    if (zr_mpi_own_blocks()) { /* the call may never return */
         fprintf(stderr, "zero-bench comm: %s\n", why);
         _exit(EXIT_FAILURE);
     }
@@ -329,7 +322,7 @@ static void run_loop(void *arg)
     uv_run(&r->loop, UV_RUN_DEFAULT);
 }
 
-/* From now on losses are heard while collectives wait. */
+/* From here on, lost ranks are noticed while collectives wait. */
 static int start_loop(struct comm_ranks *r)
 {
     if (uv_async_init(&r->loop, &r->stop, on_stop))
@@ -348,7 +341,7 @@ int comm_ranks_open(struct comm_ranks *r, const struct comm_asked *a, int64_t sl
 {
     int64_t bytes = other_bytes;
     int err = choose(r, a);
-    if (err) /* of all ranks */
+    if (err) /* the same error on all ranks */
         return err;
     for (int i = 0; i < r->n_backends; i++)
         bytes += arena_bytes_of(r, a, r->backend[i].row, slice_bytes, arena_bytes);
@@ -370,7 +363,7 @@ int comm_ranks_sync(struct comm_ranks *r)
     return err;
 }
 
-/* Whether something of a failed communicator will not end: it can only be left behind. */
+/* Whether work of a failed communicator will never end. Its memory is then left behind. */
 static bool is_stuck(const struct comm_ranks *r)
 {
     for (int i = 0; i < r->n_backends; i++)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rounds.c: see rounds.h. */
+/* rounds.c: measures and checks the collectives of zero-bench comm. */
 #include "bench/comm/rounds.h"
 #include "bench/comm/values.h"
 #include "bench/failed.h"
@@ -14,11 +14,11 @@ enum {
     PIECE_BYTES = 1 << 20,
     CONTROL_BYTES = 4096,
     N_WARM_ROUNDS = 2,
-    /* Calls of a row in a round, one behind the other: as many as move so many bytes, but not more than that.
-     */
+    /* A round calls a row several times, one call after another: as often as moves CALLS_BYTES, but at
+     * most MOST_CALLS times. */
     MOST_CALLS = 20,
     CALLS_BYTES = 1 << 20,
-    /* from the agreement to the start that the ranks of one machine have in common */
+    /* from the agreement to the common start of all ranks on a machine */
     START_NS = 200000,
 };
 
@@ -41,9 +41,9 @@ int64_t comm_slice(int64_t bytes, int n)
     return slice ? slice : SLICE_ALIGN;
 }
 
-/* --- memory --- */
+/* ---- memory ---- */
 
-/* Where things are in an arena, whose size it returns. */
+/* Places everything in an arena. Returns its size. */
 static int64_t lay_out(struct comm_rounds *b, int64_t slice)
 {
     int64_t region = (b->n * slice + 255) / 256 * 256;
@@ -61,7 +61,7 @@ static bool has_limit(const struct comm_rounds *b, enum comm_op op)
     return op == COMM_ALL_GATHER ? b->n > 1 : op == COMM_REDUCE_SCATTER && b->n <= ZR_MAX_SOURCES;
 }
 
-/* Whether MPI's own may be compared with. */
+/* Whether MPI's own collectives may be compared. */
 static bool may_have_mpi(const struct comm_rounds *b)
 {
     const char mpi[] = "mpi";
@@ -137,10 +137,10 @@ void comm_rounds_close(struct comm_rounds *b)
     memset(b, 0, sizeof *b);
 }
 
-/* --- what ranks tell each other --- */
+/* ---- exchanges between ranks ---- */
 
-/* The first n_sum of b->control become the sums over all ranks, the n_max behind them the largest. Over any
- * of the backends. */
+/* Replaces the first n_sum values of b->control by their sums over all ranks, and the next n_max by the
+ * largest. It works over any backend. */
 static int merge(struct comm_rounds *b, const struct comm_backend *over, int n_sum, int n_max)
 {
     struct comm_ranks *r = b->ranks;
@@ -153,7 +153,7 @@ static int merge(struct comm_rounds *b, const struct comm_backend *over, int n_s
     return err ? err : comm_ranks_sync(r);
 }
 
-/* Sleeps, since another rank may want the core, but for the last bit. */
+/* Sleeps for most of the time, because another rank may need the core. */
 static void wait_until(int64_t ns)
 {
     int64_t left;
@@ -164,7 +164,8 @@ static void wait_until(int64_t ns)
             zr_relax();
 }
 
-/* Returns when all ranks are here: on one host at the same time, whatever the clocks of several say. */
+/* Returns when all ranks are here. On one host they return at the same time; clocks of several hosts
+ * differ. */
 static int start_together(struct comm_rounds *b, const struct comm_backend *over)
 {
     b->control[0] = (uint64_t)zr_now_ns();
@@ -174,7 +175,7 @@ static int start_together(struct comm_rounds *b, const struct comm_backend *over
     return err;
 }
 
-/* --- operations --- */
+/* ---- operations ---- */
 
 static struct zr_cut cut_of(const struct comm_rounds *b)
 {
@@ -186,7 +187,7 @@ static int64_t n_words(const struct comm_rounds *b)
     return b->bytes / (int64_t)sizeof(uint64_t);
 }
 
-/* Of a slice. */
+/* The number of elements in a slice. */
 static int64_t n_elements(const struct comm_rounds *b)
 {
     return b->slice / zr_dtype_bytes(b->dtype);
@@ -212,7 +213,7 @@ static int issue_of(struct comm_rounds *b, enum comm_op op, struct comm_backend 
     }
 }
 
-/* MPI's gathers move the same bytes, whatever they are. */
+/* MPI's gathers move bytes of any type. */
 static int issue_own(struct comm_rounds *b, const struct comm_row *row)
 {
     struct comm_backend *of = row->of;
@@ -226,7 +227,7 @@ static int issue_own(struct comm_rounds *b, const struct comm_row *row)
                           n_elements(b));
 }
 
-/* Puts a row's call on the stream. */
+/* Enqueues a row's call. */
 static int issue(struct comm_rounds *b, const struct comm_row *row)
 {
     struct zr_stream *s = b->ranks->stream;
@@ -249,21 +250,22 @@ static int measure(struct comm_rounds *b, const struct comm_row *row, uint64_t *
     return err;
 }
 
-/* --- values --- */
+/* ---- values ---- */
 
 static uint64_t seed_of(enum comm_op op)
 {
     return ((uint64_t)op + 1) << 32;
 }
 
-/* Runs fn for every piece of a range of an arena's elements, of which the first has a number; to_arena: what
- * fn has put into b->piece goes there, else what is there comes into b->piece first. */
+/* A range of an arena's elements, of which `first` is the number of the first one. by_pieces() runs fn on
+ * each piece. With to_arena, fn fills b->piece, which is then copied to the arena; without, the piece is
+ * copied from there first. */
 struct range {
     char *at;
     int64_t bytes, first;
     bool to_arena;
     void (*fn)(struct comm_rounds *b, struct range *x, int64_t first, int64_t n);
-    /* fn's */
+    /* used by fn */
     struct comm_source source;
     enum zr_dtype dtype;
     int64_t wrong;
@@ -292,7 +294,7 @@ static void fill(struct comm_rounds *b, struct range *x, int64_t first, int64_t 
     comm_values_fill(b->piece, x->dtype, x->source, first, n);
 }
 
-/* NaNs, of every dtype. */
+/* Fills with bits that are NaN in every dtype. */
 static void poison(struct comm_rounds *b, struct range *x, int64_t first, int64_t n)
 {
     (void)first;
@@ -314,7 +316,7 @@ static int fill_words(struct comm_rounds *b, const struct comm_backend *of)
     return err ? err : dev->stream_sync(b->ranks->stream);
 }
 
-/* What a backend's collectives of this size begin with; no call changes it. */
+/* Fills the inputs of a backend's collectives, which no call changes. */
 static int fill_inputs(struct comm_rounds *b, const struct comm_backend *of)
 {
     int32_t me = b->ranks->world.rank;
@@ -413,8 +415,9 @@ static int check_words(struct comm_rounds *b, struct comm_row *row)
     return err;
 }
 
-/* One call, whose result was poisoned before. While one of MPI's own runs, it may write all of its memory,
- * this rank's slice too, which others may still read after a gather of ours (comm.h). */
+/* Poisons the result, makes one call, and compares. MPI's own collectives may write all of their memory
+ * while they run. Other ranks may still read this rank's slice after a gather of ours (comm.h), so ranks
+ * meet first. */
 static int check_row(struct comm_rounds *b, struct comm_row *row)
 {
     for (int i = 0; i < b->n; i++)
@@ -438,7 +441,7 @@ static int check_all(struct comm_rounds *b)
     return err;
 }
 
-/* --- rounds --- */
+/* ---- rounds ---- */
 
 static struct comm_row *add_row(struct comm_rounds *b, enum comm_op op, struct comm_backend *of,
                                 struct comm_row *limit)
@@ -453,7 +456,7 @@ static struct comm_row *add_row(struct comm_rounds *b, enum comm_op op, struct c
     return row;
 }
 
-/* MPI's own of an operation. MPI counts elements in an int, and its libraries all that a call has. */
+/* Adds MPI's own collectives. MPI counts elements in an int, over all ranks in some libraries. */
 static void add_own(struct comm_rounds *b, enum comm_op op, struct comm_backend *of, struct comm_row *limit)
 {
     int first = op == COMM_ALL_GATHER ? ZR_MPI_OWN_ALLGATHER : ZR_MPI_OWN_REDUCE_SCATTER;
@@ -480,7 +483,7 @@ static void choose_rows(struct comm_rounds *b)
     }
 }
 
-/* The slowest rank's times count. */
+/* Times are those of the slowest rank. */
 static int run_round(struct comm_rounds *b, int64_t round)
 {
     uint64_t ns[COMM_MOST_ROWS] = {0};

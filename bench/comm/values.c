@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* values.c: see values.h. */
+/* values.c: pseudo-random values for collectives, and their sums. */
 #include "bench/comm/values.h"
 #include "bench/random_bits.h"
 
@@ -11,7 +11,7 @@ static uint64_t bits_of(struct comm_source s, int64_t i)
     return random_bits(random_bits(s.seed + (uint64_t)(uint32_t)s.rank) + (uint64_t)i);
 }
 
-/* A float of dtype's digits, which are 24 or 8 with the sign. */
+/* A float with as many significant bits as dtype has: 24 or 8, sign included. */
 static float value_of(struct comm_source s, int64_t i, enum zr_dtype dtype)
 {
     int digits = dtype == ZR_BF16 ? 8 : 24;
@@ -20,7 +20,7 @@ static float value_of(struct comm_source s, int64_t i, enum zr_dtype dtype)
     return ldexpf((float)x, 1 - digits - (int)(bits & 31) % 21);
 }
 
-/* As it lies in memory. */
+/* The value's bits in memory. */
 static uint32_t stored(float x, enum zr_dtype dtype)
 {
     uint32_t bits;
@@ -49,7 +49,7 @@ int64_t comm_values_differ(const void *at, enum zr_dtype dtype, struct comm_sour
     return wrong;
 }
 
-/* As struct zr_host_kernels defines it, and not by its code. */
+/* The fixed tree of struct zr_host_kernels, in code of its own. */
 static float tree(const float *x, int n)
 {
     int half = 1;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* flight_cmd.c: zero-bench flight FILE...: what the ranks of a job did last, by their flight recorders. */
+/* flight_cmd.c: zero-bench flight FILE... It prints what the ranks of a job did last, from their flight
+ * recorders. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/flight/merge.h"
@@ -58,7 +59,7 @@ static const char *state_of(const struct zr_flight_view *v)
                                           : "running";
 }
 
-/* Role by role "gather 12/11": begun and finished. */
+/* Lists each role with its operations begun and finished, such as "gather 12/11". */
 static void list_roles(const struct zr_flight_view *v, char *text, size_t n_text)
 {
     size_t at = 0;
@@ -70,7 +71,7 @@ static void list_roles(const struct zr_flight_view *v, char *text, size_t n_text
                                    (unsigned long long)v->role[r].finished);
 }
 
-/* A text of a file, which may hold anything: as a terminal and JSON take it. */
+/* Replaces bytes that a terminal or JSON cannot take. The file may contain anything. */
 static void make_plain(const char *from, char *text, size_t n_text)
 {
     snprintf(text, n_text, "%s", from);

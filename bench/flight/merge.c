@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* merge.c: see merge.h. */
+/* merge.c: reads flight recorders, and finds the ranks that stand out. */
 #include "bench/flight/merge.h"
 #include "bench/arguments.h"
 
@@ -37,7 +37,7 @@ static int read_one(struct flight *f, const char *name, const char *path)
     return 0;
 }
 
-/* All of one attempt of one job. */
+/* Checks that all files are of one attempt of one job. */
 static int check_one_job(const struct flight *f, const char *name)
 {
     const struct flight_rank *first = &f->rank[0];
@@ -110,7 +110,7 @@ void flight_last_call(const struct zr_flight_view *v, char call[ZR_CALLED_CHARS]
         describe_call(c->call, call);
 }
 
-/* "; its last call was ..., which had returned" */
+/* Appends the last call: "; it is in ...", or that the program is outside of the library. */
 static size_t add_call(const struct zr_flight_view *v, char *text, size_t n_text)
 {
     char call[ZR_CALLED_CHARS];
@@ -128,27 +128,29 @@ static size_t add_call(const struct zr_flight_view *v, char *text, size_t n_text
     return (size_t)n;
 }
 
-/* By itself: one that had failed says so itself, and one that its launcher ended was alive until then. */
+/* Whether the rank died by itself. One that had failed says so itself, and one that its launcher ended was
+ * alive until then. */
 static bool is_dead(const struct zr_flight_view *v)
 {
     return v->has_ended && !v->code && !zr_flight_ended_by_launcher(v) &&
            (v->signal || v->state == ZR_FLIGHT_OPEN);
 }
 
-/* It exited when its launcher had asked it to: of itself, or because of that. */
+/* Whether it exited after its launcher had asked it to: perhaps because of that. */
 static bool may_be_asked(const struct zr_flight_view *v)
 {
     return v->asked && !v->signal;
 }
 
-/* The time of the day at which a rank's recorder was copied: of a dead one, when it ended. */
+/* The time of day at which a rank's recorder was copied. A dead rank's recorder is copied when the rank
+ * ends. */
 static int64_t day_ns(const struct zr_flight_view *v)
 {
     return (int64_t)((uint64_t)v->epoch_ns + (uint64_t)v->copied_ns);
 }
 
-/* Which of two dead is the likelier cause of the other's end: a launcher's request comes behind what it comes
- * of; then the earlier one; of those that were seen to end at the same time, one that was killed. */
+/* Orders dead ranks by which is more likely the cause: ranks that the launcher asked to end come last;
+ * then the earlier end; at the same time, one that was killed. */
 static bool is_before(const struct zr_flight_view *a, const struct zr_flight_view *b)
 {
     if (may_be_asked(a) != may_be_asked(b))
@@ -158,7 +160,7 @@ static bool is_before(const struct zr_flight_view *a, const struct zr_flight_vie
     return !a->signal != !b->signal ? a->signal != 0 : a->rank < b->rank;
 }
 
-/* The next of the dead behind *last; NULL: there is none. */
+/* The next dead rank after *last, or NULL. */
 static const struct zr_flight_view *next_dead(const struct flight *f, const struct zr_flight_view *last)
 {
     const struct zr_flight_view *next = NULL;
@@ -187,7 +189,7 @@ static void judge_dead(const struct judge *j, const struct zr_flight_view *v)
     j->found(j->arg, &out);
 }
 
-/* A rank's operation number seq of a role; NULL: not kept, or not made. */
+/* A rank's operation number seq of a role. NULL: it was not made, or is not kept. */
 static const struct zr_flight_op *find_op(const struct zr_flight_view *v, int role, uint64_t seq)
 {
     for (int32_t i = v->n_ops; i-- > 0;)
@@ -212,7 +214,7 @@ static const char *difference(const struct zr_flight_op *a, const struct zr_flig
                                           : NULL;
 }
 
-/* The first operation of the role that two ranks of a group have made and that is not the same. */
+/* The first operation of a role that differs between two ranks of a group. */
 static uint64_t first_difference(const struct zr_flight_view *a, const struct zr_flight_view *b, int role)
 {
     for (int32_t i = 0; i < a->n_ops; i++) {
@@ -233,7 +235,7 @@ static void put_op(const struct zr_flight_op *o, char *text, size_t n_text)
              call[0] ? call : "no call");
 }
 
-/* Each group is spoken for by its first rank here. */
+/* Each group is judged once, at its first rank. */
 static bool speaks(const struct flight *f, int32_t i, int role)
 {
     for (int32_t k = 0; k < i; k++)
@@ -268,7 +270,7 @@ static void judge_different(const struct judge *j, int32_t i, int role)
     j->found(j->arg, &out);
 }
 
-/* Where its loop stands, if it is in a job. */
+/* Appends the action that the rank's loop is carrying out, if any. */
 static void add_loop(const struct zr_flight_view *v, char *text, size_t n_text)
 {
     const struct zr_flight_loop *l = &v->loop;
@@ -284,7 +286,7 @@ static void add_loop(const struct zr_flight_view *v, char *text, size_t n_text)
                  (unsigned long long)(l->n_queued - l->n_done));
 }
 
-/* Those of the group that have not begun what another has begun. */
+/* Finds ranks of a group that have not begun an operation that another rank has begun. */
 static void judge_late(const struct judge *j, int32_t i, int role)
 {
     const struct flight *f = j->f;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host.c: see host.h.
+/* host.c: measures the host's kernels and products beside their limits.
  *
- * Method: in each round every kernel is run once and its limit once, each just after an untimed pass over the
- * very same arrays, so that both find as much of them in the caches; then the products. */
+ * Each round runs every kernel and its limit once, both after an untimed pass over the same arrays, so
+ * that both find the caches in the same state. Then it runs the products. */
 #include "bench/kernels/host.h"
 #include "bench/kernels/limits.h"
 #include "bench/random_bits.h"
@@ -26,18 +26,19 @@ struct kernels_host {
     const struct place *place;
     struct stream_arrays arrays;
     struct zr_step_scalars scalars;
-    void *gemm_a, *gemm_b, *gemm_c; /* for the largest product */
+    void *gemm_a, *gemm_b, *gemm_c; /* sized for the largest product */
     struct block {
         void *p;
         int64_t bytes;
-    } blocks[16]; /* all that was taken */
+    } blocks[16]; /* all memory */
     int n_blocks;
     struct kernels_host_row rows[N_ROWS];
-    /* (n_rounds) each; a product's limits are those of the squares, a kernel's ON_ONE thread and ON_ALL */
+    /* (n_rounds) each. The limits of a product are the squares; those of a kernel are ON_ONE thread and
+     * ON_ALL. */
     double *seconds[N_ROWS], *limit[N_ROWS][N_SQUARES];
 };
 
-/* --- kernels --- */
+/* ---- kernels ---- */
 
 static int run_copy(struct kernels_host *h)
 {
@@ -105,7 +106,7 @@ static const struct {
     {"sum of 4, bf16", STREAM_SUM_4_BF16, run_sum_bf16},
 };
 
-/* Row N_STREAM_KERNELS + 2 * i + b: optimizer i + 1, with weights in bf16 too where b. */
+/* Row N_STREAM_KERNELS + 2 * i + b is optimizer i + 1; with b it also writes bf16 weights. */
 static enum zr_optimizer kind_of(int row)
 {
     return (enum zr_optimizer)((row - N_STREAM_KERNELS) / 2 + 1);
@@ -183,7 +184,7 @@ static int measure_streamed(struct kernels_host *h, int row, int64_t round)
     return err;
 }
 
-/* --- products --- */
+/* ---- products ---- */
 
 static int multiply(struct kernels_host *h, enum zr_dtype dtype, int64_t m, int64_t n, int64_t k,
                     double *seconds)
@@ -229,7 +230,7 @@ static double flop(int64_t m, int64_t n, int64_t k)
     return 2.0 * (double)m * (double)n * (double)k;
 }
 
-/* --- memory --- */
+/* ---- memory ---- */
 
 static int take(struct kernels_host *h, int64_t bytes, void **out)
 {
@@ -240,8 +241,8 @@ static int take(struct kernels_host *h, int64_t bytes, void **out)
     return err;
 }
 
-/* Numbers from 1/2 to 1, and so are the halves of each as bf16: nothing is subnormal, which some CPUs are
- * slow at, nothing overflows, and nothing is negative, which no second moment is. */
+/* Numbers from 1/2 to 1, whose halves are such numbers in bf16 too. So nothing is subnormal, which is slow
+ * on some CPUs, nothing overflows, and no second moment is negative. */
 static int take_numbers(struct kernels_host *h, int64_t bytes, void **out)
 {
     int err = take(h, bytes, out);
@@ -262,7 +263,7 @@ static int open_arrays(struct kernels_host *h)
     struct stream_arrays *a = &h->arrays;
     for (int i = 0; i < LIMIT_MOST_READ && !err; i++)
         err = take_numbers(h, f32, (void **)&a->read_f32[i]);
-    /* What is read as bf16 are the first halves of those. */
+    /* The bf16 inputs share these arrays' memory. */
     for (int i = 0; i < LIMIT_MOST_READ && !err; i++)
         a->read_bf16[i] = (const uint16_t *)a->read_f32[i];
     for (int i = 0; i < LIMIT_MOST_UPDATED && !err; i++)
@@ -292,7 +293,7 @@ static int open_times(struct kernels_host *h)
     return 0;
 }
 
-/* --- what comes out --- */
+/* ---- results ---- */
 
 static void finish_streamed(struct kernels_host *h, int row)
 {
@@ -332,7 +333,7 @@ int kernels_host_measure(struct kernels_host **out, const struct place *place,
         return zr_fail(ZR_ERR_NOMEM, "no memory for %zu bytes", sizeof *h);
     h->o = *o;
     h->place = place;
-    h->scalars = (struct zr_step_scalars){.grad_scale = 1.0f + 0x1p-23f}; /* 1 would leave all as it is */
+    h->scalars = (struct zr_step_scalars){.grad_scale = 1.0f + 0x1p-23f}; /* a factor of 1 would be skipped */
     int err = open_arrays(h);
     err = err ? err : open_products(h);
     err = err ? err : open_times(h);

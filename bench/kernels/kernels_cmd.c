@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels_cmd.c: zero-bench kernels: how fast the device's kernels are, beside what its memory and its
- * matrix products can do; and the GPT's attention, where it is one piece (bf16 on a GPU). The host has a
- * table of its own (host.h).
+/* kernels_cmd.c: zero-bench kernels. On a GPU it measures a copy, AdamW, a matrix product and, in bf16,
+ * the GPT's attention. The host has a table of its own (host.h).
  *
- * Method: everything runs on random data that no cache holds, in rounds, each measuring one thing after
- * another, so that a clock that changes hits all alike. A time is between two stamps of the stream itself,
- * around a few runs. The first rounds warm up and are left out; the median of the others counts. */
+ * Everything runs on random data that no cache holds. A round measures one thing after another, so that a
+ * changing clock rate hits all alike. A time is between two stamps of the stream, around a few runs. The
+ * first rounds are warm-up; the median of the others counts. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/kernels/host.h"
@@ -29,7 +28,8 @@ struct kernels_options {
     bool json;
 };
 
-/* n numbers, at most 4, from 1 to 1000000 with commas between; false: it is something else. */
+/* Reads n numbers from 1 to 1000000 with commas between, at most 4. Returns false if arg is something
+ * else. */
 static bool read_sizes(const char *arg, int n, int64_t *to)
 {
     int64_t size[4];
@@ -102,7 +102,7 @@ static const struct option_table table = {
     .finish = finish,
 };
 
-/* --- what is measured --- */
+/* ---- measurements ---- */
 
 enum { MASTER, GRAD, M, V, LOGSUM, DOTS, PARAM, A, B, C, QKV, ATTY, DATTY, DQKV, N_BUFFERS };
 enum { COPY, ADAMW, GEMM, ATTENTION, N_MEASURES };
@@ -111,26 +111,26 @@ struct bench {
     const struct kernels_options *o;
     struct place place;
     enum zr_dtype dtype;
-    const struct gpt2_attention *attention; /* NULL: not in one piece here */
+    const struct gpt2_attention *attention; /* NULL: attention is not in one piece here */
     struct buffer {
         void *p;
         int64_t bytes;
     } buffers[N_BUFFERS];
     struct zr_step_scalars *scalars;
-    int64_t *stamps;                  /* (2) of the host */
+    int64_t *stamps;                  /* (2) in host memory */
     double *seconds[N_MEASURES];      /* (rounds) */
     int64_t n_runs[N_MEASURES];       /* between two stamps */
     double bytes_or_flop[N_MEASURES]; /* of one run */
 };
 
-/* Bytes read and written per weight: master weights, both moments and the fp32 gradient are read, all but the
- * gradient written, and where the model's dtype is another its weights are written too. */
+/* Bytes read and written per weight: master weights, both moments and the fp32 gradient are read; all but
+ * the gradient are written, and so are the model's weights if they are not fp32. */
 static int64_t adamw_bytes(enum zr_dtype dtype)
 {
     return 4 * 4 + 3 * 4 + (dtype == ZR_F32 ? 0 : zr_dtype_bytes(dtype));
 }
 
-/* One piece of random numbers in (-1, 1), over and over. */
+/* Fills with one piece of random numbers in (-1, 1), again and again. */
 static int fill_random(struct bench *b, const struct buffer *to, enum zr_dtype dtype, uint64_t seed)
 {
     enum { PIECE = 1 << 18 };
@@ -187,18 +187,19 @@ static int open_buffers(struct bench *b)
         if (!err)
             err = fill_random(b, &b->buffers[i], i < PARAM ? ZR_F32 : b->dtype, (uint64_t)i << 32);
     }
-    return err ? err : dev->ops->zero(b->place.stream, b->buffers[V].p, n * 4); /* must not be negative */
+    return err ? err : dev->ops->zero(b->place.stream, b->buffers[V].p, n * 4); /* second moments must not
+                                                                                 * be negative */
 }
 
-/* What one run of each moves or computes, and how many runs are timed together. */
+/* The bytes or operations of one run, and the number of runs that are timed together. */
 static void count_work(struct bench *b)
 {
     const int64_t n = b->o->params, *g = b->o->gemm, *a = b->o->attention;
     b->bytes_or_flop[COPY] = 2.0 * (double)(n * 4);
     b->bytes_or_flop[ADAMW] = (double)(n * adamw_bytes(b->dtype));
     b->bytes_or_flop[GEMM] = 2.0 * (double)g[0] * (double)g[1] * (double)g[2];
-    /* Two products forward and five backward, half of each: whoever makes one of them twice is not paid for
-     * it. */
+    /* Two products forward and five backward, half of each because of the causal mask. Products that a
+     * kernel repeats do not count. */
     b->bytes_or_flop[ATTENTION] = 7.0 * (double)rows_of_heads(b) * (double)a[1] * (double)a[3];
     for (int i = 0; i < N_MEASURES; i++)
         b->n_runs[i] = b->place.cuda ? 5 : 1;
@@ -303,7 +304,7 @@ static int run_gemm(struct bench *b)
 static int run_one(struct bench *b, int what)
 {
     switch (what) {
-    case COPY: /* one moment over the other: as large as the largest of AdamW's arrays */
+    case COPY: /* as large as AdamW's largest arrays */
         return b->place.dev->ops->copy(b->place.stream, b->buffers[M].p, b->buffers[GRAD].p,
                                        b->buffers[M].bytes);
     case ADAMW:
@@ -342,7 +343,7 @@ static int measure_all(struct bench *b)
     return 0;
 }
 
-/* What the host has in common with a GPU, for programs that read either. */
+/* Figures that the host has in common with a GPU, for programs that read either. */
 static void take_host_rates(const struct bench *b, const struct kernels_host *h, double rate[N_MEASURES])
 {
     bool bf16 = b->dtype == ZR_BF16;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* limits.c: see limits.h. McCalpin's STREAM, with as many arrays as a kernel has. */
+/* limits.c: McCalpin's STREAM, with as many arrays as a kernel has. */
 #include "bench/kernels/limits.h"
 #define GPT2_BF16
 #include "bench/gpt2/gpt2_real.h"
 
-/* Sums and the like keep this many apart, so that none waits for the one before. */
+/* The distance between dependent operations, so that none waits for the one before. */
 enum { LANES = 64 };
 
-/* Where a sum goes that nobody reads, so that the compiler has to make it. */
+/* Takes sums that nobody reads, so that the compiler cannot drop them. */
 static _Thread_local volatile float sink;
 
-/* One pass. The counts are constants wherever it is called, so no loop over arrays is left. */
+/* One pass. The counts are constants at every call, so no loop over arrays remains. */
 static inline __attribute__((always_inline)) void pass(const struct stream_arrays *a, int64_t n, int r32,
                                                        int r16, int updated, int w32, int w16)
 {

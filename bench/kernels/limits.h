@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* limits.h: what the machine can do at most for a kernel of the host: the same bytes read and written
- * by a loop that computes next to nothing, and products of a size that suits the library best.
- *
- * bench/comm/limits.h has the limits of collectives, which are the kernels copy and sum_tree themselves; here
- * those are judged too, so the loops are plain C. */
+/* limits.h: the most that the machine can do for a kernel of the host: a loop of plain C that reads and
+ * writes the same bytes and computes almost nothing. (bench/comm/limits.h has the limits of collectives,
+ * which are the kernels copy and sum_tree themselves.) */
 #ifndef ZERO_BENCH_KERNEL_LIMITS_H
 #define ZERO_BENCH_KERNEL_LIMITS_H
 
@@ -11,8 +9,8 @@
 
 enum { LIMIT_MOST_READ = 4, LIMIT_MOST_UPDATED = 3 };
 
-/* X(name, f32 arrays that are read, bf16 ones, f32 arrays that are read and written, whether an f32 array is
- * written, whether a bf16 one is), in the order of enum stream_mix. */
+/* X(name, f32 arrays that are read, bf16 ones, f32 arrays that are read and written, whether an f32 array
+ * is written, whether a bf16 one is), in the order of enum stream_mix. */
 #define STREAM_MIX_MAP(X)                                                                                    \
     X(COPY, 1, 0, 0, 1, 0)                                                                                   \
     X(TO_BF16, 1, 0, 0, 0, 1)                                                                                \
@@ -34,8 +32,7 @@ enum stream_mix {
         STREAM_N_MIXES
 };
 
-/* (n) elements each, no two overlapping; those that a mix has are not NULL. Of LIMIT_MOST_READ arrays that
- * are read. */
+/* (n) elements each, without overlap. Those that a mix needs are not NULL. */
 struct stream_arrays {
     const float *read_f32[LIMIT_MOST_READ];
     const uint16_t *read_bf16[LIMIT_MOST_READ];
@@ -44,12 +41,12 @@ struct stream_arrays {
     uint16_t *written_bf16;
 };
 
-/* Bytes read and written for each element; what is read and written counts twice, what a cache reads of a
- * line before it is written does not. */
+/* Bytes read and written for each element. An array that is read and written counts twice. Cache lines
+ * that are read only because they are written do not count. */
 int64_t stream_bytes(enum stream_mix mix);
-/* The arrays, all of which there are, without their first elements. */
+/* The arrays from element `first` on. All of them must be there. */
 struct stream_arrays stream_from(const struct stream_arrays *a, int64_t first);
-/* Goes over n elements once. Values change by nearly nothing. */
+/* Goes over n elements once. Values hardly change. */
 void stream_pass(enum stream_mix mix, const struct stream_arrays *a, int64_t n);
 
 #endif

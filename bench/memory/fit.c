@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fit.c: see fit.h. */
+/* fit.c: estimates what a model takes, and makes it smaller until it fits. */
 #include "bench/memory/fit.h"
 #include "bench/report/report.h"
 #include "bench/train/train.h"
@@ -8,10 +8,10 @@
 
 #include <stdio.h>
 
-/* Of each rank: the program, its libraries, and what they allocate. */
+/* A rank's program, its libraries, and what they allocate. */
 #define PROCESS_BYTES (INT64_C(64) << 20)
 
-/* What gpt2_open() takes besides parameters, without regard to what an attention in blocks saves. */
+/* What gpt2_open() takes besides parameters, if attention is not in one piece. */
 static int64_t activation_bytes(const struct memory_fit *f, const struct gpt2_config *c)
 {
     int64_t L = c->layers, C = c->channels, T = c->context, V = c->vocab, NH = c->heads, B = f->batch;
@@ -32,7 +32,7 @@ int memory_fit_needed(const struct memory_fit *f, const struct gpt2_config *conf
     int err = zero_plan(tensors, TRAIN_N_TENSORS, &cfg, &info);
     if (err)
         return err;
-    /* The model's own first weights are there until they are wrapped. */
+    /* The model's first weights exist until they are wrapped. */
     *out_bytes =
         f->ranks * (info.bytes.total + info.bytes.param_shards + activation_bytes(f, config) + PROCESS_BYTES);
     return 0;
@@ -48,7 +48,7 @@ static int64_t limit_of(const struct memory_fit *f)
     return least == INT64_MAX ? least : least > m.swap_bytes ? least - m.swap_bytes : 0;
 }
 
-/* Fewer layers of what was asked for, halved until they fit; one, if none do. */
+/* Halves the layers until the model fits, or one layer is left. */
 static int halve_layers(const struct memory_fit *f, int64_t limit, struct model_options *m, int64_t *needed)
 {
     static char name[64];

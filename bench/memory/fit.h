@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fit.h: whether this machine has the memory for a model, and which it has it for. */
+/* fit.h: whether this machine has the memory for a model, and which smaller model fits. */
 #ifndef ZERO_BENCH_MEMORY_FIT_H
 #define ZERO_BENCH_MEMORY_FIT_H
 
@@ -7,22 +7,22 @@
 #include "zero/zero.h"
 
 struct memory_fit {
-    /* of the run: ranks, and what each of them does */
+    /* the run: its ranks, and the rows of each micro-batch */
     int64_t ranks, batch;
     enum zero_dtype dtype;
-    /* the bytes that it may take; 0: what the host and the memory control groups around this process have
+    /* bytes that it may take; 0: what the host and the memory control groups around this process have
      * free, without swap */
     int64_t limit;
     /* "", or a folder that has proc and sys in it */
     const char *root;
 };
 
-/* About what zero-bench train takes at stage 0, all ranks together: rather more than less. Returns 0, or a
- * zero_err with its text. */
+/* Estimates what zero-bench train takes at stage 0, all ranks together. The estimate is rather too high.
+ * Returns 0 or a zero_err with its text. */
 int memory_fit_needed(const struct memory_fit *f, const struct gpt2_config *config, int64_t *out_bytes);
-/* Replaces *model by a smaller one if it needs too much: fewer of its layers, and if one is too many,
- * gpt2-nano where that is smaller, which is taken whatever it needs. who goes before the line on stderr that
- * says so. Returns 0, or an exit code after one line on stderr. */
+/* Replaces *model by a smaller one if it needs too much: with fewer layers, or gpt2-nano if that is still
+ * smaller. who begins the line on stderr that says so. Returns 0, or an exit code after one line on
+ * stderr. */
 int memory_fit_choose(const struct memory_fit *f, struct model_options *model, const char *who);
 
 #endif

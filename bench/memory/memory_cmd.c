@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memory_cmd.c: zero-bench memory: trains a few steps at every stage on N ranks and compares the memory
- * planned, allocated and really resident. */
+/* memory_cmd.c: zero-bench memory. It trains a few steps at every stage on N ranks, and compares planned,
+ * allocated and resident memory. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/memory/fit.h"
@@ -24,17 +24,10 @@ struct memory_options {
     int64_t dp_shard; /* 0: no hybrids */
     int64_t pp, stages_per_rank;
     int dtype, schedule; /* schedule -1: not given */
-    int64_t fit;         /* -1: take the model as it is; 0: what is free; else so many bytes */
+    int64_t fit;         /* -1: keep the model; 0: what is free; else bytes */
     const char *plot, *plot_loss;
     bool json, plain;
 };
-
-static error_t read_plot(struct argp_state *state, const struct option_row *row, char *arg, void *options)
-{
-    struct memory_options *o = options;
-    *(strcmp(row->name, "plot") ? &o->plot_loss : &o->plot) = arg;
-    return plot_read_path(state, row, arg);
-}
 
 static error_t read_fit(struct argp_state *state, const struct option_row *row, char *arg, void *options)
 {
@@ -73,8 +66,10 @@ static const struct option_row rows[] = {
      "Take a smaller model, and say so, where stage 0 of all ranks needs more than is free here, or than "
      "BYTES",
      1, OPTION_BY(read_fit), .min = 1},
-    {"plot", "FILE", "Draw the table into FILE.svg or FILE.png, with gnuplot", 1, OPTION_BY(read_plot)},
-    {"plot-loss", "FILE", "Draw the losses of all stages into FILE.svg or FILE.png", 1, OPTION_BY(read_plot)},
+    {"plot", "FILE", "Draw the table into FILE.svg or FILE.png, with gnuplot", 1,
+     OPTION_PLOT(struct memory_options, plot)},
+    {"plot-loss", "FILE", "Draw the losses of all stages into FILE.svg or FILE.png", 1,
+     OPTION_PLOT(struct memory_options, plot_loss)},
     {"json", NULL, "A JSON line per stage", 1, OPTION_FLAG(struct memory_options, json)},
     {0},
 };
@@ -89,20 +84,16 @@ static bool has_axes(const struct memory_options *o)
     return parts_of(o) > 1 || o->pp > 1;
 }
 
-/* What does not go together. */
+/* Names options that do not go together, or returns NULL. */
 static const char *what_is_wrong(const struct memory_options *o)
 {
-    if (o->schedule >= 0 && o->pp == 1)
-        return "--schedule: is of a pipeline, which --pp asks for";
-    if (o->stages_per_rank > 1 && (o->pp == 1 || !pipe_has_several(o->schedule)))
-        return "--stages-per-rank: is of --pp with --schedule interleaved or gpipe";
     if (o->model.config.sequence && parts_of(o) == 1)
         return "--sequence-parallel: is for --tp of 2 or more";
     if (o->plain && has_axes(o))
         return "--plain: has all layers in one process, so not with --tp or --pp";
     if (o->fit >= 0 && (has_axes(o) || o->accum > 1))
         return "--fit: reckons with one micro-batch of whole layers, so not with --accum, --tp or --pp";
-    return NULL;
+    return pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
 }
 
 static error_t check_numbers(struct argp_state *state, const struct memory_options *o)
@@ -130,8 +121,7 @@ static error_t finish(struct argp_state *state, void *options)
     const char *wrong = what_is_wrong(o);
     if (wrong)
         return option_fault(state, "%s", wrong);
-    o->accum = o->accum ? o->accum : o->pp > 1 ? 2 * o->pp : 1;
-    o->schedule = o->schedule >= 0 ? o->schedule : ZERO_SCHEDULE_1F1B;
+    pipe_options_default(&o->schedule, &o->accum, o->pp);
     return check_numbers(state, o);
 }
 
@@ -145,7 +135,7 @@ static const struct option_table table = {
     OPTIONS_WITH_MODEL(struct memory_options),
 };
 
-/* What was measured: a column for each stage and hybrid, and the plain program. */
+/* The measurements: a column for each stage and hybrid, and the plain program. */
 struct measured {
     struct memory_stage stages[N_COLUMNS], plain;
     int n;
@@ -198,7 +188,7 @@ static void print_json(const struct memory_options *o, const struct memory_stage
     report_line(line);
 }
 
-/* What stage 3 leaves of memory that was taken before, all ranks together. */
+/* Prints the share of memory that stage 3 saves, over all ranks. */
 static void print_saved(const struct memory_options *o, const struct measured *m)
 {
     int64_t least = m->stages[3].all_resident, most = m->stages[0].all_resident;
@@ -232,7 +222,7 @@ static void print_head(const struct memory_options *o)
     printf(has_axes(o) ? "\n\n" : "\n");
 }
 
-/* Of each rank of the pipeline, in each column. */
+/* Prints each rank of the pipeline, in each column. */
 static void print_ranks(const struct measured *m)
 {
     int64_t allocated[N_COLUMNS], resident[N_COLUMNS];
@@ -281,7 +271,7 @@ static void print_table(const struct memory_options *o, const struct measured *m
            "activations, text and code, pages that several ranks map counted in equal parts.\n");
 }
 
-/* Each stage, and last the plain program, which is no part of the table. */
+/* Runs each stage, and then the plain program, which has no column. */
 static int measure(const struct memory_options *o, struct measured *m)
 {
     struct memory_runs runs = {
@@ -366,7 +356,7 @@ int memory_command(const char *name, int argc, char **argv)
     status = measure(&o, &m);
     if (!status && !o.json)
         print_table(&o, &m);
-    int drawn = status ? 0 : draw(&o, &m); /* where it fails, what was measured is still told */
+    int drawn = status ? 0 : draw(&o, &m); /* if it fails, the measurements are printed anyway */
     if (!status && !o.json)
         print_saved(&o, &m);
     status = status ? status : drawn;

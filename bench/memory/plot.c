@@ -18,7 +18,7 @@ struct bar {
 struct bars {
     struct bar bar[MOST_BARS];
     int n;
-    /* what the axis counts in */
+    /* unit of the axis */
     double unit;
     const char *unit_name;
 };
@@ -57,7 +57,7 @@ static void add_bar(struct bars *b, const char *name, const struct memory_stage 
     }
 }
 
-/* A block of data for each category that any bar has, so that the key names no other. */
+/* Writes the data of a category, unless no bar has it; then it is not in the key either. */
 static bool put_category(FILE *f, const struct bars *b, int which, const int64_t *bytes)
 {
     int64_t any = 0;
@@ -72,7 +72,7 @@ static bool put_category(FILE *f, const struct bars *b, int which, const int64_t
     return true;
 }
 
-/* The whole of each bar, to write above it. */
+/* Writes the labels above the bars. */
 static void put_totals(FILE *f, const struct bars *b)
 {
     fputs("$total << END\n", f);

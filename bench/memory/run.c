@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run.c: see run.h. */
+/* run.c: runs zero-bench train under zero-run, and reads its JSON lines. */
 #include "bench/memory/run.h"
 #include "bench/child.h"
 #include "bench/report/stage_table.h"
@@ -9,12 +9,12 @@
 #include <libgen.h>
 #include <limits.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-/* zero-run as it is installed (beside this program), as it is built (in the folder of the front door), or
- * from PATH. */
+/* Finds zero-run as it is installed (in this program's folder), as it is built, or in PATH. */
 static void find_zero_run(const char *self, char out[PATH_MAX + 32])
 {
     static const char *const places[] = {"", "../zero/"};
@@ -29,7 +29,7 @@ static void find_zero_run(const char *self, char out[PATH_MAX + 32])
     strcpy(out, "zero-run");
 }
 
-/* Of a command that is put together word by word. */
+/* A command line, built word by word. */
 enum { MOST_WORDS = 32 };
 struct command {
     char text[MOST_WORDS][48];
@@ -37,28 +37,23 @@ struct command {
     int n;
 };
 
-static void add_text(struct command *c, const char *word)
+static void add(struct command *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void add(struct command *c, const char *fmt, ...)
 {
-    snprintf(c->text[c->n], sizeof c->text[c->n], "%s", word);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(c->text[c->n], sizeof c->text[c->n], fmt, ap);
+    va_end(ap);
     c->argv[c->n] = c->text[c->n];
     c->n++;
 }
 
 static void add_number(struct command *c, const char *name, int64_t n)
 {
-    char word[48];
-    snprintf(word, sizeof word, "--%s=%lld", name, (long long)n);
-    add_text(c, word);
+    add(c, "--%s=%lld", name, (long long)n);
 }
 
-static void add_word(struct command *c, const char *name, const char *value)
-{
-    char word[48];
-    snprintf(word, sizeof word, "--%s=%s", name, value);
-    add_text(c, word);
-}
-
-/* A path, which outlives the command. */
+/* Adds a path, which must outlive the command. */
 static void add_path(struct command *c, char *path)
 {
     c->argv[c->n++] = path;
@@ -91,7 +86,7 @@ static int64_t filled(const struct report_rank *r)
     return r->allocated.total + r->activation_bytes;
 }
 
-/* ranks: of the world. Of a pipeline each of its ranks is in "pp_stages". */
+/* Reads the summary of a run on so many ranks. With --pp it has an entry for each rank of the pipeline. */
 static int read_summary(const json_t *line, int64_t ranks, struct memory_stage *out)
 {
     const char *sha256 = json_string_value(json_object_get(line, "state_sha256"));
@@ -119,12 +114,13 @@ static void read_step(struct memory_runs *runs, const json_t *line, const char *
     if (step < 1 || step > runs->steps)
         return;
     out->loss[step - 1] = json_is_number(loss) ? json_number_value(loss) : NAN;
-    double in_run = (double)step / (double)(runs->steps + 1); /* the last part is for the summary */
+    double in_run = (double)step / (double)(runs->steps + 1); /* the last part of the bar is for the
+                                                               * summary */
     progress_show(&runs->progress, (runs->n_done + in_run) / runs->n_runs, "%s: step %lld of %lld", what,
                   (long long)step, (long long)runs->steps);
 }
 
-/* Takes what is needed from a run's lines; returns 0 if a summary was among them. */
+/* Reads all lines of a run. Returns 0 if there was a summary. */
 static int read_lines(struct memory_runs *runs, int64_t ranks, FILE *lines, const char *what,
                       struct memory_stage *out)
 {
@@ -144,7 +140,7 @@ static int read_lines(struct memory_runs *runs, int64_t ranks, FILE *lines, cons
     return err;
 }
 
-/* One process without the library, or a rank of each. */
+/* The plain program is one process. */
 static int64_t ranks_of(const struct memory_runs *runs, int column)
 {
     return column == MEMORY_PLAIN ? 1 : runs->ranks;
@@ -163,23 +159,23 @@ static void add_sizes(struct command *a, const struct memory_runs *runs)
     add_number(a, "vocab", c->vocab);
 }
 
-/* Parts of layers and pipeline stages. */
+/* Adds the options of tensor and pipeline parallelism. */
 static void add_axes(struct command *a, const struct memory_runs *runs)
 {
     if (runs->config.tp > 1)
         add_number(a, "tp", runs->config.tp);
     if (runs->config.sequence)
-        add_text(a, "--sequence-parallel");
+        add(a, "--sequence-parallel");
     if (runs->pp == 1)
         return;
     add_number(a, "pp", runs->pp);
-    add_word(a, "schedule", option_word_of(pipe_schedules, runs->schedule));
+    add(a, "--schedule=%s", option_word_of(pipe_schedules, runs->schedule));
     add_number(a, "stages-per-rank", runs->stages_per_rank);
 }
 
 static int open_run(const struct memory_runs *runs, int column, struct child *child)
 {
-    char self[PATH_MAX], zero_run[PATH_MAX + 32], ranks[24];
+    char self[PATH_MAX], zero_run[PATH_MAX + 32];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     if (n < 0) {
         fprintf(stderr, "zero-bench memory: cannot find this program: %s\n", strerror(errno));
@@ -189,25 +185,24 @@ static int open_run(const struct memory_runs *runs, int column, struct child *ch
     find_zero_run(self, zero_run);
     struct command a = {0};
     int hybrid = column == MEMORY_PLAIN ? 0 : hybrid_of_column(column);
-    snprintf(ranks, sizeof ranks, "%lld", (long long)ranks_of(runs, column));
     add_path(&a, zero_run);
-    add_text(&a, "--raw");
-    add_text(&a, "-n");
-    add_text(&a, ranks);
+    add(&a, "--raw");
+    add(&a, "-n");
+    add(&a, "%lld", (long long)ranks_of(runs, column));
     add_path(&a, self);
-    add_text(&a, "train");
-    add_text(&a, "--json");
-    add_word(&a, "dtype", option_word_of(option_dtypes, (int)runs->dtype));
+    add(&a, "train");
+    add(&a, "--json");
+    add(&a, "--dtype=%s", option_word_of(option_dtypes, (int)runs->dtype));
     add_sizes(&a, runs);
     if (column == MEMORY_PLAIN) {
-        add_text(&a, "--plain");
+        add(&a, "--plain");
     } else {
         add_number(&a, "stage", stage_of_column(column));
         add_axes(&a, runs);
     }
     if (hybrid) {
         int64_t tp = runs->config.tp > 1 ? runs->config.tp : 1, n_dp = runs->ranks / (runs->pp * tp);
-        add_word(&a, "hybrid", option_word_of(option_hybrids, hybrid));
+        add(&a, "--hybrid=%s", option_word_of(option_hybrids, hybrid));
         add_number(&a, "dp-replicate", n_dp > runs->dp_shard ? n_dp / runs->dp_shard : 1);
         add_number(&a, "dp-shard", runs->dp_shard);
     }

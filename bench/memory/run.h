@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run.h: a run of zero-bench train, by zero-run, and what it took. Each has processes of its own, so
- * that one leaves nothing behind that another could use. */
+/* run.h: runs zero-bench train and measures its memory. Each run has its own processes, so that none finds
+ * memory that another has left. */
 #ifndef ZERO_BENCH_MEMORY_RUN_H
 #define ZERO_BENCH_MEMORY_RUN_H
 
@@ -9,40 +9,40 @@
 
 /* What all runs of a command have in common. */
 struct memory_runs {
-    /* tp and sequence, too */
+    /* also has tp and sequence */
     struct gpt2_config config;
     int64_t ranks, steps, batch, accum;
     enum zero_dtype dtype;
-    /* 1: no pipeline; else its ranks, the stages of each, and enum zero_schedule */
+    /* ranks of the pipeline (1: none), stages on each, and enum zero_schedule */
     int64_t pp, stages_per_rank;
     int schedule;
     /* 0: no hybrids */
     int64_t dp_shard;
-    /* of all runs, so many in a row */
+    /* over all n_runs runs */
     struct progress progress;
     int n_runs, n_done;
 };
 
-/* In place of a column: the program without libzero, one process. */
+/* A column's number for the program without libzero. */
 enum { MEMORY_PLAIN = -1 };
 
 struct memory_stage {
-    /* (n_ranks) of each rank of the pipeline; without one of one that stands for all. peak_rss_bytes is all
-     * of the process; pages that n ranks map count as 1/n. To be freed. */
+    /* (n_ranks) each rank of the pipeline, or one entry that stands for all ranks. In peak_rss_bytes, a
+     * page that n processes map counts as 1/n. Freed by memory_stage_free. */
     struct report_rank *ranks;
     int32_t n_ranks;
-    /* the one that has allocated most, activations counted */
+    /* the one with the most memory allocated, activations included */
     struct report_rank fullest;
     int32_t which;
-    /* of all ranks of the world together */
+    /* of all ranks together */
     int64_t all_resident;
-    /* (steps) to be freed, too */
+    /* (steps) freed by memory_stage_free */
     double *loss;
     char state_sha256[STATE_HASH_CHARS];
 };
 
-/* Runs a column (bench/report/stage_table.h), or MEMORY_PLAIN. Returns 0, or the exit code after one line on
- * stderr. */
+/* Runs a column (bench/report/stage_table.h), or MEMORY_PLAIN. Returns 0, or the exit code after one line
+ * on stderr. */
 int memory_run(struct memory_runs *runs, int column, struct memory_stage *out);
 void memory_stage_free(struct memory_stage *m);
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model.c: see model.h. */
+/* model.c: sizes and tensors of the models that plan and tune plan for. */
 #include "bench/plan/model.h"
 
 #include <math.h>
 
-/* Sizes of a GPT of at most n parameters: about a hundred channels per layer, as published models have, and
- * the most channels that fit (a multiple of 8 where there are enough, in each of tp parts). Channels 0: n is
- * too small for any. */
+/* Sizes of a GPT of at most n parameters, in the proportions of published models: about a hundred channels
+ * per layer. Channels are as many as fit, and a multiple of 8 in each of tp parts if there are enough.
+ * Channels are 0 if n is too small for any. */
 static struct gpt2_config sizes_for(int64_t n, int64_t tp)
 {
     int64_t step = 8 * (tp > 1 ? tp : 1);
@@ -16,7 +16,7 @@ static struct gpt2_config sizes_for(int64_t n, int64_t tp)
     c.layers = layers < 1 ? 1 : (int64_t)layers;
     double per_channel = (double)(c.vocab + c.context + 13 * c.layers + 2), a = 12.0 * (double)c.layers;
     double channels = (sqrt(per_channel * per_channel + 4 * a * (double)n) - per_channel) / (2 * a);
-    c.channels = (int64_t)channels + 1; /* one more than rounding may have cost */
+    c.channels = (int64_t)channels + 1; /* makes up for rounding */
     while (c.channels > 0 && gpt2_n_params(&c) > n)
         c.channels--;
     c.channels -= c.channels > 64 || tp > 1 ? c.channels % step : 0;
@@ -31,8 +31,8 @@ struct gpt2_config plan_sizes(const struct gpt2_config *model, int64_t params)
     return c;
 }
 
-/* What a GPT's sizes cannot reach of params is one more unit, so that the number is met exactly; of parts,
- * but for what all of them have. */
+/* Parameters that a GPT of these sizes does not have are put into one more unit, so that the total is
+ * exact. With tp the total is exact but for the tensors that every part holds. */
 int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, const struct gpt2_config *model,
                    int64_t params, int dtype)
 {

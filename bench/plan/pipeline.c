@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline.c: zero-bench plan --pp: what the ranks of a pipeline take, each with a stage, or several.
- * Ranks with the same layers, but for the first and the last, have the same plan; what they keep of
- * activations differs. */
+/* pipeline.c: zero-bench plan --pp, which plans every rank of a pipeline. Ranks between the first and the
+ * last with the same number of layers share a plan; the activations that they keep differ. */
 #include "bench/plan/plan_cmd.h"
 #include "bench/plan/stages.h"
 #include "bench/schedule/pipeline_stages.h"
@@ -21,7 +20,7 @@ struct planning {
     int32_t n;
     int n_columns;
     int64_t layers;
-    /* (pp) as pipe_find_alike says, and the plans of these ranks */
+    /* (pp) the lowest rank with the same layers, as pipe_find_alike finds it; and the plans of those ranks */
     int64_t like[PIPE_MOST_STAGES];
     struct stage_plan plans[PIPE_MOST_STAGES];
     struct pipe_result pipe;
@@ -71,7 +70,7 @@ static int plan_rank(struct planning *p, int64_t rank)
     return status;
 }
 
-/* Stages take as long as they have layers. */
+/* A stage is assumed to take as long as it has layers. */
 static int time_stages(struct planning *p)
 {
     static int32_t layers[PIPE_MOST_STAGES * PIPE_MOST_OWN];
@@ -98,13 +97,13 @@ static int64_t kept_bytes(const struct planning *p, int64_t rank)
     return p->pipe.kept_bytes[rank];
 }
 
-/* What it takes with activations. */
+/* Memory of a rank, activations included. */
 static int64_t all_bytes(const struct planning *p, int64_t rank, int column)
 {
     return info_of(p, rank, column)->bytes.total + kept_bytes(p, rank);
 }
 
-/* The fullest of ranks [from, to); -1: there is none. */
+/* The fullest of ranks [from, to), or -1. */
 static int64_t fullest(const struct planning *p, int64_t from, int64_t to, int column)
 {
     int64_t best = -1;
@@ -114,7 +113,7 @@ static int64_t fullest(const struct planning *p, int64_t from, int64_t to, int c
     return best;
 }
 
-/* Of what stages give each other, in a step; what goes between tied tensors is not counted. */
+/* Bytes received from other stages in a step. Tied tensors are not counted. */
 static int64_t moved_bytes(const struct planning *p, int64_t rank)
 {
     int64_t neighbours = 0;
@@ -153,7 +152,7 @@ static void print_head(const struct planning *p)
            "counted are attention's matrices, statistics, scratch\n\n");
 }
 
-/* The fullest of some stages, with activations; nothing where there are none. */
+/* Prints the fullest of some ranks, activations included, if there are any. */
 static void print_part(const struct planning *p, const char *name, int64_t from, int64_t to)
 {
     int64_t bytes[N_COLUMNS];
@@ -211,7 +210,7 @@ static json_t *rank_json(const struct planning *p, int64_t rank, int column)
                      (json_int_t)info->traffic.wire_bytes, "moved_bytes", (json_int_t)moved_bytes(p, rank));
 }
 
-/* What a line says without --pp is of the fullest rank. */
+/* Fields that are printed without --pp too are those of the fullest rank. */
 static void print_json(const struct planning *p, int column)
 {
     int64_t s = fullest(p, 0, p->o->pp, column);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_cmd.c: zero-bench plan: what every stage would take, from zero_plan alone. */
+/* plan_cmd.c: zero-bench plan, which prints what every stage would take. It only calls zero_plan. */
 #include "bench/plan/plan_cmd.h"
 #include "bench/commands.h"
 #include "bench/plan/stages.h"
@@ -54,19 +54,46 @@ static const struct option_row rows[] = {
     {0},
 };
 
+/* Refuses axes that do not fit the model or the world. */
+static error_t check_axes(struct argp_state *state, const struct plan_options *o)
+{
+    long long tp = o->model.config.tp > 1 ? (long long)o->model.config.tp : 1, pp = (long long)o->pp;
+    long long stages = pp * (long long)o->stages_per_rank, world = (long long)o->world;
+    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
+    long long heads = (long long)o->model.config.heads, tokens = (long long)(o->batch * c.context);
+    if (tp > 1 && !o->params && heads % tp)
+        return option_fault(state, "--tp: %lld parts do not divide the %lld heads", tp, heads);
+    if (c.sequence && (tp == 1 || !o->batch || tokens % tp))
+        return option_fault(state,
+                            "--sequence-parallel: is of activations, which --batch asks for, and for --tp of "
+                            "2 or more, which divides the %lld tokens of a micro-batch",
+                            tokens);
+    if (pp > 1 && !c.channels)
+        return option_fault(state, "--params: %lld are too few for layers in %lld part%s and in %lld stages",
+                            (long long)o->params, tp, tp == 1 ? "" : "s", pp);
+    if (stages > c.layers)
+        return option_fault(state, "--pp: %lld stages are more than the %lld layers", stages,
+                            (long long)c.layers);
+    if (pp > 1 && world % (pp * tp))
+        return option_fault(state,
+                            "--pp: %lld stages of layers in %lld part%s do not divide the world of %lld "
+                            "(--world)",
+                            pp, tp, tp == 1 ? "" : "s", world);
+    return 0;
+}
+
 static error_t finish(struct argp_state *state, void *options)
 {
     struct plan_options *o = options;
     if (o->accum && o->micro_batches)
         return option_fault(state, "--micro-batches: says what --accum does");
-    if (o->schedule >= 0 && o->pp == 1)
-        return option_fault(state, "--schedule: is of a pipeline, which --pp asks for");
-    if (o->stages_per_rank > 1 && (o->pp == 1 || !pipe_has_several(o->schedule)))
-        return option_fault(state, "--stages-per-rank: is of --pp with --schedule interleaved or gpipe");
-    o->accum = o->accum ? o->accum : o->micro_batches ? o->micro_batches : o->pp > 1 ? 2 * o->pp : 1;
-    o->schedule = o->schedule >= 0 ? o->schedule : ZERO_SCHEDULE_1F1B;
+    const char *fault = pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
+    if (fault)
+        return option_fault(state, "%s", fault);
+    o->accum = o->accum ? o->accum : o->micro_batches;
+    pipe_options_default(&o->schedule, &o->accum, o->pp);
     o->batch = o->batch || o->pp == 1 ? o->batch : 1;
-    return 0;
+    return check_axes(state, o);
 }
 
 static const struct option_table table = {
@@ -80,7 +107,7 @@ static const struct option_table table = {
     OPTIONS_WITH_MODEL(struct plan_options),
 };
 
-/* For cfg.debug.log behind stage 0, which has been warned of everything else: what comes of groups. */
+/* Log callback after stage 0, whose plan has printed all other warnings: passes on those about groups. */
 static void report_groups(void *arg, const char *line)
 {
     (void)arg;
@@ -97,7 +124,7 @@ int plan_column(const struct plan_options *o, int column, const struct plan_tabl
     hybrid_to_config(&cfg, hybrid_of_column(column), o->world / (o->pp * tp), o->dp_shard);
     cfg.mesh.pp = (int32_t)o->pp;
     cfg.mesh.tp = (int32_t)tp;
-    /* of the first rank in a place of a pipeline */
+    /* any rank of this pipeline stage; here the first */
     cfg.launch.rank = (int32_t)(t->pp_at * (o->world / o->pp));
     cfg.debug.log = column > 0 && t->pp_at == 0 ? report_groups : NULL;
     cfg.launch.world = (int32_t)o->world;
@@ -191,7 +218,7 @@ json_t *plan_line(int column, const struct zero_plan_info *info, int64_t ns)
     return line;
 }
 
-/* The whole model on each rank, but for parts of layers. */
+/* Plans without pipeline stages: each rank has all layers, or its tp part of them. */
 static int plan_whole(const struct plan_options *o, const struct zero_tensor *tensors, int32_t n,
                       int32_t layers)
 {
@@ -221,39 +248,6 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
     return status;
 }
 
-/* What does not go together, in one line. */
-static int check_axes(const struct plan_options *o)
-{
-    long long tp = (long long)o->model.config.tp, pp = (long long)o->pp, world = (long long)o->world;
-    long long stages = pp * (long long)o->stages_per_rank;
-    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
-    long long layers = (long long)c.layers;
-    tp = tp > 1 ? tp : 1;
-    if (tp > 1 && !o->params && o->model.config.heads % tp)
-        fprintf(stderr, "zero-bench plan: --tp: %lld parts do not divide the %lld heads\n", tp,
-                (long long)o->model.config.heads);
-    else if (c.sequence && (tp == 1 || !o->batch || o->batch * c.context % tp))
-        fprintf(stderr,
-                "zero-bench plan: --sequence-parallel: is of activations, which --batch asks for, and for "
-                "--tp of 2 or "
-                "more, which divides the %lld tokens of a micro-batch\n",
-                (long long)(o->batch * c.context));
-    else if (pp > 1 && !c.channels)
-        fprintf(stderr,
-                "zero-bench plan: --params: %lld are too few for layers in %lld part%s and in %lld stages\n",
-                (long long)o->params, tp, tp == 1 ? "" : "s", pp);
-    else if (stages > layers)
-        fprintf(stderr, "zero-bench plan: --pp: %lld stages are more than the %lld layers\n", stages, layers);
-    else if (pp > 1 && world % (pp * tp))
-        fprintf(stderr,
-                "zero-bench plan: --pp: %lld stages of layers in %lld part%s do not divide the world of %lld "
-                "(--world)\n",
-                pp, tp, tp == 1 ? "" : "s", world);
-    else
-        return 0;
-    return EXIT_USAGE;
-}
-
 int plan_command(const char *name, int argc, char **argv)
 {
     struct plan_options o = {.world = 1,
@@ -266,9 +260,6 @@ int plan_command(const char *name, int argc, char **argv)
                              .dtype = ZERO_BF16,
                              .optimizer = ZERO_ADAMW};
     int status = options_parse(&table, name, argc, argv, &o);
-    if (status)
-        return status;
-    status = check_axes(&o);
     if (status)
         return status;
     struct zero_tensor tensors[PLAN_N_TENSORS];

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stages.c: see stages.h. */
+/* stages.c: divides the tensors of a planned model over pipeline stages. */
 #include "bench/plan/stages.h"
 
 #include <string.h>
 
-/* Adds a stage's tensors behind the others. Returns the unit behind its own. */
+/* Appends a stage's tensors to the table. Returns the first unit after the stage. */
 static int32_t add_stage(struct plan_rank *out, int32_t k, const struct zero_tensor *tensors, int32_t n)
 {
     struct train_stage *s = &out->stages[k];
@@ -46,12 +46,13 @@ void plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int3
 
 int64_t plan_kept_elems(const struct gpt2_config *c, int64_t layers, int64_t n_stages, int64_t stage)
 {
-    /* of rows that are cut over tp, this rank's part of each */
+    /* With sequence parallelism, rows are cut over tp. */
     int64_t A = gpt2_part_channels(c), F = gpt2_part_hidden(c), C = c->sequence ? A : c->channels;
-    /* two norms, two sums on the way; q, k, v and what attention gives; the MLP before and after GELU */
+    /* per layer: two norms, two sums; q, k, v and the attention's output; the MLP before and after GELU */
     int64_t n = layers * (4 * C + 4 * A + 2 * F) - C;
     n += stage == 0 ? C : 0;                                     /* the embedded tokens */
-    n += stage == n_stages - 1 ? 2 * C + gpt2_part_vocab(c) : 0; /* the final norm and its input, logits */
+    n += stage == n_stages - 1 ? 2 * C + gpt2_part_vocab(c) : 0; /* the last norm and its input, and the
+                                                                  * logits */
     return n;
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stages.h: a planned model in pipeline stages: the tensors of each, and the activations that the
- * model keeps. */
+/* stages.h: a planned model in pipeline stages: the tensors of each, and the activations that it keeps. */
 #ifndef ZERO_BENCH_PLAN_STAGES_H
 #define ZERO_BENCH_PLAN_STAGES_H
 
@@ -8,9 +7,10 @@
 #include "bench/schedule/pipeline_stages.h"
 #include "bench/train/pipeline.h"
 
-/* What a rank of a pipeline has of the model. */
+/* The part of the model on one rank of a pipeline. */
 struct plan_rank {
-    /* in units as zero-bench train has them; what a model of --params has besides is one more, on the last */
+    /* in units as in zero-bench train; with --params the rest of the parameters is one more unit, on the
+     * last rank */
     struct zero_tensor tensors[PIPE_MOST_OWN * PLAN_N_TENSORS];
     int32_t n;
     /* (n_stages) */
@@ -18,17 +18,17 @@ struct plan_rank {
     int32_t n_stages;
 };
 
-/* Fills in what rank pp_at of pp has, with so many stages. tensors (n) are the whole model's, as plan_model
- * describes them: of a GPT, and what else there may be. */
+/* Fills in what rank pp_at of pp has, with per_rank stages. tensors (n) are the whole model's, from
+ * plan_model. */
 void plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int32_t n, int64_t layers,
                   int64_t pp, int64_t per_rank, int64_t pp_at);
 
-/* Elements that a rank's model keeps of a token from forward to backward, as bench/gpt2/gpt2.h lists them,
- * without attention's matrices, statistics and scratch; without what the library keeps for it, which is the
- * input of every stage but the first. With one stage of all: of the whole model. */
+/* Elements that a stage keeps for each token until its backward pass, as bench/gpt2/gpt2.h lists them. Not
+ * counted are attention's matrices, statistics and scratch, and the stage's input, which the library
+ * keeps. */
 int64_t plan_kept_elems(const struct gpt2_config *c, int64_t layers, int64_t n_stages, int64_t stage);
 
-/* Parameters of all tensors; of stacked ones, all layers. */
+/* Parameters of all tensors, in all layers. */
 int64_t plan_n_params(const struct zero_tensor *tensors, int32_t n);
 
 #endif

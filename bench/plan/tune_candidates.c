@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tune_candidates.c: what zero-bench tune chooses among, each planned by zero_plan, and in which order. */
+/* tune_candidates.c: the configurations that zero-bench tune chooses among, planned by zero_plan and
+ * sorted. */
 #include "bench/failed.h"
 #include "bench/hybrids.h"
 #include "bench/plan/model.h"
@@ -8,7 +9,7 @@
 
 #include <string.h>
 
-#define NO_LIMIT   (INT64_MAX / 4) /* of a budget: more than any model */
+#define NO_LIMIT   (INT64_MAX / 4) /* a budget larger than any model */
 #define LESS(a, b) (((a) > (b)) - ((a) < (b)))
 
 struct planning {
@@ -21,14 +22,14 @@ struct planning {
     bool warned;
 };
 
-/* The share of wire bytes that comes from other hosts, where a rank has among size ranks, all of which send
- * it as much, far that are on other hosts. Rounded down. */
+/* The part of `bytes`, rounded down, that comes from other hosts, if a rank receives as much from each
+ * other rank of a group of `size`, and `far` of these are on other hosts. */
 static int64_t share_of(int64_t bytes, int64_t far, int64_t size)
 {
     return size < 2 ? 0 : bytes / (size - 1) * far + bytes % (size - 1) * far / (size - 1);
 }
 
-/* Of size ranks that lie every ranks apart, so many are on one host. */
+/* The number of ranks on one host, of `size` ranks whose numbers are `every` apart. */
 static int64_t on_a_host(int64_t per_host, int64_t size, int64_t every)
 {
     int64_t n = per_host < every ? 1 : per_host / every;
@@ -43,7 +44,7 @@ static int64_t between_hosts(const struct tune_options *o, const struct zero_pla
            share_of(info->traffic.outer_bytes, outer - on_a_host(o->per_host, outer, inner), outer);
 }
 
-/* Every candidate's warnings would be the first one's again. */
+/* Only the first candidate prints warnings, because the others' are the same. */
 static const char *nothing_hidden[] = {NULL};
 
 static int plan(struct planning *p, struct candidate *c)
@@ -98,18 +99,19 @@ static bool same_plan(const struct candidate *a, const struct candidate *b)
     return !memcmp(&a->bytes, &b->bytes, sizeof a->bytes) && a->wire_bytes == b->wire_bytes;
 }
 
-/* Sets *c, which has what its prefetch needs, to the budget that is left of the limit. A budget that the plan
- * does not use up is told as what it uses, where that plans the same. False: there is no other plan. */
+/* Gives the budget of *c all that the limit leaves; before, it is what prefetch needs. A budget that the
+ * plan does not use up is lowered to what is used, if that gives the same plan. Returns false if there is
+ * no other plan. */
 static bool spend_limit(struct planning *p, struct candidate *c)
 {
     const struct candidate least = *c;
     int64_t limit = p->o->limit;
-    if (!least.bytes.param_slots) /* all is resident */
+    if (!least.bytes.param_slots) /* everything is resident */
         return false;
     c->budget = limit ? limit - (least.bytes.total - least.bytes.param_slots) : NO_LIMIT;
     if (c->budget < 1 || plan(p, c))
         return false;
-    if (!c->fits) { /* by what its memory is rounded up */
+    if (!c->fits) { /* rounding has added to its memory */
         c->budget -= c->bytes.total - limit;
         if (c->budget < 1 || plan(p, c))
             return false;
@@ -121,14 +123,15 @@ static bool spend_limit(struct planning *p, struct candidate *c)
     return !same_plan(c, &least);
 }
 
-/* Stage 3 of which everything is resident shards what stage 2 does, which is a candidate itself; a hybrid's
- * groups go on sharing the rest. */
+/* Stage 3 with everything resident is the same as stage 2, which is a candidate of its own. Hybrids still
+ * share the rest. */
 static int keep_sharded(struct planning *p, const struct candidate *c)
 {
     return c->hybrid || c->bytes.param_slots ? keep(p, c) : 0;
 }
 
-/* A kind of stage 3: with each prefetch what that needs, and as much as the limit leaves. */
+/* Adds stage 3 or a hybrid of it with each prefetch, once with the budget that prefetch needs and once
+ * with all that the limit leaves. */
 static int add_sharded(struct planning *p, struct candidate c)
 {
     for (c.prefetch = 2; c.prefetch >= 0; c.prefetch--) {
@@ -143,15 +146,15 @@ static int add_sharded(struct planning *p, struct candidate c)
     return 0;
 }
 
-/* Groups whose ranks are all on one host, or fill hosts. */
+/* Groups must lie inside one host, or fill hosts. */
 static bool is_group(const struct tune_options *o, int64_t n)
 {
     return n > 1 && n < o->world && o->world % n == 0 && (o->per_host % n == 0 || n % o->per_host == 0) &&
            (!o->dp_shard || o->dp_shard == n);
 }
 
-/* Groups on one host keep the fixed order of sums where they add up micro-batches, as zero_wrap does; a plan
- * takes each group for a host. */
+/* On one host, groups that add up micro-batches keep the fixed order of sums, as zero_wrap decides.
+ * zero_plan takes each group for a host, so it has to be told. */
 static int32_t deterministic_of(const struct tune_options *o)
 {
     bool on = o->accum > 1 && o->per_host == o->world && o->device == ZERO_DEVICE_HOST;
@@ -257,7 +260,7 @@ bool tune_same_kind(const struct candidate *a, const struct candidate *b)
 static int add_all(struct planning *p)
 {
     const struct tune_options *o = p->o;
-    /* Gradients of bf16 are bf16 on the wire as they are. */
+    /* bf16 gradients are bf16 on the wire anyway. */
     bool rounds = o->dtype == ZERO_F32, own = !rounds || o->wire != TUNE_WIRE_BF16;
     int err = own ? add_kinds(p, 0, false) : 0;
     if (!err && rounds)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tune_cmd.c: zero-bench tune: which stage, hybrid, prefetch, budget and wire dtype for a model, a world and
- * a limit of memory. */
+/* tune_cmd.c: zero-bench tune, which chooses stage, hybrid, prefetch, budget and wire dtype for a model, a
+ * world and a memory limit. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/failed.h"
@@ -99,7 +99,7 @@ static int refuse(const char *name, const char *fmt, ...)
     return EXIT_USAGE;
 }
 
-/* Variables that override what a candidate says would make all of them the same. */
+/* Refuses environment variables that would override every candidate. */
 static int check_environment(const char *name)
 {
     static const char *const chosen[] = {"ZERO_STAGE",
@@ -124,7 +124,7 @@ static int check_environment(const char *name)
     return 0;
 }
 
-/* Ranks of this host, where a launcher says it: zero-run and torchrun, Open MPI, MPICH; else 0. */
+/* The number of ranks on this host, if a launcher says it (zero-run, torchrun, Open MPI, MPICH); else 0. */
 static int64_t ranks_of_host(void)
 {
     static const char *const names[] = {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
@@ -137,7 +137,7 @@ static int64_t ranks_of_host(void)
     return 0;
 }
 
-/* Fills in what the launcher says, and refuses what does not divide. */
+/* Fills in what the launcher says, and refuses sizes that do not divide each other. */
 static int check_world(const char *name, struct tune_options *o, int32_t started)
 {
     if (started > 1 && o->world && o->world != started)

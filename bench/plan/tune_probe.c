@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tune_probe.c: a few steps of the best candidates on the ranks that are there, and what follows from their
- * times. All of it follows from means over ranks, so every rank chooses the same. */
+/* tune_probe.c: times a few steps of the best candidates. Times are means over ranks, so every rank
+ * chooses the same candidate. */
 #include "bench/plan/tune.h"
 #include "bench/report/report.h"
 
@@ -9,7 +9,7 @@
 #define N_ROUNDS 2
 #define N_WARM   2 /* the first steps fill caches and slots */
 
-/* What a candidate says of how zero-bench train runs. */
+/* The options of zero-bench train for a candidate. */
 static struct train_options options_of(const struct tune_options *o, const struct candidate *c)
 {
     struct train_options t = train_defaults(&o->model);
@@ -47,11 +47,11 @@ static int time_steps(const struct tune_options *o, struct candidate *c, int64_t
         return status;
     memcpy(c->ms + c->n_ms, ms + N_WARM, (size_t)steps * sizeof *ms);
     c->n_ms += steps;
-    report_median(c->ms, c->n_ms); /* sorts them */
+    report_median(c->ms, c->n_ms); /* also sorts them */
     return 0;
 }
 
-/* The first of each kind that fits: (n) candidates. */
+/* The best candidate of each kind that fits. Returns their number, at most `most`. */
 static int64_t first_of_kinds(const struct candidates *c, int64_t most, struct candidate **out)
 {
     int64_t n = 0;
@@ -65,7 +65,7 @@ static int64_t first_of_kinds(const struct candidates *c, int64_t most, struct c
     return n;
 }
 
-/* Two rounds, so that a machine that becomes slower or faster meanwhile widens the times of all of them. */
+/* In two rounds, so that a machine that slows down meanwhile widens the times of all candidates. */
 int tune_probe(const struct tune_options *o, struct candidates *c)
 {
     struct candidate **tried = calloc((size_t)o->n_probe, sizeof *tried);
@@ -104,8 +104,8 @@ bool tune_probed(const struct candidates *c)
     return c->n > 0 && c->all[0].n_ms > 0;
 }
 
-/* Noise is what overlaps: three quarters of the steps of one must be faster than three quarters of the
- * other's. */
+/* Where times overlap, the difference is noise: three quarters of one's steps must be faster than three
+ * quarters of the other's. */
 int64_t tune_choose(const struct candidates *c)
 {
     int64_t chosen = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tune_report.c: what zero-bench tune prints: the candidates and why they were not chosen, the choice, and
- * the lines that configure it. */
+/* tune_report.c: prints the candidates of zero-bench tune, why they were not chosen, the choice, and the
+ * lines that configure it. */
 #include "bench/plan/tune.h"
 #include "bench/report/report.h"
 
@@ -28,7 +28,7 @@ struct tune_name tune_name(const struct candidate *c)
     return name;
 }
 
-/* ---- the lines to paste: whatever is not as ZERO_CONFIG_INIT has it, and the stage ---- */
+/* ---- the lines to paste: the stage, and whatever differs from ZERO_CONFIG_INIT ---- */
 
 #define N_LINES 7
 
@@ -51,7 +51,7 @@ static void set_number(struct setting *s, const char *key, int64_t n)
     set(s, key, text, text);
 }
 
-/* Returns how many. */
+/* Returns the number of settings. */
 static int settings_of(const struct tune_options *o, const struct candidate *c, struct setting out[N_LINES])
 {
     const struct zero_config init = ZERO_CONFIG_INIT;
@@ -73,14 +73,14 @@ static int settings_of(const struct tune_options *o, const struct candidate *c, 
     return n;
 }
 
-/* "cfg.stage = 3;" */
+/* Writes a line such as "cfg.stage = 3;". */
 static const char *c_line(const struct setting *s, char text[96])
 {
     snprintf(text, 96, "cfg.%s = %s;", s->key, s->c_value);
     return text;
 }
 
-/* "ZERO_STAGE=3 ZERO_PREFETCH=1" */
+/* Writes a line such as "ZERO_STAGE=3 ZERO_PREFETCH=1". */
 static const char *environment(const struct setting *s, int n, char text[512])
 {
     size_t used = 0;
@@ -146,7 +146,7 @@ static struct why why_not(const struct tune_options *o, const struct candidate *
     }
 }
 
-/* What a choice gives up; NULL: nothing. As zero_wrap has it with deterministic left to it. */
+/* What a choice gives up, or NULL. It follows zero_wrap's default of cfg.deterministic. */
 static const char *note_on(const struct tune_options *o, const struct candidate *c)
 {
     bool off = c->hybrid && o->accum > 1 && c->deterministic == ZERO_AUTO && o->device == ZERO_DEVICE_HOST;
@@ -157,7 +157,7 @@ static const char *note_on(const struct tune_options *o, const struct candidate 
 
 /* ---- for people ---- */
 
-/* The middle of its steps; blank where it was not probed. */
+/* Median and quartiles, or "" if the candidate was not probed. */
 static struct why probe_text(const struct candidate *c)
 {
     struct why w = {""};
@@ -183,7 +183,7 @@ static void print_row(const struct tune_options *o, const struct candidates *c, 
     printf("  %s\n", why_not(o, at, &c->all[chosen]).text);
 }
 
-/* Of each kind the first, and what was chosen or probed. */
+/* Shown are the first of each kind, the chosen one, and those that were probed. */
 static bool is_shown(const struct candidates *c, int64_t i, int64_t chosen)
 {
     if (i == chosen || c->all[i].n_ms)

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loss_plot.h: losses of one run or several, as a picture. */
+/* loss_plot.h: draws the losses of one run or of several. */
 #ifndef ZERO_BENCH_LOSS_PLOT_H
 #define ZERO_BENCH_LOSS_PLOT_H
 
 #include <stdint.h>
 
 struct loss_curve {
-    /* for the key; "": the only one, which needs none */
+    /* for the key; "" if there is one curve */
     char name[24];
-    /* (n) of steps 1, 2, ... from the first */
+    /* (n) losses of consecutive steps, of which `first` is the number of the first one */
     const double *loss;
     int64_t n, first;
 };
 
-/* Draws the curves into path, of which plot_can_draw() says that it can be. Curves that lie on top of each
- * other stay visible: each is narrower than the one before. Of a long run every point is the mean of several
- * steps, which the picture says. who as in plot.h. Returns 0, or 1 after one line on stderr. */
+/* Draws the curves into path, as plot_curves (plot.h) does. In a long run a point is the mean of several
+ * steps, and the picture says so. */
 int loss_plot(const char *path, const char *title, const char *who, const struct loss_curve *curves, int n);
 
 #endif

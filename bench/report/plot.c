@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plot.c: see plot.h. */
+/* plot.c: starts gnuplot and writes to it what plot.h draws. */
 #include "bench/report/plot.h"
 
 #include <errno.h>
@@ -22,19 +22,15 @@ static const char *terminal_for(const char *path)
     return NULL;
 }
 
-bool plot_can_draw(const char *path)
+error_t plot_read_path(struct argp_state *state, const struct option_row *row, char *path, void *to)
 {
-    return terminal_for(path) != NULL;
+    *(const char **)to = path;
+    return terminal_for(path)
+               ? 0
+               : option_fault(state, "--%s: '%s' does not end in .svg or .png", row->name, path);
 }
 
-error_t plot_read_path(struct argp_state *state, const struct option_row *row, const char *path)
-{
-    if (plot_can_draw(path))
-        return 0;
-    return option_fault(state, "--%s: '%s' does not end in .svg or .png", row->name, path);
-}
-
-/* '' stands for one. */
+/* A quote inside is written twice. */
 void plot_quoted(FILE *f, const char *text)
 {
     fputc('\'', f);
@@ -62,4 +58,32 @@ int plot_close(struct child *gnuplot, const char *path, const char *who)
     if (code)
         fprintf(stderr, "%s: gnuplot ended with code %d and did not draw %s\n", who, code, path);
     return code ? EXIT_FAILURE : 0;
+}
+
+static void put_points(FILE *f, const struct plot_curve *c, int which)
+{
+    fprintf(f, "$curve%d << END\n", which);
+    for (int64_t i = 0; i < c->n; i++)
+        fprintf(f, "%.15g %.9g\n", c->points[i][0], c->points[i][1]);
+    fputs("END\n", f);
+}
+
+int plot_curves(const char *path, const char *who, const char *title, const char *settings,
+                const struct plot_curve *curves, int n)
+{
+    struct child gnuplot;
+    if (plot_open(&gnuplot, path, who))
+        return EXIT_FAILURE;
+    FILE *f = gnuplot.pipe;
+    for (int i = 0; i < n; i++)
+        put_points(f, &curves[i], i);
+    fputs("set title ", f);
+    plot_quoted(f, title);
+    fprintf(f, " noenhanced\n%s", settings);
+    for (int i = 0; i < n; i++) {
+        fprintf(f, "%s$curve%d using 1:2 with %s title ", i ? ", " : "plot ", i, curves[i].style);
+        plot_quoted(f, curves[i].title);
+    }
+    fputc('\n', f);
+    return plot_close(&gnuplot, path, who);
 }

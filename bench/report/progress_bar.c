@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* progress_bar.c: see progress_bar.h. */
+/* progress_bar.c: a line on a terminal that is overwritten. */
 #include "bench/report/progress_bar.h"
 #include "kernels/device.h"
 
@@ -12,8 +12,8 @@
 #define INTERVAL_NS 100000000
 enum { BAR = 24, WIDEST = 256, USUAL_WIDTH = 80 };
 
-/* Without OPOST it is one that zero-run gives a rank, who should write lines: it puts the rank's number
- * before each. A person's terminal would go down at a newline, and not back. */
+/* A terminal without OPOST belongs to zero-run, which puts the rank's number before each line, so ranks
+ * print lines. On a person's terminal OPOST is set. */
 struct progress progress_on(FILE *file)
 {
     struct termios mode;
@@ -21,7 +21,7 @@ struct progress progress_on(FILE *file)
     return (struct progress){.file = shows ? file : NULL};
 }
 
-/* Of the terminal, less the column in which some put the cursor on the next line. */
+/* The terminal's width, less one column, because some terminals then move the cursor to the next line. */
 static int width_of(FILE *file)
 {
     struct winsize size;
@@ -35,7 +35,7 @@ void progress_show(struct progress *p, double share, const char *fmt, ...)
     int64_t now = zr_now_ns();
     if (!p->file || (p->shown && now - p->last_ns < INTERVAL_NS))
         return;
-    double at = share > 0 ? share < 1 ? share : 1 : 0; /* one that is no number is 0 */
+    double at = share > 0 ? share < 1 ? share : 1 : 0; /* a share that is not a number is 0 */
     int full = (int)(at * BAR);
     char bar[BAR + 1] = {0}, text[WIDEST];
     memset(bar, '.', BAR);

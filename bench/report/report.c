@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report.c: see report.h. */
+/* report.c: prints the steps and the result of zero-bench train, and the formats that all commands share. */
 #include "bench/report/report.h"
 #include "bench/arguments.h"
 #include "bench/report/loss_plot.h"
@@ -77,7 +77,7 @@ void report_text(const struct report *r, const char *fmt, ...)
     fflush(stdout);
 }
 
-/* Room for one more step. */
+/* Grows the arrays for one more step. */
 static int make_room(struct report *r)
 {
     int64_t capacity = r->capacity ? 2 * r->capacity : 1024;
@@ -169,14 +169,14 @@ static double tokens_per_s(const struct report *r, const struct report_summary *
     return (double)s->tokens_per_step / report_ms_median(r) * 1e3;
 }
 
-/* The share of the devices' arithmetic that the model's own needs take ("model FLOPs utilization": Chowdhery
- * et al., arXiv:2204.02311, appendix B); NaN if their peak is not known. */
+/* Model FLOPs utilization (Chowdhery et al., arXiv:2204.02311, appendix B): the share of the devices' peak
+ * that the model's own arithmetic takes. NaN if the peak is not known. */
 static double used_share(const struct report *r, const struct report_summary *s)
 {
     return s->peak_tflops > 0 ? tokens_per_s(r, s) * s->flop_per_token / (s->peak_tflops * 1e12) : NAN;
 }
 
-/* Of outer_bytes, those of the agreement are in no reduction or gather. */
+/* outer_bytes also counts the agreement, which is no reduction or gather. */
 static void print_steps(const struct report *r, const struct report_summary *s)
 {
     double n_steps = (double)r->n_steps;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stage_table.c: see stage_table.h. */
+/* stage_table.c: prints tables with a column for each stage. */
 #include "bench/report/stage_table.h"
 #include "bench/report/report.h"
 

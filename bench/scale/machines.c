@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* machines.c: hosts of eight GPUs and their network.
- *
- * Where a figure is from:
+/* machines.c: hosts of eight GPUs and their network. Sources of the figures:
  *
  *   A100    NVIDIA A100 Tensor Core GPU datasheet (SXM4): BF16 312 TFLOPS dense; 40 GB at 1,555 GB/s, 80 at
  *           2,039 GB/s; NVLink 600 GB/s, both directions. DGX A100 datasheet: eight single-port ConnectX-6 of

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mesh.c: a job whose layers are in parts over tp, and in pipeline stages over pp; see scale.h.
+/* mesh.c: projects a step of a job on the mesh of dp, tp and pp.
  *
- * Numbered as struct zero_mesh says, the ranks of tp are neighbours, those that have the same
- * part and stages are tp apart, and those of the next stages world / pp on, which are called a rank of the
- * pipeline here, from 0 to pp - 1.
+ * Ranks are numbered as struct zero_mesh says: those of a tp group are neighbours, and pipeline stages are
+ * world / pp apart. In this file, a rank of the pipeline is a number from 0 to pp - 1.
  *
  *   dp    runs on the virtual clock (run.c), for each kind of rank: the first, the last, those between
  *   tp    is time that compute waits, by formula: 2 (tp - 1) / tp of the bytes over the slower kind of links,
  *         and a latency for each step of the ring
- *   pp    the library's schedule on its virtual clock (bench/schedule/pipeline_stages.h), where forward and
- *         backward of a rank's stages together take what a further micro-batch takes in its run, each in
- *         proportion to its compute; what a step has once (the first gather, the last reduction, the update)
- *         is added at the end, of the rank of which it is the longest */
+ *   pp    runs the library's schedule on its virtual clock (bench/schedule/pipeline_stages.h). A forward and
+ *         backward pass together take as long as one more micro-batch takes in the run of dp; each stage's
+ *         share is in proportion to its compute. What happens once in a step (the first gather, the last
+ *         reduction, the update) is added at the end, from the rank where it takes longest. */
 #include "bench/scale/scale.h"
 #include "bench/schedule/pipeline_stages.h"
 
@@ -20,16 +19,16 @@
 #include <math.h>
 
 struct rank_time {
-    /* of a further micro-batch; of a step besides */
+    /* seconds of one more micro-batch, and of what happens once in a step */
     double micro_s, once_s;
-    struct scale_part_time like; /* of a step, for its memory */
+    struct scale_part_time like; /* a run that takes as much memory as the job */
     int64_t wire_bytes, outer_bytes;
 };
 
 struct mesh_run {
     const struct scale_job *j;
     int64_t tp, pp, dp, per_rank;
-    /* (pp) as pipe_find_alike says, and the times of these ranks */
+    /* (pp) the lowest rank with the same layers, as pipe_find_alike finds it; and the times of those ranks */
     int64_t like[PIPE_MOST_STAGES];
     struct rank_time times[PIPE_MOST_STAGES];
     int n_simulated;
@@ -118,7 +117,7 @@ static const struct rank_time *time_of(const struct mesh_run *r, int64_t rank)
     return &r->times[r->like[rank]];
 }
 
-/* With the embedding on the first, and the head on the last. */
+/* The first stage also has the embedding, and the last stage the head. */
 static struct scale_units units_of_stage(const struct mesh_run *r, int64_t stage)
 {
     int32_t before = 0;
@@ -146,7 +145,7 @@ static struct scale_part part_of(const struct mesh_run *r, int64_t rank, int64_t
     return part;
 }
 
-/* From runs of two and of four micro-batches. */
+/* Takes the difference between runs of two and of four micro-batches. */
 static int time_rank(struct mesh_run *r, int64_t rank, bool free_links)
 {
     struct rank_time *t = &r->times[rank];
@@ -170,8 +169,8 @@ static int time_rank(struct mesh_run *r, int64_t rank, bool free_links)
     return 0;
 }
 
-/* To the next stage: as long as the pair of ranks takes that is furthest apart, which is in another host
- * unless the ranks of both stages are in one; from the pipeline's last rank it is back to the first. */
+/* The time to move activations to the next stage, taken between the two ranks that are furthest apart. Two
+ * stages inside one host use its links. The last rank of the pipeline sends to the first. */
 static int64_t move_ns(const struct mesh_run *r, int64_t stage)
 {
     const struct scale_machine *m = r->j->machine;
@@ -182,13 +181,13 @@ static int64_t move_ns(const struct mesh_run *r, int64_t stage)
     return (near ? m->near_ns : m->far_ns) + (int64_t)((double)scale_move_bytes(r->j) / rate * 1e9);
 }
 
-/* Bytes of so many elements for each token of a micro-batch. */
+/* Bytes of a micro-batch with `elems` elements for each token. */
 static int64_t bytes_of_tokens(const struct scale_job *j, int64_t elems)
 {
     return elems * j->batch * j->context * elem_bytes(j);
 }
 
-/* What a stage keeps of a micro-batch. */
+/* Bytes of activations that a stage keeps for one micro-batch. */
 static int64_t kept_bytes(const struct mesh_run *r, int64_t stage)
 {
     const struct scale_job *j = r->j;
@@ -199,7 +198,7 @@ static int64_t kept_bytes(const struct mesh_run *r, int64_t stage)
     return bytes_of_tokens(j, elems);
 }
 
-/* What the schedule makes of the times of all stages' forwards. */
+/* Runs the pipeline's schedule, given the time of each stage's forward pass. */
 static int run_schedule(const struct mesh_run *r, const int32_t *forward_ns, bool free_links,
                         struct pipe_result *pipe)
 {
@@ -224,7 +223,7 @@ static int run_stages(struct mesh_run *r, bool free_links, struct pipe_result *p
 {
     static int32_t forward_ns[PIPE_MOST_STAGES * PIPE_MOST_OWN];
     double once_s = 0;
-    int err = 0, forwards = r->j->recompute ? 4 : 3; /* as a backward with its forward takes */
+    int err = 0, forwards = r->j->recompute ? 4 : 3; /* forward plus backward, in forward passes */
     for (int64_t rank = 0; !err && rank < r->pp; rank++) {
         err = time_rank(r, rank, free_links);
         once_s = fmax(once_s, time_of(r, rank)->once_s);
@@ -246,7 +245,7 @@ static int run_stages(struct mesh_run *r, bool free_links, struct pipe_result *p
 
 /* ---- bytes ---- */
 
-/* Of what its stages keep; of a layer that is computed again, all of it once more. */
+/* The activations that the rank's stages keep. With recomputation, one layer's are there in full too. */
 static int64_t activation_bytes(const struct mesh_run *r, int64_t rank, const struct pipe_result *pipe)
 {
     const struct scale_job *j = r->j;
@@ -254,8 +253,8 @@ static int64_t activation_bytes(const struct mesh_run *r, int64_t rank, const st
            (j->recompute ? bytes_of_tokens(j, scale_kept_elems(j->model, r->tp)) : 0);
 }
 
-/* Of what lies between stages: slots of all pairs; and of a tied embedding its copy, and what gradients go
- * through: a slot, and the fp32 sum of several micro-batches. */
+/* Memory between stages: message slots, and, if the embedding is tied, its copy and what its gradients
+ * pass through (a slot, and an fp32 sum if there are several micro-batches). */
 static int64_t bytes_between(const struct mesh_run *r, int64_t rank, const struct pipe_result *pipe)
 {
     const struct scale_job *j = r->j;
@@ -270,7 +269,7 @@ static int64_t bytes_between(const struct mesh_run *r, int64_t rank, const struc
     return bytes + (outer ? words + sum : 0) + (rank == r->pp - 1 ? words : 0);
 }
 
-/* All-reduces of tp, of a micro-batch. */
+/* All-reduces over tp in one micro-batch. */
 static int64_t n_sums(const struct mesh_run *r, int64_t rank)
 {
     int64_t layers = pipe_layers_of_rank(r->j->model->layers, r->pp, r->per_rank, rank);
@@ -282,14 +281,15 @@ static int64_t tp_bytes(const struct mesh_run *r, int64_t rank)
     return r->j->accum * n_sums(r, rank) * (2 * (r->tp - 1) * (scale_move_bytes(r->j) / r->tp));
 }
 
-/* From the stages before and behind each of its own: all but the first and the last have both. */
+/* Each stage of a rank receives from the stage before it and from the one after it. The model's first and
+ * last stages have one neighbour. */
 static int64_t pp_bytes(const struct mesh_run *r, int64_t rank)
 {
     int64_t n = 2 * r->per_rank - (rank == 0) - (rank == r->pp - 1);
     return r->j->accum * scale_move_bytes(r->j) * n;
 }
 
-/* The most of any rank: the one that is fullest says what memory is made of. */
+/* Reports the memory of the fullest rank, and the traffic of the rank that receives most. */
 static void take_bytes(const struct mesh_run *r, const struct pipe_result *pipe, struct scale_result *out)
 {
     int64_t most = -1;
@@ -314,7 +314,7 @@ static void take_bytes(const struct mesh_run *r, const struct pipe_result *pipe,
 
 /* ---- a step ---- */
 
-/* One stage: its step as it runs, with as many micro-batches. */
+/* Without a pipeline the step itself is simulated, with all its micro-batches. */
 static int run_whole(struct mesh_run *r, bool free_links, struct pipe_result *pipe, double *step_s)
 {
     struct scale_part part = part_of(r, 0, r->j->accum, free_links);
@@ -328,7 +328,7 @@ static int run_whole(struct mesh_run *r, bool free_links, struct pipe_result *pi
     return err;
 }
 
-int scale_mesh_run(const struct scale_job *job, struct scale_result *out)
+int scale_run(const struct scale_job *job, struct scale_result *out)
 {
     static struct mesh_run r;
     static struct pipe_result pipe, unhindered;
@@ -353,11 +353,13 @@ int scale_mesh_run(const struct scale_job *job, struct scale_result *out)
     double tokens = (double)(job->batch * job->context * job->accum) / (double)(r.tp * r.pp);
     *out = (struct scale_result){.step_s = step_s,
                                  .tokens_per_s_per_gpu = tokens / step_s,
-                                 .exposed_s = step_s - free_s,
+                                 .exposed_s = round((step_s - free_s) * 1e9) / 1e9, /* whole nanoseconds */
                                  .mfu = scale_flop_per_token(job->model, job->context) * tokens / step_s /
                                         job->machine->flop_per_s,
                                  .n_simulated = r.n_simulated,
                                  .bubble = pipe.bubble * (double)pipe.span_ns * 1e-9 / step_s};
     take_bytes(&r, &pipe, out);
+    if (!scale_has_mesh(job))
+        out->activation_bytes = 0;
     return 0;
 }

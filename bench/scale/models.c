@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* models.c: models by the sizes that they were published with: GPT-2 (Radford et al. 2019), MPT as
- * llm-foundry trains it for its benchmarks (the blocks of GPT-2, biases and learned positions included,
- * another vocabulary; their parameters come out as its table says), Llama 2 (Touvron et al.,
- * arXiv:2307.09288), Llama 3 (Llama team, arXiv:2407.21783) and Qwen2.5 (Qwen team, arXiv:2412.15115) by the
- * config.json of their checkpoints. */
+/* models.c: sizes of published models, from the config.json of their checkpoints: GPT-2 (Radford et al.
+ * 2019), Llama 2 (Touvron et al., arXiv:2307.09288), Llama 3 (Llama team, arXiv:2407.21783) and Qwen2.5
+ * (Qwen team, arXiv:2412.15115). MPT is as llm-foundry trains it in its benchmarks: GPT-2's blocks, with
+ * biases, learned positions and another vocabulary. Their number of parameters agrees with its table. */
 #include "bench/scale/scale.h"
 
 #include <string.h>
@@ -67,33 +66,33 @@ const struct scale_model *scale_model_of(const char *name)
     return NULL;
 }
 
-/* Besides the embedding. */
+/* Whether the model has a head that is not the embedding. */
 static bool has_head(const struct scale_model *m)
 {
     return m->llama && !m->tied;
 }
 
-/* The embedding, the blocks and, where the head is not tied, the head. */
+/* One unit for the embedding, one for each block, and one for the head if it is not tied. */
 int32_t scale_n_units(const struct scale_model *m)
 {
     return (int32_t)m->layers + 1 + has_head(m);
 }
 
-/* Of a block's keys, and of its values. */
+/* Channels of a block's keys, which are also those of its values. */
 static int64_t kv_channels(const struct scale_model *m)
 {
     return m->channels / m->heads * m->kv_heads;
 }
 
-/* What a token is multiplied by in a block. */
+/* The number of weights in a block that each token is multiplied by. */
 static int64_t block_weights(const struct scale_model *m)
 {
     int64_t kv = kv_channels(m);
     return m->channels * (2 * m->channels + 2 * kv) + (m->llama ? 3 : 2) * m->channels * m->hidden;
 }
 
-/* Scores and their sum over values, for the whole context as MFU has it (Chowdhery et al., arXiv:2204.02311,
- * appendix B). */
+/* The scores and the sum over values, counted for the whole context as MFU does (Chowdhery et al.,
+ * arXiv:2204.02311, appendix B). */
 static double attention_flop(const struct scale_model *m, int64_t context)
 {
     return 4.0 * (double)context * (double)m->channels;
@@ -101,7 +100,8 @@ static double attention_flop(const struct scale_model *m, int64_t context)
 
 static struct scale_unit block(const struct scale_model *m, int64_t context, int64_t tp)
 {
-    /* of a GPT two norms and the biases behind a pair of products; those between are q, k, v's and 4 C */
+    /* In a GPT the two norms and the biases after row-cut products are whole; the biases of q, k, v and of
+     * the 4 C hidden channels are cut. */
     int64_t whole = m->llama ? 2 * m->channels : 6 * m->channels, cut = m->llama ? 0 : 7 * m->channels;
     cut += m->qkv_bias ? m->channels + 2 * kv_channels(m) : 0;
     return (struct scale_unit){
@@ -136,7 +136,7 @@ int64_t scale_n_last_norm(const struct scale_model *m)
 int64_t scale_kept_elems(const struct scale_model *m, int64_t tp)
 {
     int64_t of_mlp =
-        (m->llama ? 3 : 2) * m->hidden; /* gate, up and their product; or before and after GELU */
+        (m->llama ? 3 : 2) * m->hidden; /* Llama: gate, up and their product; GPT: before and after GELU */
     return 4 * m->channels + (2 * m->channels + 2 * kv_channels(m) + of_mlp) / tp;
 }
 

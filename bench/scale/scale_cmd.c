@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scale_cmd.c: zero-bench scale: steps of a model on thousands of GPUs, on paper. */
+/* scale_cmd.c: zero-bench scale, which projects the steps of a model on thousands of GPUs. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/report/report.h"
@@ -8,7 +8,6 @@
 
 #include "kernels/device.h"
 
-#include <math.h>
 #include <string.h>
 
 enum { MOST_WORLDS = 32 };
@@ -22,7 +21,6 @@ struct scale_options {
     int dtype, wire_dtype, per_host, hybrid, schedule;
     double compute, links;
     bool recompute, activations, json;
-    const char *fit;
 };
 
 static error_t read_model(struct argp_state *state, const struct option_row *row, char *arg, void *to)
@@ -119,10 +117,7 @@ static const struct option_row rows[] = {
     {"compute", "X", "Of the peak of products (1: the limit, which nobody reaches)", 3,
      OPTION_DOUBLE(struct scale_options, compute, 1e-3, 1)},
     {"links", "X", "Of the bandwidth of links (1)", 3, OPTION_DOUBLE(struct scale_options, links, 1e-3, 1)},
-    {"fit", "FILE", "Finds both from measurements, prints how far off each is, and projects nothing", 3,
-     OPTION_TEXT(struct scale_options, fit)},
-    {"json", NULL, "A JSON line for each number of ranks, or measurement", 4,
-     OPTION_FLAG(struct scale_options, json)},
+    {"json", NULL, "A JSON line for each number of ranks", 4, OPTION_FLAG(struct scale_options, json)},
     {0},
 };
 
@@ -133,20 +128,8 @@ static bool is_hybrid(const struct scale_options *o)
 
 static const char *what_is_ignored(const struct scale_options *o)
 {
-    if (o->fit && (o->compute > 0 || o->links > 0))
-        return "--fit: finds what --compute and --links say";
-    if (o->fit && o->n_worlds)
-        return "--worlds: of --fit, each row says its own";
-    if (o->fit && (o->tp > 1 || o->pp > 1))
-        return "--fit: has no --tp and no --pp, as its rows have none";
-    if (o->fit && o->activations)
-        return "--activations: are of a projection, not of --fit";
     if (o->accum && o->micro_batches)
         return "--micro-batches: says what --accum does";
-    if (o->schedule >= 0 && o->pp == 1)
-        return "--schedule: is of a pipeline, which --pp asks for";
-    if (o->stages_per_rank > 1 && (o->pp == 1 || !pipe_has_several(o->schedule)))
-        return "--stages-per-rank: is of --pp with --schedule interleaved or gpipe";
     if (o->pp > SCALE_MOST_ACCUM / 2 && !o->accum && !o->micro_batches)
         return "--pp: two micro-batches for each of so many are more than 256, so say --accum";
     if (is_hybrid(o) && o->stage != 3)
@@ -161,10 +144,10 @@ static const char *what_is_ignored(const struct scale_options *o)
         return "--prefetch: is of stage 3, which gathers parameters";
     if (o->wire_dtype == ZERO_F32 && o->dtype == ZERO_BF16)
         return "--wire-dtype=f32: gradients of bf16 travel as they are";
-    return NULL;
+    return pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
 }
 
-/* Ranks of a host that have the same part. */
+/* The number of a host's ranks that have the same part of the layers. */
 static int64_t group_of_host(const struct scale_options *o)
 {
     return o->tp < o->machine->per_host ? o->machine->per_host / o->tp : 1;
@@ -184,11 +167,9 @@ static error_t finish(struct argp_state *state, void *options)
             "ranks with "
             "the same part is of one rank; --dp-shard says how large groups are",
             o->machine->per_host, (long long)o->tp);
-    o->accum = o->accum ? o->accum : o->micro_batches ? o->micro_batches : o->pp > 1 ? 2 * o->pp : 1;
-    o->schedule = o->schedule >= 0 ? o->schedule : ZERO_SCHEDULE_1F1B;
+    o->accum = o->accum ? o->accum : o->micro_batches;
+    pipe_options_default(&o->schedule, &o->accum, o->pp);
     o->prefetch = o->prefetch >= 0 ? o->prefetch : 2;
-    o->compute = o->compute > 0 ? o->compute : 1;
-    o->links = o->links > 0 ? o->links : 1;
     if (!o->n_worlds) {
         memcpy(o->world, worlds, sizeof worlds);
         o->n_worlds = sizeof worlds / sizeof *worlds;
@@ -233,8 +214,6 @@ static struct scale_job job_of(const struct scale_options *o, int64_t world)
                               .link_fraction = o->links};
 }
 
-/* ---- projections ---- */
-
 static void print_pipeline(const struct scale_job *j)
 {
     int64_t v = j->stages_per_rank, parts = pipe_parts(j->schedule, v, j->recompute ? 3 : 2);
@@ -250,7 +229,7 @@ static void print_pipeline(const struct scale_job *j)
                        : "");
 }
 
-/* What tp and pp are, and what of them is not counted. */
+/* Says what tp and pp are, and what of them is not counted. */
 static void print_mesh_head(const struct scale_options *o, const struct scale_job *j)
 {
     if (j->tp > 1)
@@ -290,7 +269,7 @@ static void print_head(const struct scale_options *o, const struct scale_job *j)
     putchar('\n');
 }
 
-/* What a GPU needs: with activations where they are counted. */
+/* All memory of a GPU, with activations if they are counted. */
 static int64_t all_bytes(const struct scale_result *r)
 {
     return r->memory_bytes + r->activation_bytes;
@@ -338,7 +317,7 @@ static void print_line(const struct scale_job *j, const struct scale_result *r)
     report_line(line);
 }
 
-/* What cannot be is a mistake in the options or rows, as the plan's refusals are. */
+/* Jobs that cannot be are mistakes in the options. */
 static int exit_of(int err)
 {
     return err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : err ? EXIT_FAILURE : 0;
@@ -363,88 +342,6 @@ static int project(const char *name, const struct scale_options *o)
     return 0;
 }
 
-/* ---- measurements ---- */
-
-/* Relative; positive: too fast. */
-static double error_of(const struct scale_row *r)
-{
-    return r->predicted / r->tokens_per_s_per_gpu - 1;
-}
-
-static void print_measurement(const struct scale_options *o, const struct scale_row *r)
-{
-    const struct scale_job *j = &r->job;
-    if (o->json) {
-        report_line(json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:b, s:o, s:o, s:o, s:o, s:o}", "machine",
-                              j->machine->name, "model", j->model->name, "world", (json_int_t)j->world,
-                              "batch", (json_int_t)j->batch, "context", (json_int_t)j->context, "accum",
-                              (json_int_t)j->accum, "recompute", j->recompute, "held_out", r->held_out,
-                              "measured", report_number(r->tokens_per_s_per_gpu), "predicted",
-                              report_number(r->predicted), "error", report_number(error_of(r)), "compute",
-                              report_number(j->compute_fraction), "links", report_number(j->link_fraction)));
-        return;
-    }
-    printf("%-12s %6lld %6lld x %-6lld %3lld  %-4s %8.3f %10.0f %10.0f %+7.1f %%%s\n", j->model->name,
-           (long long)j->world, (long long)j->batch, (long long)j->context, (long long)j->accum,
-           j->recompute ? "yes" : "no", j->compute_fraction, r->tokens_per_s_per_gpu, r->predicted,
-           error_of(r) * 100, r->held_out ? "  held out" : "");
-}
-
-static void print_score(const struct scale_options *o, const struct scale_rows *r, bool held_out)
-{
-    double *errors = malloc(((size_t)r->n + 1) * sizeof *errors);
-    int n = 0;
-    if (!errors)
-        return;
-    for (int i = 0; i < r->n; i++)
-        if (r->row[i].held_out == held_out)
-            errors[n++] = fabs(error_of(&r->row[i]));
-    if (n) {
-        double median = report_median(errors, n), worst = errors[n - 1];
-        if (o->json)
-            report_line(json_pack("{s:s, s:i, s:o, s:o}", "score", held_out ? "held out" : "fitted", "rows",
-                                  n, "median_error", report_number(median), "worst_error",
-                                  report_number(worst)));
-        else
-            printf("%s: %d rows, median error %.1f %%, worst %.1f %%\n", held_out ? "held out" : "fitted", n,
-                   median * 100, worst * 100);
-    }
-    free(errors);
-}
-
-static void print_fit_head(const struct scale_rows *r)
-{
-    printf("%d numbers fitted, links at %.3f of their bandwidth; no stragglers, no congestion\n\n",
-           r->n_fitted, r->row[0].job.link_fraction);
-    printf("%-12s %6s %15s %3s  %-4s %8s %10s %10s %9s\n", "model", "GPUs", "rows x tokens", "mb", "rec.",
-           "compute", "measured", "predicted", "error");
-}
-
-static int fit(const char *name, const struct scale_options *o)
-{
-    struct scale_job like = job_of(o, 1);
-    struct scale_rows r;
-    like.context = o->context;
-    char text[SCALE_TEXT_BYTES];
-    if (scale_rows_read(o->fit, &like, &r, text, sizeof text)) {
-        fprintf(stderr, "%s: --fit: %s\n", name, text);
-        return EXIT_USAGE;
-    }
-    int err = scale_fit(&r);
-    if (err)
-        fprintf(stderr, "%s: --fit: %s\n", name, zr_error_text());
-    if (!err && !o->json)
-        print_fit_head(&r);
-    for (int i = 0; !err && i < r.n; i++)
-        print_measurement(o, &r.row[i]);
-    if (!err && !o->json)
-        printf("\n");
-    for (int held_out = 0; !err && held_out < 2; held_out++)
-        print_score(o, &r, held_out);
-    scale_rows_free(&r);
-    return exit_of(err);
-}
-
 int scale_command(const char *name, int argc, char **argv)
 {
     struct scale_options o = {.model = scale_model_of("llama-3-8B"),
@@ -456,9 +353,9 @@ int scale_command(const char *name, int argc, char **argv)
                               .schedule = -1, /* not given */
                               .stage = 3,
                               .prefetch = -1, /* not given */
-                              .dtype = ZERO_BF16};
+                              .dtype = ZERO_BF16,
+                              .compute = 1,
+                              .links = 1};
     int status = options_parse(&table, name, argc, argv, &o);
-    if (status)
-        return status;
-    return o.fit ? fit(name, &o) : project(name, &o);
+    return status ? status : project(name, &o);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline_cmd.c: zero-bench pipeline: a pipeline schedule by name, or one that PyTorch or a person wrote, is
- * checked before anything runs, timed on a virtual clock, drawn, and written with all that moves. */
+/* pipeline_cmd.c: zero-bench pipeline. It takes a pipeline schedule by name or from PyTorch's CSV, checks
+ * it, times it on a virtual clock, draws it, and can write it with all its messages. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/report/report.h"
@@ -106,7 +106,7 @@ static const struct option_table table = {
     .finish = finish,
 };
 
-/* "3,4,4,1", one for each stage. */
+/* Reads a list such as "3,4,4,1", one number for each stage. */
 static int read_units(const char *name, const char *text, int32_t n_stages, int32_t units[MOST_UNITS])
 {
     int32_t n = 0;
@@ -127,7 +127,7 @@ static int read_units(const char *name, const char *text, int32_t n_stages, int3
     return EXIT_USAGE;
 }
 
-/* ---- what is told ---- */
+/* ---- output ---- */
 
 static int64_t divisor(int64_t a, int64_t b)
 {
@@ -139,7 +139,8 @@ static int64_t divisor(int64_t a, int64_t b)
     return a;
 }
 
-/* Of a column: forwards 0 1 2, backwards and gradients of inputs a b c, gradients of weights A B C. */
+/* The sign in a column: forward passes 0 1 2, backward passes and gradients of inputs a b c, gradients of
+ * weights A B C. */
 static char mark(struct zr_pipe_action a)
 {
     return (char)(a.kind == ZR_PIPE_FORWARD           ? '0' + a.micro_batch % 10
@@ -225,14 +226,14 @@ static void print_json(const struct pipeline_options *o, const struct zr_pipelin
                                         "peak_unsharded", (json_int_t)rank->peak_unsharded));
     }
     json_t *which = json_string(o->read ? o->read : option_word_of(kinds, o->kind));
-    which = which ? which : json_null(); /* the path is no text */
+    which = which ? which : json_null(); /* the path is not valid UTF-8 */
     report_line(json_pack("{s:s, s:o, s:i, s:i, s:i, s:I, s:b, s:o}", "event", "pipeline", "schedule", which,
                           "n_ranks", p->n_ranks, "n_stages", p->n_stages, "n_micro_batches",
                           p->n_micro_batches, "span_ns", (json_int_t)report->span_ns, "in_order",
                           report->in_order, "ranks", ranks));
 }
 
-/* ---- from options to a schedule ---- */
+/* ---- the schedule ---- */
 
 static int make(struct zr_pipeline **p, const struct pipeline_options *o)
 {
@@ -241,7 +242,7 @@ static int make(struct zr_pipeline **p, const struct pipeline_options *o)
                                        (int32_t)o->per_rank, (int32_t)o->micro_batches, o->forward_only);
 }
 
-/* The schedule becomes the one with messages. */
+/* Replaces the schedule by the same one with messages. */
 static int add_messages(struct zr_pipeline **p, const struct pipeline_options *o,
                         const struct zr_pipe_cost *cost)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline_stages.c: see pipeline_stages.h. */
+/* pipeline_stages.c: divides layers over pipeline stages, and times the library's schedules. */
 #include "bench/schedule/pipeline_stages.h"
 
 #include "kernels/error.h"
@@ -19,14 +19,25 @@ const struct option_word pipe_whole_schedules[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
                                                    {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
                                                    {0}};
 
-bool pipe_has_several(int schedule)
+const char *pipe_options_fault(int schedule, int64_t pp, int64_t per_rank)
 {
-    return schedule == ZERO_SCHEDULE_GPIPE || schedule == ZERO_SCHEDULE_INTERLEAVED;
+    bool may_have_several = schedule == ZERO_SCHEDULE_GPIPE || schedule == ZERO_SCHEDULE_INTERLEAVED;
+    if (schedule >= 0 && pp == 1)
+        return "--schedule: is of a pipeline, which --pp asks for";
+    if (per_rank > 1 && (pp == 1 || !may_have_several))
+        return "--stages-per-rank: is of --pp with --schedule interleaved or gpipe";
+    return NULL;
+}
+
+void pipe_options_default(int *schedule, int64_t *micro_batches, int64_t pp)
+{
+    *schedule = *schedule >= 0 ? *schedule : ZERO_SCHEDULE_1F1B;
+    *micro_batches = *micro_batches ? *micro_batches : pp > 1 ? 2 * pp : 1;
 }
 
 int64_t pipe_layers_of(int64_t layers, int64_t pp, int64_t stage)
 {
-    /* the turn in which a stage gets one of those left over */
+    /* the order in which stages get one of the layers that are left over */
     int64_t turn = stage == pp - 1 ? pp - 1 : stage == 0 ? pp - 2 : stage - 1;
     return layers / pp + (turn < layers % pp);
 }
@@ -47,7 +58,7 @@ static bool are_alike(int64_t layers, int64_t pp, int64_t per_rank, int64_t a, i
     return true;
 }
 
-/* Of the ranks between the first and the last few are like no lower one. */
+/* Few ranks between the first and the last are different from every lower one. */
 void pipe_find_alike(int64_t *like, int64_t layers, int64_t pp, int64_t per_rank)
 {
     for (int64_t r = 0; r < pp; r++) {
@@ -60,23 +71,24 @@ void pipe_find_alike(int64_t *like, int64_t layers, int64_t pp, int64_t per_rank
 
 int64_t pipe_parts(int schedule, int64_t per_rank, int64_t backward)
 {
-    /* what 1F1B waits for is less by the weights of both, the one's and the other's */
+    /* zero-bubble fills idle time with gradients of weights, so 1F1B's bubble shrinks by those of both
+     * directions */
     return schedule == ZERO_SCHEDULE_ZERO_BUBBLE && backward > 1 ? (1 + backward) / (backward - 1) : per_rank;
 }
 
-/* By enum zero_schedule. */
+/* indexed by enum zero_schedule */
 static const enum zr_pipeline_kind kinds[] = {[ZERO_SCHEDULE_1F1B] = ZR_1F1B,
                                               [ZERO_SCHEDULE_GPIPE] = ZR_GPIPE,
                                               [ZERO_SCHEDULE_INTERLEAVED] = ZR_INTERLEAVED,
                                               [ZERO_SCHEDULE_ZERO_BUBBLE] = ZR_ZERO_BUBBLE};
 
-/* What a micro-batch's action begins to keep, or ends. */
+/* The change that an action makes to the number of micro-batches whose activations are kept. */
 static int kept_by(enum zr_pipe_kind kind)
 {
     return kind == ZR_PIPE_FORWARD ? 1 : zr_pipe_gives_weights(kind) ? -1 : 0;
 }
 
-/* What a rank keeps at most, action by action. */
+/* The most bytes of activations that a rank keeps at any time. */
 static int64_t most_kept_bytes(const struct pipe_times *t, const struct zr_pipe_row *row)
 {
     int64_t now = 0, most = 0;
@@ -87,8 +99,9 @@ static int64_t most_kept_bytes(const struct pipe_times *t, const struct zr_pipe_
     return most;
 }
 
-/* A rank has two pairs, with the ranks beside it, which lie elsewhere than its neighbours' others; in a ring,
- * which several stages on a rank make, of an odd number of ranks that takes room for three. */
+/* A rank exchanges messages with the ranks before and after it, and a pair's slots must not overlap those
+ * of its neighbours' other pairs. Two sets of slots suffice, except in a ring of an odd number of ranks
+ * (several stages on a rank), which needs three. */
 static int32_t count_slots(const struct pipe_times *t, int32_t n_onward, int32_t n_back)
 {
     return (t->per_rank > 1 && t->pp % 2 ? 3 : 2) * t->per_rank * (n_onward + n_back);
@@ -108,7 +121,7 @@ static void take_report(const struct pipe_times *t, const struct zr_pipe_report 
 
 int pipe_simulate(const struct pipe_times *t, struct pipe_result *out)
 {
-    /* gradients of weights take as many products as forward */
+    /* computing the gradients of weights takes as many products as the forward pass */
     const struct zr_pipe_cost cost = {.forward_ns = 1,
                                       .backward_ns = t->backward,
                                       .weight_ns = 1,
@@ -120,7 +133,8 @@ int pipe_simulate(const struct pipe_times *t, struct pipe_result *out)
     *out = (struct pipe_result){0};
     int err = zr_pipeline_build(&computed, kinds[t->schedule], t->pp, t->per_rank, t->micro_batches, false);
     if (!err)
-        err = zr_pipeline_lower(&all, computed, zr_pipe_assumed_cost(), 0); /* as the library does */
+        err = zr_pipeline_lower(&all, computed, zr_pipe_assumed_cost(), 0); /* with the costs that the
+                                                                             * library assumes */
     if (!err)
         err = zr_pipeline_slots(all, &n_onward, &n_back);
     if (!err)

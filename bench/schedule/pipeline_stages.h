@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline_stages.h: a model in pipeline stages, on paper: which stage has which layers, and what the
- * library's schedule makes of the times that stages take. */
+/* pipeline_stages.h: pipeline stages in numbers: which stage has which layers, and what the library's
+ * schedule makes of the times that the stages take. */
 #ifndef ZERO_BENCH_PIPE_STAGES_H
 #define ZERO_BENCH_PIPE_STAGES_H
 
@@ -9,71 +9,73 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* At most: stages, or ranks with several each; and stages of a rank. */
+/* Most ranks (or stages, with one on each rank), and most stages on a rank. */
 enum { PIPE_MOST_STAGES = 1024, PIPE_MOST_OWN = 16 };
 
-/* By name, enum zero_schedule: all; and those that take backwards whole, as bench/gpt2 has them. */
+/* Names of enum zero_schedule: all schedules; and those whose backward passes are whole, as bench/gpt2
+ * needs. */
 extern const struct option_word pipe_schedules[], pipe_whole_schedules[];
 
-/* The schedule can have several stages on a rank. */
-bool pipe_has_several(int schedule);
+/* Checks --schedule (-1: not given) and --stages-per-rank against --pp. Returns the message, or NULL. */
+const char *pipe_options_fault(int schedule, int64_t pp, int64_t per_rank);
 
-/* In how many parts of a step ranks stand still, where all stages take as long: in (pp - 1) of so many times
- * the micro-batches, and pp - 1. */
+/* Fills in what was not given: 1F1B (-1), and two micro-batches for each rank of the pipeline (0). */
+void pipe_options_default(int *schedule, int64_t *micro_batches, int64_t pp);
+
+/* The factor k in the bubble (pp - 1) / (k * micro_batches + pp - 1) of a schedule whose stages all take
+ * the same time. A backward pass takes `backward` times as long as a forward pass. */
 int64_t pipe_parts(int schedule, int64_t per_rank, int64_t backward);
 
-/* Layers of a stage of pp, of which there are at least as many layers. What does not divide goes to the
- * stages between the first, which has the embedding, and the last, which has the head, then to the first. */
+/* The number of layers in a stage. There are at least pp layers. Layers that are left over go first to the
+ * stages in the middle, then to the first stage (which has the embedding), last to the last (the head). */
 int64_t pipe_layers_of(int64_t layers, int64_t pp, int64_t stage);
 
-/* Of all stages of a rank: the nth of rank r is n * pp + r of the model. */
+/* Layers in all stages of a rank. The nth stage of rank r is stage n * pp + r of the model. */
 int64_t pipe_layers_of_rank(int64_t layers, int64_t pp, int64_t per_rank, int64_t rank);
 
-/* like (pp): of each rank the lowest that is alike, but for what it keeps of activations: with as many layers
- * in each of its stages. The first rank, which has the embedding, and the last one are like no other. */
+/* Fills in like (pp): for each rank, the lowest rank with as many layers in each of its stages. The first
+ * and the last rank are like no other, because of the embedding and the head. Kept activations may differ. */
 void pipe_find_alike(int64_t *like, int64_t layers, int64_t pp, int64_t per_rank);
 
 struct pipe_times {
     /* enum zero_schedule */
     int schedule;
-    /* ranks, and stages of each */
+    /* ranks of the pipeline, and stages on each */
     int32_t pp, per_rank, micro_batches;
-    /* (stages) nanoseconds of a stage's forward of a micro-batch, 1 or more; or of anything else, where
-     * ratios alone count */
+    /* (stages) nanoseconds of a stage's forward pass over one micro-batch, at least 1; any unit will do if
+     * only ratios are used */
     const int32_t *forward_ns;
-    /* a backward takes so many times as long as the forward, 1 or more */
+    /* how many forward passes a backward pass takes, at least 1 */
     int32_t backward;
-    /* (stages - 1) from the end of a stage's forward to when the next stage has what it gave, and back; NULL:
-     * no time */
+    /* (stages - 1) nanoseconds to move activations to the next stage, or gradients back; NULL: no time */
     const int64_t *moves_ns;
-    /* (stages) bytes that a stage keeps of a micro-batch from forward to backward; NULL: not counted */
+    /* (stages) bytes that a stage keeps of a micro-batch until its backward pass; NULL: not counted */
     const int64_t *kept_bytes;
 };
 
 struct pipe_result {
-    /* of all computations of a step */
+    /* duration of all computations of a step */
     int64_t span_ns;
-    /* of span_ns, the mean over ranks of what they stand still: (pp - 1) / (per_rank * micro_batches + pp -
-     * 1) where all stages take as long and moves take no time */
+    /* mean share of span_ns in which ranks are idle. It is (pp - 1) / (per_rank * micro_batches + pp - 1)
+     * if all stages take the same time and moves take none. */
     double bubble;
-    /* slots of messages that each rank has, all of them, between its stages and the next ones and the ones
-     * before, each way */
+    /* message slots of each rank, in both directions, to the stages before and after its own */
     int32_t n_slots;
-    /* (pp) micro-batches that each rank keeps from forward to backward, at most, of all its stages together;
-     * and their bytes, at most */
+    /* (pp) the most micro-batches that a rank keeps for a backward pass, over all its stages; and their
+     * bytes */
     int32_t kept[PIPE_MOST_STAGES];
     int64_t kept_bytes[PIPE_MOST_STAGES];
 };
 
-/* The library's schedule (shard/pipeline/) on its virtual clock, messages included. pp is at
- * most PIPE_MOST_STAGES. Returns 0 or a zr_err, with zr_error_text(). */
+/* Runs the library's schedule (shard/pipeline/), messages included, on its virtual clock. pp is at most
+ * PIPE_MOST_STAGES. Returns 0 or a zr_err, with zr_error_text(). */
 int pipe_simulate(const struct pipe_times *t, struct pipe_result *out);
 
-/* Micro-batches that a stage of all keeps from forward to backward, at most; all of them where there is no
- * such schedule. */
+/* The most micro-batches that a stage of the model keeps for its backward pass; all, if there is no such
+ * schedule. */
 int64_t pipe_kept_of(int schedule, int64_t pp, int64_t per_rank, int64_t micro_batches, int64_t stage);
 
-/* One line on the standard error where there are fewer micro-batches than stages. */
+/* Warns on stderr if there are fewer micro-batches than stages. */
 void pipe_warn_of_few(const char *name, int64_t micro_batches, int64_t pp);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_cmd.c: zero-bench verify: the schedule, proved on a simulated device (shard/verify/verify.h), and
- * timed on it. */
+/* verify_cmd.c: zero-bench verify, which proves the library's schedule on a simulated device, and times it
+ * there (shard/verify/verify.h). */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/report/report.h"
@@ -86,7 +86,7 @@ static void report_fault(const struct verify_options *o, struct zr_verify_case *
         printf("%s\n  shrunk to: %s\n  %s\n", whole, small, r->text);
 }
 
-/* What the schedules were, and had. */
+/* Totals over all schedules that were run. */
 struct verified {
     int64_t n_faults, n_ops, n_accesses, n_ranks, n_refused, n_died, n_starved, n_reordered, n_snapshots;
     int64_t n_meshes, n_tied, n_several, n_apart;
@@ -221,7 +221,7 @@ static int run_exhaustive(const char *name, const struct verify_options *o)
     return r.n_bad ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
-/* Of what is timed: in pipeline stages, each has one unit, and all together are as large. */
+/* Divides the model that is timed over pipeline stages of one unit each; its size stays the same. */
 static int read_stages(const char *name, const struct verify_options *o, struct zr_verify_case *c,
                        struct zr_verify_speed *speed)
 {
@@ -233,7 +233,7 @@ static int read_stages(const char *name, const struct verify_options *o, struct 
         c->schedule = o->schedule < 0 ? ZR_RUN_1F1B : o->schedule;
         c->n_units = 1;
         speed->unit_elems = o->elements * o->units / n;
-        c->deterministic = true; /* as on CPUs, where stages run */
+        c->deterministic = true; /* as on CPUs, where pipelines run */
     }
     if (zr_verify_possible(c) && (n > 1 || o->schedule < 0))
         return 0;

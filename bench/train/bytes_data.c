@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bytes_data.c: see bytes_data.h. fts(3) walks the folders, so that order and errors are in one place. */
+/* bytes_data.c: reads text files and cuts batches out of them. fts(3) walks folders in a fixed order. */
 #include "bench/train/bytes_data.h"
 #include "bench/random_bits.h"
 #include "kernels/device.h"
@@ -23,7 +23,7 @@ static bool ends_in(const char *name, const char *suffix)
     return n >= k && !strcmp(name + n - k, suffix);
 }
 
-/* Appends a file. skip_binary: leaves out one that does not look like text. */
+/* Appends a file. With skip_binary, a file that does not look like text is left out. */
 static int append(struct bytes_data *d, const char *path, bool skip_binary)
 {
     FILE *f = fopen(path, "rb");
@@ -42,7 +42,7 @@ static int append(struct bytes_data *d, const char *path, bool skip_binary)
     return 0;
 }
 
-/* suffix: of the names to take from a folder, or NULL for all. */
+/* In folders, only names that end in suffix are read; NULL: all names. */
 static int append_path(struct bytes_data *d, const char *path, const char *suffix)
 {
     char *const roots[] = {(char *)path, NULL};
@@ -62,7 +62,7 @@ static int append_path(struct bytes_data *d, const char *path, const char *suffi
         case FTS_NS:
             err = zr_fail(ZR_ERR_IO, "cannot read %s: %s", e->fts_path, strerror(e->fts_errno));
             break;
-        case FTS_DEFAULT: /* a pipe is as good as a file when it was asked for by name */
+        case FTS_DEFAULT: /* a pipe that was named is read like a file */
             err = given ? append(d, e->fts_path, false) : 0;
             break;
         default:
@@ -75,8 +75,7 @@ static int append_path(struct bytes_data *d, const char *path, const char *suffi
 
 int bytes_data_open(struct bytes_data *d, const char *const *paths, int n_paths)
 {
-    *d =
-        (struct bytes_data){.bytes = malloc(BYTES_DATA_MAX)}; /* pages that no text fills are never touched */
+    *d = (struct bytes_data){.bytes = malloc(BYTES_DATA_MAX)}; /* pages without text are never touched */
     if (!d->bytes)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %d bytes of text", BYTES_DATA_MAX);
     int err = n_paths ? 0 : append_path(d, BYTES_DATA_DEFAULT, ".h");

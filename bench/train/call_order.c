@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* call_order.c: what libzero may know of the training loop in advance, and what a checkpoint says of it; see
- * train.h. */
+/* call_order.c: what zero-bench train tells libzero in advance: the order of its calls, and how gradients
+ * are written. It also reads the position that a checkpoint of it contains. */
 #include "bench/train/pipeline.h"
 #include "kernels/device.h"
 
@@ -27,7 +27,8 @@ int32_t train_call_order(struct zero_call *out, const struct gpt2_config *own)
     if (!own->no_head) {
         CALL(0, ZERO_FORWARD, 0);
         CALL(0, ZERO_FORWARD, 1);
-        CALL(0, ZERO_BACKWARD, 0); /* open around all of backward, where the embedding is here, too */
+        CALL(0, ZERO_BACKWARD, 0); /* stays open during the whole backward pass if the embedding is here
+                                    * too */
     }
     if (!own->no_head && own->no_embedding)
         CALL(0, ZERO_BACKWARD, 1);
@@ -45,7 +46,7 @@ int32_t train_call_order(struct zero_call *out, const struct gpt2_config *own)
 
 bool train_stores_each(const struct train_options *o)
 {
-    const char *in_place = getenv("ZERO_GRAD_IN_PLACE"); /* says that the model adds them up */
+    const char *in_place = getenv("ZERO_GRAD_IN_PLACE"); /* then the model adds gradients up */
     bool adds = in_place && *in_place && strcmp(in_place, "0") != 0;
     return !o->plain && ((o->stage >= 2 && !adds) || o->accum == 1);
 }

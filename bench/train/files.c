@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* files.c: what zero-bench train reads and writes: text, checkpoints, weights. What libzero
- * does not know of a run, the choice of text, follows from what it saves (train_position). */
+/* files.c: what zero-bench train reads and writes: text, checkpoints and weights. A checkpoint contains
+ * struct train_position, from which the choice of text follows. */
 #include "bench/gpt2/gpt2_names.h"
 #include "bench/train/run.h"
 
@@ -19,8 +19,8 @@ int train_load_text(struct run *r)
     return 0;
 }
 
-/* The text follows from the number of micro-batches that all ranks have trained on, counted in steps of the
- * size that they had when the run began. So a run can go on with fewer or more ranks. */
+/* The text follows from the number of micro-batches that all ranks have trained on, counted in steps of
+ * the size that they had when the run began. So a run can go on with fewer or more ranks. */
 int train_next_text(struct run *r, struct gpt2 *m, int64_t micro_batch)
 {
     const struct train_options *o = r->o;
@@ -52,8 +52,8 @@ int train_save(struct run *r, int64_t steps_done, bool stop)
     return due ? save(r, steps_done) : 0;
 }
 
-/* Any checkpoint begun in DIR is for zero_load to judge; where none was, --load latest starts from the
- * beginning. */
+/* Whether a checkpoint was ever begun in dir. If so, zero_load finds the latest valid one or says why not;
+ * else --load latest starts from the beginning. */
 static bool anything_saved(const char *dir)
 {
     DIR *d = opendir(dir);
@@ -92,12 +92,12 @@ int train_load(struct run *r, int64_t *step)
     }
     *step = p.step;
     r->per_step = p.per_step;
-    r->n_micro = (p.samples + o->batch - 1) / o->batch; /* with another --batch some rows are left out */
+    r->n_micro = (p.samples + o->batch - 1) / o->batch; /* another --batch may leave out some rows */
     report_text(&r->report, "going on from step %lld\n", (long long)p.step);
     return 0;
 }
 
-/* Of all of this rank's stages, one after the other. */
+/* Names the tensors of all of this rank's stages. */
 static int32_t name_weights(const struct run *r, struct zero_weight *map, char (*text)[40])
 {
     int32_t n = 0;

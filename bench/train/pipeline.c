@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline.c: see pipeline.h. */
+/* pipeline.c: the tables of pipeline.h, and what ranks of a pipeline collect at the end. */
 #include "bench/train/pipeline.h"
 #include "bench/failed.h"
 #include "bench/schedule/pipeline_stages.h"
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WTE, WPE, FIRST_OF_LAYERS, FIRST_OF_NORM = 14 }; /* in train_describe's table */
+enum { WTE, WPE, FIRST_OF_LAYERS, FIRST_OF_NORM = 14 }; /* indices into train_describe's table */
 
 struct gpt2_config train_stage_config(const struct gpt2_config *whole, int32_t stage, int32_t n_stages)
 {
@@ -46,7 +46,7 @@ int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const st
             to->unit = (int32_t)train_first_layer_unit(own);
         if (t == WTE && (own->no_embedding || own->no_head)) {
             to->flags |= ZERO_TIED;
-            if (!own->no_embedding) /* which adds to the head's */
+            if (!own->no_embedding) /* it adds to the head's gradient */
                 to->flags &= ~ZERO_GRAD_OVERWRITE;
         }
         number[n++] = t;
@@ -60,14 +60,14 @@ int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_con
     return t->flags & ZERO_STACKED ? own->first_layer * (tensor_elements(t) / t->shape[0]) * n_parts : 0;
 }
 
-/* Pieces (state_hash.h) of the whole model. */
+/* The number of pieces (state_hash.h) of the whole model. */
 static int64_t n_pieces(int64_t whole_layers)
 {
     return FIRST_OF_LAYERS + (FIRST_OF_NORM - FIRST_OF_LAYERS) * whole_layers + TRAIN_N_TENSORS -
            FIRST_OF_NORM;
 }
 
-/* Of the whole model, the first one of a tensor. */
+/* The first piece of a tensor in the whole model. */
 static int64_t piece_of(int32_t number, int64_t whole_layers)
 {
     int64_t after_first = number - FIRST_OF_LAYERS;
@@ -82,7 +82,7 @@ int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_
     return batch * whole->context * whole->channels * element_bytes / (whole->sequence ? whole->tp : 1);
 }
 
-/* The bytes from `first` on, an item's or parts of several. */
+/* Passes on the bytes from `first` on: those that this rank has not made arrive, and all are sent. */
 static void pass_message(const struct train_items *t, int64_t first, const struct zero_action *a)
 {
     const uint8_t *in = a->in;
@@ -114,7 +114,7 @@ int train_stages_gather(zero_ctx *z, const struct train_items *t)
     return err;
 }
 
-/* Tensors from n_before of the rank's table on. */
+/* The tensors of a rank's table from number n_before on. */
 struct owned {
     zero_ctx *z;
     int32_t n_before;
@@ -126,8 +126,8 @@ static int read_owned(void *from, int32_t tensor, int32_t value, int64_t first, 
     return reported(zero_read(o->z, o->n_before + tensor, value, first, n, dst));
 }
 
-/* Of the tensors whose state is this stage's: all but the last stage's copy of the embedding, which is first.
- * They go to their places among all. */
+/* Hashes the tensors whose state a stage owns, and puts the digests in their places. The last stage's copy
+ * of the embedding, its first tensor, belongs to the first stage. */
 static int hash_stage(struct state_digest *all, bool *mine, bool hash, zero_ctx *z,
                       const struct train_stage *s, int64_t whole_layers, const struct zero_tensor *tensors,
                       const int32_t *number, int n_states)
@@ -180,10 +180,10 @@ int64_t train_n_calls(const struct train_stage *stages, int32_t n_stages)
         n += own;
         most = own > most ? own : most;
     }
-    return n + most; /* which is put behind the others' before half of it is taken */
+    return n + most; /* add_calls writes a stage's calls before it drops half of them */
 }
 
-/* Puts the forward calls of a stage, or its backward ones, to out, where there is room for both. */
+/* Writes a stage's forward or backward calls to out, which has room for both. */
 static int32_t add_calls(struct zero_call *out, const struct train_stage *s, bool backward)
 {
     int32_t n = train_call_order(out, &s->own), n_forward = 0;

@@ -8,8 +8,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* What is summed up, and what is updated, at a time: few enough elements to stay in a cache, and the same for
- * any number of threads, so that the bits are, too. */
+/* Elements that are summed or updated at a time. They fit into a cache, and their number does not depend
+ * on the number of threads, so neither do the bits. */
 enum { BLOCK = 1 << 14 };
 
 static int64_t n_blocks(int64_t n)
@@ -89,7 +89,7 @@ int plain_open(struct plain *p, const struct place *place, const struct zero_ten
     return err;
 }
 
-/* In double, over eight lanes so that it can be vectorised. */
+/* Sums in double precision, in eight lanes so that the loop can be vectorised. */
 GPT2_CLONES static double sum_squares(const real *grad, int64_t n)
 {
     double lanes[8] = {0};
@@ -144,7 +144,7 @@ static double sum_squares_of(struct plain *p, const real *grad, int64_t n)
     return sum;
 }
 
-/* Also sets the gradients to zero that the model adds to. at: of the tensor's elements in the state. */
+/* Updates a tensor whose state begins at element `at`, and zeroes gradients that the model adds to. */
 static void update(struct plain *p, const struct adamw *a, float decay, const struct zero_tensor *tensor,
                    int64_t at, int64_t n, bool skip)
 {
@@ -199,7 +199,7 @@ int plain_read(void *plain, int32_t tensor, int32_t value, int64_t first, int64_
     if (from)
         for (int32_t t = 0; t < tensor; t++)
             from += tensor_elements(&p->tensors[t]);
-    else /* fp32: the weights themselves, which are not side by side */
+    else /* fp32: the weights themselves, which are not contiguous */
         from = *p->tensors[tensor].param;
     if (!on_host(p))
         return plain_device_read(p, from + first, n, dst);

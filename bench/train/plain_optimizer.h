@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plain_optimizer.h: the optimizer of zero-bench train --plain: the loop that a C model has before it is wrapped. */
+/* plain_optimizer.h: the optimizer of zero-bench train --plain, as a C program has it before it is
+ * wrapped. */
 #ifndef ZERO_BENCH_PLAIN_H
 #define ZERO_BENCH_PLAIN_H
 
@@ -11,50 +12,50 @@
 struct plain {
     /* borrowed */
     const struct place *place;
-    /* borrowed: only pointers, shapes and flags are used */
+    /* borrowed; pointers, shapes and flags are used */
     const struct zero_tensor *tensors;
     int32_t n_tensors;
     int64_t n_params;
-    /* (n_params) fp32 weights, tensor after tensor; NULL when the model's own are fp32 */
+    /* (n_params) fp32 weights, tensor after tensor; NULL if the model's own are fp32 */
     float *master;
     /* (n_params) moments */
     float *m, *v;
-    /* of squares, of each block of a tensor; on the host only */
+    /* sums of squares of a tensor's blocks; on the host only */
     double *sums;
-    /* steps taken */
+    /* number of steps taken */
     int64_t t;
 
     /* On a GPU only. */
-    /* (n_params) the gradients in fp32; NULL when the model's own are */
+    /* (n_params) gradients in fp32; NULL if the model's own are fp32 */
     float *grad;
     /* sum of the gradients' squares */
     struct zr_own_squares *norm;
-    /* of this one rank */
+    /* the agreement of a world of one rank */
     struct zr_agreement *agreement;
     struct zr_step_scalars *scalars;
-    /* memory of host_alloc */
+    /* memory from host_alloc */
     struct zr_agreed *agreed;
-    /* agreed is there */
+    /* recorded when agreed is written */
     struct zr_event *reported;
-    /* of all on the GPU; agreed is not in it */
+    /* all of the above on the GPU, except agreed */
     void *memory;
     int64_t memory_bytes;
 };
 
-/* Takes memory for the state and reads the model's present weights. Returns 0 or a zr_err, holding nothing.
- */
+/* Takes memory for the state and copies the model's weights. Returns 0 or a zr_err, and then holds
+ * nothing. */
 int plain_open(struct plain *p, const struct place *place, const struct zero_tensor *tensors,
                int32_t n_tensors);
-/* Mean over micro-batches, global-norm clip, AdamW with the arithmetic of kernels/device.h; then zeroes the
- * gradients, but for those with ZERO_GRAD_OVERWRITE. On a GPU it waits for the norm. Returns 0 or a
- * zr_err. */
+/* Takes the mean over micro-batches, clips by the global norm, and applies AdamW with the arithmetic of
+ * kernels/device.h. Then zeroes gradients without ZERO_GRAD_OVERWRITE. On a GPU it waits for the norm.
+ * Returns 0 or a zr_err. */
 int plain_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info);
-/* As zero_read of ZERO_VALUE_MASTER and ZERO_VALUE_STATE (a state_reader). */
+/* A state_reader: reads what zero_read does for ZERO_VALUE_MASTER and ZERO_VALUE_STATE. */
 int plain_read(void *plain, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 void plain_close(struct plain *p);
 
-/* plain_optimizer_device.c: the same for a place whose memory the CPU cannot touch. p has its place, tensors and
- * counts; plain_close() gives back what a failed open has taken. */
+/* plain_optimizer_device.c: the same on a GPU. p has its place, tensors and counts. plain_close() frees
+ * what a failed open has taken. */
 int plain_device_open(struct plain *p);
 int plain_device_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info);
 int plain_device_read(struct plain *p, const float *from, int64_t n, void *dst);

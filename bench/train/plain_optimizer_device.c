@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plain_optimizer_device.c: plain_optimizer.h's loop on a GPU, in the device's own kernels: what plain_optimizer.c does element by element
- * is put on the model's stream, and nothing waits but for the norm, which is asked for. AdamW's arithmetic
- * and the norm are kernels/device.h's, so the bits are those of the wrapped program. */
+/* plain_optimizer_device.c: the optimizer of plain_optimizer.h on a GPU. It enqueues the device's own
+ * kernels on the model's stream and waits only for the norm. Norm and AdamW are those of kernels/device.h,
+ * so the bits are those of the wrapped program. */
 #include "bench/train/plain_optimizer.h"
 #include "bench/train/state_hash.h"
 
 #include <math.h>
 
-/* The state's memory, piece after piece in one block. */
+/* The state's arrays, in one block of memory. */
 struct pieces {
     float *m, *v, *master, *grad;
     struct zr_own_squares *norm;
@@ -75,7 +75,7 @@ int plain_device_open(struct plain *p)
     return err;
 }
 
-/* This step's gradients in fp32 and the sum of their squares. */
+/* Converts the gradients to fp32 and sums their squares. */
 static int collect(struct plain *p)
 {
     const struct zr_device_ops *dev = p->place->dev->ops;
@@ -116,7 +116,7 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
         .beta1 = (float)o->beta1,
         .beta2 = (float)o->beta2,
         .eps = 1e-8f,
-        .t = p->t + 1, /* should the step be skipped, the kernels leave everything as it is */
+        .t = p->t + 1, /* if the step is skipped, the kernels change nothing */
         .scalars = p->scalars,
     };
     u.c1 = 1.0f - powf(u.beta1, (float)u.t);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* profile.c: see profile.h. */
+/* profile.c: counts the time of each part of training, and divides the library's part by its timeline. */
 #include "bench/train/profile.h"
 #include "bench/failed.h"
 #include "bench/report/report.h"
@@ -15,9 +15,9 @@ const char *const profile_names[PROFILE_N_PARTS] = {
 #undef PROFILE_NAME
 };
 
-/* A micro-batch has 2 * layers + 3 brackets, each of which may wait for its unit and layers + 1 of which for
- * their gradient's place, and a wait at its end; a step is a span with two waits in it, and the one before
- * the first is needed as well. The other tracks have fewer. */
+/* Spans in a micro-batch: 2 * layers + 3 brackets, each of which may wait for its unit; layers + 1 waits
+ * for a gradient's place; and one at the end. A step is a span with two waits, and the step before the
+ * first measured one is needed too. The timeline's other tracks have fewer spans. */
 int64_t profile_most_micro_batches(int64_t layers, int64_t steps)
 {
     int64_t room = PROFILE_MOST_SPANS - 3 * (steps + 1);
@@ -67,13 +67,13 @@ void profile_step(struct profile *p, int64_t step, bool last)
     }
 }
 
-/* --- the timeline, in nanoseconds of its own clock --- */
+/* ---- the timeline, in nanoseconds of its own clock ---- */
 
 struct span {
     int64_t from, to;
 };
 
-/* Spans of some kinds, in the order of their beginnings; NULL where there is no memory. */
+/* The spans of some kinds, in the order of their beginnings. Returns NULL if there is no memory. */
 static struct span *spans_of(json_t *events, const char *const *kinds, size_t *n)
 {
     struct span *out = calloc(json_array_size(events) + 1, sizeof *out);
@@ -98,7 +98,7 @@ static int by_beginning(const void *a, const void *b)
     return (x->from > y->from) - (x->from < y->from);
 }
 
-/* What spans, which may overlap none of their own, have in common with [from, to). */
+/* How much of [from, to) is covered by spans that do not overlap each other. */
 static int64_t overlap(const struct span *s, size_t n, int64_t from, int64_t to)
 {
     int64_t sum = 0;
@@ -116,9 +116,8 @@ static void move(struct profile *p, enum profile_part from, enum profile_part to
     p->ns[from] -= ns;
 }
 
-/* While the model's thread waits in a step, for a unit or for a gradient's place, what is under way is what
- * it waits for: an update, the norm, else communication. Without other ranks what is neither is the library's
- * own. */
+/* Divides the time that the model's thread waits in the library. What runs meanwhile is what it waits for:
+ * an update, the norm, or else communication. With one rank the remaining wait is the library's own work. */
 static int deal(struct profile *p, json_t *events)
 {
     static const char *const step[] = {"step", NULL}, *const wait[] = {"wait", "step", NULL},
@@ -136,7 +135,7 @@ static int deal(struct profile *p, json_t *events)
             int64_t end = waits[i].to < to ? waits[i].to : to;
             if (end <= begin)
                 continue;
-            from = end; /* a step may have waits inside it, which begin later */
+            from = end; /* a step may contain waits, which begin later */
             int64_t in_update = overlap(updates, n_updates, begin, end),
                     in_norm = overlap(norms, n_norms, begin, end);
             move(p, PROFILE_LIBRARY, PROFILE_OPTIMIZER, in_update);
@@ -144,7 +143,7 @@ static int deal(struct profile *p, json_t *events)
             if (p->world > 1)
                 move(p, PROFILE_LIBRARY, PROFILE_EXPOSED, end - begin - in_update - in_norm);
         }
-        /* The last step returned at one time, which both clocks know. */
+        /* Both clocks know when the last step returned, which relates one to the other. */
         for (int64_t i = 0; i < p->n_means; i++)
             move(p, PROFILE_EXPOSED, PROFILE_OPTIMIZER,
                  overlap(updates, n_updates, p->means[i][0] - p->last_step_ns + to,

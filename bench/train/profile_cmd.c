@@ -50,7 +50,7 @@ static const struct option_row rows[] = {
     {0},
 };
 
-/* Refuses what does not go together. */
+/* Refuses options that do not go together. */
 static error_t finish(struct argp_state *state, void *options)
 {
     struct profile_options *o = options;
@@ -78,9 +78,10 @@ static const struct option_table table = {
 
 enum { N_WARM_STEPS = 2 };
 
-/* Bytes that the parts between products cannot but read and write, of one token: per layer forward two
- * layernorms, GELU and two residual copies, backward two layernorms with the residual's gradient, GELU, and
- * the gradients of four biases; and the loss, once over logits (fp32) and their gradient. */
+/* Bytes per token that the parts between products must read and write. A layer's forward pass has two
+ * layernorms, GELU and two residual copies; its backward pass has two layernorms with the residual's
+ * gradient, GELU, and the gradients of four biases. The loss goes once over logits (fp32) and their
+ * gradient. */
 static double compute_bytes(const struct profile_options *o)
 {
     const struct gpt2_config *c = &o->model.config;
@@ -88,7 +89,7 @@ static double compute_bytes(const struct profile_options *o)
     return size * C * (double)c->layers * (16 + 29) + (double)c->vocab * (4 + size);
 }
 
-/* Seconds per step of each part at the limits. */
+/* Seconds per step that each part would take at its limit. */
 static void at_limits(double seconds[PROFILE_N_PARTS], const struct profile_options *o,
                       const struct profile *p, const struct kernels_host *h)
 {
@@ -102,10 +103,12 @@ static void at_limits(double seconds[PROFILE_N_PARTS], const struct profile_opti
     seconds[PROFILE_PRODUCTS] = p->flop[PROFILE_PRODUCTS] / steps / product->limit;
     seconds[PROFILE_ATTENTION] = p->flop[PROFILE_ATTENTION] / steps / product->limit;
     seconds[PROFILE_COMPUTE] = tokens * compute_bytes(o) / kernels_host_row(h, "copy")->limit_of_all;
-    seconds[PROFILE_OPTIMIZER] = n * (double)adamw->bytes /
-                                 (o->plain ? adamw->limit_of_all : adamw->limit); /* libzero's: one thread */
-    if (!o->plain) { /* there it is in the optimizer */
-        const double slice = (double)gpt2_n_params(&o->model.config) / p->world; /* also where all is kept */
+    seconds[PROFILE_OPTIMIZER] =
+        n * (double)adamw->bytes / (o->plain ? adamw->limit_of_all : adamw->limit); /* libzero updates on one
+                                                                                   * thread */
+    if (!o->plain) { /* the plain optimizer includes the norm */
+        const double slice = (double)gpt2_n_params(&o->model.config) / p->world; /* also at stages that
+                                                                                  * keep it whole */
         seconds[PROFILE_NORM] = 4 * slice / kernels_host_row(h, "sum of squares")->limit;
     }
 }

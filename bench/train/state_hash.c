@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* state_hash.c: see state_hash.h. */
+/* state_hash.c: SHA-256 of optimizer state, tensor by tensor. */
 #include "bench/train/state_hash.h"
 
 #include "kernels/device.h"
@@ -47,7 +47,7 @@ int64_t state_pieces(const struct zero_tensor *tensors, int32_t n_tensors)
     return n;
 }
 
-/* n elements from `first` of tensor t, of every value. chunk NULL: this rank does not hash. */
+/* Hashes all values of n elements of tensor t. If chunk is NULL, this rank only takes part in reading. */
 static int digest_piece(struct state_digest *out, float *chunk, int32_t t, int64_t first, int64_t n,
                         int n_values, state_reader read, void *from)
 {

@@ -9,7 +9,7 @@
 
 /* ---- each step ---- */
 
-/* Of the allowed steps or of the allowed time, whichever ends first: 0 to 1. */
+/* Progress from 0 to 1: of the steps or of the time, whichever ends first. */
 static double share_done(const struct run *r, int64_t steps)
 {
     const struct train_options *o = r->o;
@@ -28,12 +28,12 @@ int train_take_loss(struct run *r, struct train_step *s)
 {
     profile_step(r->o->profile, s->step + 1, s->step + 1 == r->o->steps);
     double values[2] = {0.0, r->at.dp == 0 && train_time_is_up(r) ? 1.0 : 0.0};
-    TRY(gpt2_take_loss(&r->model[0], &values[0])); /* On a GPU it arrives with the norm. */
+    TRY(gpt2_take_loss(&r->model[0], &values[0])); /* on a GPU it arrives with the norm */
     profile_enter(r->o->profile, r->z ? PROFILE_EXPOSED : PROFILE_REST);
     if (r->z)
         CALL(zero_mean(r->z, values, 2));
     float stop = values[1] > 0.0;
-    if (r->z) /* Ranks of one tp group have read their own clocks. */
+    if (r->z) /* each rank of a tp group has read its own clock */
         CALL(zero_all_reduce(r->z, ZERO_AXIS_TP, &stop, &stop, 1, ZERO_F32, ZERO_MAX));
     profile_enter(r->o->profile, PROFILE_REST);
     s->loss = values[0] / (double)r->accum;
@@ -77,7 +77,7 @@ static int read_wrapped(void *from, int32_t tensor, int32_t value, int64_t first
     return reported(zero_read(from, tensor, value, first, n, dst));
 }
 
-/* What s says of this rank, of all ranks of the pipeline, on the last one; s then has them, to be freed. */
+/* Collects what s says of each rank of the pipeline, on the last stage. The caller frees s->ranks. */
 static int gather_ranks(struct run *r, struct report_summary *s)
 {
     const struct train_options *o = r->o;
@@ -119,8 +119,8 @@ static int summarize(struct run *r, double loss)
     int n_states = train_n_states(o->optimizer, o->beta1);
     if (r->z) {
         struct zero_stats stats;
-        CALL(zero_get_stats(r->z, &stats)); /* before the state is read, which is traffic too */
-        if (stats.pp == 1)                  /* else each pipeline stage reports its own */
+        CALL(zero_get_stats(r->z, &stats)); /* before the state is read, which adds traffic */
+        if (stats.pp == 1)                  /* each pipeline stage reports its own */
             CALL(zero_mean(r->z, &peak, 1));
         if (stats.pp > 1)
             TRY(train_stages_hash(s.state_sha256, r->at.dp == 0, r->z, r->stage, r->n_own,
@@ -177,7 +177,7 @@ static int take_profile(struct run *r)
     return profile_finish(p, r->z);
 }
 
-/* "stage 3 as HSDP in groups of 2 on 4 ranks (shm)" */
+/* Room for a text such as "stage 3 as HSDP in groups of 2 on 4 ranks (shm)". */
 enum { N_HOW = 136 };
 static void how_it_runs(const struct run *r, char how[N_HOW])
 {
@@ -201,7 +201,7 @@ static void how_it_runs(const struct run *r, char how[N_HOW])
              stages, s.backend);
 }
 
-/* What one rank leaves behind for people to look at. */
+/* Writes the timeline and draws the losses, if they are asked for. */
 static int draw(struct run *r)
 {
     const struct train_options *o = r->o;

@@ -20,7 +20,7 @@ struct train_place {
 /* Tells the model its rank on the tp axis, and to communicate through *z, which zero_wrap will open. */
 void train_join_tp(struct gpt2 *model, int32_t tp, zero_ctx **z);
 
-/* Replaces the hash of this rank's part of the state by one of all n_tp parts. Collective over the tp axis. */
+/* Replaces the hash of this rank's part of the state by one of all n_tp parts. Collective over tp. */
 int train_hash_tp(zero_ctx *z, int32_t tp, int64_t n_tp, char hash[STATE_HASH_CHARS]);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* train_cmd.c: the options of zero-bench train. */
+/* train_cmd.c: the command line of zero-bench train. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/place.h"
@@ -24,14 +24,7 @@ static error_t add_path(struct argp_state *state, const struct option_row *row, 
     return 0;
 }
 
-static error_t read_plot(struct argp_state *state, const struct option_row *row, char *arg, void *options)
-{
-    struct train_options *o = options;
-    o->plot = arg;
-    return plot_read_path(state, row, arg);
-}
-
-/* Fills in what was not given, and refuses what does not go together. */
+/* Fills in what was not given, and refuses options that do not go together. */
 static error_t finish(struct argp_state *state, void *options)
 {
     struct train_options *o = options;
@@ -176,7 +169,8 @@ static const struct option_row rows[] = {
      "What the device can do, to tell the share of it that the model's arithmetic takes (MFU); NVIDIA's data "
      "sheets give for dense bf16: A100 312, H100 and H200 SXM 989.4",
      5, OPTION_DOUBLE(struct train_options, peak_tflops, 1e-6, 1e9)},
-    {"plot", "FILE", "Draw the losses into FILE.svg or FILE.png, with gnuplot", 5, OPTION_BY(read_plot)},
+    {"plot", "FILE", "Draw the losses into FILE.svg or FILE.png, with gnuplot", 5,
+     OPTION_PLOT(struct train_options, plot)},
     {"trace", "FILE", "Write the reporting rank's timeline to FILE as a Chrome trace, which Perfetto shows",
      5, OPTION_TEXT(struct train_options, trace)},
     {"json", NULL, "JSON lines only, from the rank that reports", 5, OPTION_FLAG(struct train_options, json)},
@@ -225,7 +219,7 @@ struct train_options train_defaults(const struct model_options *model)
 int train_command(const char *name, int argc, char **argv)
 {
     struct train_options o = train_defaults(&(struct model_options){0});
-    o.lr = o.beta2 = UNSET; /* they follow other options */
+    o.lr = o.beta2 = UNSET; /* their defaults follow other options */
     o.steps = -1;
     int status = options_parse(&table, name, argc, argv, &o);
     if (!status)

@@ -112,14 +112,11 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--stage=2', '--budget=1G'], '--budget', 'stage 3')
         self.refused(['scale', '--stage=2', '--prefetch=2'], '--prefetch', 'stage 3')
         self.refused(['scale', '--wire-dtype=f32'], '--wire-dtype=f32', 'bf16 travel as they are')
-        for given in ['--compute=1', '--links=0.5', '--worlds=8']:
-            self.refused(['scale', '--fit=/nonexistent', given], given.split('=')[0], '--fit')
         self.refused(['scale', '--worlds=12', '--dp-replicate=auto', '--hybrid=hfsdp'], '12 GPUs', 'dp_shard is 8')
         self.refused(['scale', '--worlds=8', '--budget=1K'], 'param_budget_bytes is 1024')
         for form in [[], ['--json']]:
             self.refused(['scale', '--worlds=8', '--batch=1000000', '--context=10000000', '--compute=0.001', *form],
                          '8 GPUs', '--batch', '--context', '--compute')
-        self.refused(['scale', '--fit=/nonexistent'], '--fit', '/nonexistent')
 
     def test_scale_of_a_mesh(self):
         self.refused(['scale', '--worlds=8', '--tp=3'], '--tp', '3 parts', '32 heads', 'llama-3-8B')
@@ -141,8 +138,6 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--accum=2', '--micro-batches=2'], '--micro-batches', '--accum')
         self.refused(['scale', '--pp=200'], '--pp', '--accum', '256')
         self.refused(['scale', '--pp=2', '--worlds=2', '--batch=100000', '--compute=0.01'], '2 GPUs', '--batch', '--compute')
-        self.refused(['scale', '--fit=/nonexistent', '--tp=2'], '--fit', '--tp')
-        self.refused(['scale', '--fit=/nonexistent', '--activations'], '--fit', '--activations')
 
     def test_pipeline(self):
         self.refused(['pipeline'], '--ranks', '--read')
@@ -720,46 +715,10 @@ class Scale(unittest.TestCase):
         self.assertIn('no stragglers, no congestion', done.stdout)
         self.assertEqual([line.split()[0] for line in done.stdout.splitlines()[-2:]], ['8', '64'])
 
-    def test_fit(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, 'rows.json')
-            with open(path, 'w', encoding='utf-8') as file:
-                file.write('{"rows": [{"model": "gpt2-124M", "machine": "h100", "world": 8, "batch": 8, "mfu_percent": 30},'
-                           ' {"model": "gpt2-124M", "machine": "h100", "world": 16, "batch": 8, "mfu_percent": 30, "held_out": true}]}')
-            *rows, fitted, held_out = self.of('--fit', path)
-            text = bench('scale', '--fit', path).stdout
-        self.assertEqual([r['held_out'] for r in rows], [False, True])
-        self.assertLess(abs(rows[0]['error']), 0.01)
-        self.assertEqual((fitted['score'], fitted['rows'], held_out['score'], held_out['rows']), ('fitted', 1, 'held out', 1))
-        self.assertIn('2 numbers fitted', text)
-
     def test_products_are_of_bf16(self):
         self.assertIn("products are bf16's all the same", ' '.join(bench('scale', '--help').stdout.split()))
         steps = [self.of('--model=gpt2-124M', '--batch=64', '--worlds=1', f'--dtype={d}')[0]['step_ms'] for d in ['f32', 'bf16']]
         self.assertAlmostEqual(steps[0] / steps[1], 1, delta=0.05)
-
-    def test_refusals_name_the_row(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, 'rows.json')
-            for held_out in ['false', 'true']:
-                with open(path, 'w', encoding='utf-8') as file:
-                    file.write('{"rows": [{"model": "gpt2-124M", "world": 16, "mfu_percent": 30},'
-                               ' {"model": "gpt2-124M", "world": 12, "mfu_percent": 30, "held_out": %s}]}' % held_out)
-                done = bench('scale', '--fit', path, '--dp-replicate=auto', '--hybrid=hfsdp')
-                self.assertEqual((done.returncode, done.stdout), (2, ''))
-                self.assertRegex(done.stderr, r'\Azero-bench scale: --fit: row 2: .*dp_shard is 8.*\n\Z')
-            with open(path, 'w', encoding='utf-8') as file:
-                file.write('{"rows": [{"world": 8, "batch": 1000000, "context": 10000000, "mfu_percent": 30}]}')
-            done = bench('scale', '--json', '--fit', path)
-            self.assertEqual((done.returncode, done.stdout), (2, ''))
-            self.assertRegex(done.stderr, r'\Azero-bench scale: --fit: row 1: .*--batch or --context.*\n\Z')
-
-    def test_rows_are_as_the_options_have_it(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, 'rows.json')
-            with open(path, 'w', encoding='utf-8') as file:
-                file.write('{"rows": [{"model": "gpt2-124M", "world": 1, "mfu_percent": 30}]}')
-            self.assertEqual([self.of('--fit', path, *args)[0]['context'] for args in ([], ['--context=512'])], [1024, 512])
 
 
 class Pipeline(unittest.TestCase):
