@@ -40,71 +40,48 @@ struct kernels_host {
 
 /* ---- kernels ---- */
 
-static int run_copy(struct kernels_host *h)
-{
-    const struct stream_arrays *a = &h->arrays;
-    return h->place->dev->ops->copy(h->place->stream, a->written_f32, a->read_f32[0], h->o.n * 4);
-}
-
-static int run_to_bf16(struct kernels_host *h)
-{
-    const struct stream_arrays *a = &h->arrays;
-    return h->place->dev->ops->cast(h->place->stream, a->written_bf16, ZR_BF16, a->read_f32[0], ZR_F32,
-                                    h->o.n);
-}
-
-static int run_to_f32(struct kernels_host *h)
-{
-    const struct stream_arrays *a = &h->arrays;
-    return h->place->dev->ops->cast(h->place->stream, a->written_f32, ZR_F32, a->read_bf16[0], ZR_BF16,
-                                    h->o.n);
-}
-
-static int run_norm(struct kernels_host *h)
-{
-    struct zr_exact_sum sum = {0};
-    return h->place->dev->ops->sum_squares(h->place->stream, &sum, h->arrays.read_f32[0], h->o.n, NULL);
-}
-
-static int run_scale(struct kernels_host *h)
-{
-    return h->place->dev->ops->scale(h->place->stream, h->arrays.updated[0], h->o.n, &h->scalars);
-}
-
-static int run_add(struct kernels_host *h)
-{
-    const struct stream_arrays *a = &h->arrays;
-    return h->place->dev->ops->add(h->place->stream, a->updated[0], a->read_f32[0], ZR_F32, h->o.n);
-}
-
-static int run_sum_f32(struct kernels_host *h)
-{
-    const struct stream_arrays *a = &h->arrays;
-    return h->place->dev->ops->sum_tree(h->place->stream, a->written_f32, (const void *const *)a->read_f32,
-                                        LIMIT_MOST_READ, ZR_F32, h->o.n, false);
-}
-
-static int run_sum_bf16(struct kernels_host *h)
-{
-    const struct stream_arrays *a = &h->arrays;
-    return h->place->dev->ops->sum_tree(h->place->stream, a->written_f32, (const void *const *)a->read_bf16,
-                                        LIMIT_MOST_READ, ZR_BF16, h->o.n, false);
-}
-
 static const struct {
     const char *name;
     enum stream_mix mix;
-    int (*run)(struct kernels_host *h);
 } stream_kernels[N_STREAM_KERNELS] = {
-    {"copy", STREAM_COPY, run_copy},
-    {"cast f32 to bf16", STREAM_TO_BF16, run_to_bf16},
-    {"cast bf16 to f32", STREAM_TO_F32, run_to_f32},
-    {"sum of squares", STREAM_READ, run_norm},
-    {"scale", STREAM_SCALE, run_scale},
-    {"add", STREAM_ADD, run_add},
-    {"sum of 4, f32", STREAM_SUM_4_F32, run_sum_f32},
-    {"sum of 4, bf16", STREAM_SUM_4_BF16, run_sum_bf16},
+    {"copy", STREAM_COPY},
+    {"cast f32 to bf16", STREAM_TO_BF16},
+    {"cast bf16 to f32", STREAM_TO_F32},
+    {"sum of squares", STREAM_READ},
+    {"scale", STREAM_SCALE},
+    {"add", STREAM_ADD},
+    {"sum of 4, f32", STREAM_SUM_4_F32},
+    {"sum of 4, bf16", STREAM_SUM_4_BF16},
 };
+
+static int run_kernel(struct kernels_host *h, enum stream_mix mix)
+{
+    const struct zr_device_ops *dev = h->place->dev->ops;
+    const struct stream_arrays *a = &h->arrays;
+    struct zr_stream *s = h->place->stream;
+    struct zr_exact_sum sum = {0};
+    int64_t n = h->o.n;
+    switch (mix) {
+    case STREAM_COPY:
+        return dev->copy(s, a->written_f32, a->read_f32[0], n * 4);
+    case STREAM_TO_BF16:
+        return dev->cast(s, a->written_bf16, ZR_BF16, a->read_f32[0], ZR_F32, n);
+    case STREAM_TO_F32:
+        return dev->cast(s, a->written_f32, ZR_F32, a->read_bf16[0], ZR_BF16, n);
+    case STREAM_READ:
+        return dev->sum_squares(s, &sum, a->read_f32[0], n, NULL);
+    case STREAM_SCALE:
+        return dev->scale(s, a->updated[0], n, &h->scalars);
+    case STREAM_ADD:
+        return dev->add(s, a->updated[0], a->read_f32[0], ZR_F32, n);
+    case STREAM_SUM_4_F32:
+        return dev->sum_tree(s, a->written_f32, (const void *const *)a->read_f32, LIMIT_MOST_READ, ZR_F32, n,
+                             false);
+    default:
+        return dev->sum_tree(s, a->written_f32, (const void *const *)a->read_bf16, LIMIT_MOST_READ, ZR_BF16,
+                             n, false);
+    }
+}
 
 /* Row N_STREAM_KERNELS + 2 * i + b is optimizer i + 1; with b it also writes bf16 weights. */
 static enum zr_optimizer kind_of(int row)
@@ -167,7 +144,7 @@ static int measure_streamed(struct kernels_host *h, int row, int64_t round)
     const enum stream_mix mix = mix_of(row);
     stream_pass(mix, &h->arrays, h->o.n);
     int64_t start = zr_now_ns();
-    int err = row < N_STREAM_KERNELS ? stream_kernels[row].run(h) : run_update(h, row);
+    int err = row < N_STREAM_KERNELS ? run_kernel(h, mix) : run_update(h, row);
     int64_t between = zr_now_ns();
     stream_pass(mix, &h->arrays, h->o.n);
     int64_t end = zr_now_ns(), end_of_all = end;
