@@ -26,10 +26,10 @@ int child_open(struct child *c, char *const argv[], bool to_child)
         posix_spawn_file_actions_destroy(&actions);
     }
     close(theirs);
-    if (to_child) { /* SIGPIPE is ignored, because the exit code says when a child ends early. It is set
-                     * after the spawn, so the child does not inherit it. */
+    /* SIGPIPE is ignored, because the exit code says when a child ends early. It is set after the spawn, so
+     * the child does not inherit it. */
+    if (to_child)
         signal(SIGPIPE, SIG_IGN);
-    }
     c->pipe = err ? NULL : fdopen(ours, to_child ? "w" : "r");
     if (!c->pipe) {
         close(ours);

@@ -64,7 +64,7 @@ static const struct option_table table = {
     .rows = rows,
     .doc = "Measures saving and loading checkpoints of a GPT-2's size on as many ranks as zero-run starts.",
     .finish = finish,
-    OPTIONS_WITH_MODEL(struct options),
+    OPTIONS_WITH_MODEL(struct options, model),
 };
 
 static void on_line(void *arg, const char *line)

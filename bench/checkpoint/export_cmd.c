@@ -28,7 +28,7 @@ static const struct option_table table = {
     .doc = "Writes the weights of a checkpoint as safetensors files under GPT-2's published names: "
            "model.safetensors, or model-ID-0000i-of-0000N.safetensors and model.safetensors.index.json.",
     .finish = finish,
-    OPTIONS_WITH_MODEL(struct train_options),
+    OPTIONS_WITH_MODEL(struct train_options, model),
 };
 
 int export_command(const char *name, int argc, char **argv)

@@ -80,8 +80,8 @@ extern const struct option_table gpt2_config_options;
 /* Replaces the model by gpt2-nano and keeps its context. */
 void gpt2_take_nano(struct model_options *m);
 
-/* For the option table of a command whose struct S has a struct model_options called model. */
-#define OPTIONS_WITH_MODEL(S)                                                                                \
-    .shared = &gpt2_config_options, .shared_at = OPTION_AT(S, model, struct model_options : 0)
+/* For the option table of a command whose struct S has a struct model_options in a field. */
+#define OPTIONS_WITH_MODEL(S, field)                                                                         \
+    .shared = &gpt2_config_options, .shared_at = OPTION_AT(S, field, struct model_options : 0)
 
 #endif

@@ -187,8 +187,8 @@ static int open_buffers(struct bench *b)
         if (!err)
             err = fill_random(b, &b->buffers[i], i < PARAM ? ZR_F32 : b->dtype, (uint64_t)i << 32);
     }
-    return err ? err : dev->ops->zero(b->place.stream, b->buffers[V].p, n * 4); /* second moments must not
-                                                                                 * be negative */
+    /* second moments must not be negative */
+    return err ? err : dev->ops->zero(b->place.stream, b->buffers[V].p, n * 4);
 }
 
 /* The bytes or operations of one run, and the number of runs that are timed together. */

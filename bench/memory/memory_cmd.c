@@ -17,18 +17,6 @@
 
 static const char who[] = "zero-bench memory";
 
-struct memory_options {
-    struct model_options model;
-    int64_t ranks, steps, batch;
-    int64_t accum;    /* 0: not given */
-    int64_t dp_shard; /* 0: no hybrids */
-    int64_t pp, stages_per_rank;
-    int dtype, schedule; /* schedule -1: not given */
-    int64_t fit;         /* -1: keep the model; 0: what is free; else bytes */
-    const char *plot, *plot_loss;
-    bool json, plain;
-};
-
 static error_t read_fit(struct argp_state *state, const struct option_row *row, char *arg, void *options)
 {
     struct memory_options *o = options;
@@ -132,7 +120,7 @@ static const struct option_table table = {
            "really resident; with parts of layers and pipeline stages, of the fullest rank.",
     .read_word = option_refuse_word,
     .finish = finish,
-    OPTIONS_WITH_MODEL(struct memory_options),
+    OPTIONS_WITH_MODEL(struct memory_options, model),
 };
 
 /* The measurements: a column for each stage and hybrid, and the plain program. */
@@ -274,20 +262,7 @@ static void print_table(const struct memory_options *o, const struct measured *m
 /* Runs each stage, and then the plain program, which has no column. */
 static int measure(const struct memory_options *o, struct measured *m)
 {
-    struct memory_runs runs = {
-        .config = o->model.config,
-        .ranks = o->ranks,
-        .steps = o->steps,
-        .batch = o->batch,
-        .accum = o->accum,
-        .dtype = (enum zero_dtype)o->dtype,
-        .pp = o->pp,
-        .stages_per_rank = o->stages_per_rank,
-        .schedule = o->schedule,
-        .dp_shard = o->dp_shard,
-        .progress = progress_on(stderr),
-        .n_runs = m->n + m->has_plain,
-    };
+    struct memory_runs runs = {.o = o, .progress = progress_on(stderr), .n_runs = m->n + m->has_plain};
     int status = 0;
     for (int s = 0; !status && s < m->n; s++) {
         status = memory_run(&runs, s, &m->stages[s]);

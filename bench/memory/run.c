@@ -111,13 +111,13 @@ static void read_step(struct memory_runs *runs, const json_t *line, const char *
 {
     int64_t step = json_integer_value(json_object_get(line, "step"));
     const json_t *loss = json_object_get(line, "loss");
-    if (step < 1 || step > runs->steps)
+    if (step < 1 || step > runs->o->steps)
         return;
     out->loss[step - 1] = json_is_number(loss) ? json_number_value(loss) : NAN;
-    double in_run = (double)step / (double)(runs->steps + 1); /* the last part of the bar is for the
-                                                               * summary */
+    /* the last part of the bar is for the summary */
+    double in_run = (double)step / (double)(runs->o->steps + 1);
     progress_show(&runs->progress, (runs->n_done + in_run) / runs->n_runs, "%s: step %lld of %lld", what,
-                  (long long)step, (long long)runs->steps);
+                  (long long)step, (long long)runs->o->steps);
 }
 
 /* Reads all lines of a run. Returns 0 if there was a summary. */
@@ -143,15 +143,15 @@ static int read_lines(struct memory_runs *runs, int64_t ranks, FILE *lines, cons
 /* The plain program is one process. */
 static int64_t ranks_of(const struct memory_runs *runs, int column)
 {
-    return column == MEMORY_PLAIN ? 1 : runs->ranks;
+    return column == MEMORY_PLAIN ? 1 : runs->o->ranks;
 }
 
 static void add_sizes(struct command *a, const struct memory_runs *runs)
 {
-    const struct gpt2_config *c = &runs->config;
-    add_number(a, "steps", runs->steps);
-    add_number(a, "batch", runs->batch);
-    add_number(a, "accum", runs->accum);
+    const struct gpt2_config *c = &runs->o->model.config;
+    add_number(a, "steps", runs->o->steps);
+    add_number(a, "batch", runs->o->batch);
+    add_number(a, "accum", runs->o->accum);
     add_number(a, "layers", c->layers);
     add_number(a, "heads", c->heads);
     add_number(a, "channels", c->channels);
@@ -162,15 +162,15 @@ static void add_sizes(struct command *a, const struct memory_runs *runs)
 /* Adds the options of tensor and pipeline parallelism. */
 static void add_axes(struct command *a, const struct memory_runs *runs)
 {
-    if (runs->config.tp > 1)
-        add_number(a, "tp", runs->config.tp);
-    if (runs->config.sequence)
+    if (runs->o->model.config.tp > 1)
+        add_number(a, "tp", runs->o->model.config.tp);
+    if (runs->o->model.config.sequence)
         add(a, "--sequence-parallel");
-    if (runs->pp == 1)
+    if (runs->o->pp == 1)
         return;
-    add_number(a, "pp", runs->pp);
-    add(a, "--schedule=%s", option_word_of(pipe_schedules, runs->schedule));
-    add_number(a, "stages-per-rank", runs->stages_per_rank);
+    add_number(a, "pp", runs->o->pp);
+    add(a, "--schedule=%s", option_word_of(pipe_schedules, runs->o->schedule));
+    add_number(a, "stages-per-rank", runs->o->stages_per_rank);
 }
 
 static int open_run(const struct memory_runs *runs, int column, struct child *child)
@@ -192,7 +192,7 @@ static int open_run(const struct memory_runs *runs, int column, struct child *ch
     add_path(&a, self);
     add(&a, "train");
     add(&a, "--json");
-    add(&a, "--dtype=%s", option_word_of(option_dtypes, (int)runs->dtype));
+    add(&a, "--dtype=%s", option_word_of(option_dtypes, runs->o->dtype));
     add_sizes(&a, runs);
     if (column == MEMORY_PLAIN) {
         add(&a, "--plain");
@@ -201,10 +201,11 @@ static int open_run(const struct memory_runs *runs, int column, struct child *ch
         add_axes(&a, runs);
     }
     if (hybrid) {
-        int64_t tp = runs->config.tp > 1 ? runs->config.tp : 1, n_dp = runs->ranks / (runs->pp * tp);
+        int64_t tp = runs->o->model.config.tp > 1 ? runs->o->model.config.tp : 1,
+                n_dp = runs->o->ranks / (runs->o->pp * tp);
         add(&a, "--hybrid=%s", option_word_of(option_hybrids, hybrid));
-        add_number(&a, "dp-replicate", n_dp > runs->dp_shard ? n_dp / runs->dp_shard : 1);
-        add_number(&a, "dp-shard", runs->dp_shard);
+        add_number(&a, "dp-replicate", n_dp > runs->o->dp_shard ? n_dp / runs->o->dp_shard : 1);
+        add_number(&a, "dp-shard", runs->o->dp_shard);
     }
     if (child_open(child, a.argv, false)) {
         fprintf(stderr, "zero-bench memory: cannot run %s: %s\n", zero_run, strerror(errno));
@@ -218,12 +219,12 @@ int memory_run(struct memory_runs *runs, int column, struct memory_stage *out)
     char name[STAGE_TABLE_NAME];
     const char *what = name_of(column, name);
     struct child child;
-    *out = (struct memory_stage){.loss = malloc((size_t)runs->steps * sizeof *out->loss)};
+    *out = (struct memory_stage){.loss = malloc((size_t)runs->o->steps * sizeof *out->loss)};
     if (!out->loss) {
-        fprintf(stderr, "zero-bench memory: no memory for %lld losses\n", (long long)runs->steps);
+        fprintf(stderr, "zero-bench memory: no memory for %lld losses\n", (long long)runs->o->steps);
         return EXIT_FAILURE;
     }
-    for (int64_t i = 0; i < runs->steps; i++)
+    for (int64_t i = 0; i < runs->o->steps; i++)
         out->loss[i] = NAN;
     progress_show(&runs->progress, (double)runs->n_done / runs->n_runs, "%s begins", what);
     int err = open_run(runs, column, &child);

@@ -7,18 +7,26 @@
 #include "bench/gpt2/gpt2_config.h"
 #include "bench/report/report.h"
 
-/* What all runs of a command have in common. */
-struct memory_runs {
-    /* also has tp and sequence */
-    struct gpt2_config config;
-    int64_t ranks, steps, batch, accum;
-    enum zero_dtype dtype;
-    /* ranks of the pipeline (1: none), stages on each, and enum zero_schedule */
-    int64_t pp, stages_per_rank;
-    int schedule;
+struct memory_options {
+    struct model_options model;
+    int64_t ranks, steps, batch;
+    /* 0: not given */
+    int64_t accum;
     /* 0: no hybrids */
     int64_t dp_shard;
-    /* over all n_runs runs */
+    /* ranks of the pipeline (1: none), and stages on each */
+    int64_t pp, stages_per_rank;
+    /* enum zero_dtype; enum zero_schedule, -1: not given */
+    int dtype, schedule;
+    /* -1: keep the model; 0: what is free; else bytes */
+    int64_t fit;
+    const char *plot, *plot_loss;
+    bool json, plain;
+};
+
+/* All runs of a command. */
+struct memory_runs {
+    const struct memory_options *o;
     struct progress progress;
     int n_runs, n_done;
 };

@@ -104,7 +104,7 @@ static const struct option_table table = {
            "planning took.",
     .read_word = option_refuse_word,
     .finish = finish,
-    OPTIONS_WITH_MODEL(struct plan_options),
+    OPTIONS_WITH_MODEL(struct plan_options, model),
 };
 
 /* Log callback after stage 0, whose plan has printed all other warnings: passes on those about groups. */

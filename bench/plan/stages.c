@@ -50,9 +50,9 @@ int64_t plan_kept_elems(const struct gpt2_config *c, int64_t layers, int64_t n_s
     int64_t A = gpt2_part_channels(c), F = gpt2_part_hidden(c), C = c->sequence ? A : c->channels;
     /* per layer: two norms, two sums; q, k, v and the attention's output; the MLP before and after GELU */
     int64_t n = layers * (4 * C + 4 * A + 2 * F) - C;
-    n += stage == 0 ? C : 0;                                     /* the embedded tokens */
-    n += stage == n_stages - 1 ? 2 * C + gpt2_part_vocab(c) : 0; /* the last norm and its input, and the
-                                                                  * logits */
+    n += stage == 0 ? C : 0; /* the embedded tokens */
+    /* the last norm and its input, and the logits */
+    n += stage == n_stages - 1 ? 2 * C + gpt2_part_vocab(c) : 0;
     return n;
 }
 

@@ -13,12 +13,14 @@
 enum tune_wire { TUNE_WIRE_OWN, TUNE_WIRE_BF16, TUNE_WIRE_ANY };
 
 struct tune_options {
-    struct model_options model;
+    /* what candidates have in common: model, dtype, optimizer, accum, device, deterministic, and the probe's
+     * batch, threads, gpu and log */
+    struct train_options train;
     /* 0: those of the model */
     int64_t params;
-    /* enum zero_dtype, zero_optimizer, tune_wire, zero_device; deterministic as in struct zero_config */
-    int dtype, optimizer, wire, device, deterministic;
-    int64_t world, accum;
+    /* enum tune_wire */
+    int wire;
+    int64_t world;
     /* ranks on each host */
     int64_t per_host;
     /* size of groups; 0: every size that divides the world */
@@ -28,9 +30,8 @@ struct tune_options {
 
     /* number of candidates to time, and steps of each */
     int64_t n_probe, steps;
-    int64_t batch, threads, gpu;
     const char *data;
-    bool json, log;
+    bool json;
 };
 
 /* One configuration, and its plan. */

@@ -56,10 +56,10 @@ static int plan(struct planning *p, struct candidate *c)
     cfg.debug.log_arg = p->warned ? NULL : nothing_hidden;
     p->warned = true;
     cfg.launch.world = (int32_t)o->world;
-    cfg.device = o->device;
-    cfg.optim.optimizer = o->optimizer;
+    cfg.device = o->train.device;
+    cfg.optim.optimizer = o->train.optimizer;
     cfg.optim.beta1 = 0.9f;
-    cfg.grad_accum_steps = (int32_t)o->accum;
+    cfg.grad_accum_steps = (int32_t)o->train.accum;
     cfg.memory.order = p->order;
     cfg.memory.n_order = p->n_order;
     cfg.stage = c->stage;
@@ -157,8 +157,8 @@ static bool is_group(const struct tune_options *o, int64_t n)
  * zero_plan takes each group for a host, so it has to be told. */
 static int32_t deterministic_of(const struct tune_options *o)
 {
-    bool on = o->accum > 1 && o->per_host == o->world && o->device == ZERO_DEVICE_HOST;
-    return o->deterministic == ZERO_AUTO && on ? 1 : o->deterministic;
+    bool on = o->train.accum > 1 && o->per_host == o->world && o->train.device == ZERO_DEVICE_HOST;
+    return o->train.deterministic == ZERO_AUTO && on ? 1 : o->train.deterministic;
 }
 
 static int add_hybrids(struct planning *p, struct candidate c)
@@ -182,7 +182,7 @@ static int add_kinds(struct planning *p, int32_t wire, bool refused)
                           .budget = ZERO_AUTO,
                           .wire_dtype = wire,
                           .refused = refused,
-                          .deterministic = p->o->deterministic};
+                          .deterministic = p->o->train.deterministic};
     for (; c.stage < 3; c.stage++) {
         int err = plan(p, &c);
         err = err ? err : keep(p, &c);
@@ -261,7 +261,7 @@ static int add_all(struct planning *p)
 {
     const struct tune_options *o = p->o;
     /* bf16 gradients are bf16 on the wire anyway. */
-    bool rounds = o->dtype == ZERO_F32, own = !rounds || o->wire != TUNE_WIRE_BF16;
+    bool rounds = o->train.dtype == ZERO_F32, own = !rounds || o->wire != TUNE_WIRE_BF16;
     int err = own ? add_kinds(p, 0, false) : 0;
     if (!err && rounds)
         err = add_kinds(p, ZERO_BF16, o->wire == TUNE_WIRE_OWN);
@@ -272,7 +272,7 @@ int tune_plan(const struct tune_options *o, struct candidates *c)
 {
     struct planning p = {.o = o, .to = c};
     int32_t layers;
-    p.n_tensors = plan_model(p.tensors, &layers, &o->model.config, o->params, o->dtype);
+    p.n_tensors = plan_model(p.tensors, &layers, &o->train.model.config, o->params, o->train.dtype);
     c->n_units = layers + 1;
     p.order = malloc((size_t)TRAIN_N_CALLS(layers) * sizeof *p.order);
     if (!p.order)

@@ -4,7 +4,6 @@
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/failed.h"
-#include "bench/place.h"
 #include "bench/plan/tune.h"
 #include "bench/report/report.h"
 
@@ -16,9 +15,9 @@ static const struct option_word wire_words[] = {
 static error_t finish(struct argp_state *state, void *options)
 {
     const struct tune_options *o = options;
-    if (!o->params && o->model.config.vocab < 256)
+    if (!o->params && o->train.model.config.vocab < 256)
         return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
-                            (long long)o->model.config.vocab);
+                            (long long)o->train.model.config.vocab);
     return 0;
 }
 
@@ -26,7 +25,7 @@ static const struct option_row rows[] = {
     {"params", "N", "A GPT of this many parameters, such as 7.5e9, instead of a named model (no probe)", 1,
      OPTION_INT(struct tune_options, params, 1, 1000000000000000)},
     {"dtype", "f32|bf16", "Of weights and gradients (bf16)", 1,
-     OPTION_WORD(struct tune_options, dtype, option_dtypes)},
+     OPTION_WORD(struct tune_options, train.dtype, option_dtypes)},
     {.help = "Where it is to run:", .group = 2},
     {"world", "N", "Ranks (as many as a launcher has started)", 2,
      OPTION_INT(struct tune_options, world, 1, 1000000)},
@@ -36,35 +35,35 @@ static const struct option_row rows[] = {
     {"limit", "BYTES", "Memory of a rank for what libzero holds, without activations (no limit)", 2,
      OPTION_BYTES(struct tune_options, limit, 1)},
     {"device", "host|cuda", "Where the model computes (host)", 2,
-     OPTION_WORD(struct tune_options, device, option_devices)},
+     OPTION_WORD(struct tune_options, train.device, option_devices)},
     {.help = "Training:", .group = 3},
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 3,
-     OPTION_WORD(struct tune_options, optimizer, option_optimizers)},
+     OPTION_WORD(struct tune_options, train.optimizer, option_optimizers)},
     {"accum", "N", "Micro-batches per step and rank (1)", 3,
-     OPTION_INT(struct tune_options, accum, 1, 100000)},
+     OPTION_INT(struct tune_options, train.accum, 1, 100000)},
     {"dp-shard", "N", "Groups of N ranks only, a number that divides the world (every size that does)", 3,
      OPTION_INT(struct tune_options, dp_shard, 1, 1000000)},
     {"wire-dtype", "own|bf16|any",
      "Of gradients between ranks: the model's own; bf16, to which gradients of f32 are rounded; both (own)",
      3, OPTION_WORD(struct tune_options, wire, wire_words)},
     {"deterministic", "on|off", "Sums in a fixed order (as the library chooses)", 3,
-     OPTION_WORD(struct tune_options, deterministic, option_on_off)},
+     OPTION_WORD(struct tune_options, train.deterministic, option_on_off)},
     {.help = "The probe:", .group = 4},
     {"probe", "N", "Kinds of candidates to time where several ranks were started; 0: none (3)", 4,
      OPTION_INT(struct tune_options, n_probe, 0, 100)},
     {"steps", "N", "Timed steps of each (10)", 4, OPTION_INT(struct tune_options, steps, 4, TUNE_MOST_STEPS)},
     {"batch", "N", "Rows in a micro-batch of one rank (4)", 4,
-     OPTION_INT(struct tune_options, batch, 1, 1000000)},
+     OPTION_INT(struct tune_options, train.batch, 1, 1000000)},
     {"data", "PATH", "A file of text, or a folder of them (the C headers under /usr/include)", 4,
      OPTION_TEXT(struct tune_options, data)},
     {"threads", "N", "Of each rank on the host, for its products and layers (1)", 4,
-     OPTION_INT(struct tune_options, threads, 1, 1024)},
+     OPTION_INT(struct tune_options, train.threads, 1, 1024)},
     {"gpu", "N", "Which GPU (the rank's number on this host)", 4,
-     OPTION_INT(struct tune_options, gpu, 0, 1000)},
+     OPTION_INT(struct tune_options, train.gpu, 0, 1000)},
     {"json", NULL, "A JSON line per candidate, and one of the choice", 5,
      OPTION_FLAG(struct tune_options, json)},
     {"log", NULL, "Show libzero's log on stderr, and what each rank has chosen", 5,
-     OPTION_FLAG(struct tune_options, log)},
+     OPTION_FLAG(struct tune_options, train.log)},
     {0},
 };
 
@@ -84,7 +83,7 @@ static const struct option_table table = {
         "leaves the order as it is.",
     .read_word = option_refuse_word,
     .finish = finish,
-    OPTIONS_WITH_MODEL(struct tune_options),
+    OPTIONS_WITH_MODEL(struct tune_options, train.model),
 };
 
 static int refuse(const char *name, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -201,7 +200,7 @@ static int tune(const char *name, const struct tune_options *o, struct candidate
     if (started > 1 && o->n_probe)
         probe(name, o, c, rank);
     int64_t chosen = tune_choose(c);
-    if (o->log)
+    if (o->train.log)
         fprintf(stderr, "%s: rank %d chose %s\n", name, rank, tune_name(&c->all[chosen]).text);
     if (rank == 0)
         (o->json ? tune_report_json : tune_report)(o, c, chosen);
@@ -210,16 +209,9 @@ static int tune(const char *name, const struct tune_options *o, struct candidate
 
 int tune_command(const char *name, int argc, char **argv)
 {
-    struct tune_options o = {.dtype = ZERO_BF16,
-                             .optimizer = ZERO_ADAMW,
-                             .device = ZERO_DEVICE_HOST,
-                             .deterministic = ZERO_AUTO,
-                             .accum = 1,
-                             .n_probe = 3,
-                             .steps = 10,
-                             .batch = 4,
-                             .threads = 1,
-                             .gpu = PLACE_GPU_OF_RANK};
+    struct tune_options o = {.n_probe = 3, .steps = 10};
+    o.train = train_defaults(&(struct model_options){0});
+    o.train.dtype = ZERO_BF16;
     struct candidates c = {0};
     struct zero_place at = {.world = 1};
     int status = options_parse(&table, name, argc, argv, &o);

@@ -12,11 +12,8 @@
 /* The options of zero-bench train for a candidate. */
 static struct train_options options_of(const struct tune_options *o, const struct candidate *c)
 {
-    struct train_options t = train_defaults(&o->model);
-    t.dtype = (enum zero_dtype)o->dtype;
-    t.batch = o->batch;
-    t.accum = o->accum;
-    t.optimizer = (enum zero_optimizer)o->optimizer;
+    struct train_options t = o->train;
+    t.lr = t.model.default_lr;
     t.stage = c->stage;
     if (c->hybrid) {
         t.hybrid = c->hybrid == HYBRID_HFSDP ? ZERO_HFSDP : ZERO_HSDP;
@@ -26,10 +23,6 @@ static struct train_options options_of(const struct tune_options *o, const struc
     t.budget = c->budget;
     t.deterministic = c->deterministic;
     t.wire_dtype = c->wire_dtype;
-    t.threads = o->threads;
-    t.device = o->device;
-    t.gpu = o->gpu;
-    t.log = o->log;
     return t;
 }
 

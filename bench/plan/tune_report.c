@@ -149,7 +149,8 @@ static struct why why_not(const struct tune_options *o, const struct candidate *
 /* What a choice gives up, or NULL. It follows zero_wrap's default of cfg.deterministic. */
 static const char *note_on(const struct tune_options *o, const struct candidate *c)
 {
-    bool off = c->hybrid && o->accum > 1 && c->deterministic == ZERO_AUTO && o->device == ZERO_DEVICE_HOST;
+    bool off = c->hybrid && o->train.accum > 1 && c->deterministic == ZERO_AUTO &&
+               o->train.device == ZERO_DEVICE_HOST;
     return off ? "its groups add micro-batches up in no fixed order, so it ends in other bits than stage 3; "
                  "--deterministic on keeps them, for more bytes"
                : NULL;
@@ -198,8 +199,8 @@ static void print_head(const struct tune_options *o, const struct candidates *c)
 {
     int64_t hosts = o->world / o->per_host;
     printf("%lld parameters in %d units, %s, %s, %lld ranks on ", (long long)c->n_params, c->n_units,
-           option_word_of(option_dtypes, o->dtype), option_word_of(option_optimizers, o->optimizer),
-           (long long)o->world);
+           option_word_of(option_dtypes, o->train.dtype),
+           option_word_of(option_optimizers, o->train.optimizer), (long long)o->world);
     if (hosts == 1)
         printf("one host");
     else

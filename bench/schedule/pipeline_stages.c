@@ -132,9 +132,9 @@ int pipe_simulate(const struct pipe_times *t, struct pipe_result *out)
     int32_t n_onward = 0, n_back = 0;
     *out = (struct pipe_result){0};
     int err = zr_pipeline_build(&computed, kinds[t->schedule], t->pp, t->per_rank, t->micro_batches, false);
+    /* with the costs that the library assumes */
     if (!err)
-        err = zr_pipeline_lower(&all, computed, zr_pipe_assumed_cost(), 0); /* with the costs that the
-                                                                             * library assumes */
+        err = zr_pipeline_lower(&all, computed, zr_pipe_assumed_cost(), 0);
     if (!err)
         err = zr_pipeline_slots(all, &n_onward, &n_back);
     if (!err)

@@ -27,8 +27,8 @@ int32_t train_call_order(struct zero_call *out, const struct gpt2_config *own)
     if (!own->no_head) {
         CALL(0, ZERO_FORWARD, 0);
         CALL(0, ZERO_FORWARD, 1);
-        CALL(0, ZERO_BACKWARD, 0); /* stays open during the whole backward pass if the embedding is here
-                                    * too */
+        /* stays open during the whole backward pass if the embedding is here too */
+        CALL(0, ZERO_BACKWARD, 0);
     }
     if (!own->no_head && own->no_embedding)
         CALL(0, ZERO_BACKWARD, 1);

@@ -185,7 +185,7 @@ static const struct option_table table = {
     .args_doc = "[PATH...]",
     .read_word = add_path,
     .finish = finish,
-    OPTIONS_WITH_MODEL(struct train_options),
+    OPTIONS_WITH_MODEL(struct train_options, model),
 };
 
 struct train_options train_defaults(const struct model_options *model)
