@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_bytes_data.c: tests which text is read, in which order, and which pieces of it a step gets. */
-#include "bench/bytes_data.h"
+/* test_bytes_data.c: what text is read, in which order, and which pieces of it a step sees. */
+#include "bench/train/bytes_data.h"
 #include "kernels/device.h"
 
 #include <setjmp.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_comm_values.c: tests the value checks of zero-bench comm: right values pass, and every kind of
- * wrong one is counted. */
-#include "bench/comm_values.h"
+/* Values of zero-bench comm: what is right passes, and each way to be wrong is counted. */
+#include "bench/comm/values.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

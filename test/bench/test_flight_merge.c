@@ -3,7 +3,7 @@
  * makes another operation, is late, or has left no file: exactly that is found, with its call. In other
  * jobs nothing is found. Files that do not belong together are refused, and the message names them. */
 #include "bench/arguments.h"
-#include "bench/flight_merge.h"
+#include "bench/flight/merge.h"
 
 #include <setjmp.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_memory_fit.c: tests the choice of a model that fits a machine's memory. */
-#include "bench/memory_fit.h"
+/* test_memory_fit.c: which model a machine has the memory for. */
+#include "bench/memory/fit.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_report.c: tests how zero-bench prints numbers. */
 #include "bench/hybrids.h"
-#include "bench/report.h"
+#include "bench/report/report.h"
 
 #include <math.h>
 #include <setjmp.h>

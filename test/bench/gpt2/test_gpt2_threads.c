@@ -2,7 +2,7 @@
 /* test_gpt2_threads.c: tests that the model's layers on the host and the plain optimizer give the same
  * bits on any number of threads. Each runs once on one block of memory, which is then compared. */
 #include "bench/gpt2/gpt2_layers.h"
-#include "bench/plain.h"
+#include "bench/train/plain_optimizer.h"
 #include "test/kernels/random.h"
 
 #include <setjmp.h>
