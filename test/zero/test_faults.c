@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_faults.c: what goes wrong among ranks is an error on every one of them that names the rank and the
- * cause, soon; it stays the answer to every later call; and when the context is gone nothing of it is left.
- * Times are only bounded where an answer must be told from a hang. */
+/* test_faults.c: faults of one rank: it dies, stops, runs out of memory, or calls something else. Every rank
+ * soon gets an error that names the rank and the cause. Later calls give the same error, and zero_unwrap leaves
+ * nothing behind. Times are bounded only to tell an answer from a hang. */
+#include "test/first_error.h"
 #include "test/zero/toy_net.h"
 
 #include <pthread.h>
@@ -67,18 +68,8 @@ static void check_failed(struct toy_rank *r, struct toy *m, zero_ctx *z, struct 
     for (int t = 0; t < TOY_TENSORS; t++)
         if (m->param[t] || m->grad[t])
             toy_wrong(r, "zero_unwrap left a pointer");
-    struct toy_holdings now;
-    if (before.n_fds && !toy_holds_no_more(before, &now))
-        toy_wrong(r, "fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds,
-                  before.n_threads, now.n_threads, before.n_maps, now.n_maps);
-}
-
-static void assert_nothing_left(struct toy_holdings before)
-{
-    struct toy_holdings now;
-    if (!toy_holds_no_more(before, &now))
-        fail_msg("fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds, before.n_threads,
-                 now.n_threads, before.n_maps, now.n_maps);
+    if (before.n_fds)
+        toy_check_nothing_left(r, before);
 }
 
 /* ---- ranks that are processes ---- */
@@ -298,10 +289,7 @@ static void train_until_death(struct toy_rank *r)
         check_weights(r, d, &m, &weights, at_step);
         check_failed(r, &m, z, before);
     } else {
-        struct toy_holdings now;
-        if (!toy_holds_no_more(before, &now))
-            toy_wrong(r, "fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds,
-                      before.n_threads, now.n_threads, before.n_maps, now.n_maps);
+        toy_check_nothing_left(r, before);
         for (int t = 0; in_unwrap && t < TOY_TENSORS; t++)
             if (m.param[t] || m.grad[t])
                 toy_wrong(r, "zero_unwrap left a pointer");
@@ -462,12 +450,10 @@ static void found_in_the_environment(void **state)
     }
 }
 
-static int one_step(struct toy *m, zero_ctx *z, int rank)
+static int train_step(struct toy *m, zero_ctx *z, int step, int rank)
 {
-    int err = toy_forward(m, z, true);
-    if (!err)
-        err = toy_backward(m, z, true, 0, rank);
-    return err ? err : zero_step(z, 1e-2f, NULL);
+    return FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, step, rank),
+                       zero_step(z, 1e-2f, NULL));
 }
 
 /* Of groups, one process's environment says otherwise. */
@@ -490,7 +476,7 @@ static void overridden(struct toy_rank *r)
     if (err && (z || !toy_untouched(&m)))
         toy_wrong(r, "something was changed");
     if (!err)
-        err = one_step(&m, z, r->rank);
+        err = train_step(&m, z, 0, r->rank);
     toy_note(r, err);
     zero_unwrap(&z);
     toy_free(&m);
@@ -539,166 +525,89 @@ struct wrapping {
     int32_t n;
 };
 
-static void other_stage(struct wrapping *w)
-{
-    w->cfg.stage = 2;
-}
-static void other_dtype(struct wrapping *w)
-{
-    w->m.table[0].dtype = ZERO_BF16;
-}
-static void other_shape(struct wrapping *w)
-{
-    w->m.table[4].shape[0] = 200;
-}
-static void same_size_other_shape(struct wrapping *w)
-{
-    w->m.table[0].shape[0] = 5;
-    w->m.table[0].shape[1] = 33;
-}
-static void fewer_tensors(struct wrapping *w)
-{
-    w->m.table[3] = w->m.table[4];
-    w->m.table[3].unit = 3;
-    w->n = 4;
-}
+struct disagreement {
+    const char *what;
+    void (*spoil)(struct wrapping *w);
+    int code;
+    const char *said[2];
+    /* the odd rank waits for one more */
+    bool other_world;
+};
+
+static const struct disagreement *disagreements[32];
+static int n_disagreements;
+
+/* One row: its name, the statement that spoils *w on one rank, the error of all ranks, and two parts of text.
+ * The row adds itself to disagreements[] before main(). */
+#define DISAGREE(...)                  DISAGREE_NUMBERED(__COUNTER__, __VA_ARGS__)
+#define DISAGREE_NUMBERED(number, ...) DISAGREE_ROW(number, __VA_ARGS__)
+#define DISAGREE_ROW(number, what, statement, code, ...)                                                     \
+    static void spoil_##number(struct wrapping *w)                                                           \
+    {                                                                                                        \
+        statement;                                                                                           \
+    }                                                                                                        \
+    __attribute__((constructor)) static void add_##number(void)                                              \
+    {                                                                                                        \
+        static const struct disagreement row = {what, spoil_##number, ZERO_ERR_##code, __VA_ARGS__};         \
+        disagreements[n_disagreements++] = &row;                                                             \
+    }
+
 static void other_order(struct wrapping *w)
 {
     struct zero_tensor t = w->m.table[0];
     w->m.table[0] = w->m.table[1];
     w->m.table[1] = t;
 }
-static void other_name(struct wrapping *w)
-{
-    w->m.table[2].name = "beans";
-}
-static void other_flags(struct wrapping *w)
-{
-    w->m.table[2].flags = 0;
-}
-static void other_frozen(struct wrapping *w)
-{
-    w->m.table[2].grad = NULL;
-}
-static void other_unit(struct wrapping *w)
-{
-    w->m.table[2].unit = 2;
-}
-static void other_prefetch(struct wrapping *w)
-{
-    w->cfg.memory.prefetch = 1;
-}
-static void other_clip(struct wrapping *w)
-{
-    w->cfg.clip = 0.25f;
-}
-static void other_accum(struct wrapping *w)
-{
-    w->cfg.grad_accum_steps = 4;
-}
-static void other_wire(struct wrapping *w)
-{
-    w->cfg.memory.wire_dtype = ZERO_BF16;
-}
-static void other_optimizer(struct wrapping *w)
-{
-    w->cfg.optim.optimizer = ZERO_RMSPROP;
-}
+
 static int own_update(void *arg, const struct zero_update *u)
 {
     (void)arg;
     (void)u;
     return 0;
 }
-static void update_of_its_own(struct wrapping *w)
-{
-    w->cfg.optim.update = own_update;
-    w->cfg.optim.weight_decay = 0;
-}
-static void other_decay(struct wrapping *w)
-{
-    w->cfg.optim.weight_decay = 0.2f;
-}
+
 static void other_calls(struct wrapping *w)
 {
     static const struct zero_call order[] = {{0, ZERO_FORWARD, 0}, {0, ZERO_FORWARD, 1}};
     w->cfg.memory.order = order;
     w->cfg.memory.n_order = 2;
 }
-static void other_world(struct wrapping *w)
-{
-    w->cfg.launch.world++;
-}
-static void invalid_stage(struct wrapping *w)
-{
-    w->cfg.stage = 4;
-}
-static void invalid_tensor(struct wrapping *w)
-{
-    w->m.table[2].name = NULL;
-}
-static void invalid_unit(struct wrapping *w)
-{
-    w->m.table[4].unit = 9;
-}
-static void invalid_backend(struct wrapping *w)
-{
-    w->cfg.launch.backend = ZERO_BACKEND_SELF;
-}
-static void invalid_budget(struct wrapping *w)
-{
-    w->cfg.memory.param_budget_bytes = 100;
-}
-static void too_large(struct wrapping *w)
-{
-    w->m.table[4].shape[0] = INT64_C(1) << 46;
-    w->m.param[4] = (void *)((uintptr_t)1 << 60); /* is not looked at */
-}
 
-static const struct disagreement {
-    const char *what;
-    void (*spoil)(struct wrapping *w);
-    int code;
-    const char *said[2];
-} disagreements[] = {
-    {"other stage", other_stage, ZERO_ERR_MISMATCH, {"stage is 2 on rank", "and 3 on rank 0"}},
-    {"other dtype", other_dtype, ZERO_ERR_MISMATCH, {"tensors[0]", "embedding"}},
-    {"other shape", other_shape, ZERO_ERR_MISMATCH, {"tensors[4]", "head"}},
-    {"same size, other shape", same_size_other_shape, ZERO_ERR_MISMATCH, {"tensors[0]", "shape"}},
-    {"fewer tensors", fewer_tensors, ZERO_ERR_MISMATCH, {"n_tensors is 4 on rank", "and 5 on rank 0"}},
-    {"other order", other_order, ZERO_ERR_MISMATCH, {"tensors[0]", "name"}},
-    {"other name", other_name, ZERO_ERR_MISMATCH, {"tensors[2]", "name"}},
-    {"other flags", other_flags, ZERO_ERR_MISMATCH, {"tensors[2]", "flags"}},
-    {"other frozen", other_frozen, ZERO_ERR_MISMATCH, {"tensors[2]", "gradient"}},
-    {"other unit", other_unit, ZERO_ERR_MISMATCH, {"tensors[2]", "unit"}},
-    {"other prefetch", other_prefetch, ZERO_ERR_MISMATCH, {"prefetch is 1 on rank", "and 2 on rank 0"}},
-    {"other clip", other_clip, ZERO_ERR_MISMATCH, {"clip is 0.25 on rank", "and 0 on rank 0"}},
-    {"other accumulation",
-     other_accum,
-     ZERO_ERR_MISMATCH,
-     {"grad_accum_steps is 4 on rank", "and 1 on rank 0"}},
-    {"other wire dtype", other_wire, ZERO_ERR_MISMATCH, {"wire_dtype is bf16 on rank", "and 0 on rank 0"}},
-    {"other optimizer",
-     other_optimizer,
-     ZERO_ERR_MISMATCH,
-     {"optimizer is rmsprop on rank", "and adamw on rank 0"}},
-    {"update of its own",
-     update_of_its_own,
-     ZERO_ERR_MISMATCH,
-     {"optimizer is optim.update on rank", "and adamw on rank 0"}},
-    {"other decay", other_decay, ZERO_ERR_MISMATCH, {"weight_decay is 0.2", "and 0.1"}},
-    {"other calls", other_calls, ZERO_ERR_MISMATCH, {"n_order is 2 on rank", "on rank 0"}},
-    {"other world", other_world, ZERO_ERR_MISMATCH, {"has world", "rank 0 has world"}},
-    {"invalid stage", invalid_stage, ZERO_ERR_ARG, {"stage is 4", "0, 1, 2, 3"}},
-    {"invalid tensor", invalid_tensor, ZERO_ERR_ARG, {"tensors[2]", "name is NULL"}},
-    {"invalid unit", invalid_unit, ZERO_ERR_ARG, {"unit 3 has no tensor", "without gaps"}},
-    {"invalid backend", invalid_backend, ZERO_ERR_ARG, {"backend is self", "auto, shm"}},
-    {"invalid budget", invalid_budget, ZERO_ERR_BUDGET, {"param_budget_bytes is 100", "alone needs"}},
-    {"too large",
-     too_large,
-     ZERO_ERR_MISMATCH,
-     {"tensors[4]", "differ in its"}}, /* before memory is looked at */
-};
+DISAGREE("other stage", w->cfg.stage = 2, MISMATCH, {"stage is 2 on rank", "and 3 on rank 0"})
+DISAGREE("other dtype", w->m.table[0].dtype = ZERO_BF16, MISMATCH, {"tensors[0]", "embedding"})
+DISAGREE("other shape", w->m.table[4].shape[0] = 200, MISMATCH, {"tensors[4]", "head"})
+DISAGREE("same size, other shape", (w->m.table[0].shape[0] = 5, w->m.table[0].shape[1] = 33), MISMATCH,
+         {"tensors[0]", "shape"})
+DISAGREE("fewer tensors", (w->m.table[3] = w->m.table[4], w->m.table[3].unit = 3, w->n = 4), MISMATCH,
+         {"n_tensors is 4 on rank", "and 5 on rank 0"})
+DISAGREE("other order", other_order(w), MISMATCH, {"tensors[0]", "name"})
+DISAGREE("other name", w->m.table[2].name = "beans", MISMATCH, {"tensors[2]", "name"})
+DISAGREE("other flags", w->m.table[2].flags = 0, MISMATCH, {"tensors[2]", "flags"})
+DISAGREE("other frozen", w->m.table[2].grad = NULL, MISMATCH, {"tensors[2]", "gradient"})
+DISAGREE("other unit", w->m.table[2].unit = 2, MISMATCH, {"tensors[2]", "unit"})
+DISAGREE("other prefetch", w->cfg.memory.prefetch = 1, MISMATCH, {"prefetch is 1 on rank", "and 2 on rank 0"})
+DISAGREE("other clip", w->cfg.clip = 0.25f, MISMATCH, {"clip is 0.25 on rank", "and 0 on rank 0"})
+DISAGREE("other accumulation", w->cfg.grad_accum_steps = 4, MISMATCH,
+         {"grad_accum_steps is 4 on rank", "and 1 on rank 0"})
+DISAGREE("other wire dtype", w->cfg.memory.wire_dtype = ZERO_BF16, MISMATCH,
+         {"wire_dtype is bf16 on rank", "and 0 on rank 0"})
+DISAGREE("other optimizer", w->cfg.optim.optimizer = ZERO_RMSPROP, MISMATCH,
+         {"optimizer is rmsprop on rank", "and adamw on rank 0"})
+DISAGREE("update of its own", (w->cfg.optim.update = own_update, w->cfg.optim.weight_decay = 0), MISMATCH,
+         {"optimizer is optim.update on rank", "and adamw on rank 0"})
+DISAGREE("other decay", w->cfg.optim.weight_decay = 0.2f, MISMATCH, {"weight_decay is 0.2", "and 0.1"})
+DISAGREE("other calls", other_calls(w), MISMATCH, {"n_order is 2 on rank", "on rank 0"})
+DISAGREE("other world", w->cfg.launch.world++, MISMATCH, {"has world", "rank 0 has world"},
+         .other_world = true)
+DISAGREE("invalid stage", w->cfg.stage = 4, ARG, {"stage is 4", "0, 1, 2, 3"})
+DISAGREE("invalid tensor", w->m.table[2].name = NULL, ARG, {"tensors[2]", "name is NULL"})
+DISAGREE("invalid unit", w->m.table[4].unit = 9, ARG, {"unit 3 has no tensor", "without gaps"})
+DISAGREE("invalid backend", w->cfg.launch.backend = ZERO_BACKEND_SELF, ARG, {"backend is self", "auto, shm"})
+DISAGREE("invalid budget", w->cfg.memory.param_budget_bytes = 100, BUDGET,
+         {"param_budget_bytes is 100", "alone needs"})
+DISAGREE("too large",
+         (w->m.table[4].shape[0] = INT64_C(1) << 46, w->m.param[4] = (void *)((uintptr_t)1 << 60)), MISMATCH,
+         {"tensors[4]", "differ in its"})
 
 struct wrap_case {
     const struct disagreement *of;
@@ -731,11 +640,11 @@ static void ranks_disagree(void **state)
 {
     (void)state;
     struct toy_holdings before = toy_holdings();
-    for (size_t i = 0; i < sizeof disagreements / sizeof *disagreements; i++)
+    for (int i = 0; i < n_disagreements; i++)
         for (int world = 2; world <= 3; world++) {
-            struct wrap_case c = {&disagreements[i], world - 1};
+            struct wrap_case c = {disagreements[i], world - 1};
             struct toy_rank r[3];
-            if (c.of->spoil == other_world && world > 2)
+            if (c.of->other_world && world > 2)
                 continue; /* rank 0 gives up at once, and whoever comes after that waits for it in vain */
             char odd[16];
             toy_ranks(world, wrap_differently, &c, r);
@@ -748,17 +657,17 @@ static void ranks_disagree(void **state)
                     fail_msg("%s: world %d rank %d: code %d after %lld ms \"%s\"; %s", c.of->what, world, k,
                              r[k].err, (long long)r[k].ms, r[k].text, r[k].wrong);
         }
-    assert_nothing_left(before);
+    toy_assert_nothing_left(before);
 }
 
 /* The same when the odd one is rank 0, which every other is compared with. */
 static void rank_0_is_wrong(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof disagreements / sizeof *disagreements; i++) {
-        struct wrap_case c = {&disagreements[i], 0};
+    for (int i = 0; i < n_disagreements; i++) {
+        struct wrap_case c = {disagreements[i], 0};
         struct toy_rank r[2];
-        if (c.of->spoil == other_world) /* nobody would come */
+        if (c.of->other_world) /* nobody would come */
             continue;
         toy_ranks(2, wrap_differently, &c, r);
         for (int k = 0; k < 2; k++)
@@ -980,7 +889,7 @@ static void ranks_call_differently(void **state)
                              r[k].wrong);
             }
         }
-    assert_nothing_left(before);
+    toy_assert_nothing_left(before);
 }
 
 /* ---- memory that fails ---- */
@@ -994,7 +903,7 @@ struct training {
 static void train_without_memory(struct toy_rank *r)
 {
     const struct training *t = r->arg;
-    struct toy_holdings before = t->who >= 0 ? toy_holdings() : (struct toy_holdings){0}, now;
+    struct toy_holdings before = t->who >= 0 ? toy_holdings() : (struct toy_holdings){0};
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, t->stage);
@@ -1012,14 +921,13 @@ static void train_without_memory(struct toy_rank *r)
             toy_wrong(r, "a failed zero_wrap changed something");
     } else {
         /* Nothing is allocated from here on, so nothing fails. */
-        if (one_step(&m, z, r->rank) || toy_hash(z, 2, &r->hash) || zero_unwrap(&z))
+        if (train_step(&m, z, 0, r->rank) || toy_hash(z, 2, &r->hash) || zero_unwrap(&z))
             toy_wrong(r, "after zero_wrap: %s", zero_last_error());
     }
     r->ms = toy_now_ms() - from;
     toy_free(&m);
-    if (before.n_fds && !toy_holds_no_more(before, &now))
-        toy_wrong(r, "fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds,
-                  before.n_threads, now.n_threads, before.n_maps, now.n_maps);
+    if (before.n_fds)
+        toy_check_nothing_left(r, before);
 }
 
 /* Returns whether all was well, and checks that it is on all ranks or on none. */
@@ -1080,7 +988,7 @@ static void no_memory(void **state)
             fail_each_allocation(stage, world);
     fail_each_allocation(TOY_HSDP, TOY_HYBRID_WORLD);
     fail_each_allocation(TOY_HFSDP, TOY_HYBRID_WORLD);
-    assert_nothing_left(before);
+    toy_assert_nothing_left(before);
 }
 
 /* ---- many contexts ---- */
@@ -1094,7 +1002,7 @@ static void wrap_often(struct toy_rank *r)
         struct zero_config cfg = toy_config(r, i % 4);
         int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
         if (!err && i % 8 == 0)
-            err = one_step(&m, z, r->rank);
+            err = train_step(&m, z, 0, r->rank);
         if (!err)
             err = zero_unwrap(&z);
         toy_free(&m);
@@ -1137,20 +1045,12 @@ static void two_hundred_times(void **state)
             for (int k = 0; k < world; k++)
                 if (r[k].wrong[0])
                     fail_msg("world %d rank %d: %s", world, k, r[k].wrong);
-            assert_nothing_left(before);
+            toy_assert_nothing_left(before);
             growth = resident_kib() - kib;
         }
         if (growth > MOST_GROWTH_KIB)
             fail_msg("world %d: %lld KiB more after 200 times, each time", world, (long long)growth);
     }
-}
-
-static int train_some(struct toy_rank *r, struct toy *m, zero_ctx *z, int step)
-{
-    int err = toy_forward(m, z, true);
-    if (!err)
-        err = toy_backward(m, z, true, step, r->rank);
-    return err ? err : zero_step(z, 1e-2f, NULL);
 }
 
 struct twice {
@@ -1173,7 +1073,7 @@ static void two_at_once(struct toy_rank *r)
     }
     for (int step = 0; !err && step < 3; step++)
         for (int i = 0; !err && i < t->n; i++)
-            err = train_some(r, &m[i], z[i], step);
+            err = train_step(&m[i], z[i], step, r->rank);
     uint64_t hash[2] = {0};
     for (int i = 0; !err && i < t->n; i++)
         err = toy_hash(z[i], 2, &hash[i]);
@@ -1203,7 +1103,7 @@ static void two_contexts(void **state)
         alone = n == 1 ? r[0].hash : alone;
         assert_true(r[0].hash == alone && r[1].hash == alone);
     }
-    assert_nothing_left(before);
+    toy_assert_nothing_left(before);
 }
 
 int main(void)

@@ -407,3 +407,19 @@ int toy_remove_folders(void **state)
     memset(folders, 0, sizeof folders);
     return err;
 }
+
+void toy_check_nothing_left(struct toy_rank *r, struct toy_holdings before)
+{
+    struct toy_holdings now;
+    if (!toy_holds_no_more(before, &now))
+        toy_wrong(r, "fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds,
+                  before.n_threads, now.n_threads, before.n_maps, now.n_maps);
+}
+
+void toy_assert_nothing_left(struct toy_holdings before)
+{
+    struct toy_rank r = {0};
+    toy_check_nothing_left(&r, before);
+    if (r.wrong[0])
+        fail_msg("%s", r.wrong);
+}

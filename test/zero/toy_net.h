@@ -123,5 +123,8 @@ struct toy_holdings {
 struct toy_holdings toy_holdings(void);
 /* The same as before, now or soon: a joined thread is still listed for a moment. */
 bool toy_holds_no_more(struct toy_holdings before, struct toy_holdings *now);
+/* If this process holds more than before: the first notes it for the rank, the second fails the test. */
+void toy_check_nothing_left(struct toy_rank *r, struct toy_holdings before);
+void toy_assert_nothing_left(struct toy_holdings before);
 
 #endif
