@@ -93,11 +93,6 @@ void pp_free(struct model *m)
     }
 }
 
-static int layers_before(int pp, int stage)
-{
-    return n_layers / pp * stage + (stage < n_layers % pp ? stage : n_layers % pp);
-}
-
 /* Units of a stage: the embedding, wpe, layers, norm, and on the last of several the embedding again. */
 static int unit_of(const struct model *m, int tensor, bool copy)
 {
@@ -193,8 +188,8 @@ static struct model *make_stage(const struct mesh *on, int stage, const struct p
     m->dp = at->dp;
     m->part = at->tp;
     m->first_unit = first_unit;
-    m->first = layers_before(m->pp, stage);
-    m->n_layers = layers_before(m->pp, stage + 1) - m->first;
+    m->first = pipeline_layers_before(n_layers, m->pp, stage);
+    m->n_layers = pipeline_layers_before(n_layers, m->pp, stage + 1) - m->first;
     for (int t = 0; t < TENSORS; t++)
         if (has_tensor(m, t))
             add_tensor(m, on->pp, t);
@@ -211,12 +206,7 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
     lion.optimizer = ZERO_LION;
     cfg.optim_groups = &lion;
     cfg.n_optim_groups = 1;
-    struct zero_place p;
-    cfg.mesh.pp = on->pp;
-    cfg.mesh.dp_replicate = on->stage > 3 ? on->dp / 2 : 1;
-    cfg.mesh.tp = on->tp;
-    OR_RETURN(zero_find_place(&cfg, &p));
-    *at = (struct place){.pp = p.pp, .dp = p.data, .n_dp = p.n_data, .tp = p.tp};
+    OR_RETURN(pipeline_place(&cfg, on->stage, on->pp, on->dp, on->tp, at));
     cfg.debug.log = toy_forget_line;
     cfg.clip = 0;
     cfg.checkpoint.save_async = s->async;

@@ -6,7 +6,7 @@
 #ifndef ZR_TEST_PP_MODEL_H
 #define ZR_TEST_PP_MODEL_H
 
-#include "test/zero/toy_net.h"
+#include "test/zero/pipeline.h"
 
 enum {
     MOST_WORLD = 16,
@@ -83,10 +83,6 @@ struct model {
     /* where the stage's units and tensors begin in the rank's; the rank's next stage */
     int first_unit, first_tensor;
     struct model *next;
-};
-
-struct place {
-    int32_t pp, dp, n_dp, tp;
 };
 
 /* A sum over the whole model's elements that this rank's stage and part own, and apart from it what the tied
