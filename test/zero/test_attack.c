@@ -58,11 +58,8 @@ static void train(struct rank *me)
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     long grown = memory_kib("VmHWM:") - before;
     for (int step = 0; !err && step < 3; step++) {
-        err = toy_forward(&m, z, true);
-        if (!err)
-            err = toy_backward(&m, z, true, step, me->w.rank);
-        if (!err)
-            err = zero_step(z, 1e-2f, NULL);
+        err = FIRST_ERROR(toy_forward(&m, z, true), toy_backward(&m, z, true, step, me->w.rank),
+                          zero_step(z, 1e-2f, NULL));
     }
     if (!err)
         err = toy_hash(z, 2, &hash);

@@ -599,11 +599,10 @@ static void train(struct toy_rank *r)
 {
     const struct training *t = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, t->stage);
     cfg.grad_accum_steps = t->accum;
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     for (int step = 0; !err && step < 3; step++) {
         if (t->disturb) {
             misuse(r, z, false);
@@ -613,9 +612,8 @@ static void train(struct toy_rank *r)
         for (int a = 0; !err && a < t->accum; a++) {
             int micro = a * r->world + r->rank;
             if (t->brackets) {
-                err = disturbed_pass(r, &m, z, t, ZERO_FORWARD, step, micro);
-                if (!err)
-                    err = disturbed_pass(r, &m, z, t, ZERO_BACKWARD, step, micro);
+                err = FIRST_ERROR(disturbed_pass(r, &m, z, t, ZERO_FORWARD, step, micro),
+                                  disturbed_pass(r, &m, z, t, ZERO_BACKWARD, step, micro));
                 if (!err && t->disturb && a + 1 < t->accum)
                     REFUSED(zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "zero_step", "unit", "1 backward",
                             "grad_accum_steps is 2");
@@ -642,8 +640,7 @@ static void train(struct toy_rank *r)
     if (!err)
         err = toy_hash(z, 2, &r->hash);
     toy_note(r, err);
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void run_goes_on(void **state)
@@ -672,11 +669,10 @@ static void off_count(struct toy_rank *r)
 {
     int stage = *(int *)r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, stage);
     cfg.grad_accum_steps = 2;
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (!err && stage >= 2)
         REFUSED(zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "no backward bracket");
     if (!err)
@@ -694,8 +690,7 @@ static void off_count(struct toy_rank *r)
     if (!err)
         err = zero_unwrap(&z);
     toy_note(r, err);
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 /* Calls zero_step twice: the second must not move the moments or decay the weights. */
@@ -703,17 +698,13 @@ static void step_again(struct toy_rank *r)
 {
     int stage = *(int *)r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, stage);
     uint64_t before = 0;
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     for (int step = 0; !err && step < 2; step++) {
-        err = toy_backward(&m, z, true, step, r->rank);
-        if (!err)
-            err = zero_step(z, 1e-2f, NULL);
-        if (!err)
-            err = toy_hash(z, 2, &before);
+        err = FIRST_ERROR(toy_backward(&m, z, true, step, r->rank), zero_step(z, 1e-2f, NULL),
+                          toy_hash(z, 2, &before));
         if (!err)
             REFUSED(zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "no backward bracket has ended");
         if (!err)
@@ -722,8 +713,7 @@ static void step_again(struct toy_rank *r)
             toy_wrong(r, "a refused step changed something");
     }
     toy_note(r, err);
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void twice_in_a_row(void **state)
@@ -767,7 +757,7 @@ static void train_spoilt(struct toy_rank *r)
 {
     const struct spoilt *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
     bool mine = s->who == -2 || s->who == r->rank;
     int t = 0;
@@ -778,8 +768,7 @@ static void train_spoilt(struct toy_rank *r)
         cfg.optim.weight_decay = 0;
         cfg.optim.n_states = 2;
     }
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     for (int step = 0; !err && step < 4; step++) {
         bool bad = step == 1;
         uint64_t before = 0, after = 0;
@@ -825,8 +814,7 @@ static void train_spoilt(struct toy_rank *r)
         toy_wrong(r, "grad_accum_steps is %d, n_micro %lld after %lld steps", stats.grad_accum_steps,
                   (long long)stats.n_micro, (long long)stats.n_steps);
     toy_note(r, err);
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void not_finite(void **state)
@@ -873,11 +861,10 @@ static void not_finite(void **state)
 static void sum_not_finite(struct toy_rank *r)
 {
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, *(int *)r->arg);
     struct zero_step_info info = {0};
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     for (int u = TOY_UNITS; !err && u-- > 0;) {
         err = zero_begin(z, u, ZERO_BACKWARD);
         if (!err)
@@ -892,8 +879,7 @@ static void sum_not_finite(struct toy_rank *r)
     if (!err && (!info.skipped || info.t != 0))
         toy_wrong(r, "skipped %d t %lld norm %g", info.skipped, (long long)info.t, info.grad_norm);
     toy_note(r, err);
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void overflow_in_sum(void **state)
@@ -944,11 +930,8 @@ static void train_refusing(struct toy_rank *r)
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     for (; !err && step < 10; step++) {
-        err = toy_forward(&m, z, true);
-        if (!err)
-            err = toy_backward(&m, z, true, step, r->rank);
-        if (!err)
-            err = zero_step(z, 1e-2f, NULL);
+        err = FIRST_ERROR(toy_forward(&m, z, true), toy_backward(&m, z, true, step, r->rank),
+                          zero_step(z, 1e-2f, NULL));
     }
     toy_note(r, err);
     if (step < 1 || step > 4)

@@ -34,9 +34,8 @@ static int train(struct toy *m, zero_ctx *z, const struct toy_rank *r, int accum
     int err = 0;
     for (int step = 0; !err && step < STEPS; step++) {
         for (int a = 0; !err && a < accum; a++) {
-            err = toy_forward(m, z, true);
-            if (!err)
-                err = toy_backward(m, z, true, step, a * r->world + r->rank);
+            err =
+                FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, step, a * r->world + r->rank));
         }
         if (!err)
             err = zero_step(z, 0.01f, NULL);
@@ -242,11 +241,8 @@ static void faulty_rank(struct toy_rank *r)
             err = wrong_step(&m, z, r, f->wrong);
             continue;
         }
-        err = toy_forward(&m, z, true);
-        if (!err)
-            err = toy_backward(&m, z, true, step, r->rank);
-        if (!err)
-            err = zero_step(z, 0.01f, NULL);
+        err = FIRST_ERROR(toy_forward(&m, z, true), toy_backward(&m, z, true, step, r->rank),
+                          zero_step(z, 0.01f, NULL));
     }
     toy_note(r, err);
     if (zero_begin(z, 0, ZERO_FORWARD) != err)
@@ -289,10 +285,8 @@ struct numbered {
 
 static int make_step(struct toy *m, zero_ctx *z, const struct toy_rank *r)
 {
-    int err = toy_forward(m, z, true);
-    if (!err)
-        err = toy_backward(m, z, true, 0, r->rank);
-    return err ? err : zero_step(z, 0.01f, NULL);
+    return FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, 0, r->rank),
+                       zero_step(z, 0.01f, NULL));
 }
 
 /* Takes the number 5 from a checkpoint or zero_set_step, and makes a mistake in step 7. */
@@ -373,9 +367,7 @@ static void overwriting_rank(struct toy_rank *r)
     volatile float most = 3e38f;
     struct zero_ctx *z = NULL;
     struct zero_step_info info = {0};
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
-    if (!err)
-        err = toy_forward(&m, z, true);
+    int err = FIRST_ERROR(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), toy_forward(&m, z, true));
     for (int u = TOY_UNITS; !err && u-- > 0;) {
         err = zero_begin(z, u, ZERO_BACKWARD);
         if (!err && u > 0 && u < 3)

@@ -144,9 +144,7 @@ static void model(const struct way *w, int stage, int fd)
     cfg.debug.check = 1;
     cfg.debug.log = log_line;
     cfg.debug.log_arg = &r;
-    int err = zero_wrap(&r.z, r.m.table, TOY_TENSORS, &cfg);
-    if (!err)
-        err = toy_forward(&r.m, r.z, true);
+    int err = FIRST_ERROR(zero_wrap(&r.z, r.m.table, TOY_TENSORS, &cfg), toy_forward(&r.m, r.z, true));
     if (err) {
         dprintf(fd, "%s\n", zero_last_error());
         _exit(9);

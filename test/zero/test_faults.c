@@ -237,7 +237,7 @@ static void train_until_death(struct toy_rank *r)
     struct actor a = {r, d, 0};
     struct toy_holdings before = toy_holdings();
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, d->stage);
     cfg.launch.timeout_ms = d->timeout_ms;
     cfg.launch.start_timeout_ms = d->start_timeout_ms ? d->start_timeout_ms : d->timeout_ms;
@@ -248,8 +248,7 @@ static void train_until_death(struct toy_rank *r)
         cfg.optim.weight_decay = 0;
         cfg.optim.update_arg = &a;
     }
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (err && (z || !toy_untouched(&m)))
         toy_wrong(r, "a failed zero_wrap changed something");
     bool in_unwrap = false;
@@ -814,14 +813,13 @@ static void train_differently(struct toy_rank *r)
     const struct differing *c = r->arg;
     bool odd = r->rank == r->world - 1;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, c->stage);
     /* Only who says nothing, or waits where the others do not, is found by its time. */
     cfg.launch.timeout_ms = c->how == SILENT || c->how == MEAN_ALONE ? SHORT_MS : LONG_MS;
     if (c->how == MEAN_ALONE)
         cfg.memory.prefetch = 0; /* so that at stage 3 the others wait in a gather */
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     for (int step = 0; !err && z && step < 4; step++) {
@@ -834,9 +832,7 @@ static void train_differently(struct toy_rank *r)
             break;
         for (int u = 0; !err && u < TOY_UNITS; u++) {
             int unit = now && c->how == OTHER_UNIT && u == 1 ? 2 : u;
-            err = zero_begin(z, unit, ZERO_FORWARD);
-            if (!err)
-                err = zero_end(z, unit, ZERO_FORWARD);
+            err = FIRST_ERROR(zero_begin(z, unit, ZERO_FORWARD), zero_end(z, unit, ZERO_FORWARD));
         }
         for (int u = TOY_UNITS; !err && u-- > 0;) {
             if (now && c->how == LEFT_OUT && u == 1)
@@ -858,8 +854,7 @@ static void train_differently(struct toy_rank *r)
     if (z && err && err != ZERO_ERR_ORDER)
         check_failed(r, &m, z, (struct toy_holdings){0});
     else
-        zero_unwrap(&z);
-    toy_free(&m);
+        toy_close(&m, &z);
 }
 
 static void ranks_call_differently(void **state)

@@ -67,11 +67,8 @@ static int train(struct toy_rank *r, struct toy *m, zero_ctx *z)
 {
     int err = 0;
     for (int step = 0; !err && step < STEPS; step++) {
-        err = toy_forward(m, z, true);
-        if (!err)
-            err = toy_backward(m, z, true, step, r->rank);
-        if (!err)
-            err = zero_step(z, 1e-2f, NULL);
+        err = FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, step, r->rank),
+                          zero_step(z, 1e-2f, NULL));
     }
     return err ? err : toy_hash(z, 2, &r->hash);
 }
@@ -280,8 +277,7 @@ static int import(struct toy_rank *r, struct toy *m, zero_ctx *z)
 static int save_and_export(struct toy_rank *r, struct toy *m, zero_ctx *z)
 {
     (void)r, (void)m;
-    int err = zero_save(z, plan->dir, NULL);
-    return err ? err : zero_export(z, plan->dir, NULL, 0, 0);
+    return FIRST_ERROR(zero_save(z, plan->dir, NULL), zero_export(z, plan->dir, NULL, 0, 0));
 }
 
 static void test_later(void **state)

@@ -63,9 +63,8 @@ static int read_gradients(zero_ctx *z, int step, float grad[TOY_TENSORS][MOST_VA
         memset(grad[t], 0xff, sizeof grad[t]);
         if (t == TOY_FROZEN)
             continue;
-        err = zero_read(z, t, ZERO_VALUE_GRAD, cut, n - cut, grad[t] + cut);
-        if (!err)
-            err = zero_read(z, t, ZERO_VALUE_GRAD, 0, cut, grad[t]);
+        err = FIRST_ERROR(zero_read(z, t, ZERO_VALUE_GRAD, cut, n - cut, grad[t] + cut),
+                          zero_read(z, t, ZERO_VALUE_GRAD, 0, cut, grad[t]));
     }
     return err;
 }
@@ -184,13 +183,11 @@ static void find_what_is_not_finite(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
     float x[MOST_VALUES];
-    int err = 0;
     cfg.clip = 0.5f;
-    toy_make(&m);
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     TOY_TRY(toy_forward(&m, z, true));
     for (int u = TOY_UNITS; !err && u-- > 0;) {
         TOY_TRY(zero_begin(z, u, ZERO_BACKWARD));
@@ -212,8 +209,7 @@ static void find_what_is_not_finite(struct toy_rank *r)
     TOY_TRY(zero_drop(z));
     TOY_TRY(micro_batches(r, &m, z, 1));
     TOY_TRY(zero_step(z, 1e-2f, NULL));
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void finds_what_is_not_finite(void **state)
@@ -232,12 +228,10 @@ static void call_wrongly(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
     float x[8] = {0};
-    int err = 0;
-    toy_make(&m);
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     if (s->stage > 1)
         toy_expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ORDER,
                    "no backward bracket has ended");
@@ -254,8 +248,7 @@ static void call_wrongly(struct toy_rank *r)
     toy_expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, "after zero_norm");
     TOY_TRY(zero_step(z, 1e-2f, NULL));
     toy_expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ORDER, "no backward bracket has ended");
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void wrong_calls(void **state)
@@ -270,12 +263,10 @@ static void differ(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
     float x[8];
-    int err = 0;
-    toy_make(&m);
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     TOY_TRY(micro_batches(r, &m, z, 0));
     if (r->rank == r->world - 1)
         TOY_TRY(zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x));
@@ -286,8 +277,7 @@ static void differ(struct toy_rank *r)
     if (err != ZERO_ERR_MISMATCH || !strstr(r->text, "called zero_norm in step 1"))
         toy_wrong(r, "%d %s", err, r->text);
     r->err = 0;
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void ranks_that_differ(void **state)

@@ -227,9 +227,7 @@ static void train(struct toy_rank *r)
     for (int k = 0; k < WARM_STEPS && !err; k++)
         err = step(r, &m, z, k);
     for (int k = 0; k < 3 && !err; k++) {
-        err = k == 1 ? step(r, &m, z, WARM_STEPS) : 0;
-        if (!err)
-            err = received(r, z, &at[k]);
+        err = FIRST_ERROR(k == 1 ? step(r, &m, z, WARM_STEPS) : 0, received(r, z, &at[k]));
     }
     if (!err) {
         s->step[r->rank] = step_between(&at[0], &at[1], &at[2]);

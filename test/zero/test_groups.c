@@ -2,6 +2,7 @@
 /* test_groups.c: what cfg.mesh and cfg.hybrid come to: on any hosts, in a plan, and when a hybrid
  * gives way. */
 #include "comm/topology.h"
+#include "test/first_error.h"
 #include "zero/config.h"
 
 #include <setjmp.h>
@@ -52,9 +53,7 @@ static void try_groups(const struct asked *a)
     assert_int_equal(zr_topology_assume(a->world, a->local_size, &t), 0);
     for (int32_t r = 0; r < t.world && a->by_turns; r++)
         t.host_of[r] = r % t.n_hosts;
-    int err = zr_config_mesh(&c, 0, a->world);
-    if (!err)
-        err = zr_config_groups(&c, a->has_hosts ? &t : NULL);
+    int err = FIRST_ERROR(zr_config_mesh(&c, 0, a->world), zr_config_groups(&c, a->has_hosts ? &t : NULL));
     const char *said = err ? zr_error_text() : log.text;
     if (err != (a->inner ? 0 : ZR_ERR_ARG) || (a->says ? !strstr(said, a->says) : *said))
         fail_msg("hybrid %d, %d replicas in %d: %d \"%s\", expected \"%s\"", a->hybrid, a->dp_replicate,

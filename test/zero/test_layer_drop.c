@@ -394,14 +394,12 @@ static void read_left_out(struct toy_rank *r)
 {
     const int *stage = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, *stage);
     float g[2 * 40 * 3];
     double norm = 0, sum = 0;
-    int err = 0;
     cfg.debug.log = toy_forget_line;
-    toy_make(&m);
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     for (int u = 0; u < TOY_UNITS; u++)
         TOY_TRY(backward_of(&m, z, u, true));
     TOY_TRY(zero_step(z, 0.1f, NULL));
@@ -416,8 +414,7 @@ static void read_left_out(struct toy_rank *r)
     if (!err && fabs(sqrt(sum) - norm) > 1e-4 * norm)
         toy_wrong(r, "the norm is %g, not %g. ", norm, sqrt(sum));
     TOY_TRY(zero_step(z, 0.1f, NULL));
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void it_has_no_gradient(void **state)

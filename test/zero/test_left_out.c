@@ -51,13 +51,11 @@ static void train(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
-    int err = 0;
     cfg.debug.log = r->rank == 0 ? keep_line : toy_forget_line;
     cfg.grad_accum_steps = ACCUM;
-    toy_make(&m);
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     for (int step = 0; !err && step < STEPS; step++) {
         for (int micro = 0; !err && micro < ACCUM; micro++) {
             TOY_TRY(pass(&m, z, s, ZERO_FORWARD, step, micro));
@@ -68,8 +66,7 @@ static void train(struct toy_rank *r)
         else
             TOY_TRY(zero_step(z, 1e-3f, NULL));
     }
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void run(struct setup s, const char *says)

@@ -262,10 +262,7 @@ static void keep_line(void *arg, const char *line)
 
 static int step_of(struct toy *m, zero_ctx *z, int step)
 {
-    int err = toy_forward(m, z, true);
-    if (!err)
-        err = toy_backward(m, z, true, step, 0);
-    return err ? err : zero_step(z, 1e-3f, NULL);
+    return FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, step, 0), zero_step(z, 1e-3f, NULL));
 }
 
 static void refuse(struct toy_rank *r)

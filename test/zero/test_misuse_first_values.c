@@ -69,8 +69,7 @@ static void add_gradient_but_of_unit_2(struct program *p, int unit)
 
 static int opens_two_layers(struct program *p)
 {
-    int err = zero_begin(p->z, 1, ZERO_FORWARD);
-    return err ? err : zero_begin(p->z, 2, ZERO_FORWARD);
+    return FIRST_ERROR(zero_begin(p->z, 1, ZERO_FORWARD), zero_begin(p->z, 2, ZERO_FORWARD));
 }
 
 /* ---- the rows ---- */

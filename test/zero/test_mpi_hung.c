@@ -70,9 +70,8 @@ static void move_values(struct toy_rank *r, zero_ctx *z)
     for (int i = 0; !err && i < STEPS; i++) {
         if (i == 1 && r->rank == p->hung)
             mpi.hang("poll", r->rank, p->k);
-        err = zero_read(z, 1, ZERO_VALUE_STATE, 0, n, (float *)own);
-        if (!err)
-            err = zero_write(z, 1, ZERO_VALUE_STATE, 0, n, (float *)own);
+        err = FIRST_ERROR(zero_read(z, 1, ZERO_VALUE_STATE, 0, n, (float *)own),
+                          zero_write(z, 1, ZERO_VALUE_STATE, 0, n, (float *)own));
     }
     toy_note(r, err);
     if (!own)
@@ -95,11 +94,8 @@ static void make_steps(struct toy_rank *r, zero_ctx *z, struct toy *m)
     for (int step = 0; !err && step < STEPS; step++) {
         if (step == 1 && r->rank == p->hung)
             mpi.hang("poll", r->rank, p->k);
-        err = toy_forward(m, z, true);
-        if (!err)
-            err = toy_backward(m, z, true, step, r->rank);
-        if (!err)
-            err = zero_step(z, 1e-2f, NULL);
+        err = FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, step, r->rank),
+                          zero_step(z, 1e-2f, NULL));
     }
     toy_note(r, err);
 }

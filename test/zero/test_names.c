@@ -67,9 +67,8 @@ static int wrap(struct job *j)
 
 static int step(struct job *j, int i)
 {
-    int err = toy_forward(&j->m, j->z, true);
-    if (!err)
-        err = toy_backward(&j->m, j->z, true, i + 100 * j->number, j->rank);
+    int err = FIRST_ERROR(toy_forward(&j->m, j->z, true),
+                          toy_backward(&j->m, j->z, true, i + 100 * j->number, j->rank));
     return note(j, err ? err : zero_step(j->z, 1e-2f, NULL));
 }
 

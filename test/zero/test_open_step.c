@@ -150,11 +150,9 @@ static void drop_what_is_not_finite(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
-    toy_make(&m);
-    int err = 0, n_dropped = 0;
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg), n_dropped = 0;
     for (int step = 0; !err && step < STEPS; step++) {
         for (int tries = 0; !err && tries < 2; tries++) {
             double norm = 0;
@@ -178,8 +176,7 @@ static void drop_what_is_not_finite(struct toy_rank *r)
     if (!err && n_dropped != 1)
         toy_wrong(r, "%d steps were dropped", n_dropped);
     TOY_TRY(toy_hash(z, 2, &r->hash));
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void drops_what_is_not_finite(void **state)
@@ -213,12 +210,10 @@ static void carry(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
     struct zero_step_info info, last;
-    toy_make(&m);
-    int err = 0;
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     toy_expect(r, zero_last_step(z, &last), ZERO_ERR_ORDER, "there was no zero_step yet");
     for (int step = 0; !err && step < 10; step++) {
         int n = step % 10 == 9 ? 0 : step; /* 0..8, and none again */
@@ -257,8 +252,7 @@ static void carry(struct toy_rank *r)
             if (!same(last.carried[i], means[i]))
                 toy_wrong(r, "step %d: %.17g came back for %.17g", step, last.carried[i], means[i]);
     }
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void carries_values(void **state)
@@ -277,12 +271,10 @@ static void carries_values(void **state)
 static void carry_through_a_skipped_step(struct toy_rank *r)
 {
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, 2);
     struct zero_step_info info;
-    toy_make(&m);
-    int err = 0;
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     TOY_TRY(toy_forward(&m, z, true));
     for (int u = TOY_UNITS; !err && u-- > 0;) {
         TOY_TRY(zero_begin(z, u, ZERO_BACKWARD));
@@ -299,8 +291,7 @@ static void carry_through_a_skipped_step(struct toy_rank *r)
                  info.carried[1] != 1.5))
         toy_wrong(r, "skipped %d, t %d, %d carried: %g, %g", info.skipped, (int)info.t, info.n_carried,
                   info.carried[0], info.carried[1]);
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void carries_through_a_skipped_step(void **state)
@@ -372,12 +363,10 @@ static void add_late(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
     double norm;
-    toy_make(&m);
-    int err = 0;
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     TOY_TRY(micro_batches(r, &m, z, 0, 1));
     TOY_TRY(zero_norm(z, &norm));
     TOY_TRY(micro_batches(r, &m, z, 0, 1));
@@ -387,24 +376,20 @@ static void add_late(struct toy_rank *r)
     TOY_TRY(micro_batches(r, &m, z, 0, 1));
     TOY_TRY(zero_step(z, 1e-2f, NULL));
     TOY_TRY(toy_hash(z, 2, &r->hash));
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void step_once(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
-    toy_make(&m);
-    int err = 0;
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     TOY_TRY(micro_batches(r, &m, z, 0, 1));
     TOY_TRY(zero_step(z, 1e-2f, NULL));
     TOY_TRY(toy_hash(z, 2, &r->hash));
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void gradients_written_late(void **state)
@@ -429,14 +414,12 @@ static void differ(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
     static const char *const says[] = {"", "zero_norm", "zero_drop", "zero_carry"};
     double norm;
     bool odd = r->rank == r->world - 1;
-    toy_make(&m);
-    int err = 0;
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     TOY_TRY(micro_batches(r, &m, z, 0, 1));
     if (odd && s->extras == CARRIES)
         TOY_TRY(zero_carry(z, &(double){1}, 1));
@@ -455,8 +438,7 @@ static void differ(struct toy_rank *r)
     toy_expect(r, zero_norm(z, &norm), ZERO_ERR_MISMATCH, "");
     toy_expect(r, zero_drop(z), ZERO_ERR_MISMATCH, "");
     r->err = 0;
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void ranks_that_differ(void **state)

@@ -341,9 +341,7 @@ static void run_rank(struct toy_rank *r)
     struct zero_config cfg = configure(r, o, &m);
     where_open(r->rank, &cfg);
     memcpy(own, m.param, sizeof own);
-    int err = zero_wrap(&z, m.table, TENSORS, &cfg);
-    if (!err)
-        err = train(r, &m, z, &cfg);
+    int err = FIRST_ERROR(zero_wrap(&z, m.table, TENSORS, &cfg), train(r, &m, z, &cfg));
     if (err)
         toy_wrong(r, "%s\n", zero_last_error());
     else {
@@ -517,9 +515,7 @@ static void run_own(struct toy_rank *r)
     cfg.memory.prefetch = o->prefetch;
     make_model(&m);
     memcpy(own, m.param, sizeof own);
-    int err = zero_wrap(&z, m.table, TENSORS, &cfg);
-    if (!err)
-        err = train(r, &m, z, &cfg);
+    int err = FIRST_ERROR(zero_wrap(&z, m.table, TENSORS, &cfg), train(r, &m, z, &cfg));
     float x[MOST_ELEMS];
     for (int t = 0; !err && t < TENSORS; t++) {
         err = specs[t].frozen ? 0 : zero_read(z, t, ZERO_VALUE_STATE + 1, 0, elems(t), x);

@@ -9,6 +9,7 @@
  * budgets; where the program has a GPU, there, and once on the host. Compared: weights, masters and moments
  * bit by bit, norms, and an fp64 AdamW that knows nothing of sharding. */
 #include "shard/options.h"
+#include "test/first_error.h"
 #include "test/held_port.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
@@ -279,9 +280,7 @@ static int micro_batch(struct run *r, zero_ctx *z, struct place *p, int step, in
         if (!err)
             backward_unit(m, p, u, step, g, twice ? 0.5f : 1);
         if (!err && twice && r->brackets) {
-            err = zero_end(z, u, ZERO_BACKWARD);
-            if (!err)
-                err = begin(r, z, u, ZERO_BACKWARD);
+            err = FIRST_ERROR(zero_end(z, u, ZERO_BACKWARD), begin(r, z, u, ZERO_BACKWARD));
         }
         if (!err && twice)
             backward_unit(m, p, u, step, g, 0.5f);

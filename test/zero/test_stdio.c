@@ -53,10 +53,8 @@ static int start(struct rank *me, struct job *j)
 
 static int one_step(struct rank *me, struct job *j)
 {
-    int err = toy_forward(&j->m, j->z, true);
-    if (!err)
-        err = toy_backward(&j->m, j->z, true, 0, me->w.rank);
-    return err ? err : zero_step(j->z, 1e-2f, NULL);
+    return FIRST_ERROR(toy_forward(&j->m, j->z, true), toy_backward(&j->m, j->z, true, 0, me->w.rank),
+                       zero_step(j->z, 1e-2f, NULL));
 }
 
 /* ---- closed descriptors ---- */

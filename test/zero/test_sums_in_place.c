@@ -248,9 +248,7 @@ static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step)
     bool closed = h->check && h->stage >= 2; /* the pointers are never NULL */
     int err = 0;
     for (int u = 0; !err && h->brackets && u < UNITS; u++) {
-        err = zero_begin(z, u, ZERO_FORWARD);
-        if (!err)
-            err = zero_end(z, u, ZERO_FORWARD);
+        err = FIRST_ERROR(zero_begin(z, u, ZERO_FORWARD), zero_end(z, u, ZERO_FORWARD));
     }
     for (int u = UNITS; !err && u-- > 0;)
         err = unit_backward(m, z, h, u, step, r->rank);
@@ -422,9 +420,7 @@ static int use_often(zero_ctx *z, int uses)
 {
     int err = 0;
     for (int i = 1; !err && i < uses; i++) {
-        err = zero_begin(z, USED_OFTEN, ZERO_BACKWARD);
-        if (!err)
-            err = zero_end(z, USED_OFTEN, ZERO_BACKWARD);
+        err = FIRST_ERROR(zero_begin(z, USED_OFTEN, ZERO_BACKWARD), zero_end(z, USED_OFTEN, ZERO_BACKWARD));
     }
     return err;
 }

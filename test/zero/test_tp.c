@@ -666,9 +666,8 @@ static void swap_calls(struct toy_rank *r)
     float x[4] = {1, 2, 3, 4}, y[4] = {5, 6, 7, 8};
     int err = 0;
     TOY_TRY(open_parts(r, &s, &z, &m));
-    err = r->rank ? zero_expect_equal(z, ZERO_AXIS_TP, x, 4, ZERO_F32) : sum(z, x, x, 4);
-    if (!err)
-        err = r->rank ? sum(z, y, y, 4) : zero_expect_equal(z, ZERO_AXIS_TP, y, 4, ZERO_F32);
+    err = FIRST_ERROR(r->rank ? zero_expect_equal(z, ZERO_AXIS_TP, x, 4, ZERO_F32) : sum(z, x, x, 4),
+                      r->rank ? sum(z, y, y, 4) : zero_expect_equal(z, ZERO_AXIS_TP, y, 4, ZERO_F32));
     toy_expect(r, err, ZERO_ERR_MISMATCH, "rank 1 called zero_expect_equal in step 1");
     zero_unwrap(&z);
     free(m);

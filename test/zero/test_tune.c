@@ -83,10 +83,8 @@ static int tune(zero_ctx *z, const struct knob *k)
 
 static int train(struct toy *m, zero_ctx *z, int step, int rank, struct zero_step_info *info)
 {
-    int err = toy_forward(m, z, true);
-    if (!err)
-        err = toy_backward(m, z, true, step, rank);
-    return err ? err : zero_step(z, 1e-2f, info);
+    return FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, step, rank),
+                       zero_step(z, 1e-2f, info));
 }
 
 /* ---- numbers ---- */
@@ -192,12 +190,10 @@ static void every_step(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
     struct zero_step_info info;
-    int err = 0;
-    toy_make(&m);
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     for (int step = 0; !err && step < 4 * STEPS; step++) {
         TOY_TRY(zero_tune(z, ZERO_ALL, "clip", 0.001 * (step + 1)));
         TOY_TRY(zero_tune(z, 0, "beta1", 0.9 - 0.03 * step));
@@ -211,8 +207,7 @@ static void every_step(struct toy_rank *r)
             TOY_TRY(zero_mean(z, &nothing, 1));
     }
     TOY_TRY(toy_hash(z, 2, &r->hash));
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void tuned_at_every_step(void **state)
@@ -596,7 +591,7 @@ static void differ(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
     cfg.max_grad_accum_steps = 2;
     static const char *const says[] = {"zero_tune(beta2) in step 2 with other arguments",
@@ -610,9 +605,7 @@ static void differ(struct toy_rank *r)
     float x;
     snprintf(both, sizeof both, s->way == 5 ? "gave rank %d other" : "rank %d called", r->world - 1);
     bool odd = r->rank == r->world - 1;
-    int err = 0;
-    toy_make(&m);
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     TOY_TRY(train(&m, z, 0, r->rank, NULL));
     if (s->way == 0)
         TOY_TRY(zero_tune(z, 0, "beta2", odd ? 0.5 : 0.25));
@@ -643,8 +636,7 @@ static void differ(struct toy_rank *r)
         toy_expect(r, zero_set_step(z, 1), ZERO_ERR_MISMATCH, "");
     }
     r->err = 0;
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void ranks_that_differ(void **state)

@@ -283,6 +283,22 @@ int64_t toy_now_ms(void)
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
+int toy_open(struct toy_rank *r, struct toy *m, zero_ctx **z, const struct zero_config *cfg)
+{
+    *z = NULL;
+    toy_make(m);
+    int err = zero_wrap(z, m->table, TOY_TENSORS, cfg);
+    if (err)
+        toy_note(r, err);
+    return err;
+}
+
+void toy_close(struct toy *m, zero_ctx **z)
+{
+    zero_unwrap(z);
+    toy_free(m);
+}
+
 /* ---- what is held ---- */
 
 static int count_entries(const char *folder)

@@ -144,10 +144,9 @@ static void train_differently(struct toy_rank *r)
     const struct differing *c = r->arg;
     struct zero_config cfg = config(r, c->stage, SHORT_MS);
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     cfg.memory.prefetch = 0; /* so that at stage 3 units are gathered */
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     for (int step = 0; !err && step < 4; step++) {
@@ -251,10 +250,9 @@ static void stop_calling(struct toy_rank *r)
     struct stopping *s = r->arg;
     struct zero_config cfg = config(r, s->stage, SHORT_MS);
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     cfg.grad_accum_steps = s->far ? 200 : 4;
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     bool stops = r->rank == 1;
@@ -350,9 +348,8 @@ static void computes_for_long(struct toy_rank *r)
     struct watching *w = r->arg;
     struct zero_config cfg = config(r, 1, r->rank == 1 && w->by == BY_WAITING ? SHORT_MS : LONG_MS);
     struct toy m;
-    zero_ctx *z = NULL;
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    zero_ctx *z;
+    int err = toy_open(r, &m, &z, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     if (!err && r->rank == 0) {

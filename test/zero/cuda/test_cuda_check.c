@@ -269,9 +269,8 @@ static void drifting_rank(struct toy_rank *r)
     cfg.optim.weight_decay = 0;
     cfg.optim.update_arg = &a;
     struct toy m;
-    zero_ctx *z = NULL;
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    zero_ctx *z;
+    int err = toy_open(r, &m, &z, &cfg);
     for (int i = 0; !err && i < 3; i++)
         err = step_on(&m, z, stream);
     toy_note(r, err);

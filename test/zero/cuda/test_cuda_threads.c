@@ -103,7 +103,7 @@ static void works_on_its_gpu(struct toy_rank *r)
     const struct work *w = r->arg;
     struct toy m;
     struct zero_config cfg;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     cudaSetDevice(r->rank + 1);
     cfg = toy_config(r, w->stage);
     cfg.device = ZERO_DEVICE_CUDA;
@@ -112,8 +112,7 @@ static void works_on_its_gpu(struct toy_rank *r)
     cfg.optim.update_arg = &r->rank;
     cfg.checkpoint.save_async = w->async;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (!err)
         err = bare_step(&m, (cudaStream_t)cfg.stream, z, NULL);
     if (!err)
@@ -278,7 +277,7 @@ static void trains_with_one_that_fails(struct toy_rank *r)
     struct zero_config cfg;
     struct zero_step_info info;
     struct optimizer o = {.fails = f->cause == BY_UPDATE && r->rank == f->who};
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     cudaSetDevice(r->rank + 1);
     cfg = toy_config(r, 3);
     cfg.device = ZERO_DEVICE_CUDA;
@@ -289,8 +288,7 @@ static void trains_with_one_that_fails(struct toy_rank *r)
     cfg.optim.weight_decay = 0;
     cfg.optim.update_arg = &o;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     pthread_barrier_wait(&all_wrapped);
@@ -422,7 +420,7 @@ static void trains_with_one_that_stands(struct toy_rank *r)
 {
     struct toy m;
     struct zero_config cfg;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     cudaSetDevice(r->rank + 1);
     cfg = toy_config(r, 3);
     cfg.device = ZERO_DEVICE_CUDA;
@@ -432,8 +430,7 @@ static void trains_with_one_that_stands(struct toy_rank *r)
     cfg.optim.update_arg = r;
     cfg.debug.log = count_left;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     for (int s = 0; !err && s < 100; s++)
         err = bare_step(&m, (cudaStream_t)cfg.stream, z, NULL);
     toy_note(r, err);
