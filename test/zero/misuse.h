@@ -46,7 +46,7 @@ enum { S0 = 1, S1 = 2, S2 = 4, S3 = 8, IN_PLACE = S0 | S1, SHARDED = S2 | S3, AL
 
 enum { HSDP = 1 << TOY_HSDP, HFSDP = 1 << TOY_HFSDP, HYBRIDS = HSDP | HFSDP };
 
-enum { W1 = 1, W2 = 2, BOTH = 3, W4 = 8 };
+enum { W1 = 1, W2 = 2, BOTH = 3, W3 = 4, W4 = 8 };
 
 /* TRAINS: the weights are those of the same configuration used as it should be. */
 enum outcome { TRAINS = 1, ERROR, LINE };

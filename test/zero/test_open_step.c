@@ -19,7 +19,7 @@
 enum { STEPS = 3, WORLDS = 3 };
 
 /* What a run does besides training. */
-enum { NORMS = 1, DROPS = 2, CARRIES = 3 };
+enum { NORMS = 1, DROPS = 2 };
 
 struct setup {
     int stage, accum, world, extras;
@@ -302,61 +302,7 @@ static void carries_through_a_skipped_step(void **state)
     toy_assert_well(r, 2, "skipped");
 }
 
-/* ---- wrong moments ---- */
-
-static void call_wrongly(struct toy_rank *r)
-{
-    const struct setup *s = r->arg;
-    struct toy m;
-    zero_ctx *z = NULL;
-    struct zero_config cfg = toy_config(r, s->stage);
-    double norm;
-    toy_make(&m);
-    int err = 0;
-    toy_expect(r, zero_norm(NULL, &norm), ZERO_ERR_ARG, "zero_norm: z is NULL");
-    toy_expect(r, zero_drop(NULL), ZERO_ERR_ARG, "zero_drop: z is NULL");
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    toy_expect(r, zero_norm(z, NULL), ZERO_ERR_ARG, "zero_norm: norm is NULL");
-    toy_expect(r, zero_carry(NULL, &norm, 1), ZERO_ERR_ARG, "zero_carry: z is NULL");
-    toy_expect(r, zero_carry(z, NULL, 1), ZERO_ERR_ARG, "zero_carry: n is 1, values is NULL");
-    toy_expect(r, zero_carry(z, &norm, 9), ZERO_ERR_ARG, "zero_carry: n is 9");
-    toy_expect(r, zero_carry(z, &norm, -1), ZERO_ERR_ARG, "zero_carry: n is -1");
-    toy_expect(r, zero_last_step(NULL, NULL), ZERO_ERR_ARG, "zero_last_step: z is NULL");
-    toy_expect(r, zero_last_step(z, NULL), ZERO_ERR_ARG, "zero_last_step: info is NULL");
-    if (s->stage > 1) {
-        toy_expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: no backward bracket has ended");
-        toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "there is nothing to drop");
-    }
-    TOY_TRY(micro_batches(r, &m, z, 0, 1));
-    TOY_TRY(zero_begin(z, 1, ZERO_FORWARD));
-    toy_expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: unit 1 has an open bracket");
-    toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: unit 1 has an open bracket");
-    TOY_TRY(zero_end(z, 1, ZERO_FORWARD));
-    TOY_TRY(zero_norm(z, &norm));
-    toy_expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, "after zero_norm");
-    toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "zero_micro: zero_norm has ended");
-    toy_expect(r, zero_save(z, "/tmp", NULL), ZERO_ERR_ORDER, "a step has begun");
-    toy_expect(r, zero_load(z, "/tmp"), ZERO_ERR_ORDER, "a step has begun");
-    TOY_TRY(zero_step(z, 1e-2f, NULL));
-    toy_expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: no backward bracket has ended");
-    toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "there is nothing to drop");
-    TOY_TRY(micro_batches(r, &m, z, 1, 1));
-    void *kept = m.param[2];
-    m.param[2] = &kept;
-    toy_expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: *param of tensor bias");
-    toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: *param of tensor bias");
-    m.param[2] = kept;
-    TOY_TRY(zero_step(z, 1e-2f, NULL));
-    zero_unwrap(&z);
-    toy_free(&m);
-}
-
-static void wrong_moments(void **state)
-{
-    (void)state;
-    struct setup s = {.accum = 1, .brackets = true};
-    toy_at_each_stage(call_wrongly, &s, &s.stage, "wrong moments");
-}
+/* ---- gradients written late ---- */
 
 /* A model without brackets goes on with backward after the norm: what it adds would be lost. */
 static void add_late(struct toy_rank *r)
@@ -407,63 +353,12 @@ static void gradients_written_late(void **state)
         }
 }
 
-/* ---- ranks that differ ---- */
-
-/* The last rank drops what the others take, or asks for a norm that they do not ask for: an error on all. */
-static void differ(struct toy_rank *r)
-{
-    const struct setup *s = r->arg;
-    struct toy m;
-    zero_ctx *z;
-    struct zero_config cfg = toy_config(r, s->stage);
-    static const char *const says[] = {"", "zero_norm", "zero_drop", "zero_carry"};
-    double norm;
-    bool odd = r->rank == r->world - 1;
-    int err = toy_open(r, &m, &z, &cfg);
-    TOY_TRY(micro_batches(r, &m, z, 0, 1));
-    if (odd && s->extras == CARRIES)
-        TOY_TRY(zero_carry(z, &(double){1}, 1));
-    if (odd && s->extras == NORMS)
-        TOY_TRY(zero_norm(z, &norm));
-    if (odd && s->extras == DROPS)
-        TOY_TRY(zero_drop(z));
-    else
-        TOY_TRY(zero_step(z, 1e-2f, NULL));
-    for (int step = 1; !err && step < STEPS; step++) {
-        TOY_TRY(micro_batches(r, &m, z, step, 1));
-        TOY_TRY(zero_step(z, 1e-2f, NULL));
-    }
-    if (err != ZERO_ERR_MISMATCH || !strstr(r->text, says[s->extras]))
-        toy_wrong(r, "%d %s", err, r->text);
-    toy_expect(r, zero_norm(z, &norm), ZERO_ERR_MISMATCH, "");
-    toy_expect(r, zero_drop(z), ZERO_ERR_MISMATCH, "");
-    r->err = 0;
-    toy_close(&m, &z);
-}
-
-static void ranks_that_differ(void **state)
-{
-    (void)state;
-    for (int world = 2; world <= WORLDS; world++)
-        for (int stage = 0; stage <= 3; stage++)
-            for (int what = NORMS; what <= CARRIES; what++) {
-                struct setup s = {.stage = stage, .extras = what, .brackets = true};
-                struct toy_rank r[WORLDS];
-                toy_ranks(world, differ, &s, r);
-                toy_assert_well(r, world,
-                                what == NORMS   ? "a norm on one rank"
-                                : what == DROPS ? "a drop on one rank"
-                                                : "a value on one rank");
-            }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(leaves_no_trace),   cmocka_unit_test(drops_what_is_not_finite),
-        cmocka_unit_test(carries_values),    cmocka_unit_test(carries_through_a_skipped_step),
-        cmocka_unit_test(wrong_moments),     cmocka_unit_test(gradients_written_late),
-        cmocka_unit_test(ranks_that_differ),
+        cmocka_unit_test(leaves_no_trace),        cmocka_unit_test(drops_what_is_not_finite),
+        cmocka_unit_test(carries_values),         cmocka_unit_test(carries_through_a_skipped_step),
+        cmocka_unit_test(gradients_written_late),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -586,74 +586,6 @@ static void wrong_calls(void **state)
     toy_at_each_stage(call_wrongly, &s, &s.stage, "wrong calls");
 }
 
-/* The last rank gives another number, or none, or another count: an error on all that names the call. */
-static void differ(struct toy_rank *r)
-{
-    const struct setup *s = r->arg;
-    struct toy m;
-    zero_ctx *z;
-    struct zero_config cfg = toy_config(r, s->stage);
-    cfg.max_grad_accum_steps = 2;
-    static const char *const says[] = {"zero_tune(beta2) in step 2 with other arguments",
-                                       "zero_tune(eps)",
-                                       "zero_set_step in step 2 with other arguments",
-                                       "zero_tune(clip)",
-                                       "zero_tune(clip)",
-                                       "zero_tune or zero_set_step gave rank",
-                                       "zero_tune(grad_accum_steps) in step 2 with other arguments"};
-    char both[32];
-    float x;
-    snprintf(both, sizeof both, s->way == 5 ? "gave rank %d other" : "rank %d called", r->world - 1);
-    bool odd = r->rank == r->world - 1;
-    int err = toy_open(r, &m, &z, &cfg);
-    TOY_TRY(train(&m, z, 0, r->rank, NULL));
-    if (s->way == 0)
-        TOY_TRY(zero_tune(z, 0, "beta2", odd ? 0.5 : 0.25));
-    if (s->way == 1 && odd)
-        TOY_TRY(zero_tune(z, 0, "eps", 1e-6));
-    if (s->way == 2)
-        TOY_TRY(zero_set_step(z, odd ? 5 : 4));
-    if ((s->way == 3 || s->way == 4) && !odd)
-        TOY_TRY(zero_tune(z, ZERO_ALL, "clip", 1e-6));
-    if (s->way == 4) { /* clipped otherwise, they would differ */
-        TOY_TRY(toy_forward(&m, z, true));
-        TOY_TRY(toy_backward(&m, z, true, 1, r->rank));
-        TOY_TRY(zero_read(z, 0, ZERO_VALUE_GRAD, 0, 1, &x));
-    }
-    if (s->way == 5) {
-        TOY_TRY(zero_set_step(z, odd ? 5 : 4));
-        TOY_TRY(zero_save(z, "/tmp/zero-tune-none", NULL));
-    }
-    int accum = s->way == 6 && !odd ? 2 : 1;
-    if (s->way == 6)
-        TOY_TRY(zero_tune(z, ZERO_ALL, "grad_accum_steps", accum));
-    for (int step = 1; !err && step < 4; step++)
-        TOY_TRY(accumulate(&m, z, r, step, accum));
-    if (err != ZERO_ERR_MISMATCH || !strstr(r->text, says[s->way]) || !strstr(r->text, both))
-        toy_wrong(r, "%d %s", err, r->text);
-    if (s->way != 5) {
-        toy_expect(r, zero_tune(z, ZERO_ALL, "clip", 1), ZERO_ERR_MISMATCH, "");
-        toy_expect(r, zero_set_step(z, 1), ZERO_ERR_MISMATCH, "");
-    }
-    r->err = 0;
-    toy_close(&m, &z);
-}
-
-static void ranks_that_differ(void **state)
-{
-    (void)state;
-    for (int world = 2; world <= WORLDS; world++)
-        for (int stage = 0; stage <= 3; stage++)
-            for (int way = 0; way < 7; way++) {
-                struct setup s = {.stage = stage, .way = way, .brackets = true};
-                struct toy_rank r[WORLDS];
-                char what[32];
-                snprintf(what, sizeof what, "way %d, stage %d", way, stage);
-                toy_ranks(world, differ, &s, r);
-                toy_assert_well(r, world, what);
-            }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -665,7 +597,6 @@ int main(void)
         cmocka_unit_test(wrong_micro_batches),
         cmocka_unit_test(states_go_on),
         cmocka_unit_test(wrong_calls),
-        cmocka_unit_test(ranks_that_differ),
     };
     return cmocka_run_group_tests(tests, NULL, toy_remove_folders);
 }
