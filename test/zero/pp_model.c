@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pp_model.c: see pp_model.h. */
+/* pp_model.c: the model of pp_model.h: its stages, gradients, hashes and maps of weights. */
 #include "test/zero/pp_model.h"
 
 #include <setjmp.h>
@@ -234,6 +234,41 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
     return zero_wrap(z, table, n, &cfg);
 }
 
+struct job {
+    const struct setup *s;
+    pp_fn *fn;
+};
+
+static void run_rank(struct toy_rank *r)
+{
+    const struct job *j = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    zero_ctx *z = NULL;
+    r->arg = (void *)(uintptr_t)j->s;
+    int err = pp_wrap(r, &m, &at, &z);
+    if (j->fn)
+        toy_note(r, FIRST_ERROR(err, j->fn(r, m, z, &at)));
+    else
+        toy_expect(r, err, j->s->code, j->s->says);
+    zero_unwrap(&z);
+    pp_free(m);
+}
+
+void pp_run_ranks(const struct setup *s, pp_fn *fn, struct toy_rank r[MOST_WORLD])
+{
+    struct job j = {s, fn};
+    toy_ranks(pp_world(s->mesh), run_rank, &j, r);
+}
+
+void pp_run(const struct setup *s, pp_fn *fn, const char *what)
+{
+    struct toy_rank r[MOST_WORLD];
+    char text[TEXT];
+    pp_run_ranks(s, fn, r);
+    toy_assert_well(r, pp_world(s->mesh), pp_text(s->mesh, what, text));
+}
+
 /* ---- training ---- */
 
 /* Adds to the gradients of a unit, of one micro-batch of all; of a tied tensor one half on the last stage,
@@ -354,8 +389,7 @@ const char *pp_text(const struct mesh *m, const char *what, char text[TEXT])
     return text;
 }
 
-/* Of the whole model, in which ranks that have the same have the same bits. want: 0 where it is not known. */
-void pp_check_bits(const struct mesh *m, int when, uint64_t *want, const char *what)
+static void check_bits(const struct mesh *m, int when, uint64_t *want, const char *what)
 {
     int n_stage = m->dp * m->tp;
     uint64_t all = 0;
@@ -371,6 +405,13 @@ void pp_check_bits(const struct mesh *m, int when, uint64_t *want, const char *w
     *want = *want ? *want : all;
     if (*want != all)
         fail_msg("%s: other bits %s", what, when ? "a step later" : "at once");
+}
+
+void pp_check_bits(const struct mesh *m, uint64_t want[2], const char *what)
+{
+    char text[TEXT];
+    for (int when = 0; when < 2; when++)
+        check_bits(m, when, &want[when], pp_text(m, what, text));
 }
 
 /* ---- maps of weights ---- */
