@@ -3,7 +3,7 @@
 #ifndef ZR_TEST_FIRST_ERROR_H
 #define ZR_TEST_FIRST_ERROR_H
 
-/* Evaluates up to eight calls in their order until one returns an error, and gives that error; otherwise 0. */
+/* Evaluates up to eight calls in order until one returns an error, and gives that error, or else 0. */
 #define FIRST_ERROR(...)                            FIRST_ERROR_OF(__VA_ARGS__, 0, 0, 0, 0, 0, 0, 0, 0)
 #define FIRST_ERROR_OF(a, b, c, d, e, f, g, h, ...) ((a) ?: (b) ?: (c) ?: (d) ?: (e) ?: (f) ?: (g) ?: (h))
 

@@ -2,22 +2,17 @@
 /* test_scale_fit.c: models have the parameters that they were published with, and measurements are fitted:
  * those that a projection has made are found again. */
 #include "bench/scale.h"
+#include "test/cmocka.h"
 
 #include "kernels/device.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 /* Of the checkpoints; of MPT as llm-foundry's table of benchmarks has it, with 2,048 tokens in a row. */
 static void models_have_published_sizes(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         int64_t n;
@@ -48,7 +43,6 @@ static void models_have_published_sizes(void **state)
 /* Whoever asks again gets the list, not two of them. */
 static void names_are_listed_once(void **state)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         assert_string_equal(scale_machine_names(), "a100-40, a100-80, h100, h200, b200");
         const char *models = scale_model_names(), *last = strstr(models, "mpt-70b");
@@ -60,7 +54,6 @@ static void names_are_listed_once(void **state)
 /* 6 for each weight that a token is multiplied by, and 12 L C T for attention. */
 static void operations_are_those_of_mfu(void **state)
 {
-    (void)state;
     const struct scale_model *m = scale_model_of("llama-3-8B");
     double matrices = 8030261248.0 - 128256.0 * 4096 - 65 * 4096.0; /* less the embedding and the norms */
     assert_true(scale_flop_per_token(m, 1000) == 6 * matrices + 12 * 32 * 4096 * 1000.0);
@@ -88,7 +81,6 @@ static struct scale_job a_job(const char *model, int64_t world)
 /* What each part of a step is bounded by. */
 static void a_step_is_no_shorter_than_its_parts(void **state)
 {
-    (void)state;
     struct scale_job j = a_job("gpt2-355M", 64);
     struct scale_result r, alone, plain, again;
     double flop = scale_flop_per_token(j.model, j.context) * (double)j.context;
@@ -111,7 +103,6 @@ static void a_step_is_no_shorter_than_its_parts(void **state)
 /* Up to where the clock's nanoseconds are counted, time grows with the tokens; beyond, nothing is said. */
 static void too_much_compute_is_refused(void **state)
 {
-    (void)state;
     struct scale_job j = a_job("gpt2-124M", 8);
     struct scale_result r, fewer;
     j.context = 1000000;
@@ -153,7 +144,6 @@ static int read_text(const char *text, struct scale_rows *out, char *why, size_t
 
 static void rows_are_read(void **state)
 {
-    (void)state;
     struct scale_rows r;
     char why[SCALE_TEXT_BYTES];
     assert_int_equal(
@@ -177,7 +167,6 @@ static void rows_are_read(void **state)
 /* Of rows that name their model and of those that do not. */
 static void context_is_the_rows_or_given_or_the_models(void **state)
 {
-    (void)state;
     const char *path =
         written("{\"rows\": [{\"world\": 8, \"tokens_per_s\": 1},"
                 " {\"world\": 8, \"model\": \"llama-3-8B\", \"tokens_per_s\": 1},"
@@ -198,7 +187,6 @@ static void context_is_the_rows_or_given_or_the_models(void **state)
 
 static void bad_rows_are_named(void **state)
 {
-    (void)state;
     static const char *const bad[][2] = {
         {"", "line 1"},
         {"{}", "it has no rows"},
@@ -252,7 +240,6 @@ static void bad_rows_are_named(void **state)
 /* Two models of which each has a fraction of its own, on links that show. */
 static void what_was_projected_is_found_again(void **state)
 {
-    (void)state;
     static const struct {
         const char *model;
         int64_t world;
@@ -290,7 +277,6 @@ static void what_was_projected_is_found_again(void **state)
 /* However many rows a pair has, it counts once in the mean. */
 static void a_pair_without_rows_gets_the_mean_of_pairs(void **state)
 {
-    (void)state;
     static const struct {
         const char *model;
         double mfu;

@@ -4,16 +4,13 @@
 #include "shard/options.h"
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "test/zero/sample.h"
 #include "zero/checkpoint/checkpoint_dir.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define STEPS 3
 #define MORE  10
@@ -38,7 +35,6 @@ static struct memory_files *files;
 /* Of every other way: slices that differ in size, some empty. A checkpoint does not know of them. */
 static void give_granules(struct zero_tensor *t, struct zero_config *cfg)
 {
-    (void)cfg;
     for (int i = 0; i < MODEL_TENSORS; i++) {
         int64_t n = 1;
         for (int d = t[i].flags & ZERO_STACKED ? 1 : 0; d < 8 && t[i].shape[d]; d++)
@@ -111,7 +107,6 @@ static void load_all(struct model_rank *m, void *arg)
 
 static void test_every_pair(void **state)
 {
-    (void)state;
     files = memory_files_open();
     for (int i = 0; i < N_WAYS; i++) {
         struct model_options o = options_of(i);
@@ -132,7 +127,6 @@ static void test_every_pair(void **state)
 /* One topology's bits are another's where the library says so; so they are after a checkpoint. */
 static void test_across_stages(void **state)
 {
-    (void)state;
     for (int w = 0; w < N_WORLDS; w++)
         for (int stage = 1; stage < 4; stage++) {
             assert_true(ways[stage * N_WORLDS + w].hash == ways[w].hash);
@@ -176,14 +170,12 @@ static void load_latest(struct model_rank *m, void *arg)
 static int n_names;
 static int count_name(void *arg, const char *name)
 {
-    (void)arg;
     n_names++;
     return name[0] == '.' ? -1 : 0;
 }
 
 static void test_asynchronous(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 3; world++) {
         uint64_t hash = 0;
         files = memory_files_open();
@@ -202,7 +194,6 @@ static void test_asynchronous(void **state)
 /* A commit does not wait for the next save: the steps' own records bring it about. */
 static void commit_by_steps(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_save(m->z, "run", NULL));
     bool there = false;
@@ -225,7 +216,6 @@ static void commit_by_steps(struct model_rank *m, void *arg)
 
 static void test_commit_by_steps(void **state)
 {
-    (void)state;
     files = memory_files_open();
     struct model_options o = {.stage = 3, .world = 3, .async = true, .files = memory_files_table(files)};
     model_run(&o, commit_by_steps, NULL);
@@ -236,7 +226,6 @@ static void test_commit_by_steps(void **state)
 
 static void refuse(struct model_rank *m, void *arg)
 {
-    (void)arg;
     char longest[ZR_PATH_BYTES + 1];
     memset(longest, 'x', ZR_PATH_BYTES);
     longest[ZR_PATH_BYTES] = 0;
@@ -260,7 +249,6 @@ static void refuse(struct model_rank *m, void *arg)
 
 static void test_refused(void **state)
 {
-    (void)state;
     for (int async = 0; async < 2; async++) {
         files = memory_files_open();
         struct model_options o = {.stage = 3, .world = 2, .async = async, .files = memory_files_table(files)};

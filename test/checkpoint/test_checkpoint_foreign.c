@@ -2,16 +2,13 @@
 /* test_checkpoint_foreign.c: files of weights that other programs wrote: all values of F16, dtypes that the
  * library does not import, NaN and infinity, Git LFS pointers, and an index of another export. Ranks import
  * them on 1 and 2 ranks. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { N = 1 << 16, SIDE = 256, TENSORS = 7 };
 enum { TRAINED_F32, TRAINED_BF16, FROZEN_F32, FROZEN_BF16, TURNED, SEEN, COUNT };
@@ -298,7 +295,6 @@ static uint16_t *all_values(void)
 
 static void every_f16_is_imported(void **state)
 {
-    (void)state;
     write_file(all_values(), "F16", "I32");
     try_import(&(struct job){.line = "model.safetensors: element 31744 of tensor trained f32 is inf"});
 }
@@ -306,7 +302,6 @@ static void every_f16_is_imported(void **state)
 /* The largest float is finite in F32 weights and in masters, and rounds to infinity in BF16. */
 static void rounding_to_infinity_is_said(void **state)
 {
-    (void)state;
     static float values[N];
     static const float seen[] = {1, -2, 0.5f};
     static const int32_t count[] = {7, -9};
@@ -326,7 +321,6 @@ static void rounding_to_infinity_is_said(void **state)
 
 static void other_dtypes_are_refused(void **state)
 {
-    (void)state;
     write_file(all_values(), "I16", "I32");
     try_import(&(struct job){
         .says = "tensor trained f32 is I16; allowed: F32, BF16, F16", .code = ZERO_ERR_NOTSUP, .line = ""});
@@ -354,7 +348,6 @@ static void pointers_of_git_lfs_are_called_that(void **state)
         "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\n"
         "size 12345\n";
     char path[200];
-    (void)state;
     write_text("model.safetensors", pointer);
     try_import(&(struct job){
         .says = "model.safetensors: this is a Git LFS pointer", .code = ZERO_ERR_IO, .line = ""});
@@ -369,7 +362,6 @@ static void pointers_of_git_lfs_are_called_that(void **state)
 static void an_index_of_another_export_is_named(void **state)
 {
     static const uint16_t zeros[N];
-    (void)state;
     write_text("model.safetensors.index.json",
                "{\"metadata\": {\"libzero_export\": \"0123456789abcdef\"}, \"weight_map\": {}}");
     struct job job = {.other_values = true, .line = ""};
@@ -387,14 +379,12 @@ static void an_index_of_another_export_is_named(void **state)
 
 static void first_values_are_looked_at(void **state)
 {
-    (void)state;
     try_import(
         &(struct job){.nan_at = 40000, .line = "zero_wrap: element 40000 of tensor trained bf16 is nan"});
 }
 
 static int make_folder(void **state)
 {
-    (void)state;
     strcpy(folder + strlen(folder) - 6, "XXXXXX");
     toy_make_folder(folder);
     return 0;
@@ -402,7 +392,6 @@ static int make_folder(void **state)
 
 static int remove_folder(void **state)
 {
-    (void)state;
     toy_remove_folder(folder);
     return 0;
 }

@@ -6,16 +6,13 @@
  * call. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "test/zero/pp_model.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { FILE_BYTES = 1200, MOST_TENSORS = MOST_OWN * MOST_TABLE };
 
@@ -311,7 +308,6 @@ static void imports_fail_on_all_ranks(void **state)
 {
     struct world w = open_world();
     char what[TEXT];
-    (void)state;
     for (int i = 0; i < N_MESHES; i++) {
         w.mesh = &meshes[i];
         w.n_none = w.n_part = w.n_well = 0;
@@ -326,7 +322,6 @@ static void imports_fail_on_all_ranks(void **state)
 static void so_they_do_before_there_are_values(void **state)
 {
     struct world w = open_world();
-    (void)state;
     w.later = true;
     for (int i = 0; i < N_MESHES; i++) {
         w.mesh = &meshes[i];

@@ -3,10 +3,9 @@
  * on: an error, nothing lost, nothing left behind, and everything works afterwards. EVERY=n: one in n, among
  * several ranks in 5 n; EVERY=1: all. */
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +15,6 @@
 
 #include <jansson.h>
 #include <uv.h>
-
-#include <cmocka.h>
 
 /* ---- the allocator, by the linker's --wrap; of the library's own code, libuv and jansson ---- */
 
@@ -84,8 +81,6 @@ static char folder[] = "/tmp/zero-checkpoint-XXXXXX", run[sizeof folder + 8];
 
 static int no_sync(void *arg, int fd)
 {
-    (void)arg;
-    (void)fd;
     return 0;
 }
 
@@ -104,7 +99,6 @@ static void reach(struct model_rank *m, void *arg)
             CHECK_OK(zero_save(m->z, run, NULL));
     }
     CHECK_OK(zero_save_wait(m->z, NULL));
-    (void)arg;
 }
 
 static void fail_calls(struct model_rank *m, void *arg)
@@ -266,7 +260,6 @@ static void clear(const char *path)
 
 static void test_allocations_of_calls(void **state)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         bool for_good = way & 1;
         struct zr_files files = zr_files_posix;
@@ -282,7 +275,6 @@ static void test_allocations_of_calls(void **state)
 
 static void test_allocations_among_ranks(void **state)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         struct among a = {.for_good = way & 1, .first = 1 + rand() % every_among, .every = every_among};
         struct zr_files files = zr_files_posix;
@@ -301,7 +293,6 @@ static void test_allocations_among_ranks(void **state)
 
 static void test_allocations_of_wrap(void **state)
 {
-    (void)state;
     bool done = false;
     for (int64_t k = 1; !done; k++) {
         float w[40] = {1, 2, 3}, v[9] = {0}, *pw = w, *gw = NULL, *pv = v, *gv = NULL;

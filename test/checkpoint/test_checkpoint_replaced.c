@@ -5,18 +5,15 @@
  * programs are refused by name. N_SUBSETS: subsets of what was not synced, for each power failure. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "test/zero/pp_model.h"
 #include "zero/checkpoint/safetensors.h"
 
+#include <jansson.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
-#include <jansson.h>
 
 enum { MOST_FILES = 32, MOST_CALLS = 1000 };
 static int n_subsets = 8;
@@ -303,7 +300,6 @@ static void old_or_new_is_there_whole(void **state)
 {
     static const struct mesh meshes[] = {{1, 1, 1, 0}, {2, 1, 2, 1, 2}};
     static const int64_t bytes[][2] = {{-1, 0}, {-1, 1200}, {0, 0}, {1200, 0}, {0, 1200}, {1200, 700}};
-    (void)state;
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++)
         for (size_t k = 0; k < sizeof bytes / sizeof *bytes; k++)
             replace(&meshes[i], bytes[k][0], bytes[k][1]);
@@ -364,7 +360,6 @@ static void files_of_two_exports_are_refused(void **state)
     char first[2][64] = {"", ""}, path[2][80];
     int64_t *n;
     struct toy_rank r[1];
-    (void)state;
     (void)bits_of(a, 1200, true);
     (void)bits_of(b, 1200, true);
     assert_int_equal(zr_folder_walk(memory_files_table(a), "run", NULL, first_shard, first[0]), 0);
@@ -442,7 +437,6 @@ static void weights_of_others_are_refused(void **state)
                                         "rust_model.ot",
                                         "model.safetensors"};
     char folder[] = "/tmp/zero-foreign-XXXXXX", command[200];
-    (void)state;
     toy_make_folder(folder);
     run_in(folder, "echo '{}' > config.json && mkdir save-1 && echo x > notes.bin && "
                    "touch tokenizer.model tokenizer_config.json training_args.bin optimizer.pt");
@@ -475,7 +469,6 @@ static void weights_of_others_are_refused(void **state)
 static void a_linked_blob_stays(void **state)
 {
     char folder[] = "/tmp/zero-blobs-XXXXXX", inner[64];
-    (void)state;
     toy_make_folder(folder);
     run_in(folder, "mkdir blobs snapshot && echo weights > blobs/0a1b && "
                    "ln -s ../blobs/0a1b snapshot/model.safetensors");

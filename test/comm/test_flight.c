@@ -2,9 +2,9 @@
 /* test_flight.c: the flight recorder: what was recorded is what is read, by this process and by another after
  * SIGKILL, while it is written and from a file; and nothing else is read as one. */
 #include "comm/flight_view.h"
+#include "test/cmocka.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +13,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static unsigned seed;
 

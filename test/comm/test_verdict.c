@@ -2,13 +2,10 @@
 /* test_verdict.c: the first rank that failed speaks, on all ranks, whatever the exchange and the others
  * say. */
 #include "comm/verdict.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { N = 4, TEXT = 24 };
 
@@ -68,7 +65,6 @@ static const struct row rows[] = {
 
 static void first_that_failed(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct card all[N];
         memset(all, 0x5a, sizeof all);
@@ -89,7 +85,6 @@ static void first_that_failed(void **state)
 /* Another process sends what it likes. */
 static void text_without_end(void **state)
 {
-    (void)state;
     struct card all[N] = {0};
     all[1].err = ZR_ERR_IO;
     memset(all[1].text, 'x', sizeof all[1].text);
@@ -101,7 +96,6 @@ static void text_without_end(void **state)
 /* Nothing of what the memory held before goes to other ranks. */
 static void nothing_else_is_sent(void **state)
 {
-    (void)state;
     struct card mine;
     memset(&mine, 0x5a, sizeof mine);
     zr_fail(0, "abc");

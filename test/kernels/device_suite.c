@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* device_suite.c: the conformance suite of a device: what its streams promise, and what is put on them. */
+#include "test/cmocka.h"
 #include "test/kernels/device_suite_parts.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 /* Sanitizers end the program at an impossible allocation unless told to return NULL, which the suite asks
  * for. */

@@ -4,16 +4,12 @@
  * What a stream did is seen through call(): closures that append to a log, sleep for random times, or wait
  * for the test. While one waits, no other may be asked for: CUDA runs one at a time. Nothing here depends on
  * how long anything takes; delays only make a missing wait likely to show. */
+#include "test/cmocka.h"
 #include "test/kernels/device_suite_parts.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 /* --- closures --- */
 

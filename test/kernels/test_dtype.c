@@ -1,17 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_dtype.c: the table of dtypes: every one has its size and name, and what is none has neither. */
 #include "kernels/dtype.h"
+#include "test/cmocka.h"
 #include "test/ends_by_assert.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 static void sizes_and_names(void **state)
 {
-    (void)state;
     const struct {
         enum zr_dtype t;
         int64_t bytes;
@@ -31,7 +25,6 @@ static bool is_one(int t)
 
 static void what_is_none(void **state)
 {
-    (void)state;
     for (int t = -3; t < 100; t++)
         if (!is_one(t))
             assert_string_equal(zr_dtype_name((enum zr_dtype)t), "unknown");
@@ -39,14 +32,12 @@ static void what_is_none(void **state)
 
 static void ask_for_size(void *arg)
 {
-    (void)arg;
     zr_dtype_bytes((enum zr_dtype)9);
 }
 
 /* To be asked for its size is a fault of the library, and never 2. */
 static void size_of_none(void **state)
 {
-    (void)state;
 #ifdef ZR_ASSERTS
     assert_true(ends_by_assert(ask_for_size, NULL, "a dtype"));
 #else

@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_failure.c: failures kept: one put aside while other things fail, and the first of many at once. */
 #include "kernels/first_failure.h"
+#include "test/cmocka.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 static void put_aside(void **state)
 {
-    (void)state;
     struct zr_kept k, none;
     zr_fail(0, "%s", "");
     assert_int_equal(zr_keep(&none, 0), 0);
@@ -27,7 +23,6 @@ static void put_aside(void **state)
 /* The longest there is. */
 static void whole_text(void **state)
 {
-    (void)state;
     char text[ZR_ERROR_BYTES + 100];
     struct zr_kept k;
     memset(text, 'x', sizeof text - 1);
@@ -40,7 +35,6 @@ static void whole_text(void **state)
 
 static void the_first(void **state)
 {
-    (void)state;
     struct zr_first f = {.code = 0};
     char text[16] = "?";
     assert_int_equal(zr_first_report(&f, text, sizeof text), 0);
@@ -55,7 +49,6 @@ static void the_first(void **state)
 /* A code without words has its own, and a failure is never 0. */
 static void without_words(void **state)
 {
-    (void)state;
     struct zr_first f = {.code = 0};
     assert_true(zr_first_keep(&f, 0, NULL));
     assert_int_equal(zr_first_code(&f), ZR_ERR_FAILED);
@@ -93,7 +86,6 @@ static void *fail_together(void *arg)
 /* Each of many threads sees one failure, whole, as soon as it has found its own. */
 static void many_at_once(void **state)
 {
-    (void)state;
     static struct race race;
     struct racer racers[N_THREADS];
     pthread_t id[N_THREADS];

@@ -79,7 +79,6 @@ static int64_t gathers_of(struct watch *w, const char *script)
 
 static void declared_order(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
@@ -100,7 +99,6 @@ static void declared_order(void **state)
  * takes no more. */
 static void fewest_gathers(void **state)
 {
-    (void)state;
     for (int32_t n_slots = 1; n_slots <= 4; n_slots++) {
         for (int32_t prefetch = 0; prefetch <= 100; prefetch = prefetch < 3 ? prefetch + 1 : prefetch + 97) {
             struct model m;
@@ -121,7 +119,6 @@ static void fewest_gathers(void **state)
 /* Prefetch counts units, however often each is used. */
 static void prefetch_counts_units(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     int32_t slot;
@@ -154,7 +151,6 @@ static int32_t slot_of(const struct watch *w, int32_t unit)
 static void slots_that_fit_best(void **state)
 {
     static const int64_t slots[] = {300, 100, 200};
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 6, 3, 0, "");
@@ -183,7 +179,6 @@ static void slots_that_fit_best(void **state)
  * next step, and an empty one before. */
 static void small_and_empty_slots_first(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 5, 4, 0, "");
@@ -216,7 +211,6 @@ static void small_and_empty_slots_first(void **state)
  * though no bracket of its own has told. */
 static void who_was_left_out_goes_first(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 5, 3, 0, "0(0) 1(1) 2(2) 0(0) 3(3) 4(4) 1(1) 3(3) 2(2) 4[4] 3[3] 2[2] 1[1] 0[0]");
@@ -237,7 +231,6 @@ static void who_was_left_out_goes_first(void **state)
  * and give it back first. */
 static void largest_slot_is_reserved(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 5, 3, 3, "0(0) 1(1) 2(2) 3(3) 4(4) 4[4] 3[3] 2[2] 1[1] 0[0]");
@@ -262,7 +255,6 @@ static void largest_slot_is_reserved(void **state)
  * what an order that was learned puts there binds no other order. */
 static void the_reserved_slot_is_left(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 3, 2, 0, "0(0) 1(1) 2(2) 2[2] 1[1] 0[0]");
@@ -283,7 +275,6 @@ static void the_reserved_slot_is_left(void **state)
  * where the order opens a large one inside it. */
 static void nested_brackets_find_their_sizes(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 3, 2, 0, "2(0(0)2) 1(1) 1[1] 2[0[0]2]");
@@ -350,7 +341,6 @@ static void nested_brackets_find_their_sizes(void **state)
 /* A bracket of weights has no parameters, so that its unit may be gathered ahead in it. */
 static void weights_need_no_parameters(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 1, 1, "0(0) 1(1) 0{0} 0< 1{1} 0> 1<1>");
@@ -368,7 +358,6 @@ static void weights_need_no_parameters(void **state)
 /* Of gradient slots that fit, the one free for longest is handed out: its reduce has had the most time. */
 static void gradient_slots_take_turns(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
@@ -393,7 +382,6 @@ static void gradient_slots_take_turns(void **state)
 /* As many slots as units: each is gathered once a step. */
 static void room_for_all(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 4, 100, DEFAULT_ORDER);
@@ -406,7 +394,6 @@ static void room_for_all(void **state)
 /* Frozen units are not made stale by a step. */
 static void frozen_units_stay(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0]");
@@ -446,7 +433,6 @@ static void follows(const char *declared, int32_t n_units, int32_t n_slots, cons
 
 static void orders_are_learned(void **state)
 {
-    (void)state;
     /* The next unit is open already. */
     follows(DEFAULT_ORDER, 4, 3, "0( 1(1) 2(2) 0[ 3[3] 2[2] 1[1] 0] 0)");
     /* Three passes a step, where three backward brackets in a row were declared. */
@@ -468,7 +454,6 @@ static void orders_are_learned(void **state)
 
 static void change_mid_run(void **state)
 {
-    (void)state;
     const char *other = "0(0) 2(2) 1(1) 3(3) 3[3] 1[1] 2[2] 0[0] S";
     struct model m;
     struct watch w;
@@ -498,7 +483,6 @@ static void set_accum(struct watch *w, int32_t n)
 /* Steps of other numbers of micro-batches follow the order that was declared, or learned of whole steps. */
 static void other_micro_batches(void **state)
 {
-    (void)state;
     static const int32_t accum_of[] = {4, 1, 3, 2, 4};
     static const char *const micro_batch[] = {DEFAULT_ORDER, "0(0) 2(2) 1(1) 3(3) 3[3] 1[1] 2[2] 0[0]"};
     for (int learned = 0; learned < 2; learned++) {
@@ -535,7 +519,6 @@ static void other_micro_batches(void **state)
  * with. */
 static void evaluation(void **state)
 {
-    (void)state;
     static const char *const forward[] = {"0(0) 1(1) 2(2) 3(3)", "0( 1(1) 2(2) 3(3) 0)",
                                           "0(0) 1(1) 2(2) 3(3) 0(0)", "0(0) 0(0) 1(1) 2(2) 3(3)"};
     static const char *const backward[] = {"3[3] 2[2] 1[1] 0[0] ", "0[ 3[3] 2[2] 1[1] 0] "};
@@ -575,7 +558,6 @@ static void evaluation(void **state)
 /* A different forward pass may cost one step of late gathers, not more. */
 static void other_evaluation(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
@@ -590,7 +572,6 @@ static void other_evaluation(void **state)
 
 static void two_forwards_one_backward(void **state)
 {
-    (void)state;
     const char *step = "0(0) 1(1) 2(2) 3(3)" DEFAULT_ORDER;
     for (int known = 0; known < 2; known++) {
         struct model m;
@@ -618,7 +599,6 @@ static void refused(struct watch *w, enum zr_core_event_kind kind, int32_t unit,
 
 static void errors_change_nothing(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
@@ -678,7 +658,6 @@ static void errors_change_nothing(void **state)
 static void unit_to_flag(void **state)
 {
     static const int64_t slots[] = {300, 100, 200};
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 6, 3, 1, "");
@@ -717,7 +696,6 @@ static void unit_to_flag(void **state)
  * as is a step to which micro-batches are missing. */
 static void brackets_are_counted(void **state)
 {
-    (void)state;
     static const char backward[] = "3[ 3] 2[ 2] 1[ 1] 0[ 0]";
     struct model m;
     struct watch w;
@@ -779,7 +757,6 @@ static void brackets_are_counted(void **state)
 /* The norm before the step, and steps that are dropped. The watch knows what the sums must hold. */
 static void norms_and_drops(void **state)
 {
-    (void)state;
     for (int stage = 0; stage < 4; stage++)
         for (int each = stage > 1; each < 2; each++) {
             struct model m;
@@ -822,7 +799,6 @@ static void norms_and_drops(void **state)
  * on, though that comes again before any backward, and an evaluation between steps leaves it alone. */
 static void orders_of_a_step(void **state)
 {
-    (void)state;
     static const char *const orders[] = {
         "0(0) 1(1) 2(2) 0(0) 1(1) 2(2) 2[2] 1[1] 0[0] 0(0) 1(1) 2(2) 2[2] 1[1] 0[0] 2[2] 1[1] 0[0]",
         "0(0) 1(1) 2(2) 0(0) 1(1) 2(2) 0(0) 1(1) 2(2) 2[2] 1[1] 0[0] 2[2] 1[1] 0[0] 2[2] 1[1] 0[0]"};
@@ -863,7 +839,6 @@ static void orders_of_a_step(void **state)
 /* It was assumed, and the model's own is another, learned as a whole, however often its first call comes. */
 static void orders_of_a_step_are_learned(void **state)
 {
-    (void)state;
 #define THRICE(calls) calls calls calls
     static const char assumed[] = THRICE("0(0) 1(1) 2(2) 3(3) ") THRICE("3[3] 2[2] 1[1] 0[0] ");
     static const char own[] = THRICE("0( 1(1) 2(2) 3(3) 0) ") THRICE("0[ 3[3] 2[2] 1[1] 0] ");
@@ -892,7 +867,6 @@ static void orders_of_a_step_are_learned(void **state)
 /* A norm begins a step, brackets or not. */
 static void norm_without_brackets(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 0, 0, "");
@@ -912,7 +886,6 @@ static void norm_without_brackets(void **state)
  */
 static void everything_at_once(void **state)
 {
-    (void)state;
     for (int32_t n_slots = 1; n_slots <= 4; n_slots++)
         for (int stage = 0; stage < 4; stage++) {
             struct model m;
@@ -953,7 +926,6 @@ static void everything_at_once(void **state)
 /* A dropped step is not learned from. */
 static void dropped_steps_are_forgotten(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
@@ -970,7 +942,6 @@ static void dropped_steps_are_forgotten(void **state)
 /* Whether the model can have written a gradient, as far as calls tell. */
 static void writes_nothing(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 3, 0, 0, "0(0) 1(1) 2(2) 2[2] 1[1] 0[0]");
@@ -995,7 +966,6 @@ static void writes_nothing(void **state)
 /* A slot that is missing is one that somebody holds. */
 static void no_slot_names_holders(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
@@ -1014,7 +984,6 @@ static void no_slot_names_holders(void **state)
 /* The slot of a bracket that ends is used at once, not when the next begins. */
 static void an_end_makes_room(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 2, DEFAULT_ORDER);
@@ -1030,7 +999,6 @@ static void an_end_makes_room(void **state)
 /* A unit that was left out, or gone back to: what comes after it in the order is gathered ahead again. */
 static void order_is_found_again(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 6, 2, 1, "0(0) 1(1) 2(2) 3(3) 4(4) 5(5) 5[5] 4[4] 3[3] 2[2] 1[1] 0[0]");
@@ -1051,7 +1019,6 @@ static void order_is_found_again(void **state)
 /* A step of more calls than there is room for is not learned, cut as it would be. */
 static void too_long_an_order(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0]");
@@ -1085,7 +1052,6 @@ static void run_bare(struct zr_core *c, const char *script, int32_t times, struc
 /* A step of more calls than there is room for is learned where it repeats its first calls, and only there. */
 static void a_long_step_that_repeats(void **state)
 {
-    (void)state;
     enum { ACCUM = 30000 };
     static const struct {
         const char *order, *micro, *odd; /* odd: made once, before the last micro-batch */
@@ -1128,7 +1094,6 @@ static void a_long_step_that_repeats(void **state)
  * gathers go on under the next forward. Gradients that were used are handed out zeroed. */
 static void brackets_buy_overlap(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 3, 0, 1, "0(0) 1(1) 2(2) 2[2] 1[1] 0[0]");
@@ -1153,7 +1118,6 @@ static void brackets_buy_overlap(void **state)
 
 static void hash_tells_calls_apart(void **state)
 {
-    (void)state;
     enum { N_UNITS = 64, N_CALLS = 8 * N_UNITS, N_OTHERS = 7, N = N_CALLS + N_OTHERS + 1 };
     static const enum zr_core_event_kind others[N_OTHERS] = {
         ZR_EV_MICRO, ZR_EV_STEP, ZR_EV_SNAPSHOT, ZR_EV_NORM, ZR_EV_DROP, ZR_EV_GATHER_ALL, ZR_EV_EVALUATED};
@@ -1219,7 +1183,6 @@ static void replace_leaves(char *to, const char *tree, int32_t world)
  * global ids. */
 static void sums_are_one_tree(void **state)
 {
-    (void)state;
     for (int32_t accum = 1; accum <= 9; accum++) {
         for (int stage = 0; stage <= 3; stage++) {
             for (int bracketed = 0; bracketed < (stage <= 1 ? 2 : 1) + (stage > 1); bracketed++) {
@@ -1262,7 +1225,6 @@ static void sums_are_one_tree(void **state)
  * contribution, in the tree's shape. */
 static void groups_reduce_again(void **state)
 {
-    (void)state;
     for (int accum = 1; accum <= 5; accum++) {
         for (int way = 0; way < 4; way++) {
             bool each = way & 1, gathers = way & 2;
@@ -1311,7 +1273,6 @@ static void groups_reduce_again(void **state)
 /* Fewer contributions than were declared: the step reduces their sum between groups. One more is refused. */
 static void groups_reduce_fewer_uses(void **state)
 {
-    (void)state;
     static const char *const sum[] = {"0", "(0+1)", "((0+1)+2)"};
     for (int way = 0; way < 4; way++) {
         bool gathers = way & 1, asks = way & 2;
@@ -1347,7 +1308,6 @@ static void groups_reduce_fewer_uses(void **state)
 /* Declared uses of a unit are one sum of the world. */
 static void groups_wait_for_declared_uses(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0] 1[1]");
@@ -1369,7 +1329,6 @@ static void groups_wait_for_declared_uses(void **state)
  * micro-batch, no slot, and are zeroed once a step. */
 static void whole_until_the_last_micro_batch(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0]");
@@ -1403,7 +1362,6 @@ static void whole_until_the_last_micro_batch(void **state)
 /* Without reduce_each the model sums in its own gradient and one reduce is made. */
 static void reduces_once(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 0, 0, "0(0) 1(1) 1[1] 0[0]");
@@ -1426,7 +1384,6 @@ static void reduces_once(void **state)
  */
 static void gradients_are_returned(void **state)
 {
-    (void)state;
     static const struct {
         const char *order, *first, *then;
         int accum;
@@ -1485,7 +1442,6 @@ static void gradients_are_returned(void **state)
  * say, else wherever one could be. */
 static void gradients_of_stages_in_turns(void **state)
 {
-    (void)state;
     static const char order[] =
         "0(0) 1(1) 0(0) 1(1) 2(2) 3(3) 2(2) 3(3) 3[3] 2[2] 3[3] 2[2] 1[1] 0[0] 1[1] 0[0]";
     static const char *const returned[] = {
@@ -1512,7 +1468,6 @@ static void gradients_of_stages_in_turns(void **state)
 /* A step too long to record, whose calls repeat within a micro-batch: where one ends they do not tell. */
 static void gradients_of_a_long_step(void **state)
 {
-    (void)state;
     struct model m;
     make_model(&m, 2, 0, 0, "0(0) 1(1) 1[1] 0[0] 0[0]");
     make_resident(&m, 1);
@@ -1706,7 +1661,6 @@ static void walk(struct random_source *r)
 
 static void any_calls(void **state)
 {
-    (void)state;
     FOR_CASES(r, 20000)
     walk(&r);
 }
@@ -1714,7 +1668,6 @@ static void any_calls(void **state)
 /* The block is plain data: nothing in it depends on where it is, and a copy goes on like the original. */
 static void a_copy_goes_on(void **state)
 {
-    (void)state;
     FOR_CASES(r, 200)
     {
         struct model m;

@@ -2,14 +2,10 @@
 /* test_core_valid.c: an assert ends the process as soon as the core's state breaks one of its invariants;
  * in builds that have asserts. Any call finds it, one that is refused too. */
 #include "shard/core_inside.h"
+#include "test/cmocka.h"
 #include "test/ends_by_assert.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #ifdef ZR_ASSERTS
 
@@ -111,7 +107,6 @@ static void place_in_the_order(struct zr_core *c)
 
 static void each_invariant(void **state)
 {
-    (void)state;
     static void (*const breaks[])(struct zr_core * c) = {other_unit,
                                                          negative_pins,
                                                          lost_pin,
@@ -136,7 +131,6 @@ static void each_invariant(void **state)
 
 static void each_invariant(void **state)
 {
-    (void)state;
     skip(); /* a build without asserts */
 }
 

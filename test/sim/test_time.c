@@ -3,16 +3,12 @@
 #include "kernels/agreement.h"
 #include "shard/options.h"
 #include "shard/verify/verify.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static struct zr_verify_case a_case(int stage, int world, int prefetch)
 {
@@ -62,7 +58,6 @@ static struct zr_verify_time timed(struct zr_verify_case c, struct zr_verify_spe
 
 static void overlap_hides_links(void **state)
 {
-    (void)state;
     /* Links without limit: nothing is exposed. */
     assert_true(timed(a_case(3, 4, 2), a_speed(1e18, 1e18), NULL).exposed_ns < 10000);
     /* A gather of 2 MB at 2 GB/s takes 1 ms, less than the 2 ms of compute that it hides behind: only the
@@ -125,7 +120,6 @@ static int64_t shown_ns(enum zr_hybrid hybrid, int accum, double near, double fa
  * they would show a quarter of a backward more for each unit before it. */
 static void outer_hides_behind_backward(void **state)
 {
-    (void)state;
     const double near = 1e9;
     const int64_t in_group = wire_ns(SLICE_BYTES, near);
     assert_int_equal(in_group, BACKWARD_NS / 4);
@@ -174,7 +168,6 @@ static struct zr_verify_time time_stages(int ranks, int per_rank, int n_micro, i
  * rank is a v-th of a rank's. What the update waits for the norm is apart from it, and here nothing. */
 static void stages_stand_as_published(void **state)
 {
-    (void)state;
     for (int ranks = 2; ranks <= 8; ranks++)
         for (int more = 0; more <= ranks; more += ranks) {
             const int n_micro = 2 * ranks + more;
@@ -199,7 +192,6 @@ static void stages_stand_as_published(void **state)
  * behind the last backward. */
 static void the_norm_is_waited_for_apart(void **state)
 {
-    (void)state;
     struct zr_verify_time near = time_stages(2, 1, 4, ZR_RUN_1F1B, 2, 1e12);
     struct zr_verify_time far = time_stages(2, 1, 4, ZR_RUN_1F1B, 2, 1e9);
     assert_true(near.norm_ns > 0);
@@ -209,7 +201,6 @@ static void the_norm_is_waited_for_apart(void **state)
 
 static void trace_is_written(void **state)
 {
-    (void)state;
     char path[] = "/tmp/zero-test-time-XXXXXX", text[4096];
     int fd = mkstemp(path);
     assert_true(fd >= 0);

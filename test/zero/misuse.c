@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* misuse.c: runs the rows of misuse.h, and has what several of them call. */
 #include "test/zero/misuse.h"
+#include "test/cmocka.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* ---- what the models of several tables do ---- */
 
@@ -117,8 +113,6 @@ int64_t bytes_of(int tensor)
 
 int refuses(void *arg, const struct zero_update *u)
 {
-    (void)arg;
-    (void)u;
     return 3;
 }
 
@@ -259,7 +253,6 @@ static bool try_row(const struct misuse *row, int stage, int world)
 
 static void test_misuse(void **state)
 {
-    (void)state;
     int n_tried = 0, n_bad = 0;
     for (int i = 0; i < n_rows; i++)
         for (int stage = 0; stage < TOY_STAGES; stage++)

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pp_model.c: the model of pp_model.h: its stages, gradients, hashes and maps of weights. */
 #include "test/zero/pp_model.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 struct shape pp_shapes[TENSORS] = {
     {"wte", {13, 6}, ZERO_BF16, 0, 1, FIRST_AND_LAST, 0, 2, true, false},

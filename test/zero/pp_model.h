@@ -6,7 +6,7 @@
 #ifndef ZR_TEST_PP_MODEL_H
 #define ZR_TEST_PP_MODEL_H
 
-#include "test/zero/pipeline.h"
+#include "test/zero/pipeline_ranks.h"
 
 enum {
     MOST_WORLD = 16,

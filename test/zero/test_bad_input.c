@@ -1,20 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_bad_input.c: wrong arguments and calls. Each returns the right error, with a message that names the
  * field, its value and what is allowed. Nothing is left behind or changed, and a run goes on as before. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
 #include <float.h>
 #include <limits.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* ---- the arguments of zero_wrap and zero_plan ---- */
 
@@ -110,8 +107,6 @@ static void uses_beside_an_order(struct call *c)
 
 static int any_update(void *arg, const struct zero_update *u)
 {
-    (void)arg;
-    (void)u;
     return 0;
 }
 
@@ -276,7 +271,6 @@ static void assert_works(struct toy *m)
 
 static void wrap_refuses(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
     for (int i = 0; i < n_bad_calls; i++) {
         const struct bad_call *b = bad_calls[i];
@@ -307,7 +301,6 @@ static void wrap_refuses(void **state)
 /* zero_plan refuses what it can see, in the same words. */
 static void plan_refuses(void **state)
 {
-    (void)state;
     for (int i = 0; i < n_bad_calls; i++) {
         const struct bad_call *b = bad_calls[i];
         struct call c;
@@ -335,7 +328,6 @@ static void plan_refuses(void **state)
 
 static void null_arguments(void **state)
 {
-    (void)state;
     struct toy m;
     double x = 0;
     struct zero_stats stats;
@@ -369,7 +361,6 @@ static void null_arguments(void **state)
 
 static void trace_to_nowhere(void **state)
 {
-    (void)state;
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -386,7 +377,6 @@ static void trace_to_nowhere(void **state)
 
 static void unknown_keys(void **state)
 {
-    (void)state;
     static const struct {
         const char *key, *nearest;
     } cases[] = {{"stge", "\"stage\""}, {"prefetched", "\"prefetch\""}, {"wire-dtype", "\"wire_dtype\""}};
@@ -418,7 +408,6 @@ static void wrap_among_ranks(struct toy_rank *r)
 
 static void ranks_refuse_together(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
     for (int i = 0; i < n_bad_calls; i++) {
         const struct bad_call *b = bad_calls[i];
@@ -476,7 +465,6 @@ static void wrap_huge(struct toy_rank *r)
 
 static void more_than_memory(void **state)
 {
-    (void)state;
     int64_t host = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     struct huge h = {.elems = host / 2048 * 1024};
     h.memory = mmap(NULL, (size_t)h.elems * 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -645,7 +633,6 @@ static void train(struct toy_rank *r)
 
 static void run_goes_on(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 2; world++)
         for (int brackets = 0; brackets <= 1; brackets++) {
             uint64_t first = 0;
@@ -718,14 +705,12 @@ static void step_again(struct toy_rank *r)
 
 static void twice_in_a_row(void **state)
 {
-    (void)state;
     int stage;
     toy_at_each_stage(step_again, &stage, &stage, "a second step");
 }
 
 static void three_of_two(void **state)
 {
-    (void)state;
     int stage;
     toy_at_each_stage(off_count, &stage, &stage, "off count");
 }
@@ -744,7 +729,6 @@ struct spoilt {
 
 static int sgd(void *arg, const struct zero_update *u)
 {
-    (void)arg;
     for (int64_t i = 0; i < u->n; i++) {
         u->state[0][i] = 0.9f * u->state[0][i] + u->grad[i];
         u->state[1][i] += (float)u->t;
@@ -819,7 +803,6 @@ static void train_spoilt(struct toy_rank *r)
 
 static void not_finite(void **state)
 {
-    (void)state;
     static const struct {
         float x;
         int tensor;
@@ -884,7 +867,6 @@ static void sum_not_finite(struct toy_rank *r)
 
 static void overflow_in_sum(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         struct toy_rank r[2];
         toy_ranks(2, sum_not_finite, &stage, r);
@@ -954,7 +936,6 @@ static void train_refusing(struct toy_rank *r)
 
 static void update_fails(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
     for (int world = 1; world <= 3; world++)
         for (int stage = 0; stage <= 3; stage++) {
@@ -977,7 +958,6 @@ static void update_fails(void **state)
 
 static void environment_reaches_wrap(void **state)
 {
-    (void)state;
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_stats stats;

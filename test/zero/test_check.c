@@ -2,17 +2,13 @@
 /* test_check.c: cfg.debug.check: a model that keeps to its brackets trains as without it; one that does not
  * is told what it touched; and a wait that is missing in the schedule is found in a real run. */
 #include "shard/engine/engine_inside.h"
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 #include "zero/context.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 3 };
 
@@ -98,7 +94,6 @@ static uint64_t run_sound(const struct sound *s, int world)
 
 static void test_sound_models(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 4; world++)
         for (int stage = 0; stage < TOY_STAGES; stage++) {
             struct sound s = {.stage = stage, .accum = world == 2 ? 3 : 1};
@@ -257,7 +252,6 @@ static void faulty_rank(struct toy_rank *r)
 
 static void test_faults_of_the_model(void **state)
 {
-    (void)state;
     for (int wrong = 0; wrong < WRONGS; wrong++)
         for (int stage = 2; stage < 4; stage++)
             for (int world = 1; world < 4; world += 2) {
@@ -326,7 +320,6 @@ static void numbering_rank(struct toy_rank *r)
 
 static void test_steps_go_on(void **state)
 {
-    (void)state;
     for (int loads = 0; loads < 2; loads++)
         for (int world = 1; world < 3; world++) {
             struct numbered n = {.loads = loads, .folder = "/tmp/zero-check-XXXXXX"};
@@ -390,7 +383,6 @@ static void overwriting_rank(struct toy_rank *r)
 
 static void test_other_nans(void **state)
 {
-    (void)state;
     for (int nans = 0; nans < NANS; nans++)
         for (int stage = 0; stage < 4; stage++) {
             struct overwritten o = {.stage = stage, .nans = (enum nans)nans};
@@ -438,7 +430,6 @@ static void reading_rank(struct toy_rank *r)
 
 static void test_update_that_reads(void **state)
 {
-    (void)state;
     const char *text = "the model's fault: in optim.update, it reads tensor embedding (unit 0, element 3) "
                        "which it was not given";
     for (int stage = 2; stage < 4; stage++)
@@ -515,7 +506,6 @@ static void expect_drift(const struct drift *d, int code, const char *text)
 /* All four ranks have a part of the embedding, so ranks 0 and 2 are the first that differ. */
 static void test_copies_that_drift_apart(void **state)
 {
-    (void)state;
     const char *at_once = "check: after step 1 rank 0 and rank 2 hold different copies of the same part of "
                           "tensor embedding: with hybrid hsdp every group updates its own copy, so "
                           "optim.update must give the same weights for the same arguments";
@@ -608,7 +598,6 @@ static void torn_rank(struct toy_rank *r)
 
 static void test_missing_waits(void **state)
 {
-    (void)state;
     for (int what = 0; what < MISSINGS; what++) {
 #ifdef __SANITIZE_THREAD__
         if (what != NOTHING) /* it would find the same races */

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_faults.c: faults of one rank: it dies, stops, runs out of memory, or calls something else. Every rank
- * soon gets an error that names the rank and the cause. Later calls give the same error, and zero_unwrap leaves
- * nothing behind. Times are bounded only to tell an answer from a hang. */
+ * soon gets an error that names the rank and the cause. Later calls give the same error, and zero_unwrap
+ * leaves nothing behind. Times are bounded only to tell an answer from a hang. */
+#include "test/cmocka.h"
 #include "test/first_error.h"
 #include "test/zero/toy_net.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +16,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { SOON_MS = 15000, LONG_MS = 30000, SHORT_MS = 2000, HANG_MS = 120000 };
 
@@ -166,7 +163,6 @@ static void die_at(struct actor *a, enum point here)
 static void on_log(void *arg, const char *line)
 {
     struct actor *a = arg;
-    (void)line;
     die_at(a, a->n_lines++ ? AFTER_WRAP : BEFORE_MEETING);
 }
 
@@ -323,7 +319,6 @@ static void assert_survivors(const char *what, const struct death *d, int code, 
 
 static void killed_at_each_point(void **state)
 {
-    (void)state;
     for (int at = 0; at < N_POINTS; at++)
         for (int stage = 0; stage <= 3; stage++) {
             struct death d = {.stage = stage, .world = 3, .signal = SIGKILL, .at = at, .timeout_ms = LONG_MS};
@@ -343,7 +338,6 @@ static void killed_at_each_point(void **state)
  * the model, so it is not in an update. */
 static void killed_in_a_group(void **state)
 {
-    (void)state;
     for (int at = AFTER_WRAP; at < N_POINTS; at++)
         for (int stage = TOY_HSDP; stage <= TOY_HFSDP; stage++) {
             struct death d = {.stage = stage, .world = 4, .signal = SIGKILL, .at = at, .timeout_ms = LONG_MS};
@@ -357,7 +351,6 @@ static uint64_t seed;
 
 static void killed_at_any_time(void **state)
 {
-    (void)state;
     uint64_t s = seed;
     for (int i = 0; i < 10; i++) {
         s = s * 6364136223846793005u + 1442695040888963407u;
@@ -373,7 +366,6 @@ static void killed_at_any_time(void **state)
 
 static void stopped(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage += 3) {
         int at = stage ? BEFORE_UNWRAP : IN_FORWARD;
         struct death d = {.stage = stage,
@@ -391,7 +383,6 @@ static void stopped(void **state)
  * first, its name is told. */
 static void stopped_in_a_group(void **state)
 {
-    (void)state;
     static const enum point points[] = {IN_FORWARD, IN_BACKWARD, AFTER_STEP};
     for (int i = 0; i < 2 * (int)(sizeof points / sizeof *points); i++) {
         struct death d = {.stage = TOY_HSDP + i % 2,
@@ -434,7 +425,6 @@ static void illegible(struct toy_rank *r)
 
 static void found_in_the_environment(void **state)
 {
-    (void)state;
     for (int memory = 0; memory <= 1; memory++) {
         run_processes(3, illegible, &memory, -1, -1);
         report(memory ? "no memory on one" : "illegible configuration", 0, shared);
@@ -483,7 +473,6 @@ static void overridden(struct toy_rank *r)
 
 static void overridden_on_one_rank(void **state)
 {
-    (void)state;
     const struct override all[] = {
         {"ZERO_HYBRID", "none", TOY_HSDP, ZERO_ERR_ARG, "ZERO_HYBRID is \"none\"; allowed: hsdp (0), hfsdp"},
         {"ZERO_DP_REPLICATE", "1", TOY_HSDP, ZERO_ERR_MISMATCH,
@@ -560,8 +549,6 @@ static void other_order(struct wrapping *w)
 
 static int own_update(void *arg, const struct zero_update *u)
 {
-    (void)arg;
-    (void)u;
     return 0;
 }
 
@@ -637,7 +624,6 @@ static void wrap_differently(struct toy_rank *r)
 
 static void ranks_disagree(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
     for (int i = 0; i < n_disagreements; i++)
         for (int world = 2; world <= 3; world++) {
@@ -662,7 +648,6 @@ static void ranks_disagree(void **state)
 /* The same when the odd one is rank 0, which every other is compared with. */
 static void rank_0_is_wrong(void **state)
 {
-    (void)state;
     for (int i = 0; i < n_disagreements; i++) {
         struct wrap_case c = {disagreements[i], 0};
         struct toy_rank r[2];
@@ -859,7 +844,6 @@ static void train_differently(struct toy_rank *r)
 
 static void ranks_call_differently(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
     for (int how = 0; how < N_DIFFERENCES; how++)
         for (int stage = 0; stage <= 3; stage++) {
@@ -945,7 +929,6 @@ static bool check_without_memory(const struct toy_rank *r, int world, const stru
 
 static void no_memory_in_a_process(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage += 3)
         for (int who = 0; who <= 1; who++) {
             struct training t = {.stage = stage, .who = who};
@@ -976,7 +959,6 @@ static void fail_each_allocation(int stage, int world)
 
 static void no_memory(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
     for (int stage = 0; stage <= 3; stage++)
         for (int world = 1; world <= 2; world++)
@@ -1027,7 +1009,6 @@ enum { MOST_GROWTH_KIB = 4 << 10 };
 
 static void two_hundred_times(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 2; world++) {
         struct toy_rank r[2];
         toy_ranks(world, wrap_often, NULL, r); /* what is taken once is taken here */
@@ -1084,7 +1065,6 @@ static void two_at_once(struct toy_rank *r)
 
 static void two_contexts(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
     struct toy_rank r[2], other[2];
     uint64_t alone = 0;

@@ -3,18 +3,14 @@
  * and that training does not notice. At every stage, on one to three ranks that are threads, with units that
  * are sharded, resident and stacked, f32 and bf16; cfg.debug.check on and off; on the host, or on a GPU that
  * is a stand-in. */
+#include "test/cmocka.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 3, WORLDS = 3 };
 
@@ -129,7 +125,6 @@ static void train(struct toy_rank *r)
 
 static void everything_is_there(void **state)
 {
-    (void)state;
     const int own_device = where_has_gpu ? ZERO_DEVICE_CUDA : 0;
     for (int world = 1; world <= (where_has_gpu ? WORLDS : TOY_HYBRID_WORLD); world++)
         for (int stage = 0; stage < TOY_STAGES; stage++)
@@ -206,7 +201,6 @@ static void call_wrongly(struct toy_rank *r)
 
 static void wrong_moments(void **state)
 {
-    (void)state;
     struct setup s = {.prefetch = 0};
     toy_at_each_stage(call_wrongly, &s, &s.stage, "wrong moments");
 }
@@ -238,7 +232,6 @@ static void ask_beyond_the_budget(struct toy_rank *r)
 
 static void beyond_the_budget(void **state)
 {
-    (void)state;
     struct toy_rank r[WORLDS];
     toy_ranks(2, ask_beyond_the_budget, NULL, r);
     toy_assert_well(r, 2, "budget");
@@ -267,7 +260,6 @@ static void differ(struct toy_rank *r)
 
 static void ranks_that_differ(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         /* Among GPUs it is found when a collective has waited in vain. */
         struct setup s = {.stage = stage, .timeout_ms = where_has_gpu ? 2000 : 0};
@@ -307,7 +299,6 @@ static void touch_wrongly(struct toy_rank *r)
 
 static void touches_are_found(void **state)
 {
-    (void)state;
     if (where_has_gpu) /* whose memory cannot be closed */
         skip();
     for (int world = 1; world <= 2; world++)

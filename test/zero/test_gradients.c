@@ -3,17 +3,13 @@
  *
  * A toy model trains at every stage on one to three ranks that are threads. Its optimizer is its own, which
  * keeps the gradients that it is given: what was read before has to be the same, bit by bit. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 3, WORLDS = 3, MOST_VALUES = 2048 };
 
@@ -126,7 +122,6 @@ static void train(struct toy_rank *r)
 
 static void as_the_update_has_them(void **state)
 {
-    (void)state;
     for (int world = 1; world <= TOY_HYBRID_WORLD; world++)
         for (int stage = 0; stage < TOY_STAGES; stage++)
             for (int way = 0; way < 4; way++) {
@@ -159,7 +154,6 @@ static void as_the_update_has_them(void **state)
  * one hash, whatever is cut. */
 static void in_place_has_one_hash_at_every_stage(void **state)
 {
-    (void)state;
     for (int world = 1; world <= WORLDS; world++) {
         uint64_t expected = 0;
         for (int stage = 0; stage <= 3; stage++) {
@@ -214,7 +208,6 @@ static void find_what_is_not_finite(struct toy_rank *r)
 
 static void finds_what_is_not_finite(void **state)
 {
-    (void)state;
     for (int world = 1; world <= WORLDS; world++)
         for (int stage = 0; stage <= 3; stage++) {
             struct setup s = {.stage = stage, .accum = 1, .brackets = true};

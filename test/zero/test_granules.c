@@ -4,19 +4,15 @@
  * what ragged slices travel by. Some slices are small and some are larger than what NCCL's communicators
  * pack; on one to four ranks that are threads, on the host, or on a GPU that is a stand-in. Gradients are
  * small whole numbers, whose sums are exact in whatever order. */
+#include "test/cmocka.h"
 #include "test/stand_in/half.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { TENSORS = 9, UNITS = 4, FROZEN = 6, WARM_STEPS = 4 };
 
@@ -316,7 +312,6 @@ static void test_ways(int stage, int world)
 
 static void stages(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++)
         for (int world = 2; world <= 3; world++)
             test_ways(stage, world);
@@ -324,7 +319,6 @@ static void stages(void **state)
 
 static void hybrids(void **state)
 {
-    (void)state;
     for (int stage = TOY_HSDP; stage < TOY_STAGES; stage++)
         test_ways(stage, TOY_HYBRID_WORLD);
 }
@@ -358,7 +352,6 @@ static void wrap_half(struct toy_rank *r)
 /* They are gathered only where every rank has all of them. */
 static void large_sums_of_small_slices(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 1; stage++) {
         struct toy_rank r[2];
         toy_ranks(2, wrap_half, &stage, r);

@@ -2,16 +2,12 @@
 /* test_groups.c: what cfg.mesh and cfg.hybrid come to: on any hosts, in a plan, and when a hybrid
  * gives way. */
 #include "comm/topology.h"
+#include "test/cmocka.h"
 #include "test/first_error.h"
 #include "zero/config.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 struct lines {
     char text[2048];
@@ -74,7 +70,6 @@ static void try_groups(const struct asked *a)
 
 static void test_groups(void **state)
 {
-    (void)state;
     enum { HSDP = ZERO_HSDP, HFSDP = ZERO_HFSDP, AUTO = ZERO_AUTO };
     static const struct asked cases[] = {
         {HSDP, 1, 8, 1, 1, 4, true, 3, ZR_HYBRID_NONE, 8, NULL, 3},
@@ -140,7 +135,6 @@ static void test_groups(void **state)
 /* deterministic gives way only where nobody asked for it and each micro-batch would go over the network. */
 static void test_network(void **state)
 {
-    (void)state;
     for (int asked = -1; asked <= 1; asked++)
         for (int spans = 0; spans <= 1; spans++)
             for (int micro = 1; micro <= 2; micro++) {
@@ -216,7 +210,6 @@ static void expect_plan(int hybrid, int inner, int world)
 
 static void test_plans(void **state)
 {
-    (void)state;
     struct zero_plan_info info;
     expect_plan(ZR_HYBRID_NONE, 8, 8);
     for (int inner = 2; inner < 8; inner *= 2) {

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_left_out.c: a unit without a backward bracket in a step is a line of the log, once. At stages 0 and 1,
  * where pointers are valid without brackets, so is one that has brackets in some micro-batches alone. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 4, ACCUM = 3 };
 
@@ -26,7 +22,6 @@ static char first_line[512];
 
 static void keep_line(void *arg, const char *line)
 {
-    (void)arg;
     if ((strstr(line, "bracket in ") || strstr(line, "backward bracket, so")) && n_lines++ == 0)
         snprintf(first_line, sizeof first_line, "%s", line);
 }
@@ -82,7 +77,6 @@ static void run(struct setup s, const char *says)
 
 static void a_bracket_that_is_left_out_is_a_line(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 1; stage++) {
         run((struct setup){stage, ZERO_BACKWARD, 2, 1, false},
             "step 3: unit 1 (tensor layers) had a backward bracket in only 2 of 3 micro-batches: at stage ");
@@ -96,7 +90,6 @@ static void a_bracket_that_is_left_out_is_a_line(void **state)
 /* At any stage, and of a unit that never has one, too. */
 static void a_unit_that_a_step_leaves_out_is_a_line(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         run((struct setup){stage, ZERO_BACKWARD, 1, -1, false},
             "step 2: unit 1 (tensor layers) had no backward bracket, so this step does not update it");
@@ -107,7 +100,6 @@ static void a_unit_that_a_step_leaves_out_is_a_line(void **state)
 
 static void else_there_is_none(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         run((struct setup){stage, ZERO_BACKWARD, 99, -1, false}, NULL); /* nothing is left out */
         run((struct setup){stage, ZERO_BACKWARD, 1, 1, true}, NULL);    /* of a step that is given up */

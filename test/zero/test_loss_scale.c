@@ -4,17 +4,13 @@
  * The tokens of a step are numbered, and cut at random places into the micro-batches of all ranks, some of
  * which have none. The gradient of their mean loss, in double precision and of the weights that the library
  * shows, is what the update has to have, at every stage, world and number of micro-batches. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* Each unit is a matrix w (OUT, IN); a token's loss is half of |w x - target|^2, summed over units. */
 enum { UNITS = 4, IN = 37, OUT = 5, N = OUT * IN, STEPS = 3, MOST_PARTS = 16 };
@@ -219,7 +215,6 @@ static void train(struct toy_rank *r)
 
 static void however_they_are_spread(void **state)
 {
-    (void)state;
     uint32_t seed = 20261126;
     int n = 0;
     for (int world = 1; world <= TOY_HYBRID_WORLD; world++)
@@ -255,7 +250,6 @@ static int n_lines;
 
 static void keep_line(void *arg, const char *line)
 {
-    (void)arg;
     if (strstr(line, "zero_loss_scale was called") && n_lines < 8)
         snprintf(lines[n_lines++], sizeof *lines, "%s", line);
 }
@@ -312,7 +306,6 @@ static void refuse(struct toy_rank *r)
 
 static void refused_and_reported(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 3; world++)
         for (int stage = 0; stage <= 3; stage++) {
             struct toy_rank r[3];

@@ -2,21 +2,17 @@
 /* test_mpi_hung.c: a call of MPI's that does not come back: every rank's step ends with an error, that of the
  * rank which is inside the call too, and so does zero_unwrap. When the call does come back, after that, or
  * after a zero_read or a zero_write that was given up, it does no harm. */
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/mpi_stand_in.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { WORLD = 4, STEPS = 200, LIMIT_MS = 1500, LONG_MS = 60000 };
 
@@ -172,13 +168,11 @@ static void run_hung(bool values)
 
 static void test_poll(void **state)
 {
-    (void)state;
     run_hung(false);
 }
 
 static void test_values(void **state)
 {
-    (void)state;
     run_hung(true);
 }
 

@@ -4,17 +4,13 @@
  * A toy model trains with and without them, at every stage, on one to three ranks that are threads, with and
  * without brackets; weights, masters and moments must come out bit by bit the same, and what the library says
  * of a step the same as zero_step said of it. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 3, WORLDS = 3 };
 
@@ -107,7 +103,6 @@ static void train(struct toy_rank *r)
 /* Norms and drops leave no trace in what is trained. */
 static void leaves_no_trace(void **state)
 {
-    (void)state;
     static const int extras[] = {NORMS, NORMS | DROPS};
     for (int world = 1; world <= TOY_HYBRID_WORLD; world++)
         for (int stage = 0; stage < TOY_STAGES; stage++)
@@ -181,7 +176,6 @@ static void drop_what_is_not_finite(struct toy_rank *r)
 
 static void drops_what_is_not_finite(void **state)
 {
-    (void)state;
     for (int world = 1; world <= WORLDS; world++)
         for (int stage = 0; stage <= 3; stage++) {
             struct setup s = {.stage = stage};
@@ -257,7 +251,6 @@ static void carry(struct toy_rank *r)
 
 static void carries_values(void **state)
 {
-    (void)state;
     for (int world = 1; world <= WORLDS; world++)
         for (int stage = 0; stage <= 3; stage++) {
             struct setup s = {.stage = stage, .accum = 1, .brackets = true};
@@ -296,7 +289,6 @@ static void carry_through_a_skipped_step(struct toy_rank *r)
 
 static void carries_through_a_skipped_step(void **state)
 {
-    (void)state;
     struct toy_rank r[WORLDS];
     toy_ranks(2, carry_through_a_skipped_step, NULL, r);
     toy_assert_well(r, 2, "skipped");
@@ -340,7 +332,6 @@ static void step_once(struct toy_rank *r)
 
 static void gradients_written_late(void **state)
 {
-    (void)state;
     for (int world = 1; world <= WORLDS; world++)
         for (int stage = 0; stage <= 1; stage++) {
             struct setup s = {.stage = stage};

@@ -1,22 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_pp.c: a model in pipeline stages. Whatever its stages, their schedule and the data's cut, it comes to
  * the bits of the model on one rank: weights, states, norms and losses. */
+#include "test/cmocka.h"
 #include "test/first_error.h"
-#include "test/zero/pipeline.h"
+#include "test/zero/pipeline_ranks.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* Layers are dealt to the stages in turn from the first on, so most pipelines are uneven. */
 enum { LAYERS = 5, C = 10, H = 12, ROWS = 2, OF_LAYER = 3, STEPS = 3, MICRO = 8, MOST_WORLD = 8 };
@@ -628,7 +624,6 @@ static void the_same_bits_however_layers_are_divided(void **state)
 {
     static const int schedules[] = {ZERO_SCHEDULE_ZERO_BUBBLE, ZERO_SCHEDULE_GPIPE, ZERO_SCHEDULE_ZERO_BUBBLE,
                                     ZERO_SCHEDULE_1F1B};
-    (void)state;
     struct setup s = {.dp = 1};
     for (s.tp = 1; s.tp <= 2; s.tp++) {
         uint64_t want[2] = {0};
@@ -673,7 +668,6 @@ static void the_same_bits_with_several_stages_on_a_rank(void **state)
     struct setup s = {.dp = 1, .tp = 1, .pp = 1};
     struct toy_rank r[MOST_WORLD];
     uint32_t seed = (uint32_t)time(NULL), drawn = seed;
-    (void)state;
     uint64_t want[1] = {0};
     run(&s, train, "one stage", r);
     pipeline_compare(r, 1, 1, 1, want, "one stage");
@@ -738,7 +732,6 @@ static void a_schedule_from_a_file(void **state)
                  {with_messages, 2, 4, 1, {2, 1}},
                  {two_of_two, 2, 2, 2, {0}, false},
                  {two_of_two_apart, 2, 2, 2, {0}, true}};
-    (void)state;
     for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
         struct toy_rank r[MOST_WORLD];
         char path[64];
@@ -766,7 +759,6 @@ static void a_schedule_from_a_file(void **state)
 /* Only the second stage has a schedule file. */
 static void one_stage_has_a_file(struct zero_config *cfg, struct model *m, const struct place *at)
 {
-    (void)m;
     if (!at->pp)
         cfg->pipeline.schedule_file = NULL;
 }
@@ -801,7 +793,6 @@ static void what_a_file_cannot_say_is_refused(void **state)
         {"", ZERO_ERR_ARG, "no action is in it"},
         {NULL, ZERO_ERR_MISMATCH, "read different schedules from schedule_file"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct setup s = {.pp = 2, .dp = 2, .tp = 1, .micro = 2, .code = bad[i].code, .says = bad[i].says};
         struct toy_rank r[MOST_WORLD];
@@ -819,7 +810,6 @@ static void a_file_that_is_not_there(void **state)
     struct setup s = {.pp = 2, .dp = 1, .tp = 1, .micro = 2, .file = "/nowhere/schedule.csv"};
     struct toy_rank r[MOST_WORLD];
     char path[64];
-    (void)state;
     s.code = ZERO_ERR_IO;
     s.says = "schedule_file: /nowhere/schedule.csv: No such file";
     run(&s, NULL, s.says, r);
@@ -837,7 +827,6 @@ static void a_file_that_is_not_there(void **state)
 /* Counts differ from rank to rank, and only those of the last stage, which has the loss, are tokens. */
 static int scale_tokens(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    (void)m;
     double scale = 0;
     const struct setup *s = r->arg;
     double count = at->pp == s->pp - 1 ? 3 + 4 * at->dp : 1000;
@@ -851,7 +840,6 @@ static void tokens_count_where_the_loss_is(void **state)
 {
     struct setup s = {.pp = 2, .dp = 2, .tp = 2};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     run(&s, scale_tokens, "pp 2, dp 2, tp 2", r);
 }
 
@@ -886,7 +874,6 @@ static void all_stages_skip_a_step(void **state)
 {
     struct setup s = {.pp = 3, .dp = 2, .tp = 1};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     for (int k = 0; k < 8; k++) {
         s.stage = k % 4;
         s.per_rank = 1 + k / 4;
@@ -927,13 +914,11 @@ static void a_stage_reads_and_writes_its_own(void **state)
 {
     struct setup s = {.pp = 2, .dp = 2, .tp = 1, .stage = 3};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     run(&s, write_alone, "pp 2, dp 2", r);
 }
 
 static void freeze_first_stage(struct zero_config *cfg, struct model *m, const struct place *at)
 {
-    (void)cfg;
     for (int t = 0; t < m->n_layers * OF_LAYER && at->pp == 0; t++)
         m->table[t].grad = NULL;
 }
@@ -968,7 +953,6 @@ static void a_frozen_stage_drops_with_the_others(void **state)
 {
     struct setup s = {.pp = 2, .dp = 2, .tp = 1, .micro = 2, .change = freeze_first_stage};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     for (s.stage = 0; s.stage <= 3; s.stage++)
         run(&s, drop_where_all_is_frozen, "a frozen stage", r);
 }
@@ -1024,7 +1008,6 @@ static void optimizers_of_other_stages_are_tuned(void **state)
                          .code = ZERO_ERR_ARG,
                          .says = "max_grad_accum_steps is 16 but grad_accum_steps is"};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     for (s.stage = 0; s.stage <= 3; s.stage++) {
         more.stage = s.stage;
         run(&more, NULL, "max_grad_accum_steps", r);
@@ -1062,7 +1045,6 @@ static void stages_without_brackets_are_refused(void **state)
 {
     struct setup s = {.pp = 2, .dp = 2, .tp = 1};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     for (s.stage = 0; s.stage <= 1; s.stage++) {
         run(&s, train_without_brackets, "no brackets", r);
     }
@@ -1078,7 +1060,6 @@ static int init_weight(void *arg, int32_t tensor, int64_t first, int64_t n, void
 
 static void init_by_call(struct zero_config *cfg, struct model *m, const struct place *at)
 {
-    (void)at;
     cfg->init_from = ZERO_INIT_CALL;
     cfg->init = init_weight;
     cfg->init_arg = m;
@@ -1086,7 +1067,6 @@ static void init_by_call(struct zero_config *cfg, struct model *m, const struct 
 
 static int read_first_values(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    (void)at;
     for (int t = 0; t < m->n_layers * OF_LAYER; t++) {
         float w[C * H];
         OR_RETURN(zero_read(z, t, ZERO_VALUE_PARAM, 0, n_elems(t, 1), w));
@@ -1102,7 +1082,6 @@ static void first_values_by_a_callback(void **state)
 {
     struct setup s = {.pp = 3, .dp = 2, .tp = 1, .stage = 3, .change = init_by_call};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     run(&s, read_first_values, "pp 3, dp 2", r);
 }
 
@@ -1110,7 +1089,6 @@ static void first_values_by_a_callback(void **state)
 
 static int misuse_calls(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    (void)m, (void)at;
     const struct setup *s = r->arg;
     struct zero_action a;
     float sink[C];
@@ -1165,7 +1143,6 @@ static int misuse_calls(struct toy_rank *r, struct model *m, zero_ctx *z, const 
 
 static int broadcast_other_roots(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    (void)m;
     float x = 1;
     toy_expect(r, zero_broadcast(z, ZERO_AXIS_PP, at->pp, &x, sizeof x), ZERO_ERR_MISMATCH,
                "called zero_broadcast(pp) in step 1 with other arguments");
@@ -1175,7 +1152,6 @@ static int broadcast_other_roots(struct toy_rank *r, struct model *m, zero_ctx *
 static void calls_out_of_turn_are_named(void **state)
 {
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     for (int pp = 1; pp <= 2; pp++) {
         struct setup s = {.pp = pp, .dp = 1, .tp = 1};
         run(&s, misuse_calls, pp == 1 ? "pp 1" : "pp 2", r);
@@ -1224,7 +1200,6 @@ static int misuse_apart(struct toy_rank *r, struct model *m, zero_ctx *z, const 
 static int misuse_parts_of_a_backward(struct toy_rank *r, struct model *m, zero_ctx *z,
                                       const struct place *at)
 {
-    (void)at;
     struct zero_action a;
     int n_apart = 0;
     for (;;) {
@@ -1251,7 +1226,6 @@ static int misuse_parts_of_a_backward(struct toy_rank *r, struct model *m, zero_
 static void parts_of_a_backward_are_named(void **state)
 {
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     struct setup s = {.pp = 2, .dp = 2, .tp = 1, .stage = 3, .schedule = ZERO_SCHEDULE_ZERO_BUBBLE};
     run(&s, misuse_parts_of_a_backward, "backwards apart", r);
 }
@@ -1320,7 +1294,6 @@ static char slot_line[512];
 
 static void keep_slot_line(void *arg, const char *line)
 {
-    (void)arg;
     if (strstr(line, "bytes to a.out") && n_slot_lines++ == 0)
         snprintf(slot_line, sizeof slot_line, "%s", line);
 }
@@ -1329,14 +1302,12 @@ static slot_misuse *misuse_of_slots;
 
 static void log_slots(struct zero_config *cfg, struct model *m, const struct place *at)
 {
-    (void)m, (void)at;
     cfg->debug.log = keep_slot_line;
 }
 
 static int misuse_slots(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     double loss = 0;
-    (void)r, (void)at;
     for (int step = 0; step < 2; step++) {
         for (;;) {
             struct zero_action a;
@@ -1381,7 +1352,6 @@ static void slots_of_stages_are_watched(void **state)
         {writes_half, 0,
          "backward of micro-batch 2 wrote 40 bytes to a.out, but that of micro-batch 0 wrote 80"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (int k = 0; k < 3; k++) {
             if (THREADS_WATCHED && rows[i].misuse == writes_late) /* while it is copied */
@@ -1493,7 +1463,6 @@ REFUSED((TWO_EACH(1)), cfg->pipeline.activation_bytes = 0, ARG,
 
 static void what_cannot_be_is_refused(void **state)
 {
-    (void)state;
     for (int i = 0; i < n_refused; i++) {
         struct setup s = *refused[i];
         struct toy_rank r[MOST_WORLD];
@@ -1508,14 +1477,12 @@ static int n_reported;
 
 static void keep_line(void *arg, const char *line)
 {
-    (void)arg;
     if (strstr(line, "fewer micro-batches than stages") && n_reported++ == 0)
         snprintf(reported, sizeof reported, "%s", line);
 }
 
 static void keep_lines(struct zero_config *cfg, struct model *m, const struct place *at)
 {
-    (void)m;
     if (at->pp == 0)
         cfg->debug.log = keep_line;
 }
@@ -1523,7 +1490,6 @@ static void keep_lines(struct zero_config *cfg, struct model *m, const struct pl
 static void fewer_micro_batches_than_stages_are_a_line(void **state)
 {
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     for (int pp = 2; pp <= 3; pp++) {
         struct setup s = {.pp = pp, .dp = 1, .tp = 1, .stage = 1, .micro = 2, .change = keep_lines};
         n_reported = 0;
@@ -1537,7 +1503,6 @@ static void fewer_micro_batches_than_stages_are_a_line(void **state)
 /* Brackets of another stage's units, of this rank's, are refused and change nothing. */
 static int bracket_another_stage(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    (void)at;
     struct zero_action a;
     double loss = 0;
     char says[96];
@@ -1565,7 +1530,6 @@ static void units_of_another_stage_are_refused(void **state)
 {
     struct setup s = {.dp = 1, .tp = 1, .per_rank = 2, .stage = 3, .schedule = ZERO_SCHEDULE_INTERLEAVED};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     for (s.pp = 1; s.pp <= 2; s.pp++) {
         run(&s, bracket_another_stage, "a bracket of another stage", r);
     }
@@ -1629,7 +1593,6 @@ static void calls_of_one_stage_are_named(void **state)
         {{.pp = 3, .dp = 1, .tp = 1, NAMES(evaluation)}, 2, -1, zero_evaluate},
         {{.pp = 3, .dp = 1, .tp = 1, NAMES(evaluation)}, 1, -1, zero_evaluate},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct setup s = rows[i].s;
         struct toy_rank r[MOST_WORLD];
@@ -1663,7 +1626,6 @@ static void a_stage_that_leaves_ends_all(void **state)
 {
     struct setup s = {.pp = 2, .dp = 2, .tp = 1};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     for (int k = 0; k < 8; k++) {
         s.stage = k % 4;
         s.per_rank = 1 + k / 4;

@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_pp_checkpoints.c: a checkpoint of a model in pipeline stages loads with any other pp, dp and tp, and
  * training goes on from it with the same bits. The same holds for first values that are written. */
+#include "test/cmocka.h"
 #include "test/zero/pp_model.h"
 #include "test/zero/sample.h"
 
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* ---- ranks ---- */
 
@@ -146,7 +142,6 @@ static void expect_buffers(struct toy_rank *r, struct model *m, double ranks_apa
 
 static int sync_one(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    (void)at;
     const struct setup *s = r->arg;
     spoil_buffers(m, false, false);
     toy_expect(r, zero_save(z, s->folder, NULL), ZERO_ERR_MISMATCH,
@@ -267,7 +262,6 @@ static void load_on_others(int each)
 
 static void any_mesh_loads_any_others(void **state)
 {
-    (void)state;
     load_on_others(1);
 }
 
@@ -275,7 +269,6 @@ static void any_mesh_loads_any_others(void **state)
 static void so_it_is_with_a_tied_tensor_of_f32(void **state)
 {
     const struct shape before = pp_shapes[EMBEDDING];
-    (void)state;
     pp_shapes[EMBEDDING].dtype = ZERO_F32;
     load_on_others(5);
     pp_shapes[EMBEDDING] = before;
@@ -284,7 +277,6 @@ static void so_it_is_with_a_tied_tensor_of_f32(void **state)
 static void so_it_is_with_a_frozen_one(void **state)
 {
     const struct shape before = pp_shapes[EMBEDDING];
-    (void)state;
     pp_shapes[EMBEDDING].frozen = true;
     load_on_others(7);
     pp_shapes[EMBEDDING] = before;
@@ -295,7 +287,6 @@ static void so_it_is_with_units_left_out(void **state)
 {
     static const struct mesh mesh[] = {{1, 1, 1, 2}, {2, 1, 1, 1}};
     uint64_t want[2] = {0};
-    (void)state;
     pp_leaves_out = true;
     for (int from = 0; from < 2; from++) {
         char folder[] = "/tmp/zero-pp-ckpt-XXXXXX";
@@ -318,7 +309,6 @@ static void so_it_is_with_units_left_out(void **state)
 static void first_values_may_come_later(void **state)
 {
     uint64_t want[2] = {0};
-    (void)state;
     for (int i = 0; i < PP_MESHES; i++)
         for (int later = 0; later < 2; later++) {
             struct setup s = {
@@ -331,7 +321,6 @@ static void first_values_may_come_later(void **state)
 static void buffers_of_stages_are_made_equal(void **state)
 {
     static const struct mesh mesh[] = {{2, 2, 1, 3}, {3, 2, 1, 1}, {1, 2, 1, 2}, {2, 2, 1, 0}};
-    (void)state;
     for (size_t i = 0; i < sizeof mesh / sizeof *mesh; i++) {
         char folder[] = "/tmp/zero-pp-buffers-XXXXXX";
         toy_make_folder(folder);
@@ -384,7 +373,6 @@ static void stages_that_do_not_fit_are_named(void **state)
         {freeze_in_one, unlike, "proj"},
         {change_a_dtype, unlike, "scale"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char says[160];
         snprintf(says, sizeof says, "%s%s", bad[i].says, bad[i].name);
@@ -395,7 +383,6 @@ static void stages_that_do_not_fit_are_named(void **state)
 
 static int load_wrongly(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    (void)at;
     const struct setup *s = r->arg;
     struct bits before, after;
     OR_RETURN(pp_look(m, z, &before));
@@ -417,7 +404,6 @@ static void checkpoints_of_another_model_are_named(void **state)
         {leave_out_layers, "tensor scale has shape [5, 6] there and [3, 6] in this model"},
     };
     char folder[] = "/tmp/zero-pp-ckpt-XXXXXX";
-    (void)state;
     toy_make_folder(folder);
     struct setup s = {.mesh = &mesh, .folder = folder, .code = ZERO_ERR_ARG};
     pp_run(&s, save_one, "saved");
@@ -434,7 +420,6 @@ static void damage_is_found_by_all(void **state)
 {
     static const struct mesh mesh = {2, 2, 1, 3};
     char folder[] = "/tmp/zero-pp-ckpt-XXXXXX", command[512];
-    (void)state;
     toy_make_folder(folder);
     struct setup s = {.mesh = &mesh, .folder = folder, .code = ZERO_ERR_IO};
     pp_run(&s, save_one, "saved");

@@ -3,19 +3,15 @@
  * those of one stage, byte for byte, give the same bits to any mesh, and what is wrong with them or with a
  * map is an error on every rank, which changes nothing. N_MESHES=all: of several stages on a rank each mesh
  * at every ZeRO stage. */
+#include "test/cmocka.h"
 #include "test/zero/pp_model.h"
 #include "test/zero/sample.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { FILE_BYTES = 700 };
 
@@ -111,7 +107,6 @@ static void weights_are_the_whole_models(void **state)
 {
     static const struct mesh more[] = {{4, 2, 1, 1}, {2, 1, 2, 0}};
     struct reference ref;
-    (void)state;
     open_reference(&ref);
     for (int i = 0; i < PP_MESHES; i++)
         check_mesh(&ref, &pp_meshes[i], i);
@@ -125,7 +120,6 @@ static void so_they_are_with_several_stages_on_a_rank(void **state)
     const char *wanted = getenv("N_MESHES");
     bool all = wanted && !strcmp(wanted, "all");
     struct reference ref;
-    (void)state;
     pp_set_layers(MOST_LAYERS);
     open_reference(&ref);
     int number = 0;
@@ -206,7 +200,6 @@ static void maps_of_stages_are_checked(void **state)
 {
     static const struct mesh mesh[] = {{2, 2, 1, 3}, {2, 2, 1, 3, 2}, {2, 2, 1, 0, 2}};
     char command[512];
-    (void)state;
     for (size_t i = 0; i < sizeof mesh / sizeof *mesh; i++) {
         char folder[] = "/tmp/zero-pp-weights-XXXXXX";
         toy_make_folder(folder);
@@ -278,7 +271,6 @@ static void wrong_files_are_refused_alike(void **state)
         {"rm $file", ZERO_ERR_IO, "model-00001-of-00001.safetensors"},
     };
     char good[40], folder[] = "/tmp/zero-pp-wrong-XXXXXX", command[512], what[TEXT];
-    (void)state;
     export_to(&pp_meshes[0], false, good);
     make_index(good);
     toy_make_folder(folder);

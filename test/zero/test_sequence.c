@@ -3,19 +3,15 @@
  * products of test_tp.c's net. With equal tp it has the same bits at every stage and with data cut in every
  * way. With any tp, with whole rows or its own, it has the losses, norms and weights of a reference in double
  * precision that is not cut. */
-#include "test/zero/pipeline.h"
+#include "test/cmocka.h"
+#include "test/zero/pipeline_ranks.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum {
     LAYERS = 3,
@@ -305,7 +301,6 @@ static char said_partial[256];
 
 static void count_line(void *arg, const char *line)
 {
-    (void)arg;
     if (strstr(line, "ZERO_TP_PARTIAL") && !n_said_partial++)
         snprintf(said_partial, sizeof said_partial, "%s", line);
 }
@@ -399,7 +394,6 @@ static void run_setup(struct setup *s, int world, uint64_t *hash)
 /* Micro-batches that the layouts share: one of each of 4 ranks, or 4 of one. */
 static void the_same_bits_however_data_is_cut(void **state)
 {
-    (void)state;
     struct reference *want = make_reference(4);
     for (int bf16 = 0; bf16 < 2; bf16++)
         for (int tp = 1; tp <= 4; tp *= 2) {
@@ -441,7 +435,6 @@ static void the_same_bits_however_data_is_cut(void **state)
 
 static void other_numbers_of_micro_batches(void **state)
 {
-    (void)state;
     for (int n_dp = 1; n_dp <= 2; n_dp++)
         for (int n_micro = 1; n_micro <= 3; n_micro += 2) {
             struct reference *want = make_reference(n_micro * n_dp);
@@ -570,7 +563,6 @@ static int move_parts(struct toy_rank *r, struct way *w, zero_ctx *z, const stru
     static char memory[4][4][(size_t)MOST_PART * 4 * 4 + BEHIND];
     char(*own)[sizeof memory[0][0]] = memory[r->rank];
     struct buffers b = {own[0], own[1], own[2], own[3]};
-    (void)w, (void)at;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         for (int way = 0; way < 4; way++) {
             OR_RETURN(compare_scatter(r, z, &b, parts[i], way & 1, way & 2));
@@ -583,7 +575,6 @@ static int move_parts(struct toy_rank *r, struct way *w, zero_ctx *z, const stru
 
 static void parts_and_sums(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 4; world++) {
         struct setup s = {.stage = 2, .tp = world, .check = world == 3};
         struct toy_rank r[MOST_WORLD];
@@ -606,7 +597,6 @@ static int scatter_over(zero_ctx *z, enum zero_axis axis, float *dst, const floa
 static int refuse(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at)
 {
     float x[16] = {0};
-    (void)w, (void)at;
     toy_expect(r, gather_over(NULL, ZERO_AXIS_TP, x, x + 8, 4), ZERO_ERR_ARG, "zero_all_gather: z is NULL");
     toy_expect(r, gather_over(z, ZERO_AXIS_PP, x, x + 8, 4), ZERO_ERR_ARG, "zero_all_gather: axis is 3");
     toy_expect(r, scatter_over(z, ZERO_AXIS_PP, x, x + 8, 4), ZERO_ERR_ARG,
@@ -637,13 +627,11 @@ static int refuse(struct toy_rank *r, struct way *w, zero_ctx *z, const struct p
 static int swap_calls(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at)
 {
     float x[8] = {1, 2, 3, 4}, y[8] = {5, 6, 7, 8};
-    (void)w, (void)at;
     return r->rank ? gather_over(z, ZERO_AXIS_TP, x, y, 2) : scatter_over(z, ZERO_AXIS_TP, x, y, 2);
 }
 
 static void what_is_refused(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage += 3) {
         struct setup good = {.stage = stage, .tp = 2}, swapped = good, apart = good;
         struct toy_rank r[MOST_WORLD];
@@ -673,7 +661,6 @@ static void what_is_refused(void **state)
 /* Without the flag a rank's own rows let what is not cut drift apart, and cfg.debug.check finds it. */
 static int forget_the_flag(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at)
 {
-    (void)z, (void)at;
     return one_step(r, w, 0, 0, 1);
 }
 
@@ -682,7 +669,6 @@ static int flag_of_all_rows(struct toy_rank *r, struct way *w, zero_ctx *z, cons
 {
     double x[ROWS * C], target[ROWS * C];
     struct zero_step_info info;
-    (void)r, (void)at;
     for (int step = 0; step < 2; step++) {
         draw_batch(step, x, target);
         OR_RETURN(part_forward(&w->net, w, x, target));
@@ -694,7 +680,6 @@ static int flag_of_all_rows(struct toy_rank *r, struct way *w, zero_ctx *z, cons
 
 static void a_flag_that_is_too_much(void **state)
 {
-    (void)state;
     for (int check = 0; check < 2; check++)
         for (int stage = 0; stage <= 3; stage++)
             for (int bf16 = 0; bf16 < 2; bf16++) {
@@ -712,7 +697,6 @@ static void a_flag_that_is_too_much(void **state)
 
 static void a_flag_that_is_forgotten(void **state)
 {
-    (void)state;
     struct reference *want = make_reference(1);
     for (int stage = 0; stage <= 3; stage++) {
         struct setup s = {.stage = stage,

@@ -1,21 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_ties.c: a tensor that the first and the last pipeline stage have, an embedding that is the head's
  * matrix: whatever the stages, it comes to the bits of the model on one rank. */
+#include "test/cmocka.h"
 #include "test/first_error.h"
-#include "test/zero/pipeline.h"
+#include "test/zero/pipeline_ranks.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* A row is a token: x = e[id]; in each layer y = x + w x^2; logits y e^T, which are to be the target. With a
  * gain g for each channel x = g e[id] and logits (g y) e^T; then e and g are tied, and where a rank has a
@@ -672,13 +668,11 @@ static void every_layout(struct setup s, bool all_stages)
 
 static void the_same_bits_in_f32(void **state)
 {
-    (void)state;
     every_layout((struct setup){.bf16 = false}, true);
 }
 
 static void the_same_bits_in_bf16(void **state)
 {
-    (void)state;
     every_layout((struct setup){.bf16 = true}, false);
 }
 
@@ -686,7 +680,6 @@ static void the_same_bits_in_bf16(void **state)
  * last stage gave, which is of one's own rows, too. */
 static void the_same_bits_of_shares(void **state)
 {
-    (void)state;
     every_layout((struct setup){.gains = true}, false);
     every_layout((struct setup){.gains = true, .bf16 = true}, false);
 }
@@ -697,7 +690,6 @@ static void the_same_bits_with_several_stages_on_a_rank(void **state)
     struct setup s = {.dp = 1, .pp = 1, .tp = 1};
     uint64_t want[2] = {0};
     int n = 0;
-    (void)state;
     one_layout(&s, want, n++);
     for (s.per_rank = 2; s.per_rank <= 3; s.per_rank++)
         for (s.pp = 2; s.pp <= 4; s.pp++)
@@ -710,7 +702,6 @@ static void the_same_bits_with_several_stages_on_a_rank(void **state)
  * first takes one, and its rank's other stages come behind: it must not wait for room. */
 static void a_round_of_many_micro_batches(void **state)
 {
-    (void)state;
     for (int ranks = 2; ranks <= 4; ranks++) {
         struct setup s = {.dp = 1, .pp = 1, .tp = 1, .micro = 2 * ranks - 1};
         uint64_t want[2] = {0};
@@ -724,14 +715,12 @@ static void a_round_of_many_micro_batches(void **state)
 /* A tied tensor is updated if either stage has brackets of it, with what those gave. */
 static void either_stage_has_brackets(void **state)
 {
-    (void)state;
     every_layout((struct setup){.partly = true}, false);
     every_layout((struct setup){.partly = true, .bf16 = true, .overwrites = true}, false);
 }
 
 static void the_same_bits_frozen(void **state)
 {
-    (void)state;
     every_layout((struct setup){.frozen = true}, false);
 }
 
@@ -745,7 +734,6 @@ static void the_last_stage_may_be_far_ahead(void **state)
     int n = 0;
     struct setup s = {.dp = 1, .tp = 1, .file = path};
     uint64_t want[2] = {0};
-    (void)state;
     pipeline_write_file(path, rows);
     for (s.pp = 1; s.pp <= 3; s.pp += 2)
         for (s.stage = 0; s.stage <= 3; s.stage++)
@@ -891,7 +879,6 @@ static int train_in_any_order(struct toy_rank *r, struct model *m, zero_ctx *z, 
 /* Of a step, one message from the last stage to the first, where there is one for each micro-batch else. */
 static void sums_go_once_a_step(void **state)
 {
-    (void)state;
     for (int n = 0; n < 96; n++) {
         struct setup s = {.pp = 2 + n % 3,
                           .dp = 1 + n / 3 % 2,
@@ -931,7 +918,6 @@ static void sums_go_once_a_step(void **state)
 /* Each stage adds up its own gradients then, and either stage may have none. */
 static void it_may_be_left_out_in_any_order(void **state)
 {
-    (void)state;
     for (int n = 0; n < 12; n++) {
         struct setup s = {.pp = 2 + n % 2,
                           .dp = 1 + n / 2 % 2,
@@ -976,7 +962,6 @@ static void all_stages_skip_a_step(void **state)
 {
     struct setup s = {.pp = 3, .dp = 2, .tp = 1};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     for (s.stage = 0; s.stage <= 3; s.stage++)
         run(&s, skip_step, "a step that is skipped", r);
 }
@@ -989,7 +974,6 @@ static int forget_bracket(struct toy_rank *r, struct model *m, zero_ctx *z, cons
     struct zero_action a = {.phase = 0};
     float dx[ROWS * C] = {0}, *before = NULL;
     int met = 0;
-    (void)at;
     for (;;) {
         OR_RETURN(zero_next(z, &a));
         if (a.micro_batch < 0)
@@ -1021,7 +1005,6 @@ static void what_is_written_outside_is_named(void **state)
 {
     struct setup s = {.pp = 2, .dp = 1, .tp = 1, .stage = 2};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     run(&s, forget_bracket, "a gradient outside of a bracket", r);
 }
 
@@ -1076,7 +1059,6 @@ REFUSED(if (m->has_embedding)(m->table[0].flags |= ZERO_STACKED, m->table[0].tp_
 
 static void what_cannot_be_is_refused(void **state)
 {
-    (void)state;
     for (int i = 0; i < n_refused; i++) {
         struct setup s = *refused[i];
         struct toy_rank r[MOST_WORLD];

@@ -1,22 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_tp.c: tensor parallelism: a model is cut over the tp axis of a mesh. With equal tp it has the same bits
- * at every stage and with data cut in every way. With any tp it has the losses, norms and weights of a
+/* test_tp.c: tensor parallelism: a model is cut over the tp axis of a mesh. With equal tp it has the same
+ * bits at every stage and with data cut in every way. With any tp it has the losses, norms and weights of a
  * reference in double precision that is not cut. */
-#include "test/zero/pipeline.h"
+#include "test/cmocka.h"
+#include "test/zero/pipeline_ranks.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum { LAYERS = 3, C = 10, H = 12, ROWS = 2, TENSORS = 4 * LAYERS, STEPS = 4, MICRO = 4, MOST_WORLD = 8 };
 
@@ -388,7 +384,6 @@ static int add_up(struct toy_rank *r, struct model *m, zero_ctx *z, const struct
     static char memory[4][2][MOST_ELEMS * 4];
     void *src = memory[r->rank][0], *dst = memory[r->rank][1];
     struct zero_stats stats;
-    (void)m, (void)at;
     int64_t n_summed = 0;
     OR_RETURN(zero_get_stats(z, &stats));
     if (stats.tp_bytes || stats.traffic.wire_bytes) /* what zero_wrap compared is left out */
@@ -422,7 +417,6 @@ static int add_up(struct toy_rank *r, struct model *m, zero_ctx *z, const struct
 
 static void sums_and_maxima(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 4; world++) {
         struct setup s = {.stage = 2, .tp = world};
         struct toy_rank r[MOST_WORLD];
@@ -438,13 +432,11 @@ static _Atomic int n_reported;
 
 static void count_line(void *arg, const char *line)
 {
-    (void)arg;
     n_reported += strstr(line, "tp is 2, but no tensor has tp_cut") != NULL;
 }
 
 static void cut_nothing(struct zero_config *cfg, struct model *m, int part)
 {
-    (void)part;
     cfg->debug.log = count_line;
     for (int t = 0; t < TENSORS; t++) {
         m->table[t].tp_cut = 0;
@@ -455,7 +447,6 @@ static void cut_nothing(struct zero_config *cfg, struct model *m, int part)
 
 static void a_table_without_parts(void **state)
 {
-    (void)state;
     struct setup s = {.stage = 3, .tp = 2, .change = cut_nothing};
     struct toy_rank r[MOST_WORLD];
     run(&s, 2, NULL, "no parts", r);
@@ -474,7 +465,6 @@ static void a_table_without_parts(void **state)
 /* How a table may say wrongly that a tensor is cut. */
 static void cuts_that_are_refused(void **state)
 {
-    (void)state;
     static float w[24], *param = w, *grad;
     static const struct {
         int64_t shape[3];
@@ -540,7 +530,6 @@ static void cuts_that_are_refused(void **state)
 
 static void axes_that_are_refused(void **state)
 {
-    (void)state;
     static const struct {
         struct zero_mesh mesh;
         int code;
@@ -612,7 +601,6 @@ static int sum(zero_ctx *z, float *dst, const float *src, int64_t n)
 
 static int refuse(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    (void)m, (void)at;
     float x[4] = {0};
     toy_expect(r, sum_over(NULL, ZERO_AXIS_TP, x, x, 4), ZERO_ERR_ARG, "zero_all_reduce: z is NULL");
     toy_expect(r, sum_over(z, ZERO_AXIS_PP, x, x, 4), ZERO_ERR_ARG,
@@ -657,7 +645,6 @@ static int refuse(struct toy_rank *r, struct model *m, zero_ctx *z, const struct
 /* The sum of one rank would meet that of another call: neither moves anything, and both say so. */
 static int swap_calls(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    (void)m, (void)at;
     float x[4] = {1, 2, 3, 4}, y[4] = {5, 6, 7, 8};
     int err = FIRST_ERROR(r->rank ? zero_expect_equal(z, ZERO_AXIS_TP, x, 4, ZERO_F32) : sum(z, x, x, 4),
                           r->rank ? sum(z, y, y, 4) : zero_expect_equal(z, ZERO_AXIS_TP, y, 4, ZERO_F32));
@@ -674,7 +661,6 @@ static int differ_in(struct toy_rank *r, struct model *m, zero_ctx *z, const str
     const struct setup *s = r->arg;
     float x[4] = {1, 2, 3, 4};
     bool other = r->rank == 1;
-    (void)m, (void)at;
     int err = s->way == 0 ? zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, ZERO_F32, other ? ZERO_MAX : ZERO_SUM)
               : s->way == 1
                   ? zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, other ? ZERO_BF16 : ZERO_F32, ZERO_MAX)
@@ -689,7 +675,6 @@ static int leave_out(struct toy_rank *r, struct model *m, zero_ctx *z, const str
     const struct setup *s = r->arg;
     float x[4] = {1, 2, 3, 4};
     int err = 0;
-    (void)m, (void)at;
     for (int l = 0; l < LAYERS && !err; l++)
         err = FIRST_ERROR(sum(z, x, x, 4), r->rank == 0 || l != s->way ? sum(z, x, x, 3) : 0);
     toy_expect(r, err, ZERO_ERR_MISMATCH,
@@ -700,7 +685,6 @@ static int leave_out(struct toy_rank *r, struct model *m, zero_ctx *z, const str
 
 static void calls_that_are_refused(void **state)
 {
-    (void)state;
     run_at_both_ends((struct setup){.way = 0}, 2, refuse, "refused");
     run_at_both_ends((struct setup){.way = 0}, 2, swap_calls, "other calls");
     for (int way = 0; way < 3; way++)
@@ -736,7 +720,6 @@ static int give_other_sizes(struct toy_rank *r, struct model *m, zero_ctx *z, co
 
 static void sizes_of_data_parallel_ranks_may_differ(void **state)
 {
-    (void)state;
     run_at_both_ends((struct setup){.way = 0}, 4, give_other_sizes, "other sizes");
 }
 
@@ -745,7 +728,6 @@ static void sizes_of_data_parallel_ranks_may_differ(void **state)
 /* Ranks of tp that begin with different values of a tensor that is not cut. */
 static void begin_apart(struct zero_config *cfg, struct model *m, int part)
 {
-    (void)cfg;
     if (part)
         m->net.layer[1].b[3] += 1;
 }
@@ -786,7 +768,6 @@ CUT_APART(from_the_whole, false, false, false, part)
 static void share_memory(struct zero_config *cfg, struct model *m, int part)
 {
     struct zero_tensor *t = m->table;
-    (void)cfg, (void)part;
     *t[3].param = (float *)*t[2].param + n_elems(2, 2);
     t[2].flags |= ZERO_WHOLE;
 }
@@ -802,14 +783,12 @@ static void tables_that_cut_otherwise(void **state)
         {.change = from_the_whole, .code = ZERO_ERR_MISMATCH, .says = differ},
         {.change = share_memory, .code = ZERO_ERR_ARG, .says = "*param of tensors w10 and w20 share memory"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         run_at_both_ends(rows[i], 4, NULL, rows[i].says);
 }
 
 static void values_later(struct zero_config *cfg, struct model *m, int part)
 {
-    (void)m, (void)part;
     cfg->init_from = ZERO_INIT_LATER;
 }
 
@@ -831,7 +810,6 @@ static void values_that_differ(void **state)
                  frozen = {.tp = 2, .change = freeze_apart, .code = ZERO_ERR_MISMATCH, .says = says},
                  written = {.tp = 2, .change = values_later};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         begun.stage = frozen.stage = written.stage = stage;
         run(&begun, 4, NULL, "apart", r);
@@ -849,7 +827,6 @@ struct transition {
 
 static int expects(zero_ctx *z, float *dst, const float *src)
 {
-    (void)dst;
     return zero_expect_equal(z, ZERO_AXIS_TP, src, 8, ZERO_F32);
 }
 
@@ -875,14 +852,12 @@ static char said_sum[256];
 
 static void note_sum(void *arg, const char *line)
 {
-    (void)arg;
     if (strstr(line, "is added up") && !n_said_sum++)
         snprintf(said_sum, sizeof said_sum, "%s", line);
 }
 
 static void log_sums(struct zero_config *cfg, struct model *m, int part)
 {
-    (void)m, (void)part;
     cfg->debug.log = note_sum;
 }
 
@@ -897,7 +872,6 @@ static int cross(struct toy_rank *r, struct model *m, zero_ctx *z, const struct 
     const struct transition *t = &transitions[s->way % CROSS_WRONGLY];
     float src[8], dst[8], zeros[8] = {0};
     bool wrong = s->way >= CROSS_WRONGLY, same = t->whole != wrong;
-    (void)m, (void)at;
     for (int i = 0; i < 8; i++)
         src[i] = (float)(1 + i + (same ? 0 : r->rank));
     OR_RETURN(zero_begin(z, 1, ZERO_FORWARD));
@@ -919,7 +893,6 @@ static int cross(struct toy_rank *r, struct model *m, zero_ctx *z, const struct 
 
 static void activations_that_are_not_what_they_should_be(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof transitions / sizeof *transitions; i++)
         for (int k = 0; k < 8; k++) {
             const struct transition *x = &transitions[i];
@@ -951,7 +924,6 @@ static int forget_the_sum(struct toy_rank *r, struct model *m, zero_ctx *z, cons
 
 static void gradients_that_differ(void **state)
 {
-    (void)state;
     struct setup s = {.tp = 2, .check = true};
     struct toy_rank r[MOST_WORLD];
     for (s.stage = 0; s.stage <= 3; s.stage++)
@@ -980,7 +952,6 @@ static struct lines_seen seen_lines = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void count_warning(void *arg, const char *line)
 {
-    (void)arg;
     pthread_mutex_lock(&seen_lines.lock);
     seen_lines.n_rounding +=
         strstr(line, "the gradients of tensor s1, which has no tp_cut, differ by rounding") != NULL;
@@ -991,7 +962,6 @@ static void count_warning(void *arg, const char *line)
 
 static void log_warnings(struct zero_config *cfg, struct model *m, int part)
 {
-    (void)m, (void)part;
     cfg->debug.log = count_warning;
 }
 
@@ -1036,7 +1006,6 @@ static int train_apart(struct toy_rank *r, struct model *m, zero_ctx *z, const s
 static void gradients_that_differ_unchecked(void **state)
 {
     struct setup s = {.tp = 2, .change = log_warnings};
-    (void)state;
     for (s.way = 0; s.way < (int)(sizeof cases / sizeof *cases); s.way++)
         for (s.stage = 0; s.stage <= 3; s.stage++) {
             struct toy_rank r[MOST_WORLD];

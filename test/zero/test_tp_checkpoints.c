@@ -2,18 +2,14 @@
 /* test_tp_checkpoints.c: a checkpoint that was saved on one mesh loads on every other, and training goes on
  * from it with the same bits. With ZERO_WHOLE, values that are given whole are cut as a program would do it.
  * The test finds element by element where each part's elements are in the whole. */
-#include "test/zero/pipeline.h"
+#include "test/cmocka.h"
+#include "test/zero/pipeline_ranks.h"
 
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { MOST_WORLD = 8, AROUND = 64, TENSORS = 8, MOST_ELEMS = 1 << 10, BUFFER = 6, VOCAB = 13 };
 
@@ -154,7 +150,6 @@ static void give_values(struct model *m, const struct setup *s, int part, bool h
 static int draw_value(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
     const struct shape *s = &shapes[tensor];
-    (void)arg;
     for (int64_t i = 0; i < n; i++)
         put_value((enum zero_dtype)s->dtype, dst, i, value_of(tensor, 0, first + i));
     return first < 0 || first + n > n_elems(s, 1);
@@ -259,7 +254,6 @@ static int look(struct toy_rank *r, zero_ctx *z, int tp, int part, bool expected
 static int write_all(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, int part)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
-    (void)r;
     for (int t = 0; t < TENSORS; t++)
         for (int k = 0; k <= shapes[t].n_states; k++) {
             const struct shape *s = &shapes[t];
@@ -377,7 +371,6 @@ static int export_one(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, 
 
 static int import_one(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, int part)
 {
-    (void)m;
     const struct setup *s = r->arg;
     OR_RETURN(zero_import(z, s->folder, map, N_MAP));
     OR_RETURN(look(r, z, tp, part, true, true));
@@ -397,7 +390,6 @@ static uint64_t hash_of(const struct mesh *m, const struct toy_rank *r)
 
 static void any_mesh_loads_any_others(void **state)
 {
-    (void)state;
     uint64_t after = 0;
     for (int from = 0; from < N_MESHES; from++) {
         char folder[] = "/tmp/zero-tp-ckpt-XXXXXX", what[64];
@@ -433,7 +425,6 @@ static void weights_are_the_whole_models(void **state)
     char folder[N_MESHES][32], what[128];
     struct toy_rank r[MOST_WORLD];
     struct setup s = {0};
-    (void)state;
     for (int i = 0; i < N_MESHES; i++) {
         strcpy(folder[i], "/tmp/zero-tp-weights-XXXXXX");
         toy_make_folder(folder[i]);
@@ -528,7 +519,6 @@ static void whole_tensors_are_cut(void **state)
 {
     static const struct mesh on[] = {{1, 2, 0}, {2, 3, 1}, {1, 3, 2}, {2, 2, 3},
                                      {4, 2, 5}, {1, 8, 1}, {2, 1, 0}};
-    (void)state;
     for (size_t i = 0; i < sizeof on / sizeof *on; i++) {
         struct setup s = {.mesh = &on[i], .gives = true};
         struct toy_rank r[MOST_WORLD];

@@ -4,17 +4,13 @@
  *
  * A toy model trains at every stage on one to three ranks that are threads. What is changed on the way must
  * end, bit by bit, as what a configuration says from the start. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 6, WORLDS = 3, MOST_VALUES = 2048 };
 
@@ -111,7 +107,6 @@ static void from_the_start(struct toy_rank *r)
 
 static void tuned_before_the_first_step(void **state)
 {
-    (void)state;
     for (int i = 0; i < N_KNOBS; i++)
         for (int stage = 0; stage <= 3; stage++) {
             struct setup s = {.stage = stage, .knob = &knobs[i], .starts_so = true};
@@ -164,7 +159,6 @@ static void half_way(struct toy_rank *r)
 
 static void tuned_half_way(void **state)
 {
-    (void)state;
     for (int i = 0; i < N_KNOBS; i++) {
         char folder[] = "/tmp/zero-tune-XXXXXX", command[64];
         assert_non_null(mkdtemp(folder));
@@ -212,7 +206,6 @@ static void every_step(struct toy_rank *r)
 
 static void tuned_at_every_step(void **state)
 {
-    (void)state;
     for (int world = 1; world <= WORLDS; world++)
         for (int stage = 0; stage <= 3; stage++) {
             struct setup s = {.stage = stage, .waits = true};
@@ -291,7 +284,6 @@ static void other_accum(struct toy_rank *r)
 
 static void other_micro_batches(void **state)
 {
-    (void)state;
     for (int world = 1; world <= TOY_HYBRID_WORLD; world++)
         for (int stage = 0; stage < TOY_STAGES; stage++) {
             char folder[] = "/tmp/zero-tune-XXXXXX", what[64];
@@ -320,7 +312,6 @@ static void other_micro_batches(void **state)
 /* Memory is that of the most micro-batches. */
 static void plans_for_the_most(void **state)
 {
-    (void)state;
     struct toy m;
     toy_make(&m);
     for (int stage = 0; stage <= 3; stage++) {
@@ -407,7 +398,6 @@ static void accumulate_wrongly(struct toy_rank *r)
 
 static void wrong_micro_batches(void **state)
 {
-    (void)state;
     struct setup s = {};
     toy_at_each_stage(accumulate_wrongly, &s, &s.stage, "wrong micro-batches");
     s.way = 1;
@@ -480,7 +470,6 @@ static void carry_over(struct toy_rank *r)
 /* Bit by bit, where the kind has no bias correction whatever the count. */
 static void states_go_on(void **state)
 {
-    (void)state;
     static const struct {
         int optimizer, way;
     } cases[] = {{ZERO_ADAMW, BY_WRITING_AND_COUNT}, {ZERO_ADAM, BY_WRITING_AND_COUNT},
@@ -508,7 +497,6 @@ static void states_go_on(void **state)
 
 static int user_update(void *arg, const struct zero_update *u)
 {
-    (void)arg;
     for (int64_t i = 0; i < u->n; i++)
         u->master[i] -= u->lr * u->grad[i];
     return 0;
@@ -581,7 +569,6 @@ static void call_wrongly(struct toy_rank *r)
 
 static void wrong_calls(void **state)
 {
-    (void)state;
     struct setup s = {};
     toy_at_each_stage(call_wrongly, &s, &s.stage, "wrong calls");
 }

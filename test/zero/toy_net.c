@@ -1,23 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* toy_net.c: see toy_net.h. */
 #include "test/zero/toy_net.h"
+#include "test/cmocka.h"
 #include "test/held_port.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
 
 #include <dirent.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 #include <uv.h>
-
-#include <cmocka.h>
 
 static const struct zero_tensor shape_of[TOY_TENSORS] = {
     {.name = "embedding", .shape = {33, 5}, .dtype = ZERO_F32, .unit = 0},
@@ -184,8 +180,6 @@ struct zero_config toy_config(struct toy_rank *r, int stage)
 
 void toy_forget_line(void *arg, const char *line)
 {
-    (void)arg;
-    (void)line;
 }
 
 bool toy_has_stage(int world, int stage)
@@ -416,7 +410,6 @@ void toy_forget_export_ids(const char *path)
 int toy_remove_folders(void **state)
 {
     int err = 0;
-    (void)state;
     for (int i = 0; i < MOST_FOLDERS; i++)
         if (folders[i][0])
             err |= remove_all(folders[i]);

@@ -85,8 +85,8 @@ void toy_assert_well(const struct toy_rank *r, int world, const char *what);
 /* Runs fn on one and on two threads at each stage, which is written to *stage; fails unless all went well. */
 void toy_at_each_stage(void (*fn)(struct toy_rank *r), void *arg, int *stage, const char *what);
 
-/* Makes a model and wraps it; notes the error, and returns it. Then toy_close unwraps and frees, also after an
- * error. */
+/* Makes a model and wraps it; notes the error, and returns it. Then toy_close unwraps and frees, also after
+ * an error. */
 int toy_open(struct toy_rank *r, struct toy *m, zero_ctx **z, const struct zero_config *cfg);
 void toy_close(struct toy *m, zero_ctx **z);
 

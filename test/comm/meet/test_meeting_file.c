@@ -3,20 +3,18 @@
  * others may have put there, and that nothing of it stays. */
 #include "comm/meet/handshake.h"
 #include "comm/meet/meeting_file.h"
+#include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 #include "test/held_port.h"
 
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* --- a folder of the test's own --- */
 
@@ -24,7 +22,6 @@ static char folder[800];
 
 static int make_folder(void **state)
 {
-    (void)state;
     if (!getcwd(folder, sizeof folder - 32))
         return -1;
     strcat(folder, "/zero-test-meeting-XXXXXX");
@@ -46,7 +43,6 @@ static int list_folder(char name[256])
 static int remove_folder(void **state)
 {
     char name[256], path[1100];
-    (void)state;
     while (list_folder(name)) {
         snprintf(path, sizeof path, "%s/%s", folder, name);
         if (unlink(path) && rmdir(path))
@@ -132,7 +128,6 @@ static void expect_same(const struct zr_meeting_file *a, const struct zr_meeting
  * refused, or makes a file that is printed and read as what it is (an address has more than one text). */
 static void test_text(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("text");
     for (int k = 0; k < 200; k++) {
         struct zr_meeting_file f, back, third;
@@ -161,7 +156,6 @@ static void test_text(void **state)
 /* Of one job the mark is one, whatever the attempt; of another name or key it is another. */
 static void test_mark(void **state)
 {
-    (void)state;
     char a[33], b[33];
     struct zr_world w = world_by("/x", 0, 2);
     zr_shake_mark(&w, a);
@@ -225,7 +219,6 @@ static void reset_way(const char *file)
 /* By a file and by a folder, with a key and without, rank 0 first or last; afterwards nothing is left. */
 static void test_meet(void **state)
 {
-    (void)state;
     char path[1024], slash[1024];
     path_in_folder(path);
     snprintf(slash, sizeof slash, "%.900s/", folder);
@@ -245,7 +238,6 @@ static void test_meet(void **state)
  * astray, and an empty file is no obstacle. */
 static void test_left_over(void **state)
 {
-    (void)state;
     char path[1024], text[ZR_MEETING_FILE_BYTES];
     path_in_folder(path);
     int other = held_port();
@@ -307,7 +299,6 @@ static void put_old_file(struct rank *r)
  * 0 does not come: they wait for the next file. */
 static void test_refused_there(void **state)
 {
-    (void)state;
     char path[1024];
     path_in_folder(path);
     reset_way(path);
@@ -343,7 +334,6 @@ static void of_many_keys(struct rank *r)
 
 static void test_many_jobs(void **state)
 {
-    (void)state;
     for (int by_key = 0; by_key < 2; by_key++) {
         reset_way(folder);
         struct rank *r = run_ranks(false, 8, meet_by_file, NULL, by_key ? of_many_keys : of_many_jobs);
@@ -372,7 +362,6 @@ static void come_as_rank_0(struct rank *me)
 
 static void test_two_rank_0s(void **state)
 {
-    (void)state;
     for (int k = 0; k < 2; k++) {
         reset_way(folder);
         way.keyless = k;
@@ -397,7 +386,6 @@ static void of_two_names(struct rank *r)
 
 static void test_turns(void **state)
 {
-    (void)state;
     reset_way(folder);
     struct rank *r = run_ranks(true, 4, meet_by_file, NULL, of_two_names);
     for (int i = 0; i < 4; i++)
@@ -423,7 +411,6 @@ static void expect_meeting(const struct zr_world *w, int64_t timeout_ms, int wan
 /* What a rank other than 0 says that was not led to anybody. */
 static void test_not_led(void **state)
 {
-    (void)state;
     char path[1024], text[ZR_MEETING_FILE_BYTES], place[1200];
     path_in_folder(path);
     struct zr_world w = world_by(path, 1, 2), other = w;
@@ -467,7 +454,6 @@ static void test_not_led(void **state)
 /* Rank 0 replaces nothing of somebody else's, and says where it cannot write. */
 static void test_not_written(void **state)
 {
-    (void)state;
     char path[1024], there[16];
     path_in_folder(path);
     struct zr_world w = world_by(path, 0, 2);
@@ -515,7 +501,6 @@ static void but_rank_2(struct rank *me)
  * it stays. */
 static void test_who_is_missing(void **state)
 {
-    (void)state;
     char path[1024], name[256];
     path_in_folder(path);
     for (int replaced = 0; replaced < 2; replaced++) {
@@ -560,7 +545,6 @@ static void *rewrite(void *arg)
 /* While it is replaced again and again, who reads it reads one that is whole. */
 static void test_whole(void **state)
 {
-    (void)state;
     char path[1024], why[ZR_MEETING_WHY_CHARS];
     path_in_folder(path);
     struct rewriting g = {.w = world_by(path, 0, 2)};

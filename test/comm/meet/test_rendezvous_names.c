@@ -1,20 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_rendezvous_names.c: ranks meet at a name, which may have addresses of both families, some of them
  * nobody's, or none yet; and at addresses of one family while others come by the other. */
+#include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 #include "test/held_port.h"
 
 #include <netdb.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* --- a resolver --- */
 
@@ -132,7 +130,6 @@ static void expect_all(const struct rank *r, int code, const char *text)
 /* The other addresses of a name are tried when one is nobody's. */
 static void test_first_is_nobodys(void **state)
 {
-    (void)state;
     static const char *const hosts[3] = {"127.0.0.1", "first-is-nobodys.test", "first-is-nobodys.test"};
     expect_all(meet_three(hosts, take_host), 0, "");
     expect_all(meet_three(hosts, take_host_no_key), 0, "");
@@ -142,7 +139,6 @@ static void test_first_is_nobodys(void **state)
  * on. */
 static void test_without_key(void **state)
 {
-    (void)state;
     static const char *const mixed[3] = {"mixed.test", "mixed.test", "mixed.test"}, *const far[3] = {
                                                                                         "far.test",
                                                                                         "far.test",
@@ -155,7 +151,6 @@ static void test_without_key(void **state)
 /* Rank 0 at a name of both families, or at all addresses, and ranks that come by either. */
 static void test_both_families(void **state)
 {
-    (void)state;
     static const char *const hosts[][3] = {
         {"localhost", "127.0.0.1", "::1"}, {"::", "127.0.0.1", "::1"}, {"name.test", "::1", "127.0.0.1"}};
     if (!has_ipv6())
@@ -175,7 +170,6 @@ static void twins(struct rank *r)
 /* What came by IPv4 to a socket of both families is named by its IPv4 address. */
 static void test_names_of_peers(void **state)
 {
-    (void)state;
     static const char *const hosts[3] = {"::", "127.0.0.1", "127.0.0.1"};
     if (!has_ipv6())
         skip();
@@ -200,7 +194,6 @@ static void expect_text(int code, int want, const char *text)
 /* The port is taken in one of the two families that rank 0 listens in: it listens in none. */
 static void test_half_taken(void **state)
 {
-    (void)state;
     struct zr_world w = world_at(0, "localhost");
     union zr_address taken, other;
     struct meeting m;
@@ -223,7 +216,6 @@ static void test_half_taken(void **state)
  * where nobody comes. */
 static void test_not_ours(void **state)
 {
-    (void)state;
     static const char *const hosts[3] = {"203.0.113.9", "127.0.0.1", "127.0.0.1"};
     expect_all(meet_three(hosts, take_host), 0, "");
     struct zr_world w = world_at(0, "203.0.113.9");
@@ -236,7 +228,6 @@ static void test_not_ours(void **state)
 /* What a rank says that found nobody: from where it looked, and where. */
 static void test_nobody_there(void **state)
 {
-    (void)state;
     struct zr_world w = world_at(1, "127.0.0.1");
     struct meeting m;
     char text[160];
@@ -260,7 +251,6 @@ static void test_nobody_there(void **state)
 /* A name whose addresses were found is not looked up again at each try. */
 static void test_asked_rarely(void **state)
 {
-    (void)state;
     struct zr_world w = world_at(1, "first-is-nobodys.test");
     struct meeting m;
     int before = atomic_load(&n_asked);
@@ -276,7 +266,6 @@ static void test_asked_rarely(void **state)
 
 static void test_stuck(void **state)
 {
-    (void)state;
     struct zr_world w = world_at(1, "stuck.test");
     struct meeting m;
     expect_text(meet(&m, &w, 200), ZR_ERR_TIMEOUT, "last: the address of \"stuck.test\" is being looked up");

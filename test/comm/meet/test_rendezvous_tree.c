@@ -3,11 +3,11 @@
  * rank make deep trees, large ones are as they will be. N_RANKS=512 in the environment: a world of so many
  * alone, with its times; N_TREES: how many are drawn. */
 #include "comm/meet/hub.h"
+#include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 #include "test/kernels/random.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +16,6 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { ROUNDS = 6, NEVER = 100000 };
 
@@ -136,7 +134,6 @@ static void rounds(struct rank *me)
 /* Every rank gets what a star's ranks would. */
 static void test_exchange(void **state)
 {
-    (void)state;
     static const int large[] = {65, 66, 130, 200};
     uint64_t seed = fresh_seed("exchange");
     for (int k = 0; k < n_trees(); k++) {
@@ -152,7 +149,6 @@ static void test_exchange(void **state)
 
 static void *die_soon(void *arg)
 {
-    (void)arg;
     usleep((useconds_t)(run.seed % 20000));
     kill(getpid(), SIGKILL);
     return NULL;
@@ -192,7 +188,6 @@ static void x_dies(struct rank *r)
 /* A rank that dies is named itself on every other rank, wherever it is in the tree, not those below it. */
 static void test_death_in_exchange(void **state)
 {
-    (void)state;
     char text[64];
     uint64_t seed = fresh_seed("death in exchange");
     for (int k = 0; k < n_trees(); k++) {
@@ -232,7 +227,6 @@ struct watch {
 
 static void tick_closed(uv_handle_t *h)
 {
-    (void)h;
 }
 
 static void end_watch(struct watch *w)
@@ -319,7 +313,6 @@ static void watch_for_death(struct rank *me)
 
 static void test_death_after_detach(void **state)
 {
-    (void)state;
     char text[64];
     uint64_t seed = fresh_seed("death after the detach");
     for (int k = 0; k < n_trees(); k++) {
@@ -355,7 +348,6 @@ static void report_or_wait(struct rank *me)
 /* What a rank reports reaches all, and comes before its leaving. */
 static void test_failure_after_detach(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("failure after the detach");
     for (int k = 0; k < n_trees(); k++) {
         int world = draw_tree(&seed, k, 24);
@@ -387,7 +379,6 @@ static void call_and_compare(struct rank *me)
 
 static void test_calls(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("calls");
     for (int k = 0; k < n_trees(); k++) {
         int world = draw_tree(&seed, k, 24);
@@ -455,7 +446,6 @@ static void talk_in_tree(struct rank *me)
 /* Rank 0's to one and to all, and those to rank 0, once and in order. */
 static void test_messages(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("messages");
     for (int k = 0; k < n_trees(); k++)
         run_ranks(false, draw_tree(&seed, k, 24), talk_in_tree, NULL, set_links);
@@ -481,7 +471,6 @@ static void fail_or_exchange(struct rank *me)
 
 static void test_failing_rank(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("a rank that fails");
     for (int k = 0; k < n_trees(); k++) {
         char text[64];
@@ -502,7 +491,6 @@ static void give_another_size(struct rank *me)
 
 static void test_sizes_differ(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("sizes differ");
     for (int k = 0; k < n_trees(); k++) {
         char text[64];
@@ -563,7 +551,6 @@ static int first_wrong_of_late(const struct rank *r, int world)
 
 static void test_late_in_exchange(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("late in an exchange");
     for (int k = 0; k < (n_trees() + 4) / 5; k++)
         expect_in_time(draw_tree(&seed, k, 12), stay_away, first_wrong_of_late);
@@ -593,7 +580,6 @@ static int first_wrong_of_missing(const struct rank *r, int world)
  * that, or says for whom it looked. */
 static void test_never_started(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("a rank that does not start");
     for (int k = 0; k < (n_trees() + 4) / 5; k++)
         expect_in_time(draw_tree(&seed, k, 12), do_not_start, first_wrong_of_missing);
@@ -609,7 +595,6 @@ static void be_twins(struct rank *r)
 
 static void test_twins(void **state)
 {
-    (void)state;
     run.fan_out = 2;
     struct rank *r = run_ranks(false, 9, open_and_note, NULL, be_twins);
     for (int i = 0; i < 9; i++)
@@ -659,7 +644,6 @@ static void say_anything(struct rank *me)
 
 static void test_anything(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("a rank that says anything");
     for (int k = 0; k < n_trees() / 2 + 1; k++) {
         run.fan_out = 2;
@@ -710,7 +694,6 @@ static void lead_astray(struct rank *me)
 /* Rank 0 names rank 1 as missing, and the ranks below that do not take rank 0 for it. */
 static int first_wrong_of_astray(const struct rank *r, int world)
 {
-    (void)world;
     if (r[0].code != ZR_ERR_TIMEOUT || !strstr(r[0].note, "1 of 6 ranks did not come"))
         return 0;
     for (int i = 2; i < 4; i++)
@@ -721,7 +704,6 @@ static int first_wrong_of_astray(const struct rank *r, int world)
 
 static void test_another_answers(void **state)
 {
-    (void)state;
     run.fan_out = 2;
     expect_in_time(6, lead_astray, first_wrong_of_astray);
 }
@@ -751,7 +733,6 @@ static void time_of_many(struct rank *me)
 
 static void test_many(void **state)
 {
-    (void)state;
     const char *text = getenv("N_RANKS");
     struct rusage used;
     if (!text)

@@ -2,17 +2,13 @@
 /* test_check_device.c: the device suite on the host seen through a check, and what the check finds: two
  * streams that nothing orders, and what others read after a collective. */
 #include "kernels/check/check_device.h"
+#include "test/cmocka.h"
 #include "test/kernels/device_suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 struct bed {
     struct zr_device *host, *dev;
@@ -59,7 +55,6 @@ static void close_bed(struct bed *t, const char *found)
 
 static void test_two_streams(void **state)
 {
-    (void)state;
     struct bed t;
     for (int ordered = 0; ordered < 2; ordered++)
         for (int apart = 0; apart < 2; apart++) {
@@ -88,7 +83,6 @@ static void wait_for_word(void *arg)
 /* What a stream has room for is asked of the one beneath. */
 static void test_room(void **state)
 {
-    (void)state;
     enum { MANY = 5000 };
     struct bed t;
     atomic_bool word = false, *at = &word;
@@ -107,7 +101,6 @@ static void test_room(void **state)
 /* Two reads are no race; a read and a write are. */
 static void test_reads(void **state)
 {
-    (void)state;
     struct bed t;
     static char out[2][64];
     for (int write = 0; write < 2; write++) {
@@ -125,7 +118,6 @@ static void test_reads(void **state)
 /* A table touches its rows and not what lies between them. */
 static void test_tables(void **state)
 {
-    (void)state;
     struct bed t;
     for (int at = 64; at <= 128; at += 64) {
         open_bed(&t, 1);
@@ -150,7 +142,6 @@ static void test_tables(void **state)
 /* An operation that is refused touches nothing, so nobody races with it. */
 static void test_refused(void **state)
 {
-    (void)state;
     const enum zr_dtype none = (enum zr_dtype)9;
     struct bed t;
     open_bed(&t, 1);
@@ -174,7 +165,6 @@ static void test_refused(void **state)
 /* Of an update's spans: their elements of every array, and no others. */
 static void test_spans(void **state)
 {
-    (void)state;
     struct bed t;
     for (int at = 0; at < 192; at += 64) {
         open_bed(&t, 1);
@@ -198,7 +188,6 @@ static void test_spans(void **state)
 /* Of sums: what every source has of a range is read, and what a sum is added to. */
 static void test_tables_of_sums(void **state)
 {
-    (void)state;
     struct bed t;
     for (int at = 0; at <= 1024; at += 256)
         for (int add = 0; add < 2; add++) {
@@ -224,7 +213,6 @@ static void test_tables_of_sums(void **state)
 /* An event stands for what was recorded when it was waited for. */
 static void test_old_record(void **state)
 {
-    (void)state;
     struct bed t;
     open_bed(&t, 1);
     const struct zr_device_ops *d = t.dev->ops;
@@ -238,7 +226,6 @@ static void test_old_record(void **state)
 
 static void test_host_waits(void **state)
 {
-    (void)state;
     struct bed t;
     for (int how = 0; how < 4; how++) {
         open_bed(&t, 1);
@@ -261,12 +248,10 @@ static void test_host_waits(void **state)
 
 static void nothing_at_all(void *arg)
 {
-    (void)arg;
 }
 
 static void test_calls_say_what_they_touch(void **state)
 {
-    (void)state;
     struct bed t;
     open_bed(&t, 1);
     const struct zr_device_ops *d = t.dev->ops;
@@ -284,7 +269,6 @@ static void test_calls_say_what_they_touch(void **state)
 /* A gather's source may be written again only when everyone is known to be past it. */
 static void test_others(void **state)
 {
-    (void)state;
     struct bed t;
     for (int world = 1; world < 3; world++)
         for (int barrier = 0; barrier < 3; barrier++) {
@@ -310,7 +294,6 @@ static void test_others(void **state)
 
 static void test_snapshot(void **state)
 {
-    (void)state;
     struct bed t;
     for (int known = 0; known < 2; known++) {
         open_bed(&t, 1);

@@ -2,12 +2,10 @@
 /* test_guard.c: memory that tells who touches it. */
 #include "kernels/check/guard.h"
 #include "kernels/error.h"
+#include "test/cmocka.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +14,6 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static const struct zr_guard_region wanted[] = {{1, 1}, {0, 64}, {64, 64}, {4096, 64}, {100000, 32}};
 enum { N = 5 };
@@ -43,7 +39,6 @@ static void expect_touch(const struct zr_guard *g, int region, int64_t offset, e
 
 static void test_what_is_allowed(void **state)
 {
-    (void)state;
     struct zr_guard *g = open_guard();
     struct zr_guard_touch t;
     for (int i = 0; i < N; i++) {
@@ -63,7 +58,6 @@ static void test_what_is_allowed(void **state)
 /* Each forbidden touch by itself; the first is what is told, and the program goes on with NaN bytes. */
 static void test_forbidden(void **state)
 {
-    (void)state;
     static const struct {
         int region;
         enum zr_guard_mode mode;
@@ -110,7 +104,6 @@ __attribute__((no_sanitize("thread"))) static void *touch_all(void *arg)
 
 static void test_threads(void **state)
 {
-    (void)state;
     struct zr_guard *g = open_guard();
     struct zr_guard_touch t;
     pthread_t thread[4];
@@ -125,7 +118,6 @@ static void test_threads(void **state)
 
 static void *touch_own(void *arg)
 {
-    (void)arg;
     struct zr_guard *g = open_guard();
     for (int i = 0; i < 2000; i++) {
         zr_guard_set(g, 3, ZR_GUARD_CLOSED);
@@ -138,7 +130,6 @@ static void *touch_own(void *arg)
 /* A handler that looks for its guard meets those of others, which come and go. */
 static void test_others_close(void **state)
 {
-    (void)state;
     enum { N_THREADS = 3 };
     pthread_t thread[N_THREADS];
     for (int i = 0; i < N_THREADS; i++)
@@ -154,7 +145,6 @@ static sigjmp_buf out_of_it;
 
 static void mine(int number)
 {
-    (void)number;
     n_mine++;
     siglongjmp(out_of_it, 1);
 }
@@ -170,7 +160,6 @@ static volatile char *forbidden_page(void)
 /* What is not a guard's goes where it would have gone, and the handler before comes back. */
 static void test_others(void **state)
 {
-    (void)state;
     struct sigaction a = {.sa_handler = mine, .sa_flags = SA_NODEFER}, before, after;
     sigaction(SIGSEGV, &a, &before);
     struct zr_guard *g = open_guard(), *h = open_guard();
@@ -194,7 +183,6 @@ static void test_others(void **state)
 /* A program without a handler dies as it would have. */
 static void test_default(void **state)
 {
-    (void)state;
     volatile char *nowhere = forbidden_page();
     pid_t child = fork();
     if (child == 0) {
@@ -215,7 +203,6 @@ static void test_default(void **state)
 /* What the kernel is handed is seen, though no signal comes; and only that. */
 static void test_calls(void **state)
 {
-    (void)state;
     enum { BYTES = 100000 };
     static char plain[BYTES];
     FILE *f = tmpfile();
@@ -295,14 +282,12 @@ static void test_calls(void **state)
 
 static void count(int number)
 {
-    (void)number;
     n_mine++;
 }
 
 /* A signal that was sent is not a touch: it meets what was there before the guard, the first time. */
 static void test_sent(void **state)
 {
-    (void)state;
     pid_t child = fork();
     if (child == 0) {
         signal(SIGSEGV, SIG_DFL);
@@ -338,7 +323,6 @@ static void test_sent(void **state)
 
 static void test_most(void **state)
 {
-    (void)state;
     struct zr_guard *g[65];
     for (int i = 0; i < 64; i++)
         g[i] = open_guard();

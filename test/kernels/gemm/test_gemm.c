@@ -6,15 +6,11 @@
  * Inputs are rounded to their type before the reference sees them, so what is measured is the product's own
  * error: at most k+2 roundings of fp32 for each |a||b|, and one of the output type. */
 #include "kernels/gemm/gemm.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 static struct random_source rng;
 static struct zr_device *dev;
@@ -313,7 +309,6 @@ static void check_one(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum 
 
 static void test_products(void **state)
 {
-    (void)state;
     static const struct shape shapes[] = {{1, 1, 1, 1, 0, 0},    {7, 5, 3, 1, 2, 1},   {64, 48, 32, 1, 0, 0},
                                           {33, 65, 17, 1, 5, 3}, {16, 16, 8, 6, 0, 0}, {9, 31, 20, 4, 3, 0},
                                           {1, 40, 64, 1, 0, 0},  {40, 1, 64, 1, 0, 0}};
@@ -439,7 +434,6 @@ static void check_epilogue(struct zr_gemm *g, struct shape s, bool ta, bool tb, 
 
 static void test_epilogues(void **state)
 {
-    (void)state;
     static const struct shape shapes[] = {{64, 48, 32, 1, 0, 0}, {33, 65, 17, 1, 5, 0}, {1, 8, 3, 1, 0, 0}};
     static const enum zr_dtype types[] = {ZR_F32, ZR_BF16, ZR_F16};
     struct zr_gemm *g = open_gemm();
@@ -461,7 +455,6 @@ static void test_epilogues(void **state)
 /* Attention's layout: heads lie beside each other in a row of 3*C, so a batch's rows interleave. */
 static void test_interleaved_batch(void **state)
 {
-    (void)state;
     enum { T = 24, HEADS = 3, SIZE = 16, ROW = 3 * HEADS * SIZE };
     struct matrix qkv = matrix_make(ZR_F32, T * ROW);
     struct matrix out = matrix_make(ZR_F32, HEADS * T * T);
@@ -502,7 +495,6 @@ static void test_interleaved_batch(void **state)
 /* The same product again, on a fresh context, and of matrices that lie elsewhere gives the same bits. */
 static void test_repeats_to_the_bit(void **state)
 {
-    (void)state;
     static const struct shape shapes[] = {
         {128, 96, 200, 1, 0, 0}, {64, 65, 257, 1, 0, 0}, {32, 32, 16, 8, 0, 0}};
     for (int dtype = ZR_F32; dtype <= ZR_BF16; dtype++) {
@@ -540,7 +532,6 @@ static void refuse(struct zr_gemm *g, const struct zr_gemm_args *args, int err, 
 
 static void test_bad_arguments(void **state)
 {
-    (void)state;
     struct zr_gemm *g;
 #ifdef GEMM_TEST_CUDA
     assert_int_equal(zr_gemm_open_cuda(dev, stream, -1, false, &g), ZR_ERR_ARG);
@@ -617,7 +608,6 @@ static void test_bad_arguments(void **state)
 /* Sides that are long and no multiple of 8, of which cuBLASLt's products are made from two. */
 static void test_long_sides(void **state)
 {
-    (void)state;
     static const enum zr_dtype types[] = {ZR_F32, ZR_BF16};
     enum { LONG = 4099 };
     struct zr_gemm *g = open_gemm();
@@ -639,7 +629,6 @@ static void test_long_sides(void **state)
 /* More shapes than the table starts with. */
 static void test_many_shapes(void **state)
 {
-    (void)state;
     struct zr_gemm *g = open_gemm();
     begin_errors();
     for (int round = 0; round < 2; round++)

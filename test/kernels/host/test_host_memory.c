@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_host_memory.c: what is left of the host's memory, by folders that pass for /proc and /sys. */
 #include "kernels/host/host_memory.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MIB (INT64_C(1) << 20)
 /* What the host says: 1000 MiB available, no swap; and 300 MiB of swap, of which 200 are free. */
@@ -268,7 +265,6 @@ static int64_t bytes_of(int64_t mib)
 
 static void each_row(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const struct row *row = &rows[i];
         struct zr_host_memory m;
@@ -295,7 +291,6 @@ static void each_row(void **state)
 /* The nearest groups count where there are more than have a place. */
 static void nested_deeply(void **state)
 {
-    (void)state;
     enum { DEPTH = ZR_MOST_MEMORY_GROUPS + 4 };
     char path[256] = "", text[512];
     shell("rm -rf %s/*");
@@ -321,7 +316,6 @@ static void nested_deeply(void **state)
 /* A path that has no place, and lines that are longer than any buffer. */
 static void long_lines(void **state)
 {
-    (void)state;
     char *line = malloc(100000);
     assert_non_null(line);
     shell("rm -rf %s/*");
@@ -342,7 +336,6 @@ static void long_lines(void **state)
 /* As much of it as every group leaves. */
 static void swap_is_reported_apart(void **state)
 {
-    (void)state;
     struct zr_host_memory m;
     shell("rm -rf %s/*");
     make_file("proc/meminfo", "MemAvailable: 1024000 kB\nSwapTotal: 307200 kB\nSwapFree: 204800 kB\n");
@@ -359,7 +352,6 @@ static void swap_is_reported_apart(void **state)
 /* The real one says something that can be. */
 static void this_host(void **state)
 {
-    (void)state;
     struct zr_host_memory m;
     zr_host_memory_look("", &m);
     assert_true(m.free_bytes > 0 && zr_host_memory_least(&m) >= 0);
@@ -368,13 +360,11 @@ static void this_host(void **state)
 
 static int open_root(void **state)
 {
-    (void)state;
     return !mkdtemp(root);
 }
 
 static int remove_root(void **state)
 {
-    (void)state;
     shell("rm -rf %s");
     return 0;
 }

@@ -3,16 +3,13 @@
  * compute c per unit forward, 2c backward and communication m per unit, m < c, only the first gather and the
  * last reduce may be exposed: forward = m + L*c, backward = 2m + L*2c. */
 #include "shard/engine/engine_inside.h"
+#include "test/cmocka.h"
 #include "test/shard/engine/overlap_device.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MAX_UNITS 40
 
@@ -135,7 +132,6 @@ static int64_t backward(struct world *w)
 
 static void only_the_ends_are_exposed(void **state)
 {
-    (void)state;
     static const int counts[] = {2, 3, 5, 10, MAX_UNITS};
     static const int64_t costs[][2] = {{100, 99}, {100, 50}, {100, 1}, {7, 3}}; /* c, m */
     for (int stage = 1; stage <= 3; stage++)
@@ -162,7 +158,6 @@ static void only_the_ends_are_exposed(void **state)
  * exposed too. */
 static void backward_from_nothing(void **state)
 {
-    (void)state;
     for (int prefetch = 1; prefetch <= 4; prefetch++) {
         struct world w;
         open_world(&w, 3, 12, 100, 60, prefetch, -1);
@@ -182,7 +177,6 @@ static void backward_from_nothing(void **state)
 /* Without prefetch every gather is exposed, once per unit and pass but for the one that is still there. */
 static void no_prefetch_exposes_all(void **state)
 {
-    (void)state;
     struct world w;
     open_world(&w, 3, 10, 100, 60, 0, -1);
     for (int s = 0; s < 3; s++) {
@@ -197,7 +191,6 @@ static void no_prefetch_exposes_all(void **state)
 /* With room for all, each unit is gathered once a step, and backward waits for nothing. */
 static void full_budget_gathers_once(void **state)
 {
-    (void)state;
     struct world w;
     open_world(&w, 3, 10, 100, 60, 2, 10 * 4096 * 4);
     for (int s = 0; s < 3; s++) {
@@ -213,7 +206,6 @@ static void full_budget_gathers_once(void **state)
 /* A bracket asks no communicator how it is, and so none asks its peers, unless one has raised its alarm. */
 static void brackets_ask_nobody(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         for (int alarmed = 0; alarmed < 2; alarmed++) {
             struct world w;
@@ -260,7 +252,6 @@ static int64_t n_spans(struct world *w, const char *kind, double *longest)
  * had to wait for its unit. */
 static void every_wait_is_a_span(void **state)
 {
-    (void)state;
     for (int full = 0; full < 2; full++) {
         struct world w;
         double longest;
@@ -286,7 +277,6 @@ static void every_wait_is_a_span(void **state)
  * no part of the update's time, which is free here. */
 static void gathered_sums_are_no_update(void **state)
 {
-    (void)state;
     struct world w;
     double longest;
     describe_world(&w, 0, 5, 100, 60, 2, -1);

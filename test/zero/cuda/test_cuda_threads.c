@@ -2,6 +2,7 @@
 /* test_cuda_threads.c: the library's own threads and a GPU that is a stand-in: each works on its rank's
  * device and on no other, none disturbs a program that captures a stream, and a query that fails is never
  * taken for work that is done. */
+#include "test/cmocka.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 #include "test/zero/toy_net.h"
@@ -9,15 +10,11 @@
 #include <cuda_runtime_api.h>
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 2, MOST = 3 };
 
@@ -86,7 +83,6 @@ static atomic_int n_updates, n_misplaced;
 static int update(void *arg, const struct zero_update *u)
 {
     int device = -1;
-    (void)u;
     cudaGetDevice(&device);
     n_updates++;
     n_misplaced += device != *(const int *)arg + 1;
@@ -128,7 +124,6 @@ static void works_on_its_gpu(struct toy_rank *r)
 
 static void test_threads_choose_their_gpu(void **state)
 {
-    (void)state;
     for (int k = 0; k < 4; k++) {
         struct work w = {.stage = k, .async = k % 2, .dir = "/tmp/zero-cuda-threads-XXXXXX"};
         struct toy_rank r[RANKS];
@@ -183,7 +178,6 @@ static void captures(struct toy_rank *r)
 
 static void test_captures_are_not_disturbed(void **state)
 {
-    (void)state;
     struct toy_rank r[RANKS];
     stand_in_fail(NULL, 0, cudaSuccess, false); /* counts from here */
     run_ranks(RANKS, captures, NULL, r);
@@ -218,7 +212,6 @@ static void asks_in_vain(struct toy_rank *r)
 /* By the model's thread alone, and by whichever of two ranks' threads is the first to ask. */
 static void test_a_query_that_fails_is_no_completion(void **state)
 {
-    (void)state;
     for (int k = 1; k <= 5; k++) {
         int world = k <= 3 ? 1 : RANKS, nth = k <= 3 ? k : 1 + 4 * (k - 4), n_named = 0;
         struct toy_rank r[RANKS] = {0};
@@ -265,7 +258,6 @@ struct optimizer {
 static int updates(void *arg, const struct zero_update *u)
 {
     struct optimizer *o = arg;
-    (void)u;
     return o->fails && ++o->n == TOY_TENSORS ? 7 : 0;
 }
 
@@ -318,7 +310,6 @@ static void trains_with_one_that_fails(struct toy_rank *r)
  * it in vain. */
 static void test_a_failure_is_reported_to_all(void **state)
 {
-    (void)state;
     for (int k = 0; k < N_CAUSES * MOST * 2; k++) {
         struct failing f = {.cause = k % N_CAUSES, .who = k / N_CAUSES % MOST, .leaves = k < N_CAUSES * MOST};
         int world = f.who < 2 && k % 2 ? 2 : MOST, n_found = 0;
@@ -365,7 +356,6 @@ static void finds_no_room(struct toy_rank *r)
  * take some before the plan does. Told before anything is allocated, with the plan's table. */
 static void test_what_a_gpu_takes_is_counted(void **state)
 {
-    (void)state;
     static const struct {
         int64_t device, comm;
         const char *says[3];
@@ -403,7 +393,6 @@ static atomic_int n_calls, n_left;
 static int update_that_stands(void *arg, const struct zero_update *u)
 {
     const struct toy_rank *r = arg;
-    (void)u;
     n_calls++;
     while (r->rank == 0 && !let_go)
         usleep(1000);
@@ -412,7 +401,6 @@ static int update_that_stands(void *arg, const struct zero_update *u)
 
 static void count_left(void *arg, const char *line)
 {
-    (void)arg;
     n_left += strstr(line, "the library's own thread has not returned") != NULL;
 }
 
@@ -458,7 +446,6 @@ static int count_threads(const char *name)
  * closes the context without it; nothing of the program's is called afterwards. */
 static void test_an_update_that_does_not_come_back(void **state)
 {
-    (void)state;
     struct toy_rank r[RANKS] = {0};
     run_ranks(RANKS, trains_with_one_that_stands, NULL, r);
     if (r[0].err != ZERO_ERR_TIMEOUT ||

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline.h: what tests of models in pipeline stages share: where a rank stands in the mesh, how layers are
- * divided over stages, schedule files, and the comparison of layouts by hashes. */
-#ifndef ZR_TEST_ZERO_PIPELINE_H
-#define ZR_TEST_ZERO_PIPELINE_H
+/* pipeline_ranks.h: what tests of models in pipeline stages share: where a rank stands in the mesh, how
+ * layers are divided over stages, schedule files, and the comparison of layouts by hashes. */
+#ifndef ZR_TEST_ZERO_PIPELINE_RANKS_H
+#define ZR_TEST_ZERO_PIPELINE_RANKS_H
 
 #include "test/zero/toy_net.h"
 

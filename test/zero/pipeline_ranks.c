@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline.c: helpers of tests of models in pipeline stages; see pipeline.h. */
-#include "test/zero/pipeline.h"
+/* pipeline_ranks.c: helpers of tests of models in pipeline stages. */
+#include "test/zero/pipeline_ranks.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 int pipeline_place(struct zero_config *cfg, int stage, int pp, int dp, int tp, struct place *at)
 {
