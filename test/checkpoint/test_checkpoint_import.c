@@ -289,8 +289,7 @@ static void run_world(struct world *w, void (*fn)(struct toy_rank *r), int64_t a
     void *arg[] = {&at, w};
     int n = pp_world(w->mesh);
     assert_int_equal(pthread_barrier_init(&w->barrier, NULL, (unsigned)n), 0);
-    toy_ranks(n, fn, arg, r);
-    toy_assert_well(r, n, pp_text(w->mesh, "imported", what));
+    toy_run(n, fn, arg, r, pp_text(w->mesh, "imported", what));
     pthread_barrier_destroy(&w->barrier);
 }
 

@@ -231,8 +231,7 @@ static uint64_t bits_of(struct memory_files *disk, int64_t file_bytes, bool empt
 {
     struct toy_rank r[1];
     struct found f = {.disk = disk, .file_bytes = file_bytes, .empty = empty};
-    toy_ranks(1, import_and_export, &f, r);
-    toy_assert_well(r, 1, "imported");
+    toy_run(1, import_and_export, &f, r, "imported");
     return f.bits;
 }
 
@@ -272,8 +271,7 @@ static void replace(const struct mesh *mesh, int64_t old_bytes, int64_t new_byte
     w->before = memory_files_open();
     w->after = memory_files_open();
     assert_int_equal(pthread_barrier_init(&w->barrier, NULL, (unsigned)pp_world(mesh)), 0);
-    toy_ranks(pp_world(mesh), export_over, w, r);
-    toy_assert_well(r, pp_world(mesh), pp_text(mesh, "exported", what));
+    toy_run(pp_world(mesh), export_over, w, r, pp_text(mesh, "exported", what));
     pthread_barrier_destroy(&w->barrier);
     assert_true(hash_export(w->after) != hash_export(w->before));
     for (enum fault fault = 0; fault < N_FAULTS; fault++)
@@ -371,12 +369,10 @@ static void files_of_two_exports_are_refused(void **state)
     assert_non_null(other);
     memory_files_put(a, path[0], other, *n);
     struct two two = {.disk = a};
-    toy_ranks(1, import_mixed, &two, r);
-    toy_assert_well(r, 1, "imported mixed files");
+    toy_run(1, import_mixed, &two, r, "imported mixed files");
     forget_ids(a, path[0]);
     two.without_ids = true;
-    toy_ranks(1, import_mixed, &two, r);
-    toy_assert_well(r, 1, "imported a file without an id");
+    toy_run(1, import_mixed, &two, r, "imported a file without an id");
     memory_files_close(a);
     memory_files_close(b);
 }
@@ -405,8 +401,7 @@ static void try_beside(const char *folder, const char *name)
 {
     struct foreign f = {folder, name};
     struct toy_rank r[1];
-    toy_ranks(1, export_beside, &f, r);
-    toy_assert_well(r, 1, name ? name : "beside other files");
+    toy_run(1, export_beside, &f, r, name ? name : "beside other files");
 }
 
 static void run_in(const char *folder, const char *what)

@@ -308,8 +308,7 @@ static void test_after_wrap(void **state)
 {
     struct toy_rank r[2];
     environment(NULL);
-    toy_ranks(2, wrap_replicas, NULL, r);
-    toy_assert_well(r, 2, "replicas of hosts");
+    toy_run(2, wrap_replicas, NULL, r, "replicas of hosts");
 }
 
 /* What zero_wrap warns of is told once, by zero_wrap; and the rank that was found is the context's. */

@@ -141,11 +141,9 @@ static void everything_is_there(void **state)
                 struct toy_rank plain[TOY_HYBRID_WORLD], r[TOY_HYBRID_WORLD];
                 char what[64];
                 snprintf(what, sizeof what, "stage %d world %d way %d", stage, world, way);
-                toy_ranks(world, train, &s, plain);
-                toy_assert_well(plain, world, what);
+                toy_run(world, train, &s, plain, what);
                 s.gathers = true;
-                toy_ranks(world, train, &s, r);
-                toy_assert_well(r, world, what);
+                toy_run(world, train, &s, r, what);
                 for (int k = 0; k < world; k++)
                     if (r[k].hash != plain[0].hash)
                         fail_msg("%s: other weights on rank %d", what, k);
@@ -233,8 +231,7 @@ static void ask_beyond_the_budget(struct toy_rank *r)
 static void beyond_the_budget(void **state)
 {
     struct toy_rank r[WORLDS];
-    toy_ranks(2, ask_beyond_the_budget, NULL, r);
-    toy_assert_well(r, 2, "budget");
+    toy_run(2, ask_beyond_the_budget, NULL, r, "budget");
 }
 
 /* ---- ranks that differ ---- */
@@ -264,8 +261,7 @@ static void ranks_that_differ(void **state)
         /* Among GPUs it is found when a collective has waited in vain. */
         struct setup s = {.stage = stage, .timeout_ms = where_has_gpu ? 2000 : 0};
         struct toy_rank r[WORLDS];
-        toy_ranks(2, differ, &s, r);
-        toy_assert_well(r, 2, "one rank asks alone");
+        toy_run(2, differ, &s, r, "one rank asks alone");
     }
 }
 
@@ -306,8 +302,7 @@ static void touches_are_found(void **state)
             for (int writes = 0; writes < 2; writes++) {
                 struct setup s = {.stage = stage, .gathers = writes};
                 struct toy_rank r[WORLDS];
-                toy_ranks(world, touch_wrongly, &s, r);
-                toy_assert_well(r, world, writes ? "a write" : "a late read");
+                toy_run(world, touch_wrongly, &s, r, writes ? "a write" : "a late read");
             }
 }
 

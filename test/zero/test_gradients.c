@@ -139,11 +139,9 @@ static void as_the_update_has_them(void **state)
                 char what[96];
                 snprintf(what, sizeof what, "stage %d, accum %d, brackets %d, in place %d", stage, s.accum,
                          brackets, in_place);
-                toy_ranks(world, train, &s, a);
-                toy_assert_well(a, world, what);
+                toy_run(world, train, &s, a, what);
                 s.reads = true;
-                toy_ranks(world, train, &s, b);
-                toy_assert_well(b, world, what);
+                toy_run(world, train, &s, b, what);
                 for (int k = 0; k < world; k++)
                     if (b[k].hash != a[0].hash)
                         fail_msg("%s: reading gradients changed the weights of rank %d", what, k);
@@ -162,8 +160,7 @@ static void in_place_has_one_hash_at_every_stage(void **state)
             struct toy_rank r[WORLDS];
             char what[64];
             snprintf(what, sizeof what, "in place, world %d, stage %d", world, stage);
-            toy_ranks(world, train, &s, r);
-            toy_assert_well(r, world, what);
+            toy_run(world, train, &s, r, what);
             expected = stage ? expected : r[0].hash;
             for (int k = 0; k < world; k++)
                 if (r[k].hash != expected)
@@ -212,8 +209,7 @@ static void finds_what_is_not_finite(void **state)
         for (int stage = 0; stage <= 3; stage++) {
             struct setup s = {.stage = stage, .accum = 1, .brackets = true};
             struct toy_rank r[WORLDS];
-            toy_ranks(world, find_what_is_not_finite, &s, r);
-            toy_assert_well(r, world, "not finite");
+            toy_run(world, find_what_is_not_finite, &s, r, "not finite");
         }
 }
 

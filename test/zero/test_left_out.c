@@ -68,8 +68,7 @@ static void run(struct setup s, const char *says)
 {
     struct toy_rank r[2];
     n_lines = 0;
-    toy_ranks(2, train, &s, r);
-    toy_assert_well(r, 2, says ? says : "no line");
+    toy_run(2, train, &s, r, says ? says : "no line");
     if (n_lines != (says != NULL) || (says && !strstr(first_line, says)))
         fail_msg("stage %d, phase %d of step %d, micro-batch %d: %d lines, the first: %s", s.stage, s.phase,
                  s.step, s.micro, n_lines, first_line);

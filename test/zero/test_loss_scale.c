@@ -236,8 +236,7 @@ static void however_they_are_spread(void **state)
                 char what[128];
                 snprintf(what, sizeof what, "world %d, stage %d, way %d, accum %d, %d tokens, sum %d", world,
                          stage, way, s.accum, s.tokens, s.sum);
-                toy_ranks(world, train, &s, r);
-                toy_assert_well(r, world, what);
+                toy_run(world, train, &s, r, what);
                 n++;
             }
     assert_true(n > 50);
@@ -310,8 +309,7 @@ static void refused_and_reported(void **state)
         for (int stage = 0; stage <= 3; stage++) {
             struct toy_rank r[3];
             n_lines = 0;
-            toy_ranks(world, refuse, &stage, r);
-            toy_assert_well(r, world, "refused");
+            toy_run(world, refuse, &stage, r, "refused");
             if (n_lines != 1 || !strstr(lines[0], "but not for this"))
                 fail_msg("world %d, stage %d: %d lines, first: %s", world, stage, n_lines, lines[0]);
         }

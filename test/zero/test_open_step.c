@@ -118,8 +118,7 @@ static void leaves_no_trace(void **state)
                                       .brackets = brackets,
                                       .in_place = in_place};
                 struct toy_rank a[TOY_HYBRID_WORLD], b[TOY_HYBRID_WORLD];
-                toy_ranks(world, train, &plain, a);
-                toy_assert_well(a, world, "plain");
+                toy_run(world, train, &plain, a, "plain");
                 for (size_t i = 0; i < sizeof extras / sizeof *extras; i++) {
                     struct setup s = plain;
                     char what[128];
@@ -127,8 +126,7 @@ static void leaves_no_trace(void **state)
                     snprintf(what, sizeof what,
                              "stage %d world %d accum %d brackets %d in place %d extras %d", stage, world,
                              accum, brackets, in_place, s.extras);
-                    toy_ranks(world, train, &s, b);
-                    toy_assert_well(b, world, what);
+                    toy_run(world, train, &s, b, what);
                     for (int k = 0; k < world; k++)
                         if (b[k].hash != a[0].hash)
                             fail_msg("%s: other weights on rank %d", what, k);
@@ -180,8 +178,7 @@ static void drops_what_is_not_finite(void **state)
         for (int stage = 0; stage <= 3; stage++) {
             struct setup s = {.stage = stage};
             struct toy_rank r[WORLDS];
-            toy_ranks(world, drop_what_is_not_finite, &s, r);
-            toy_assert_well(r, world, "not finite");
+            toy_run(world, drop_what_is_not_finite, &s, r, "not finite");
             for (int k = 1; k < world; k++)
                 assert_int_equal(r[k].hash, r[0].hash);
         }
@@ -255,8 +252,7 @@ static void carries_values(void **state)
         for (int stage = 0; stage <= 3; stage++) {
             struct setup s = {.stage = stage, .accum = 1, .brackets = true};
             struct toy_rank r[WORLDS];
-            toy_ranks(world, carry, &s, r);
-            toy_assert_well(r, world, "carried values");
+            toy_run(world, carry, &s, r, "carried values");
         }
 }
 
@@ -290,8 +286,7 @@ static void carry_through_a_skipped_step(struct toy_rank *r)
 static void carries_through_a_skipped_step(void **state)
 {
     struct toy_rank r[WORLDS];
-    toy_ranks(2, carry_through_a_skipped_step, NULL, r);
-    toy_assert_well(r, 2, "skipped");
+    toy_run(2, carry_through_a_skipped_step, NULL, r, "skipped");
 }
 
 /* ---- gradients written late ---- */
@@ -336,10 +331,8 @@ static void gradients_written_late(void **state)
         for (int stage = 0; stage <= 1; stage++) {
             struct setup s = {.stage = stage};
             struct toy_rank a[WORLDS], b[WORLDS];
-            toy_ranks(world, step_once, &s, a);
-            toy_assert_well(a, world, "once");
-            toy_ranks(world, add_late, &s, b);
-            toy_assert_well(b, world, "late");
+            toy_run(world, step_once, &s, a, "once");
+            toy_run(world, add_late, &s, b, "late");
             assert_int_equal(a[0].hash, b[0].hash);
         }
 }

@@ -480,8 +480,7 @@ static void run(struct setup *s, rank_fn *fn, const char *what, struct toy_rank 
 {
     struct job j = {s, fn};
     int world = s->pp * s->dp * s->tp;
-    toy_ranks(world, run_rank, &j, r);
-    toy_assert_well(r, world, what);
+    toy_run(world, run_rank, &j, r, what);
 }
 
 static int run_actions(struct model *first, zero_ctx *z, int step, const struct place *at)

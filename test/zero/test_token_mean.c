@@ -458,8 +458,7 @@ static void run(struct setup *s, int n)
              "pp %d, dp %d, tp %d, %d stages a rank, stage %d, hybrid %d, schedule %d, %d tokens, sum %d",
              s->pp, s->dp, s->tp, s->per_rank, s->stage, s->hybrid, s->schedule, s->tokens, s->sum);
     memset(seen, 0xff, sizeof seen);
-    toy_ranks(s->pp * s->dp * s->tp, train, s, r);
-    toy_assert_well(r, s->pp * s->dp * s->tp, what);
+    toy_run(s->pp * s->dp * s->tp, train, s, r, what);
     for (int step = 0; step < STEPS; step++)
         compare(s, step, what);
 }

@@ -147,8 +147,7 @@ static void run_rank(struct toy_rank *r)
 static void run(struct setup *s, int world, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
 {
     struct job j = {s, fn};
-    toy_ranks(world, run_rank, &j, r);
-    toy_assert_well(r, world, what);
+    toy_run(world, run_rank, &j, r, what);
 }
 
 /* The same at stages 0 and 3, with two ranks of tp. */

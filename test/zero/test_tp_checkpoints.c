@@ -202,8 +202,7 @@ static void run(const struct setup *s, rank_fn *fn, const char *what, struct toy
     char text[160];
     snprintf(text, sizeof text, "%s with dp %d, tp %d, stage %d", what, s->mesh->dp, s->mesh->tp,
              s->mesh->stage);
-    toy_ranks(world_of(s->mesh), run_rank, &j, r);
-    toy_assert_well(r, world_of(s->mesh), text);
+    toy_run(world_of(s->mesh), run_rank, &j, r, text);
 }
 
 /* What the whole model's elements come to, to be the same on every mesh. */

@@ -112,11 +112,9 @@ static void tuned_before_the_first_step(void **state)
             struct setup s = {.stage = stage, .knob = &knobs[i], .starts_so = true};
             int world = 1 + (i + stage) % WORLDS;
             struct toy_rank a[WORLDS], b[WORLDS];
-            toy_ranks(world, from_the_start, &s, a);
-            toy_assert_well(a, world, "configured");
+            toy_run(world, from_the_start, &s, a, "configured");
             s.starts_so = false;
-            toy_ranks(world, from_the_start, &s, b);
-            toy_assert_well(b, world, "tuned");
+            toy_run(world, from_the_start, &s, b, "tuned");
             for (int k = 0; k < world; k++)
                 if (b[k].hash != a[0].hash)
                     fail_msg("%s of optimizer %d, group %d, stage %d, world %d: other weights", knobs[i].key,
@@ -165,11 +163,9 @@ static void tuned_half_way(void **state)
         struct setup s = {.stage = i % 4, .knob = &knobs[i], .folder = folder};
         int world = 1 + (i + i / 4) % WORLDS;
         struct toy_rank a[WORLDS], b[WORLDS];
-        toy_ranks(world, half_way, &s, a);
-        toy_assert_well(a, world, "tuned half way");
+        toy_run(world, half_way, &s, a, "tuned half way");
         s.resumes = true;
-        toy_ranks(world, half_way, &s, b);
-        toy_assert_well(b, world, "resumed");
+        toy_run(world, half_way, &s, b, "resumed");
         snprintf(command, sizeof command, "rm -r %s", folder);
         assert_int_equal(system(command), 0);
         for (int k = 0; k < world; k++)
@@ -210,11 +206,9 @@ static void tuned_at_every_step(void **state)
         for (int stage = 0; stage <= 3; stage++) {
             struct setup s = {.stage = stage, .waits = true};
             struct toy_rank a[WORLDS], b[WORLDS];
-            toy_ranks(world, every_step, &s, a);
-            toy_assert_well(a, world, "waiting");
+            toy_run(world, every_step, &s, a, "waiting");
             s.waits = false;
-            toy_ranks(world, every_step, &s, b);
-            toy_assert_well(b, world, "not waiting");
+            toy_run(world, every_step, &s, b, "not waiting");
             assert_int_equal(a[0].hash, b[0].hash);
         }
 }
@@ -297,11 +291,9 @@ static void other_micro_batches(void **state)
             toy_make_folder(folder);
             snprintf(what, sizeof what, "stage %d, brackets %d, in place %d", s.stage, s.brackets,
                      s.in_place);
-            toy_ranks(world, other_accum, &s, a);
-            toy_assert_well(a, world, what);
+            toy_run(world, other_accum, &s, a, what);
             s.resumes = true;
-            toy_ranks(world, other_accum, &s, b);
-            toy_assert_well(b, world, what);
+            toy_run(world, other_accum, &s, b, what);
             for (int k = 0; k < world; k++)
                 if (b[k].hash != a[0].hash)
                     fail_msg("%s, world %d: other weights", what, world);

@@ -254,13 +254,18 @@ void toy_assert_well(const struct toy_rank *r, int world, const char *what)
             fail_msg("%s: rank %d of %d: %d %s %s", what, k, world, r[k].err, r[k].text, r[k].wrong);
 }
 
+void toy_run(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank *r, const char *what)
+{
+    toy_ranks(world, fn, arg, r);
+    toy_assert_well(r, world, what);
+}
+
 void toy_at_each_stage(void (*fn)(struct toy_rank *r), void *arg, int *stage, const char *what)
 {
     for (int world = 1; world <= 2; world++)
         for (*stage = 0; *stage <= 3; ++*stage) {
             struct toy_rank r[2];
-            toy_ranks(world, fn, arg, r);
-            toy_assert_well(r, world, what);
+            toy_run(world, fn, arg, r, what);
         }
 }
 

@@ -82,6 +82,9 @@ void toy_ranks(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_
 /* On the test's own thread: fails, and says what, unless each rank has neither err nor anything wrong. */
 void toy_assert_well(const struct toy_rank *r, int world, const char *what);
 
+/* Runs fn on world threads; fails, and says what, unless all went well. */
+void toy_run(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank *r, const char *what);
+
 /* Runs fn on one and on two threads at each stage, which is written to *stage; fails unless all went well. */
 void toy_at_each_stage(void (*fn)(struct toy_rank *r), void *arg, int *stage, const char *what);
 
