@@ -29,8 +29,9 @@ void pipeline_check_memory(struct toy_rank *r, const struct zero_stats *stats,
 /* Writes text to a new file, whose name goes to path. */
 void pipeline_write_file(char path[64], const char *text);
 
-/* Fails the test unless each rank has the hash of its stage's first data-parallel rank, and unless the hashes
- * of all stages sum to want[k] for each rank k of tp. A sum that is not known yet is 0, and is set. */
+/* Fails the test if a rank has another hash than the first data-parallel rank of its stage. Also fails it if
+ * the hashes of all stages do not sum to want[k] for rank k of tp. A want[k] of 0 is not known yet, and is
+ * set. */
 void pipeline_compare(const struct toy_rank *r, int pp, int dp, int tp, uint64_t want[], const char *what);
 
 #endif

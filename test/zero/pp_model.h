@@ -104,7 +104,8 @@ int64_t pp_whole_of(const struct model *m, int k, int64_t i);
  * error. */
 int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx **z);
 void pp_free(struct model *m);
-/* What a rank does between zero_wrap and zero_unwrap; returns the first error. r->arg is the setup. */
+/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. r->arg is the
+ * setup. */
 typedef int pp_fn(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at);
 /* Wraps on all ranks of s->mesh, and calls fn on each. Fails the test unless all goes well, or, without fn,
  * unless zero_wrap fails as s says. what: said of the mesh. */

@@ -527,7 +527,7 @@ static struct model *make_rank(const struct setup *s, const struct place *at, in
     return m;
 }
 
-/* What a rank does between zero_wrap and zero_unwrap; returns the first error. */
+/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
 typedef int rank_fn(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at);
 
 struct job {
@@ -1536,7 +1536,7 @@ static void units_of_another_stage_are_refused(void **state)
 
 /* ---- calls of one stage, or of one part of it, that all ranks have to make ---- */
 
-/* Which ranks make the call: of this place along pp, and along tp where it is not -1. */
+/* A call that some ranks make: those at this place along pp, and along tp unless it is -1. */
 struct alone {
     struct setup s;
     int pp, tp;

@@ -307,7 +307,7 @@ static void count_line(void *arg, const char *line)
 
 static _Atomic uint64_t whole_hash[MOST_WORLD];
 
-/* What a rank does between zero_wrap and zero_unwrap; returns the first error. */
+/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
 typedef int rank_fn(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at);
 
 struct job {

@@ -450,7 +450,7 @@ static int wrap(struct toy_rank *r, struct model **m, struct place *at, zero_ctx
     return FIRST_ERROR(zero_plan(table, n, &cfg, &plans[r->rank]), zero_wrap(z, table, n, &cfg));
 }
 
-/* What a rank does between zero_wrap and zero_unwrap; returns the first error. */
+/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
 typedef int rank_fn(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at);
 
 struct job {

@@ -101,7 +101,7 @@ static struct model *make_model(int tp, int part)
     return m;
 }
 
-/* What a rank does between zero_wrap and zero_unwrap; returns the first error. */
+/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
 typedef int rank_fn(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at);
 
 struct job {

@@ -174,7 +174,7 @@ static int wrap(struct toy_rank *r, struct model **m, zero_ctx **z, struct place
     return FIRST_ERROR(err, zero_wrap(z, (*m)->table, TENSORS, &cfg));
 }
 
-/* What a rank does between zero_wrap and zero_unwrap; returns the first error. */
+/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
 typedef int rank_fn(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, int part);
 
 struct job {
