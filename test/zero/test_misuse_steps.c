@@ -210,3 +210,8 @@ TUNES_APART("tunes to more micro-batches on one rank", 2,
 MISUSE("carries a value on one rank of three", ALL, W3, NOTHING,
        FIRST_ERROR(p->odd ? zero_carry(p->z, &(double){1}, 1) : 0, train(p)),
        FAILS(MISMATCH, "rank 2 called zero_carry"))
+MISUSE("tunes after a failure", ALL, BOTH, update_that_refuses(p),
+       FIRST_ERROR(fails(p), zero_tune(p->z, ZERO_ALL, "clip", 1)),
+       FAILS(FAILED, "the update callback returned 3"))
+MISUSE("sets the step after a failure", ALL, BOTH, update_that_refuses(p),
+       FIRST_ERROR(fails(p), zero_set_step(p->z, 1)), FAILS(FAILED, "the update callback returned 3"))
