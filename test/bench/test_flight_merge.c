@@ -4,16 +4,14 @@
  * jobs nothing is found. Files that do not belong together are refused, and the message names them. */
 #include "bench/arguments.h"
 #include "bench/flight/merge.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { MOST_WORLD = 8, MOST_OPS = 60 };
 

@@ -2,27 +2,23 @@
 /* test_comm.c: runs the suite of comm_suite.h for self, and for shm with ranks as threads and as
  * processes. */
 #include "comm/shm/shm.h"
+#include "test/cmocka.h"
 #include "test/comm/comm_suite.h"
 
-#include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum { TIMEOUT_MS = 60000 };
 
 static void test_self(void **state)
 {
-    (void)state;
     struct comm_plan p = {.kind = &fixture_self, .seed = fresh_seed("self"), .n_ops = 200};
     run_ranks(false, 1, comm_suite_conform, &p, NULL);
 }
 
 static void test_shm_processes(void **state)
 {
-    (void)state;
     static const int worlds[] = {1, 2, 3, 4, 5, 8};
     struct comm_plan p = {.kind = &fixture_shm, .seed = fresh_seed("shm, processes"), .n_ops = 40};
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
@@ -31,7 +27,6 @@ static void test_shm_processes(void **state)
 
 static void test_shm_threads(void **state)
 {
-    (void)state;
     struct comm_plan p = {.kind = &fixture_shm, .seed = fresh_seed("shm, threads"), .n_ops = 40};
     for (int world = 1; world <= 8; world++)
         run_ranks(false, world, comm_suite_conform, &p, NULL);
@@ -39,7 +34,6 @@ static void test_shm_threads(void **state)
 
 static void test_mixed(void **state)
 {
-    (void)state;
     struct comm_plan p = {.kind = &fixture_shm, .seed = fresh_seed("mixed")};
     run_ranks(true, 2, comm_suite_mixed, &p, NULL);
     run_ranks(true, 4, comm_suite_mixed, &p, NULL);
@@ -52,7 +46,6 @@ static void test_mixed(void **state)
 /* Two groups at once, each with some ranks in any order. Each moves its own bytes only. */
 static void test_groups(void **state)
 {
-    (void)state;
     struct fixture_groups g = {3, {2, 0, 1, 4, 3}};
     struct comm_plan p = {.kind = &fixture_shm, .seed = fresh_seed("shm, groups"), .n_ops = 40, .groups = &g};
     run_ranks(true, 5, comm_suite_conform, &p, NULL);
@@ -117,7 +110,6 @@ static void deep_queue(struct rank *me)
 
 static void test_deep_queue(void **state)
 {
-    (void)state;
     run_ranks(true, 2, deep_queue, NULL, NULL);
 }
 
@@ -171,7 +163,6 @@ static void full_queue(struct rank *me)
 
 static void test_full_queue(void **state)
 {
-    (void)state;
     run_ranks(true, 2, full_queue, NULL, NULL);
 }
 
@@ -220,7 +211,6 @@ static void numbers_wrap(struct rank *me)
 
 static void test_numbers_wrap(void **state)
 {
-    (void)state;
     run_ranks(true, 3, numbers_wrap, NULL, NULL);
 }
 
@@ -245,7 +235,6 @@ static void on_caller(struct rank *me)
 
 static void test_caller_stream(void **state)
 {
-    (void)state;
     run_ranks(true, 3, on_caller, NULL, NULL);
 }
 

@@ -2,11 +2,11 @@
 /* test_comm_fault.c: tests that failures among ranks are errors on every rank, with cause and place. No
  * rank hangs and nothing is left behind. */
 #include "comm/shm/shm.h"
+#include "test/cmocka.h"
 #include "test/comm/comm_fixture.h"
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,8 +14,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { LONG_MS = 60000, SHORT_MS = 1500, ARENA_BYTES = 1 << 16 };
 
@@ -135,13 +133,11 @@ static void test_operations_differ(bool forked)
 
 static void test_operations_differ_processes(void **state)
 {
-    (void)state;
     test_operations_differ(true);
 }
 
 static void test_operations_differ_threads(void **state)
 {
-    (void)state;
     test_operations_differ(false);
 }
 
@@ -185,7 +181,6 @@ static void expect_waited(const struct rank *r, const char *text)
 
 static void test_stays_away(void **state)
 {
-    (void)state;
     for (int forked = 1; forked >= 0; forked--) {
         int after_one = 1;
         struct rank *r = run_ranks(forked, 4, stay_away, &after_one, NULL);
@@ -231,7 +226,6 @@ static void wait_elsewhere(struct rank *me)
 
 static void test_waits_elsewhere(void **state)
 {
-    (void)state;
     for (int forked = 1; forked >= 0; forked--) {
         struct rank *r = run_ranks(forked, 4, wait_elsewhere, NULL, NULL);
         for (int i = 0; i < 4; i++)
@@ -296,7 +290,6 @@ static void wait_around(struct rank *me)
 
 static void test_waits_around(void **state)
 {
-    (void)state;
     static const char expected[] = "; rank 0 waits for rank 1; rank 1 waits for rank 0";
     for (int forked = 1; forked >= 0; forked--) {
         const struct rank *r = run_ranks(forked, 3, wait_around, NULL, NULL);
@@ -341,7 +334,6 @@ static void wait_behind(struct rank *me)
 
 static void test_waits_behind(void **state)
 {
-    (void)state;
     for (int forked = 1; forked >= 0; forked--) {
         const struct rank *r = run_ranks(forked, 3, wait_behind, NULL, NULL);
         for (int i = 0; i < 3; i++)
@@ -395,7 +387,6 @@ static void rank_1_dies(struct rank *r)
 
 static void test_death(void **state)
 {
-    (void)state;
     for (int ms = 0; ms <= 60; ms += 20) {
         struct rank *r = run_ranks(true, 4, die, &ms, rank_1_dies);
         for (int i = 0; i < 4; i++) {
@@ -428,7 +419,6 @@ static void close_early(struct rank *me)
 
 static void test_close_early(void **state)
 {
-    (void)state;
     for (int forked = 1; forked >= 0; forked--) {
         struct rank *r = run_ranks(forked, 3, close_early, NULL, NULL);
         expect_rank(&r[0], ZR_ERR_PEER, "exchange seq 1 unit 7: rank 1 has closed");
@@ -465,7 +455,6 @@ static void abort_while_waiting(struct rank *me)
 
 static void test_abort(void **state)
 {
-    (void)state;
     for (int forked = 1; forked >= 0; forked--) {
         struct rank *r = run_ranks(forked, 4, abort_while_waiting, NULL, NULL);
         assert_string_equal(r[1].note, "the model called out of order");
@@ -496,7 +485,6 @@ static void abort_early(struct rank *me)
 
 static void test_abort_early(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 3, abort_early, NULL, NULL);
     for (int i = 0; i < 3; i++)
         expect_rank(&r[i], ZR_ERR_IO, "input or output failed");
@@ -504,7 +492,6 @@ static void test_abort_early(void **state)
 
 static void test_abort_self(void **state)
 {
-    (void)state;
     struct fixture o;
     struct zr_world w = {.world = 1};
     struct zr_tag tag = {.unit = -1};
@@ -594,7 +581,6 @@ static void expect_all(struct request q, int code, const char *text)
 
 static void test_arena_refused(void **state)
 {
-    (void)state;
     expect_all((struct request){.bytes = INT64_C(1) << 45}, ZR_ERR_NOMEM,
                "3 ranks need 35184372088832 bytes");
     expect_all((struct request){.bytes = 0}, ZR_ERR_ARG, "more than 0");
@@ -644,7 +630,6 @@ static void differs_in_group(struct rank *me)
 
 static void test_differs_in_group(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 5, differs_in_group, NULL, NULL);
     for (int i = 0; i < 3; i++)
         if (!strstr(r[i].note, "rank 0 is at exchange seq 1 unit 7") &&
@@ -656,7 +641,6 @@ static void test_differs_in_group(void **state)
 
 static void test_other_name(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 2, other_name, NULL, NULL);
     for (int i = 0; i < 2; i++)
         expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 0 opens communicator \"gather\", rank 1 \"reduce\"");
@@ -747,7 +731,6 @@ static void refuse_arguments(struct rank *me)
 
 static void test_arguments(void **state)
 {
-    (void)state;
     int self = 0;
     run_ranks(true, 3, refuse_arguments, &self, NULL);
     run_ranks(true, 1, refuse_arguments, &self, NULL);

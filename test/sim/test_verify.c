@@ -4,15 +4,11 @@
 #include "comm/segment.h"
 #include "comm/sim/sim.h"
 #include "shard/verify/verify.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void passes(const struct zr_verify_case *c, struct zr_verify_result *r)
 {
@@ -52,7 +48,6 @@ static void once_failed(void **state)
          * lowest, whose values count. */
         "seed=1 stage=3 world=12 n_units=1 accum=1 n_steps=1 poison=-1 dead=-1 pp=2 hybrid=1 group=2 dealt=1",
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct zr_verify_case c;
         struct zr_verify_result r;
@@ -65,7 +60,6 @@ static void once_failed(void **state)
 /* Random configurations. The coverage that they report is checked. */
 static void seeds(void **state)
 {
-    (void)state;
     const char *given = getenv("SEED"), *n = getenv("N_SEEDS");
     uint64_t first = given ? strtoull(given, NULL, 0) : 1, n_seeds = n ? strtoull(n, NULL, 0) : 1000;
     int64_t n_ops = 0, n_died = 0, n_starved = 0, n_reordered = 0, n_snapshots = 0, n_refused = 0;
@@ -103,7 +97,6 @@ static void seeds(void **state)
 /* The text of a case replays it exactly. */
 static void replays(void **state)
 {
-    (void)state;
     for (uint64_t s = 1; s < 60; s++) {
         struct zr_verify_case c, again;
         struct zr_verify_result r, same;
@@ -125,7 +118,6 @@ static void replays(void **state)
 /* Groups belong to hybrid sharding at stage 3, and divide the world. Without the fields there are none. */
 static void cases_of_groups(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         int err;
@@ -157,7 +149,6 @@ static void cases_of_groups(void **state)
  * the core. Whatever the device says about events, and whenever the loop runs, the same actions are taken. */
 static void decisions_depend_on_calls_only(void **state)
 {
-    (void)state;
     for (uint64_t s = 1; s < 200; s++) {
         struct zr_verify_case c;
         struct zr_verify_result first, r;
@@ -178,7 +169,6 @@ static void decisions_depend_on_calls_only(void **state)
 /* If a model leaves out a zero_begin on one rank, the report says what it uses and where. */
 static void outside_a_bracket(void **state)
 {
-    (void)state;
     struct zr_verify_case c;
     struct zr_verify_result r;
     const struct zr_mutant *m = NULL;
@@ -197,7 +187,6 @@ static void outside_a_bracket(void **state)
 /* A fault between groups is reduced to the fewest groups that show it. */
 static void groups_shrink(void **state)
 {
-    (void)state;
     struct zr_verify_case c;
     struct zr_verify_result r;
     const struct zr_mutant *m = NULL;
@@ -237,7 +226,6 @@ static const char *set_row(struct zr_verify_case *c, int row)
  * that share no group with it. */
 static void dies_at_every_point(void **state)
 {
-    (void)state;
     for (int row = 0; row < N_ROWS; row++) {
         struct zr_verify_case c;
         struct zr_verify_result r = {.died = true};
@@ -257,7 +245,6 @@ static void dies_at_every_point(void **state)
 /* If any allocation fails while ranks open, all of them give up, and nothing is left. */
 static void every_allocation_refused(void **state)
 {
-    (void)state;
     for (int row = 0; row < N_ROWS; row++) {
         struct zr_verify_case c;
         struct zr_verify_result r = {.starved = true};
@@ -275,8 +262,6 @@ static void every_allocation_refused(void **state)
 
 static void never(void *arg, int rank)
 {
-    (void)arg;
-    (void)rank;
     fail_msg("nobody has to wait");
 }
 
@@ -284,7 +269,6 @@ static void never(void *arg, int rank)
  * same order across both, but from two unordered threads of a rank. */
 static void order_over_communicators(void **state)
 {
-    (void)state;
     static const char *const found[] = {
         "",
         "order across communicators: collective 0 of rank 0 is gather all_gather of unit 1, step 0, of rank "
@@ -326,7 +310,6 @@ static void order_over_communicators(void **state)
  * for the first. */
 static void order_on_one_communicator(void **state)
 {
-    (void)state;
     for (int waits = 0; waits < 2; waits++) {
         const struct zr_sim_options o = {.world = 2, .yield = never};
         struct zr_sim *w;
@@ -370,7 +353,6 @@ static void order_on_one_communicator(void **state)
  * ranks of the world. */
 static void groups(void **state)
 {
-    (void)state;
     static const int32_t members[] = {2, 0, 1, 4, 3};
     const struct zr_group group[] = {{.size = 3, .members = members}, {.size = 2, .members = members + 3}};
     const struct zr_sim_options o = {.world = 5, .yield = never};
@@ -425,7 +407,6 @@ static int n_shared;
 static void share_next(void *arg, int rank)
 {
     struct zr_sim **w = arg;
-    (void)rank;
     if (n_shared == 5)
         return;
     int r = n_shared++;
@@ -492,7 +473,6 @@ static void expect_ragged(struct zr_sim *w, int r, struct zr_stream *s)
  * ranks only. */
 static void shared_arena(void **state)
 {
-    (void)state;
     static const int32_t members[] = {2, 0, 1, 4, 3};
     const struct zr_group group[] = {{.size = 3, .members = members}, {.size = 2, .members = members + 3}};
     struct zr_sim *w;
@@ -558,7 +538,6 @@ static void shared_arena(void **state)
 /* A table of copies moves contents row by row, and leaves the gaps between rows. */
 static void tables(void **state)
 {
-    (void)state;
     const struct zr_sim_options o = {.world = 1, .yield = never};
     struct zr_sim *w;
     struct zr_stream *s;

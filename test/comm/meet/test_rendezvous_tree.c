@@ -5,11 +5,11 @@
  * N_RANKS=512 in the environment tests one world of that size and prints its times. N_TREES is the number
  * of trees drawn. */
 #include "comm/meet/hub.h"
+#include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 #include "test/kernels/random.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +18,6 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { ROUNDS = 6, NEVER = 100000 };
 
@@ -139,7 +137,6 @@ static void rounds(struct rank *me)
 /* Every rank gets the same result as in a star, where rank 0 connects to all. */
 static void test_exchange(void **state)
 {
-    (void)state;
     static const int large[] = {65, 66, 130, 200};
     uint64_t seed = fresh_seed("exchange");
     for (int k = 0; k < n_trees(); k++) {
@@ -155,7 +152,6 @@ static void test_exchange(void **state)
 
 static void *die_soon(void *arg)
 {
-    (void)arg;
     usleep((useconds_t)(run.seed % 20000));
     kill(getpid(), SIGKILL);
     return NULL;
@@ -195,7 +191,6 @@ static void x_dies(struct rank *r)
 /* Every other rank names the rank that died, wherever it is in the tree, and not the ranks below it. */
 static void test_death_in_exchange(void **state)
 {
-    (void)state;
     char text[64];
     uint64_t seed = fresh_seed("death in exchange");
     for (int k = 0; k < n_trees(); k++) {
@@ -235,7 +230,6 @@ struct watch {
 
 static void tick_closed(uv_handle_t *h)
 {
-    (void)h;
 }
 
 static void end_watch(struct watch *w)
@@ -322,7 +316,6 @@ static void watch_for_death(struct rank *me)
 
 static void test_death_after_detach(void **state)
 {
-    (void)state;
     char text[64];
     uint64_t seed = fresh_seed("death after the detach");
     for (int k = 0; k < n_trees(); k++) {
@@ -358,7 +351,6 @@ static void report_or_wait(struct rank *me)
 /* A rank's report reaches all ranks before the news that it has left. */
 static void test_failure_after_detach(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("failure after the detach");
     for (int k = 0; k < n_trees(); k++) {
         int world = draw_tree(&seed, k, 24);
@@ -390,7 +382,6 @@ static void call_and_compare(struct rank *me)
 
 static void test_calls(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("calls");
     for (int k = 0; k < n_trees(); k++) {
         int world = draw_tree(&seed, k, 24);
@@ -458,7 +449,6 @@ static void talk_in_tree(struct rank *me)
 /* Messages from rank 0 to one rank and to all, and messages to rank 0, arrive once and in order. */
 static void test_messages(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("messages");
     for (int k = 0; k < n_trees(); k++)
         run_ranks(false, draw_tree(&seed, k, 24), talk_in_tree, NULL, set_links);
@@ -484,7 +474,6 @@ static void fail_or_exchange(struct rank *me)
 
 static void test_failing_rank(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("a rank that fails");
     for (int k = 0; k < n_trees(); k++) {
         char text[64];
@@ -505,7 +494,6 @@ static void give_another_size(struct rank *me)
 
 static void test_sizes_differ(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("sizes differ");
     for (int k = 0; k < n_trees(); k++) {
         char text[64];
@@ -566,7 +554,6 @@ static int first_wrong_of_late(const struct rank *r, int world)
 
 static void test_late_in_exchange(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("late in an exchange");
     for (int k = 0; k < (n_trees() + 4) / 5; k++)
         expect_in_time(draw_tree(&seed, k, 12), stay_away, first_wrong_of_late);
@@ -596,7 +583,6 @@ static int first_wrong_of_missing(const struct rank *r, int world)
  * that, or says whom it looked for. */
 static void test_never_started(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("a rank that does not start");
     for (int k = 0; k < (n_trees() + 4) / 5; k++)
         expect_in_time(draw_tree(&seed, k, 12), do_not_start, first_wrong_of_missing);
@@ -612,7 +598,6 @@ static void be_twins(struct rank *r)
 
 static void test_twins(void **state)
 {
-    (void)state;
     run.fan_out = 2;
     struct rank *r = run_ranks(false, 9, open_and_note, NULL, be_twins);
     for (int i = 0; i < 9; i++)
@@ -662,7 +647,6 @@ static void say_anything(struct rank *me)
 
 static void test_anything(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("a rank that says anything");
     for (int k = 0; k < n_trees() / 2 + 1; k++) {
         run.fan_out = 2;
@@ -714,7 +698,6 @@ static void lead_astray(struct rank *me)
 /* Rank 0 names rank 1 as missing, and the ranks below rank 1 do not take rank 0 for it. */
 static int first_wrong_of_astray(const struct rank *r, int world)
 {
-    (void)world;
     if (r[0].code != ZR_ERR_TIMEOUT || !strstr(r[0].note, "1 of 6 ranks did not come"))
         return 0;
     for (int i = 2; i < 4; i++)
@@ -725,7 +708,6 @@ static int first_wrong_of_astray(const struct rank *r, int world)
 
 static void test_another_answers(void **state)
 {
-    (void)state;
     run.fan_out = 2;
     expect_in_time(6, lead_astray, first_wrong_of_astray);
 }
@@ -755,7 +737,6 @@ static void time_of_many(struct rank *me)
 
 static void test_many(void **state)
 {
-    (void)state;
     const char *text = getenv("N_RANKS");
     struct rusage used;
     if (!text)

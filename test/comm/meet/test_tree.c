@@ -2,13 +2,9 @@
 /* test_tree.c: tests the tree that connects the ranks of a world. Every rank but 0 has one parent, the
  * ranks below a rank are consecutive and follow it, and everything is computed from the numbers alone. */
 #include "comm/meet/tree.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 static const int fan_outs[] = {1, 2, 3, 7, ZR_TREE_FAN_OUT};
 
@@ -61,7 +57,6 @@ static void check_world(int world, int fan_out)
 
 static void test_worlds(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof fan_outs / sizeof *fan_outs; i++)
         for (int world = 1; world <= 400; world += fan_outs[i] == 1 ? 37 : 1)
             check_world(world, fan_outs[i]);
@@ -73,7 +68,6 @@ static void test_worlds(void **state)
 /* The tree is a star while one level is enough, and has two levels beyond that. */
 static void test_shape(void **state)
 {
-    (void)state;
     for (int world = 1; world <= ZR_TREE_FAN_OUT + 1; world++)
         assert_true(zr_tree_height(zr_tree_of(world, ZR_TREE_FAN_OUT, 0), ZR_TREE_FAN_OUT) == (world > 1));
     for (int world = ZR_TREE_FAN_OUT + 2; world <= 64 + 64 * 64 + 1; world++)

@@ -3,16 +3,14 @@
  * than a block of the reduction tree, lent communicators, failures while opening, and MPI's start and end. */
 #include "comm/mpi/mpi_comm.h"
 #include "kernels/error.h"
+#include "test/cmocka.h"
 #include "test/comm/comm_suite.h"
 #include "test/comm/mpi/mpi_fixture.h"
 #include "test/stand_in/mpi_stand_in.h"
 
 #include <math.h>
-#include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { TIMEOUT_MS = 60000, ARENA_BYTES = 1 << 16 };
 
@@ -20,7 +18,6 @@ enum { TIMEOUT_MS = 60000, ARENA_BYTES = 1 << 16 };
 
 static void test_conform(void **state)
 {
-    (void)state;
     static const int worlds[] = {1, 2, 3, 4, 5, 8, 9, 13};
     struct comm_plan p = {.kind = &fixture_mpi, .seed = fresh_seed("mpi"), .n_ops = 30};
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
@@ -31,7 +28,6 @@ static void test_conform(void **state)
 
 static void test_groups(void **state)
 {
-    (void)state;
     struct fixture_groups g = {3, {2, 0, 1, 4, 3}};
     struct comm_plan p = {.kind = &fixture_mpi, .seed = fresh_seed("mpi, groups"), .n_ops = 30, .groups = &g};
     for (int world = 5; world <= 7; world++) {
@@ -44,7 +40,6 @@ static void test_groups(void **state)
 
 static void test_mixed(void **state)
 {
-    (void)state;
     struct comm_plan p = {.kind = &fixture_mpi, .seed = fresh_seed("mpi, mixed")};
     for (int world = 2; world <= 5; world++)
         mpi_run_ranks(world, comm_suite_mixed, &p);
@@ -80,7 +75,6 @@ static void expect_tiers(struct rank *me)
  * than a block of it. */
 static void test_hosts(void **state)
 {
-    (void)state;
     static const struct layout layouts[] = {
         {4, {0, 0, 1, 1}, true, true},
         {4, {0, 1, 0, 1}, false, true},
@@ -108,7 +102,6 @@ static void test_hosts(void **state)
 /* Groups in any order over hosts, one arena of two groups, and many operations at once. */
 static void test_hosts_groups(void **state)
 {
-    (void)state;
     static const int32_t host_of[] = {0, 0, 1, 1, 1, 1, 2, 2};
     struct fixture_groups g;
     struct comm_plan p = {
@@ -176,7 +169,6 @@ static void expect_all(struct rank *r, int n, int code, const char *text)
 
 static void test_levels(void **state)
 {
-    (void)state;
     struct beginning b = {.by_program = true, .level = ZR_MPI_MULTIPLE};
     expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, 0, "");
     b.level = ZR_MPI_SERIALIZED;
@@ -221,7 +213,6 @@ static void finalize_early(struct rank *me)
 
 static void test_finalized_early(void **state)
 {
-    (void)state;
     expect_all(mpi_run_disturbed(3, finalize_early, NULL), 3, ZR_ERR_ORDER,
                "exchange seq 2 unit 5: the program called MPI_Finalize before zero_unwrap");
 }
@@ -258,7 +249,6 @@ static void lend(struct rank *me)
 
 static void test_lent(void **state)
 {
-    (void)state;
     struct mpi_stand_in_comm c = {4, {2, 0, 3, 1}};
     expect_all(mpi_run_ranks(4, lend, &c), 4, 0, "");
     c = (struct mpi_stand_in_comm){2, {0, 1}};
@@ -294,7 +284,6 @@ static void make_half(struct rank *me)
 
 static void test_open_fails(void **state)
 {
-    (void)state;
     int timeout_ms = TIMEOUT_MS;
     mpi_stand_in_fail("init", 1, 1, MPI_STAND_IN_OTHER);
     expect_all(mpi_run_disturbed(3, open_with_fault, &timeout_ms), 3, ZR_ERR_FAILED,
@@ -325,7 +314,6 @@ static void open_twice(struct rank *me)
 
 static void test_init_hangs(void **state)
 {
-    (void)state;
     mpi_stand_in_hang("init", 1, 1);
     expect_all(mpi_run_disturbed(3, open_twice, NULL), 3, ZR_ERR_TIMEOUT,
                "MPI_Init_thread (it waits for every rank that the launcher has started) has not returned "
@@ -348,7 +336,6 @@ static void open_other(struct rank *me)
 
 static void test_other_release(void **state)
 {
-    (void)state;
     expect_all(mpi_run_ranks(2, open_other, NULL), 2, ZR_ERR_MISMATCH,
                "rank 1 has MPI stand-in 2.0, rank 0 has MPI stand-in 1.0");
 }
@@ -373,7 +360,6 @@ static void arenas_differ(struct rank *me)
 
 static void test_arenas(void **state)
 {
-    (void)state;
     expect_all(mpi_run_ranks(2, arenas_differ, NULL), 2, ZR_ERR_MISMATCH,
                "the arena has 8192 bytes on rank 1, 4096 on rank 0");
 }
@@ -401,7 +387,6 @@ static void gather_elsewhere(struct rank *me)
 
 static void test_elsewhere(void **state)
 {
-    (void)state;
     static const int32_t host_of[] = {0, 0, 1, 1};
     mpi_fixture_hosts(4, host_of);
     mpi_run_disturbed(4, gather_elsewhere, NULL);
@@ -440,7 +425,6 @@ static void abort_sum(struct rank *me)
  * its last piece. */
 static void test_sum_ends(void **state)
 {
-    (void)state;
     static const int32_t host_of[] = {0, 0};
     bool ended = false;
     uint64_t state_of = fresh_seed("mpi, sums that end");
@@ -470,7 +454,6 @@ static void make_after_finalize(struct rank *me)
 
 static void test_make_after_finalize(void **state)
 {
-    (void)state;
     mpi_run_disturbed(2, make_after_finalize, NULL);
 }
 

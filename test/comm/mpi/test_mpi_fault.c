@@ -5,17 +5,15 @@
 #include "comm/mpi/mpi_comm.h"
 #include "kernels/error.h"
 #include "kernels/log.h"
+#include "test/cmocka.h"
 #include "test/comm/mpi/mpi_fixture.h"
 #include "test/stand_in/mpi_stand_in.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { LONG_MS = 60000, SHORT_MS = 800, ARENA_BYTES = 1 << 16 };
 
@@ -95,7 +93,6 @@ static void differ(struct rank *me)
 
 static void test_operations_differ(void **state)
 {
-    (void)state;
     for (int what = 0; what < N_DIFFERENCES; what++) {
         enum difference d = (enum difference)what;
         struct rank *r = mpi_run_disturbed(4, differ, &d);
@@ -138,7 +135,6 @@ static void stay_away(struct rank *me)
 
 static void test_stays_away(void **state)
 {
-    (void)state;
     for (int dies = 0; dies <= 1; dies++) {
         bool arg = dies;
         struct rank *r = mpi_run_disturbed(4, stay_away, &arg);
@@ -185,7 +181,6 @@ static void meet_fault(struct rank *me)
 
 static void test_faults(void **state)
 {
-    (void)state;
     static const struct fault faults[] = {
         {"send", 1, ZR_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Isend: "},
         {"receive", 3, ZR_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Irecv: "},
@@ -231,7 +226,6 @@ static void lose_host_mate(struct rank *me)
 
 static void test_loses_host_mate(void **state)
 {
-    (void)state;
     static const int32_t host_of[] = {0, 0, 1, 1};
     mpi_fixture_hosts(4, host_of);
     struct rank *r = mpi_run_disturbed(4, lose_host_mate, NULL);
@@ -300,7 +294,6 @@ static void give_up_once(struct rank *me)
 
 static void test_gives_up(void **state)
 {
-    (void)state;
     struct rank *r = mpi_run_ranks(3, give_up_once, NULL);
     expect_rank(&r[1], ZR_ERR_TIMEOUT, " for rank 0 of MPI_COMM_WORLD, which ");
 }
@@ -327,7 +320,6 @@ static void abort_while_waiting(struct rank *me)
 
 static void test_abort(void **state)
 {
-    (void)state;
     struct rank *r = mpi_run_disturbed(3, abort_while_waiting, NULL);
     for (int i = 0; i < 3; i++)
         expect_rank(&r[i], ZR_ERR_ORDER, "the model called out of order");

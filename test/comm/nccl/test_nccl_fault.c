@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_nccl_fault.c: tests that failures among open NCCL ranks are errors with cause and place. Runs over
  * the stand-ins for CUDA and NCCL. */
+#include "test/cmocka.h"
 #include "test/comm/nccl/nccl_custom.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
-/* --- failures during operations --- */
+/* --- what goes wrong on the way --- */
 
 static void poison(struct fixture *o, int k)
 {
@@ -71,7 +69,6 @@ static void stay_away(struct rank *me)
 
 static void test_stays_away(void **state)
 {
-    (void)state;
     for (int fixed = 0; fixed < 2; fixed++) {
         customize(fixed, SHORT_MS);
         struct rank *r = run_ranks(false, 4, stay_away, NULL, NULL);
@@ -109,7 +106,6 @@ static void slow_compute(struct rank *me)
 
 static void test_slow_compute(void **state)
 {
-    (void)state;
     customize(false, SHORT_MS);
     run_ranks(false, 2, slow_compute, NULL, NULL);
 }
@@ -175,7 +171,6 @@ static void differ(struct rank *me)
 
 static void test_differ(void **state)
 {
-    (void)state;
     static const char *const said[2][2] = {
         {"rank 2 issued different collectives from rank 0 up to exchange 21",
          "rank 2 issued 21 collectives up to its exchange 21, rank 0 22 up to its exchange 21"},
@@ -208,7 +203,6 @@ static void hang(struct rank *me)
 
 static void test_hang(void **state)
 {
-    (void)state;
     customize(false, SHORT_MS);
     struct rank *r = run_ranks(false, 2, hang, NULL, NULL);
     for (int i = 0; i < 2; i++)
@@ -245,7 +239,6 @@ static void nccl_fails(struct rank *me)
 
 static void test_nccl_fails(void **state)
 {
-    (void)state;
     bool later = false;
     customize(false, SHORT_MS);
     struct rank *r = run_ranks(false, 2, nccl_fails, &later, NULL);
@@ -284,7 +277,6 @@ static void query_fails(struct rank *me)
 
 static void test_query_fails(void **state)
 {
-    (void)state;
     for (int first = 0; first < 2; first++) {
         customize(false, LONG_MS);
         struct rank *r = run_ranks(false, 2, query_fails, &first, NULL);
@@ -319,7 +311,6 @@ static void abort_while_waiting(struct rank *me)
 
 static void test_abort(void **state)
 {
-    (void)state;
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 2, abort_while_waiting, NULL, NULL);
     expect_rank(&r[1], ZR_ERR_ORDER, "the model called out of order");
@@ -357,7 +348,6 @@ static void abort_sticks(struct rank *me)
 
 static void test_abort_sticks(void **state)
 {
-    (void)state;
     customize(false, SHORT_MS);
     nccl_stand_in_the_machine()->abort_sticks = true;
     struct rank *r = run_ranks(false, 2, abort_sticks, NULL, NULL);
@@ -404,7 +394,6 @@ static void deep_queue(struct rank *me)
 
 static void test_deep_queue(void **state)
 {
-    (void)state;
     customize(false, LONG_MS);
     run_ranks(false, 2, deep_queue, NULL, NULL);
 }
@@ -431,7 +420,6 @@ static void never_asks(struct rank *me)
 
 static void test_never_asks(void **state)
 {
-    (void)state;
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 2, never_asks, NULL, NULL);
     expect_rank(&r[0], ZR_ERR_ORDER,

@@ -2,14 +2,12 @@
 /* test_nccl_roles.c: tests NCCL communicators of all roles in groups of ranks: what each moves, arenas
  * that two roles share, a failure of one, and closing. Runs over the stand-ins for CUDA and NCCL. */
 #include "comm/segment.h"
+#include "test/cmocka.h"
 #include "test/comm/nccl/nccl_custom.h"
 #include "test/stand_in/nccl_stand_in.h"
 
-#include <setjmp.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { WORLD = 6, INNER = 2, OUTER = WORLD / INNER, BYTES = 1 << 16, N_ROUNDS = 20 };
 
@@ -247,13 +245,11 @@ static int ranks_per_id;
 
 static void by_several_ids(struct zr_nccl_options *opt, int rank)
 {
-    (void)rank;
     opt->ranks_per_id = ranks_per_id;
 }
 
 static void test_several_ids(void **state)
 {
-    (void)state;
     static const int versions[] = {22809, 22205};
     for (int v = 0; v < 2; v++)
         for (ranks_per_id = 1; ranks_per_id <= WORLD; ranks_per_id++) {
@@ -284,8 +280,7 @@ static void expect_made(bool can_split, int world, int n_roles)
 
 static void test_every_role(void **state)
 {
-    (void)state;
-    static const int versions[] = {22809, 21705 /* cannot split: one id per group */};
+    static const int versions[] = {22809, 21705 /* cannot split: each group by an id of its own */};
     for (int k = 0; k < 4; k++) {
         nccl_stand_in_the_machine()->version = versions[k / 2];
         customize(k % 2, LONG_MS);
@@ -304,7 +299,6 @@ static void open_flat(struct rank *me)
 
 static void test_without_groups(void **state)
 {
-    (void)state;
     static const int versions[] = {22809, 21705};
     for (int k = 0; k < 2; k++) {
         nccl_stand_in_the_machine()->version = versions[k];
@@ -335,7 +329,6 @@ static void with_lent(struct rank *me)
 
 static void test_lent(void **state)
 {
-    (void)state;
     customize(true, LONG_MS);
     custom.change = lend;
     ncclGetUniqueId(&lent_id);
@@ -373,7 +366,6 @@ static void stay_away_outside(struct rank *me)
 
 static void test_one_fails(void **state)
 {
-    (void)state;
     for (int fixed = 0; fixed < 2; fixed++) {
         customize(fixed, SHORT_MS);
         struct rank *r = run_ranks(false, WORLD, stay_away_outside, NULL, NULL);
@@ -395,7 +387,6 @@ static void note_open_hybrid(struct rank *me)
 
 static void test_split_fails(void **state)
 {
-    (void)state;
     customize(false, SHORT_MS);
     for (int k = 1; k <= 4; k += 3) {
         nccl_stand_in_fail("ncclCommSplit", 3, k, ncclSystemError);

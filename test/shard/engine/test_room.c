@@ -7,16 +7,12 @@
  * until the test releases it, as if the other ranks were late. */
 #include "kernels/host/host_device.h"
 #include "shard/engine/internal.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum { UNITS = 8, MOST_TENSORS = 2400, WORLD = 4, GROUP = 2, N_JOBS = 64, LONG_MS = 60000 };
 
@@ -45,7 +41,6 @@ static void wait_for_others(void *arg)
 
 static void nothing(void *arg)
 {
-    (void)arg;
 }
 
 static void free_arena(struct zr_arena *a)
@@ -57,7 +52,6 @@ static void free_arena(struct zr_arena *a)
 static int arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_arena *a = *out = calloc(1, sizeof *a);
-    (void)c;
     *a = (struct zr_arena){.free = free_arena, .base = calloc(1, (size_t)bytes), .bytes = bytes, .n_held = 1};
     return 0;
 }
@@ -83,25 +77,18 @@ static int put_nothing(struct zr_comm *c, struct zr_stream *s, int n)
 static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                       const struct zr_tag *tag)
 {
-    (void)seg;
-    (void)tag;
     return put_nothing(c, s, n_seg);
 }
 
 static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
                           const struct zr_tag *tag)
 {
-    (void)seg;
-    (void)tag;
     return put_nothing(c, s, n_seg);
 }
 
 static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
                     const struct zr_tag *tag)
 {
-    (void)off;
-    (void)slot_bytes;
-    (void)tag;
     return put_nothing(c, s, 1);
 }
 
@@ -109,25 +96,15 @@ static int agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_
                  const struct zr_tag *tag)
 {
     struct late_comm *l = (struct late_comm *)c;
-    (void)off;
-    (void)n_sum;
-    (void)n_max;
-    (void)tag;
     return l->dev->ops->call(s, wait_for_others, &l->late, sizeof l->late);
 }
 
 static void abort_comm(struct zr_comm *c, int code, const char *why)
 {
-    (void)c;
-    (void)code;
-    (void)why;
 }
 
 static int status(struct zr_comm *c, char *why, size_t why_bytes)
 {
-    (void)c;
-    (void)why;
-    (void)why_bytes;
     return 0;
 }
 
@@ -171,8 +148,6 @@ struct rank {
 
 static int update(void *arg, const struct zr_user_update *u)
 {
-    (void)arg;
-    (void)u;
     return 0;
 }
 
@@ -350,7 +325,6 @@ static void open_loop(struct rank *k)
  * of all tensors are queued behind it. */
 static void sockets_are_served_behind_a_late_rank(void **state)
 {
-    (void)state;
     static const int n_tensors[] = {10, 300, MOST_TENSORS};
     for (size_t i = 0; i < sizeof n_tensors / sizeof *n_tensors; i++)
         for (int more = 0; more < 4; more++) {
@@ -375,7 +349,6 @@ static void sockets_are_served_behind_a_late_rank(void **state)
 /* A job without room waits, and the loop does not. */
 static void a_full_stream_holds_the_job_alone(void **state)
 {
-    (void)state;
     struct rank *k = open_rank(10, options(3, ZR_HYBRID_NONE), false);
     const struct zr_action job = {.kind = ZR_ACT_LEAVE_OUT, .unit = 0};
     atomic_bool *late = &k->late;
@@ -431,7 +404,6 @@ static void issue_counted(void *arg, const struct zr_job *job)
 
 static void pushed(void *arg)
 {
-    (void)arg;
 }
 
 static void awaited(void *arg, uint64_t number)
@@ -456,7 +428,6 @@ static void count_jobs(int n_tensors, struct zr_options opt, bool is_used_twice)
 /* Every placement, with each option that puts more operations on a stream than usual. */
 static void no_job_takes_more_than_it_asks_for(void **state)
 {
-    (void)state;
     static const struct {
         int stage;
         enum zr_hybrid hybrid;
