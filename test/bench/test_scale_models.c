@@ -4,19 +4,14 @@
 #include "bench/scale/scale.h"
 
 #include "kernels/device.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* Of the checkpoints; of MPT as llm-foundry's table of benchmarks has it, with 2,048 tokens in a row. */
 static void models_have_published_sizes(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         int64_t n;
@@ -47,7 +42,6 @@ static void models_have_published_sizes(void **state)
 /* Whoever asks again gets the list, not two of them. */
 static void names_are_listed_once(void **state)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         assert_string_equal(scale_machine_names(), "a100-40, a100-80, h100, h200, b200");
         const char *models = scale_model_names(), *last = strstr(models, "mpt-70b");
@@ -59,7 +53,6 @@ static void names_are_listed_once(void **state)
 /* 6 for each weight that a token is multiplied by, and 12 L C T for attention. */
 static void operations_are_those_of_mfu(void **state)
 {
-    (void)state;
     const struct scale_model *m = scale_model_of("llama-3-8B");
     double matrices = 8030261248.0 - 128256.0 * 4096 - 65 * 4096.0; /* less the embedding and the norms */
     assert_true(scale_flop_per_token(m, 1000) == 6 * matrices + 12 * 32 * 4096 * 1000.0);
@@ -87,7 +80,6 @@ static struct scale_job a_job(const char *model, int64_t world)
 /* What each part of a step is bounded by. */
 static void a_step_is_no_shorter_than_its_parts(void **state)
 {
-    (void)state;
     struct scale_job j = a_job("gpt2-355M", 64);
     struct scale_result r, alone, plain, again;
     double flop = scale_flop_per_token(j.model, j.context) * (double)j.context;
@@ -110,7 +102,6 @@ static void a_step_is_no_shorter_than_its_parts(void **state)
 /* Up to where the clock's nanoseconds are counted, time grows with the tokens; beyond, nothing is said. */
 static void too_much_compute_is_refused(void **state)
 {
-    (void)state;
     struct scale_job j = a_job("gpt2-124M", 8);
     struct scale_result r, fewer;
     j.context = 1000000;

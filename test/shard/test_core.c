@@ -560,7 +560,6 @@ static void evaluation(void **state)
  */
 static void again_behind_a_backward(void **state)
 {
-    (void)state;
     static const char step[] = "0(0) 0[0] 0(0) 0[0] 1(1) 1[1] S";
     struct model m;
     struct watch w;
