@@ -130,15 +130,21 @@ static inline int64_t zr_agree_wire(int size, int place, int32_t n_sum, int32_t 
     return (part * (size - 1) + n - part) * (int64_t)sizeof(uint64_t);
 }
 
-/* 0, or ZR_ERR_ARG with a message naming the segment, the field, its value and what is allowed. who: "shm
- * all_gather". */
-int zr_gather_check(const char *who, int size, int64_t arena_bytes, const struct zr_gather_seg *seg,
-                    int n_seg);
-int zr_reduce_check(const char *who, int size, int place, int64_t arena_bytes,
-                    const struct zr_reduce_seg *seg, int n_seg);
-/* The same for bytes at off, n times after each other. */
-int zr_range_check(const char *who, int64_t arena_bytes, int64_t off, int64_t bytes, int64_t n);
-/* The same for an agreement. */
-int zr_agree_check(const char *who, int64_t arena_bytes, int64_t off, int32_t n_sum, int32_t n_max);
+/* The cut of segment i of an operation. */
+static inline const struct zr_cut *zr_op_cut(const struct zr_comm_op *op, int i)
+{
+    return op->post.op == ZR_OP_ALL_GATHER ? &op->gather[i].cut : &op->reduce[i].cut;
+}
+
+/* Segments of an operation that have a list of places. */
+int zr_op_lists(const struct zr_comm_op *op);
+/* Copies the segments of an operation to segs, and their lists, for size places, to lists: size + 1
+ * numbers for each. The operation has the copies from then on. */
+void zr_op_keep(struct zr_comm_op *op, int size, void *segs, int64_t *lists);
+
+/* 0, or ZR_ERR_ARG or ZR_ERR_NOTSUP with a message that names the segment, the field, its value and what is
+ * allowed. */
+int zr_gather_check(int size, int64_t arena_bytes, const struct zr_gather_seg *seg, int n_seg);
+int zr_reduce_check(int size, int place, int64_t arena_bytes, const struct zr_reduce_seg *seg, int n_seg);
 
 #endif

@@ -213,7 +213,7 @@ int zr_backend_open_comms(struct zero_ctx *z)
     z->gathers = z->comm[ZR_ROLE_GATHER];
     for (int r = 0; !err && z->check && r < ZR_ROLES; r++)
         if (z->comm[r])
-            err = zr_check_comm_open(z->check, z->comm[r], &z->comm[r]);
+            err = zr_check_comm_watch(z->check, z->comm[r]);
     if (!z->comm[ZR_ROLE_CONTROL])
         z->comm[ZR_ROLE_CONTROL] = z->comm[ZR_ROLE_REDUCE];
     return err;
@@ -238,5 +238,5 @@ void zr_backend_close_comms(struct zero_ctx *z)
 {
     for (int r = 0; r < ZR_ROLES; r++)
         if (z->comm[r] && (r != ZR_ROLE_CONTROL || z->comm[r] != z->comm[ZR_ROLE_REDUCE]))
-            z->comm[r]->ops->close(z->comm[r]);
+            zr_comm_close(z->comm[r]);
 }

@@ -18,8 +18,6 @@ struct mpi_arena {
     struct zr_device *dev;
     /* of memory that others map; -1: of the device's */
     int fd;
-    /* bytes at the end, of those that it is attached to */
-    int64_t taken;
 };
 
 static void free_mpi_arena(struct zr_arena *a)
@@ -125,7 +123,7 @@ void zr_mpi_unmap(struct zr_mpi *m)
 {
     for (int i = 0; m->peer && i < m->base.group.size; i++) {
         if (m->peer[i] && i != m->base.group.rank)
-            zr_shared_unmap(m->peer[i], m->held->bytes);
+            zr_shared_unmap(m->peer[i], m->base.held->bytes);
         m->peer[i] = NULL;
     }
 }
@@ -138,52 +136,30 @@ static int map_mpi_peers(struct zr_mpi *m, const struct card *all)
         int32_t rank = zr_comm_rank(&m->base, i);
         const struct zr_shared_at where = {rank, all[rank].pid, all[rank].fd, all[rank].inode};
         if (i == m->base.group.rank)
-            m->peer[i] = m->arena;
+            m->peer[i] = m->base.held->base;
         else if (m->spread.host_of[i] == m->spread.host)
-            err = zr_shared_map(&where, m->held->bytes, PROT_READ, &m->peer[i]);
+            err = zr_shared_map(&where, m->base.held->bytes, PROT_READ, &m->peer[i]);
     }
     return err;
-}
-
-static int check_mpi_arena(const struct zr_mpi *m, const struct zr_arena *a, int64_t taken)
-{
-    if (a->bytes > taken && (!taken || a->bytes % ZR_MPI_ALIGN == 0))
-        return 0;
-    return zr_fail(ZR_ERR_ARG,
-                   "mpi %s: the arena is %lld bytes, but must exceed libzero's own part of it (%lld)%s",
-                   m->name, (long long)a->bytes, (long long)taken, taken ? ", a multiple of 256," : "");
 }
 
 int zr_mpi_attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct zr_mpi *m = zr_mpi_of(c);
     struct mpi_arena *own = (struct mpi_arena *)a;
-    int64_t taken = own->taken + m->reserve;
-    if (m->held)
-        return zr_fail(ZR_ERR_ORDER, "mpi %s: an arena is attached once", m->name);
     struct card mine = {.bytes = a->bytes, .role = (int32_t)c->role, .pid = (int32_t)getpid(), .fd = own->fd},
                 *all = new_mpi_cards(m);
     if (!all)
         return ZR_ERR_NOMEM;
-    int err = check_mpi_arena(m, a, taken);
+    int err = zr_comm_check_reserve(c, a);
     if (!err && own->fd >= 0)
         err = zr_shared_inode(own->fd, &mine.inode);
     err = agree_mpi_cards(m, err, &mine, all);
-    if (!err) {
-        m->held = a;
-        m->arena = a->base;
-        if (m->set->tiers)
-            err = agree_mpi_cards(m, map_mpi_peers(m, all), &mine, all);
-    }
+    if (!err && m->set->tiers)
+        err = agree_mpi_cards(m, map_mpi_peers(m, all), &mine, all);
     free(all);
-    if (err) {
+    if (err)
         zr_mpi_unmap(m);
-        m->held = NULL;
-        return err;
-    }
-    atomic_fetch_add(&a->n_held, 1);
-    own->taken = taken;
-    m->usable = a->bytes - taken;
-    m->own = a->base + m->usable;
-    return 0;
+    m->own = a->base + a->bytes - a->taken - c->reserve;
+    return err;
 }

@@ -25,17 +25,16 @@
 
 #include "comm/mpi/mpi_options.h"
 #include "comm/mpi/mpi_process.h"
+#include "comm/op_queue.h"
 #include "comm/post.h"
-#include "comm/seg_ring.h"
 #include "comm/spread.h"
-#include "kernels/first_failure.h"
 
 #include <pthread.h>
 
 struct zr_world;
 
 enum {
-    /* of an arena's end, where communicators have their own */
+    /* of what a communicator has of an arena's end */
     ZR_MPI_ALIGN = 256,
     /* of what is summed, in one message; of a message of any other kind, and of what a rank has in one
      * collective: small enough that a deadline for each is one for the whole */
@@ -82,10 +81,7 @@ struct zr_mpi {
     const char *name;
     /* the shim's; -1: of one rank */
     int32_t comm;
-    struct zr_arena *held;
-    char *arena;
-    /* of the arena that offsets may be of, and what is this one's own behind that */
-    int64_t usable, reserve;
+    /* (base.reserve) what is this one's own, at the end of the arena */
     char *own;
     /* of what is summed in one message, at most */
     int64_t chunk;
@@ -96,12 +92,9 @@ struct zr_mpi {
     /* (size) of the members on this host, mapped for reading, and my own; NULL: of another host's */
     char **peer;
 
-    /* issuing thread */
-    uint64_t next_seq;
-    struct zr_seg_ring ring;
+    struct zr_op_queue queue;
 
     /* stream's thread */
-    uint64_t run_seq;
     /* (size) what every place is about to do; mine at my own; and requests: from each place, and all to them
      */
     struct zr_post *post;
@@ -117,21 +110,6 @@ struct zr_mpi {
     pthread_mutex_t lock;
     struct zr_post last, before;
     bool is_in_last;
-
-    /* number of the last operation that is over, however it went */
-    _Atomic uint64_t over_seq;
-    _Atomic int64_t n_done[ZR_OP_AGREE + 1];
-    _Atomic int64_t wire_bytes;
-};
-
-struct zr_mpi_op {
-    struct zr_mpi *m;
-    struct zr_post post;
-    /* of an operation that has no segments */
-    int64_t off;
-    int32_t n_sum;
-    struct zr_kept_segs segs;
-    struct zr_flight_mark mark;
 };
 
 static inline struct zr_mpi *zr_mpi_of(struct zr_comm *c)
@@ -172,11 +150,11 @@ int zr_mpi_reduce(struct zr_mpi *m, const struct zr_reduce_seg *g);
 /* How the group lies on hosts, once the set knows them. ZR_ERR_NOMEM. */
 int zr_mpi_spread(struct zr_mpi *m);
 /* Segments of one operation. */
-int zr_mpi_gather_by_host(struct zr_mpi *m, const union zr_any_seg *seg, uint32_t n_seg);
-int zr_mpi_reduce_by_host(struct zr_mpi *m, const union zr_any_seg *seg, uint32_t n_seg);
+int zr_mpi_gather_by_host(struct zr_mpi *m, const struct zr_gather_seg *seg, uint32_t n_seg);
+int zr_mpi_reduce_by_host(struct zr_mpi *m, const struct zr_reduce_seg *seg, uint32_t n_seg);
 
-/* mpi_run.c: fn of ops->call. */
-void zr_mpi_run(void *op);
+/* mpi_run.c: moves the data of an operation (op_queue.h). */
+int zr_mpi_move(struct zr_comm *c, const struct zr_comm_op *op);
 
 /* mpi_arena.c. Both collective over the world. */
 int zr_mpi_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out);

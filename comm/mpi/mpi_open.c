@@ -285,20 +285,31 @@ int64_t zr_mpi_role_bytes(enum zr_role role, const struct zr_role_ask *ask, bool
     return size == 1 || !zr_role_reduces(role) ? 0 : (2 * rows + 2 * zr_fold_parts(size)) * mpi_chunk_of(ask);
 }
 
+static void fail_order(struct zr_comm *c, int code, const char *text)
+{
+    zr_mpi_fail(zr_mpi_of(c)->set, code, text);
+}
+
 static int make_role(struct zr_mpi_set *p, enum zr_role role, const struct zr_role_ask *ask,
                      struct zr_comm **out)
 {
     struct zr_mpi *m = calloc(1, sizeof *m);
-    if (!m || !zr_seg_ring_open(&m->ring)) {
+    if (!m || !zr_op_queue_open(&m->queue, &m->base, p->dev)) {
         free(m);
         return zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for a communicator", zr_role_name(role));
     }
-    m->base = (struct zr_comm){.ops = &zr_mpi_ops, .group = *ask->group, .role = role, .alarm = &p->alarm};
+    m->base = (struct zr_comm){.ops = &zr_mpi_ops,
+                               .group = *ask->group,
+                               .role = role,
+                               .alarm = &p->alarm,
+                               .failure = &p->failure,
+                               .reserve = zr_mpi_role_bytes(role, ask, true)};
+    m->queue.move = zr_mpi_move;
+    m->queue.fail = fail_order;
     m->set = p;
     m->name = zr_role_name(role);
     m->comm = -1;
     m->chunk = mpi_chunk_of(ask);
-    m->reserve = zr_mpi_role_bytes(role, ask, true);
     pthread_mutex_init(&m->lock, NULL);
     p->n_open++;
     *out = &m->base;
@@ -409,7 +420,7 @@ int zr_mpi_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
         zr_keep(&kept, err);
         zr_first_keep(&p->failure, err, kept.text);
         for (int r = 0; r < ZR_ROLES; r++) {
-            zr_mpi_close(comm[r]);
+            zr_comm_close(comm[r]);
             comm[r] = NULL;
         }
         p->n_open--;
@@ -464,8 +475,6 @@ static bool comes_to_rest(const struct zr_mpi *m)
 
 void zr_mpi_close(struct zr_comm *c)
 {
-    if (!c)
-        return;
     struct zr_mpi *m = zr_mpi_of(c);
     struct zr_mpi_set *p = m->set;
     bool rests = comes_to_rest(m);
@@ -473,8 +482,8 @@ void zr_mpi_close(struct zr_comm *c)
     if (rests) {
         free_mpi_comm(m);
         zr_mpi_unmap(m);
-        zr_arena_drop(m->held);
-        zr_seg_ring_close(&m->ring);
+        zr_arena_drop(c->held);
+        zr_op_queue_close(&m->queue);
         pthread_mutex_destroy(&m->lock);
         free(m->words);
         free(m->post);

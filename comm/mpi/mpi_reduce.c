@@ -55,7 +55,7 @@ static int64_t chunk_bytes(const struct sum *s, int place, int64_t step)
 
 static char *chunk_in(const struct sum *s, int place, int64_t step)
 {
-    return s->m->arena + s->g->src + zr_cut_at(&s->g->cut, place) + chunk_begins(s, step);
+    return s->m->base.arena + s->g->src + zr_cut_at(&s->g->cut, place) + chunk_begins(s, step);
 }
 
 static char *staged_at(const struct sum *s, int place, int64_t step)
@@ -88,7 +88,7 @@ static void add_step(struct sum *s, int64_t step)
     if (n == 0)
         return;
     if (step % s->n_blocks == 0) {
-        float *dst = (float *)(s->m->arena + s->g->dst) + chunk_begins(s, step) / s->each;
+        float *dst = (float *)(s->m->base.arena + s->g->dst) + chunk_begins(s, step) / s->each;
         int64_t rows = s->size < ZR_FOLD_BLOCK ? s->size : ZR_FOLD_BLOCK;
         zr_fold_begin(&s->fold, s->m->set->kernels, s->size, dst, s->g->accumulate, n,
                       (float *)(s->m->own + 2 * rows * s->m->chunk), s->m->chunk / zr_dtype_bytes(ZR_BF16));

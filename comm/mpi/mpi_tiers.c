@@ -97,7 +97,7 @@ static int begin_fetching(struct zr_mpi *m, const struct zr_gather_seg *g)
 {
     const struct zr_spread *s = &m->spread;
     int size = m->base.group.size, me = m->base.group.rank, err = 0;
-    char *region = m->arena + g->dst, *own = m->arena + zr_gather_own(g, me);
+    char *region = m->base.arena + g->dst, *own = m->base.arena + zr_gather_own(g, me);
     for (int k = 1; k < size && !err; k++) {
         int to = (me + k) % size, from = (me - k + size) % size;
         bool gives = !is_here(m, to) &&
@@ -124,7 +124,7 @@ static int copy_own(struct zr_mpi *m, const struct zr_gather_seg *g)
     int n = s->n_local[s->host], err = 0;
     for (int k = 1; k <= n && !err; k++) {
         int i = zr_spread_place(s, s->host, (s->local_of[m->base.group.rank] + k) % n);
-        char *to = m->arena + g->dst + zr_cut_at(&g->cut, i);
+        char *to = m->base.arena + g->dst + zr_cut_at(&g->cut, i);
         const char *from = m->peer[i] + zr_gather_own(g, i);
         if (from != to)
             err = pull_here(m, to, from, zr_cut_bytes(&g->cut, i));
@@ -142,24 +142,24 @@ static int copy_fetched(struct zr_mpi *m, const struct zr_gather_seg *g)
         int64_t at = g->dst + zr_cut_at(&g->cut, i);
         int by = zr_spread_place(s, s->host, zr_spread_fetcher(s, i, s->host));
         if (!is_here(m, i) && by != me)
-            err = pull_here(m, m->arena + at, m->peer[by] + at, zr_cut_bytes(&g->cut, i));
+            err = pull_here(m, m->base.arena + at, m->peer[by] + at, zr_cut_bytes(&g->cut, i));
     }
     return err;
 }
 
-int zr_mpi_gather_by_host(struct zr_mpi *m, const union zr_any_seg *seg, uint32_t n_seg)
+int zr_mpi_gather_by_host(struct zr_mpi *m, const struct zr_gather_seg *seg, uint32_t n_seg)
 {
     int err = 0;
     for (uint32_t i = 0; i < n_seg && !err; i++)
-        err = begin_fetching(m, &seg[i].gather);
+        err = begin_fetching(m, &seg[i]);
     for (uint32_t i = 0; i < n_seg && !err; i++)
-        err = copy_own(m, &seg[i].gather);
+        err = copy_own(m, &seg[i]);
     err = err ? err : zr_mpi_await(m, &m->data[0], 0);
     if (err || m->spread.n_hosts == 1)
         return err;
     err = zr_mpi_meet_host(m);
     for (uint32_t i = 0; i < n_seg && !err; i++)
-        err = copy_fetched(m, &seg[i].gather);
+        err = copy_fetched(m, &seg[i]);
     return err ? err : zr_mpi_meet_host(m); /* nobody reads what I have fetched any more */
 }
 
@@ -257,7 +257,7 @@ static void add_host_step(struct sum *s, int64_t step)
     struct zr_mpi *m = s->m;
     int me = m->base.group.rank, block = hosts_from(s, step), first = block * ZR_FOLD_BLOCK;
     int64_t n = part_elems(s, me, step);
-    float *dst = (float *)(m->arena + s->g->dst) + part_begins(s, step);
+    float *dst = (float *)(m->base.arena + s->g->dst) + part_begins(s, step);
     const void *src[ZR_FOLD_BLOCK];
     if (n == 0)
         return;
@@ -281,7 +281,8 @@ static void add_host_step(struct sum *s, int64_t step)
 static int64_t elems_of(const struct zr_mpi *m, int n_hosts, int rows)
 {
     int64_t n = 4 * rows + zr_fold_parts(n_hosts);
-    return n_hosts == 1 ? HOST_ELEMENTS : m->reserve / n / STAGE_ALIGN * STAGE_ALIGN / (int64_t)sizeof(float);
+    return n_hosts == 1 ? HOST_ELEMENTS
+                        : m->base.reserve / n / STAGE_ALIGN * STAGE_ALIGN / (int64_t)sizeof(float);
 }
 
 static int reduce_on_hosts(struct zr_mpi *m, const struct zr_reduce_seg *g)
@@ -310,10 +311,10 @@ static int reduce_on_hosts(struct zr_mpi *m, const struct zr_reduce_seg *g)
     return err;
 }
 
-int zr_mpi_reduce_by_host(struct zr_mpi *m, const union zr_any_seg *seg, uint32_t n_seg)
+int zr_mpi_reduce_by_host(struct zr_mpi *m, const struct zr_reduce_seg *seg, uint32_t n_seg)
 {
     int err = 0;
     for (uint32_t i = 0; i < n_seg && !err; i++)
-        err = reduce_on_hosts(m, &seg[i].reduce);
+        err = reduce_on_hosts(m, &seg[i]);
     return err ? err : zr_mpi_meet_host(m); /* nobody reads my arena any more */
 }

@@ -315,7 +315,7 @@ static int at_distance(const struct zr_mpi *m, const struct meeting *w, int k)
 static int fail_missing(struct zr_mpi *m, const struct meeting *w, int first, int end)
 {
     const struct zr_post *there = w->in_host ? &m->last : &m->before; /* as far as all of them have come */
-    char where[128] = "not at its first operation yet", more[48] = "", what[320];
+    char where[128], more[48] = "", what[320];
     int n = 0, place = -1;
     for (int k = first; k < end; k++)
         if (!has_come(m, at_distance(m, w, -k))) {
@@ -324,12 +324,7 @@ static int fail_missing(struct zr_mpi *m, const struct meeting *w, int first, in
         }
     if (!n)
         return 0;
-    if (there->seq && there->unit >= 0)
-        snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)there->seq,
-                 zr_op_name((enum zr_op)there->op), there->unit);
-    else if (there->seq)
-        snprintf(where, sizeof where, "at seq %llu (%s)", (unsigned long long)there->seq,
-                 zr_op_name((enum zr_op)there->op));
+    zr_post_where(there, where, sizeof where);
     if (n > 1)
         snprintf(more, sizeof more, ", and for %d more", n - 1);
     snprintf(what, sizeof what, "rank %d waited %lld ms (timeout_ms) for rank %d, which is %s%s",
@@ -405,7 +400,7 @@ int zr_mpi_meet_host(struct zr_mpi *m)
 
 bool zr_mpi_rests(const struct zr_mpi *m)
 {
-    int32_t n = atomic_load(&m->over_seq) != m->next_seq; /* its thread is inside MPI */
+    int32_t n = !zr_op_queue_is_idle(&m->queue); /* its thread is inside MPI */
     n += atomic_load(&m->sent.n_left) + atomic_load(&m->data[0].n_left) + atomic_load(&m->data[1].n_left);
     for (int i = 0; m->from && i < m->base.group.size; i++)
         n += atomic_load(&m->from[i].n_left);

@@ -32,7 +32,6 @@ struct nccl_arena {
     struct zr_arena base;
     struct zr_nccl_set *set; /* whose calls made it, and free it */
     bool of_nccl;
-    int64_t taken; /* bytes at the end, by those that it is attached to, for themselves */
     /* of those left behind */
     atomic_bool left;
     struct nccl_arena *next;
@@ -266,51 +265,31 @@ static void share_reserve(struct zr_nccl *m, int64_t at)
         return;
     m->ledgers_at = m->room_at + m->room_bytes;
     m->scratch_at = m->ledgers_at + ledgers;
-    m->scratch_bytes = at + m->reserve - m->scratch_at;
+    m->scratch_bytes = at + m->base.reserve - m->scratch_at;
 }
 
-int64_t zr_nccl_usable(const struct zr_nccl *m)
-{
-    return m->held->bytes - ((const struct nccl_arena *)m->held)->taken;
-}
-
-/* Without the window, if it could not be given back. */
-static int attach_no_more(struct zr_nccl *m, struct nccl_arena *a, int err)
+/* The arena stays for good if the window could not be given back: it may still be registered. */
+static int attach_no_more(struct zr_nccl *m, struct zr_arena *a, int err)
 {
     struct zr_kept kept;
     zr_keep(&kept, err);
-    a->taken -= m->reserve;
-    if (zr_nccl_settle(m) && zr_nccl_close_window(m, m->comm) == 0)
-        zr_arena_drop(&a->base);
-    else /* it may yet be registered */
-        zr_nccl_leave_arena(&a->base);
-    m->held = NULL;
+    if (!zr_nccl_settle(m) || zr_nccl_close_window(m, m->comm)) {
+        atomic_fetch_add(&a->n_held, 1);
+        zr_nccl_leave_arena(a);
+    }
     return zr_say_again(&kept);
 }
 
 int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct zr_nccl *m = zr_nccl_of(c);
-    struct nccl_arena *own = (struct nccl_arena *)a;
-    int64_t taken = own->taken + m->reserve;
     struct zr_nccl_tally t;
-    int err = 0;
-    if (m->held)
-        return zr_fail(ZR_ERR_ORDER, "nccl %s: an arena is attached once", m->name);
-    if (a->bytes <= taken || (taken && a->bytes % ZR_NCCL_ALIGN))
-        err = zr_fail(ZR_ERR_ARG,
-                      "nccl %s: the arena is %lld bytes, but must exceed libzero's own part of it (%lld)%s",
-                      m->name, (long long)a->bytes, (long long)taken, taken ? ", a multiple of 256," : "");
-    err = zr_nccl_agree(m->set, err, own->of_nccl, m, &t);
+    int err = zr_nccl_agree(m->set, zr_comm_check_reserve(c, a), ((struct nccl_arena *)a)->of_nccl, m, &t);
     if (err)
         return err;
-    atomic_fetch_add(&a->n_held, 1);
-    m->held = a;
-    own->taken = taken;
     err = choose_path(m, a->base, a->bytes, t.sum);
     if (err)
-        return attach_no_more(m, own, err);
-    m->arena = a->base;
-    share_reserve(m, a->bytes - taken);
+        return attach_no_more(m, a, err);
+    share_reserve(m, a->bytes - a->taken - c->reserve);
     return 0;
 }

@@ -76,7 +76,6 @@
 #include "comm/post.h"
 #include "comm/segment.h"
 #include "comm/verdict.h"
-#include "kernels/first_failure.h"
 #include "kernels/thread.h"
 
 #include <nccl.h>
@@ -174,18 +173,13 @@ struct zr_nccl_ledger {
 /* Operations on the stream that are not known to be done. */
 struct zr_nccl_pending {
     struct zr_event *begun, *done;
-    /* of the last of the operations watched together */
-    enum zr_op op;
-    int32_t unit;
-    uint64_t seq;
+    struct zr_comm_op op;
     /* when it was first seen to have begun; 0: not yet */
     int64_t begun_ns;
     /* index of the ledgers that its completion makes readable; -1: none */
     int32_t ledger;
     /* those ledgers are the largest of each word and of its complement, instead of every rank's */
     bool most;
-    struct zr_comm_stats count;
-    struct zr_flight_mark mark;
 };
 
 /* The communicators of a context, by role. */
@@ -207,18 +201,11 @@ struct zr_nccl {
     bool copy_engine;
     /* what struct zr_role_ask said: bytes of the largest slice, and of what travels packed */
     int64_t largest, packed;
-    /* zr_nccl_role_bytes */
-    int64_t reserve;
 
-    struct zr_arena *held;
-    /* memory of held */
-    char *arena;
     /* NULL: the arena is no symmetric window */
     zr_nccl_window window;
     char path[128];
 
-    /* The issuing thread. */
-    uint64_t next_seq;
     /* offsets in the arena */
     int64_t ledgers_at, scratch_at, scratch_bytes;
     /* in the arena too: room for what travels packed */
@@ -228,15 +215,10 @@ struct zr_nccl {
     struct zr_nccl_pending pending[ZR_NCCL_PENDING];
     /* ever put there, and ever taken */
     uint64_t n_put, n_got;
-    struct zr_comm_stats done;
-    /* what NCCL says that it holds on the GPU for it; 0: it has not been asked, or does not say */
-    uint64_t library_bytes;
-    /* the issuing thread is inside NCCL */
+    /* the issuing thread is inside NCCL, with the operation of entry n_put */
     bool issuing;
-    /* since when, and with what */
+    /* since when */
     int64_t issuing_ns;
-    enum zr_op issuing_op;
-    int32_t issuing_unit;
     bool abort_wanted, abort_begun, abort_ended;
     bool closed;
     /* written under the lock, with abort_wanted; read by any thread */
@@ -295,6 +277,12 @@ static inline struct zr_nccl *zr_nccl_of(struct zr_comm *c)
 static inline bool zr_nccl_is_alone(const struct zr_nccl *m)
 {
     return m->base.group.size == 1;
+}
+
+/* An entry of the pending ones, by number. */
+static inline struct zr_nccl_pending *zr_nccl_entry(struct zr_nccl *m, uint64_t i)
+{
+    return &m->pending[i % ZR_NCCL_PENDING];
 }
 
 static inline bool zr_nccl_has_failed(const struct zr_nccl *m)
@@ -365,8 +353,6 @@ int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a);
 void zr_nccl_leave_arena(struct zr_arena *a);
 /* Gives back what is there, of comm, which is the communicator's. 0, or the call did not come back. */
 int zr_nccl_close_window(struct zr_nccl *m, ncclComm_t comm);
-/* Of the arena, where operations may work: what communicators have of it for themselves is behind. */
-int64_t zr_nccl_usable(const struct zr_nccl *m);
 
 /* ---- nccl_agree.c: all ranks call, and wait for each other. ---- */
 

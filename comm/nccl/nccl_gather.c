@@ -11,12 +11,12 @@ static struct zr_nccl_shape gather_shape_of(const void *seg, int i)
 
 static char *own_slice(const struct zr_nccl *m, const struct zr_gather_seg *g)
 {
-    return m->arena + zr_gather_own(g, m->base.group.rank);
+    return m->base.arena + zr_gather_own(g, m->base.group.rank);
 }
 
 static bool in_place(const struct zr_nccl *m, const struct zr_gather_seg *g)
 {
-    return own_slice(m, g) == m->arena + g->dst + zr_cut_at(&g->cut, m->base.group.rank);
+    return own_slice(m, g) == m->base.arena + g->dst + zr_cut_at(&g->cut, m->base.group.rank);
 }
 
 /* This rank's row. */
@@ -62,7 +62,7 @@ static ncclResult_t gather_whole(const struct zr_nccl_pack *p, cudaStream_t nati
             res = zr_nccl_gather_places(m, native, g);
         else if (as_it_lies)
             res =
-                m->set->api.AllGather(own_slice(m, g), m->arena + g->dst,
+                m->set->api.AllGather(own_slice(m, g), m->base.arena + g->dst,
                                       (size_t)(g->cut.total / m->base.group.size), ncclInt8, m->comm, native);
     }
     return res;
@@ -74,7 +74,8 @@ static int gather_alone(const struct zr_nccl *m, struct zr_stream *s, const stru
     int err = 0;
     for (int i = 0; i < n_seg && !err; i++)
         if (seg[i].cut.total > 0 && !in_place(m, &seg[i]))
-            err = m->set->dev->ops->copy(s, m->arena + seg[i].dst, own_slice(m, &seg[i]), seg[i].cut.total);
+            err = m->set->dev->ops->copy(s, m->base.arena + seg[i].dst, own_slice(m, &seg[i]),
+                                         seg[i].cut.total);
     return err;
 }
 

@@ -44,7 +44,7 @@ static int keep_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const st
             const struct zr_nccl_part *part = &p->part[k];
             const struct zr_reduce_seg *g = &seg[part->seg];
             int64_t size = zr_dtype_bytes(g->dtype), bytes = zr_nccl_part_bytes(p, part, m->base.group.rank);
-            float *dst = (float *)(m->arena + g->dst) + part->at / size;
+            float *dst = (float *)(m->base.arena + g->dst) + part->at / size;
             if (g->dtype == types[t] && bytes > 0)
                 table[n++] = (struct zr_sum_range){dst, part->place / size, bytes / size, g->accumulate};
         }
@@ -88,8 +88,8 @@ static ncclResult_t reduce_whole(const struct zr_nccl *m, cudaStream_t native, c
     int size = m->base.group.size, me = m->base.group.rank;
     for (int i = 0; i < n_seg && !res; i++) {
         const struct zr_reduce_seg *g = &seg[i];
-        char *src = m->arena + g->src,
-             *own = goes_straight(g) ? m->arena + g->dst : src + zr_cut_at(&g->cut, me);
+        char *src = m->base.arena + g->src,
+             *own = goes_straight(g) ? m->base.arena + g->dst : src + zr_cut_at(&g->cut, me);
         bool as_it_lies = g->cut.total > 0 && !goes_packed(p, i);
         if (as_it_lies && g->cut.at)
             res = zr_nccl_reduce_places(m, native, g, own, type_of(g->dtype));
@@ -121,8 +121,8 @@ static int keep_whole(const struct zr_nccl *m, struct zr_stream *s, const struct
     int err = 0;
     for (int i = 0; i < n_seg && !err; i++) {
         const struct zr_reduce_seg *g = &seg[i];
-        const char *own = m->arena + g->src + zr_cut_at(&g->cut, m->base.group.rank);
-        float *dst = (float *)(m->arena + g->dst);
+        const char *own = m->base.arena + g->src + zr_cut_at(&g->cut, m->base.group.rank);
+        float *dst = (float *)(m->base.arena + g->dst);
         int64_t n = zr_cut_bytes(&g->cut, m->base.group.rank) / zr_dtype_bytes(g->dtype);
         if (n == 0 || goes_packed(p, i) || goes_straight(g))
             continue;
@@ -183,7 +183,7 @@ static int64_t piece_bytes(const struct piece *p, int place)
 static char *arrival(const struct zr_nccl *m, int peer, int64_t room, int64_t at)
 {
     int k = peer < m->base.group.rank ? peer : peer - 1;
-    return m->arena + m->scratch_at + k * room + at;
+    return m->base.arena + m->scratch_at + k * room + at;
 }
 
 /* Every rank's row, and its slices of what travels as it lies, to it; from every rank what is mine. */
@@ -207,7 +207,8 @@ static ncclResult_t swap_pieces(struct zr_nccl *m, cudaStream_t native, const st
         for (int k = 1; k < size && !res; k++) {
             int to = (me + k) % size, from = (me + size - k) % size;
             int64_t give = piece_bytes(&piece[i], to), take = piece_bytes(&piece[i], me);
-            const char *mine = m->arena + piece[i].seg->src + zr_cut_at(&piece[i].seg->cut, to) + piece[i].at;
+            const char *mine =
+                m->base.arena + piece[i].seg->src + zr_cut_at(&piece[i].seg->cut, to) + piece[i].at;
             if (give > 0)
                 res = api->Send(mine, (size_t)give, ncclInt8, to, m->comm, native);
             if (take > 0 && !res)
@@ -226,9 +227,9 @@ static int add_piece(struct zr_nccl *m, struct zr_stream *s, const struct piece 
     if (n == 0)
         return 0;
     for (int r = 0; r < m->base.group.size; r++)
-        src[r] = r == m->base.group.rank ? m->arena + g->src + zr_cut_at(&g->cut, r) + p->at
+        src[r] = r == m->base.group.rank ? m->base.arena + g->src + zr_cut_at(&g->cut, r) + p->at
                                          : arrival(m, r, room, p->place);
-    float *dst = (float *)(m->arena + g->dst) + p->at / size;
+    float *dst = (float *)(m->base.arena + g->dst) + p->at / size;
     return m->set->dev->ops->sum_tree(s, dst, src, m->base.group.size, g->dtype, n, g->accumulate);
 }
 

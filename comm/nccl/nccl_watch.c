@@ -262,23 +262,13 @@ static void compare_most(struct zr_nccl *m, int index)
     doubt_all(p, ZR_ERR_MISMATCH, text);
 }
 
-static void add_counts(struct zr_comm_stats *to, const struct zr_comm_stats *of)
-{
-    to->n_all_gather += of->n_all_gather;
-    to->n_reduce_scatter += of->n_reduce_scatter;
-    to->n_broadcast += of->n_broadcast;
-    to->n_exchange += of->n_exchange;
-    to->n_agree += of->n_agree;
-    to->wire_bytes += of->wire_bytes;
-}
-
 /* As the device's; a failure is kept. What cannot be asked after is not done. */
 static int query(struct zr_nccl *m, const struct zr_nccl_pending *e, struct zr_event *event)
 {
     int done = m->set->dev->ops->event_query(event);
     if (done < 0) {
         char op[96], text[ZR_NCCL_TEXT];
-        zr_op_describe(e->op, e->seq, e->unit, op, sizeof op);
+        zr_post_describe(&e->op.post, op, sizeof op);
         snprintf(text, sizeof text, "%s: %s", op, zr_error_text());
         found(m->set, done, text);
     }
@@ -288,20 +278,19 @@ static int query(struct zr_nccl *m, const struct zr_nccl_pending *e, struct zr_e
 static void reap(struct zr_nccl *m)
 {
     while (m->n_got < m->n_put && !zr_nccl_has_failed(m)) {
-        struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
+        struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_got);
         int done = query(m, e, e->done);
         if (!done && !e->begun_ns && query(m, e, e->begun) == 1) {
             e->begun_ns = zr_now_ns();
-            zr_flight_start(&e->mark);
+            zr_flight_start(&e->op.mark);
         }
         if (!done)
             return;
         if (done < 0)
             break;
         if (!e->begun_ns)
-            zr_flight_start(&e->mark);
-        zr_flight_finish(&e->mark);
-        add_counts(&m->done, &e->count);
+            zr_flight_start(&e->op.mark);
+        zr_comm_done(&m->base, &e->op);
         m->n_got++;
         if (e->ledger >= 0 && e->most)
             compare_most(m, e->ledger);
@@ -325,16 +314,16 @@ static void check_time(struct zr_nccl *m)
     int64_t now = zr_now_ns();
     char op[96], text[ZR_NCCL_TEXT];
     if (m->issuing && now - m->issuing_ns > p->timeout_ns) {
-        zr_op_describe(m->issuing_op, m->next_seq, m->issuing_unit, op, sizeof op);
+        zr_post_describe(&zr_nccl_entry(m, m->n_put)->op.post, op, sizeof op);
         snprintf(text, sizeof text, "%s: NCCL has not accepted it after %lld ms (timeout_ms)", op,
                  (long long)(p->timeout_ns / 1000000));
         /* the thread that would have calls compared is inside that NCCL call */
         found(p, ZR_ERR_TIMEOUT, text);
     } else if (m->n_got < m->n_put) {
-        const struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
+        const struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_got);
         if (!e->begun_ns || now - e->begun_ns <= p->timeout_ns)
             return;
-        zr_op_describe(e->op, e->seq, e->unit, op, sizeof op);
+        zr_post_describe(&e->op.post, op, sizeof op);
         snprintf(text, sizeof text,
                  "%s: waited %lld ms (timeout_ms) for the other ranks (%llu operations are queued behind "
                  "it): one is late or issued something else, or the program uses NCCL at the same time",
@@ -352,9 +341,9 @@ static void check_async(struct zr_nccl *m)
         return;
     char op[96], what[160];
     bool under_way = m->n_got < m->n_put;
-    const struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
+    const struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_got);
     if (under_way)
-        zr_op_describe(e->op, e->seq, e->unit, op, sizeof op);
+        zr_post_describe(&e->op.post, op, sizeof op);
     snprintf(what, sizeof what, "%s%sNCCL's %s communicator", under_way ? op : "", under_way ? ": " : "",
              m->name);
     int code = zr_nccl_say(p, m->comm, res, what);

@@ -16,10 +16,8 @@
 #ifndef ZR_COMM_SHM_H
 #define ZR_COMM_SHM_H
 
-#include "comm/meet/called.h"
+#include "comm/op_queue.h"
 #include "comm/post.h"
-#include "comm/seg_ring.h"
-#include "kernels/first_failure.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -73,17 +71,6 @@ struct zr_shm_peer {
     int pid, pidfd;
 };
 
-/* What travels through the stream. */
-struct zr_shm_op {
-    struct zr_shm *m;
-    struct zr_post post;
-    /* offset, of an operation that has no segments */
-    int64_t off;
-    int32_t n_sum;
-    struct zr_flight_mark mark;
-    struct zr_kept_segs segs;
-};
-
 struct zr_shm {
     /* first: callers hold its address */
     struct zr_comm base;
@@ -92,14 +79,10 @@ struct zr_shm {
     struct zr_rendezvous *rdv;
     /* by role, those that it is linked with, and itself */
     struct zr_shm *sibling[ZR_ROLES];
-    struct zr_device *dev;
     const struct zr_host_kernels *kernels;
     int64_t timeout_ns, spin_ns;
     /* ranks of the world that share this host, and this machine */
     int32_t n_host, n_machine;
-    /* my arena */
-    struct zr_arena *held;
-    int64_t arena_bytes;
     /* (group.size), myself included */
     struct zr_shm_peer peer[ZR_SHM_SIZE];
 
@@ -113,17 +96,10 @@ struct zr_shm {
     /* the headers are mapped: a failure can be reported to peers */
     atomic_bool mapped;
 
-    /* issuing thread: number of the next operation */
-    uint64_t next_seq;
-    /* stream's thread: number of the last operation that has begun */
-    _Atomic uint64_t run_seq;
-    struct zr_seg_ring ring;
+    struct zr_op_queue queue;
 
     /* stream's thread: when it saw that a peer's process had ended */
     int64_t ended_ns;
-
-    _Atomic int64_t n_done[ZR_OP_AGREE + 1];
-    _Atomic int64_t wire_bytes;
 };
 
 /* My rank of the world. */
@@ -157,7 +133,7 @@ void zr_shm_raise(struct zr_shm *m, enum zr_shm_word which, uint64_t seq);
  * posted. 0 or the failure. */
 int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which);
 
-/* shm_run.c: fn of ops->call. */
-void zr_shm_run(void *op);
+/* shm_run.c: moves the data of an operation (op_queue.h). */
+int zr_shm_move(struct zr_comm *c, const struct zr_comm_op *op);
 
 #endif

@@ -121,7 +121,7 @@ static int open_peers(struct zr_shm *m, const struct card *all)
     int err = 0;
     for (int i = 0; i < m->base.group.size && !err; i++)
         if (i != m->base.group.rank)
-            err = open_peer(m, i, &all[zr_comm_rank(&m->base, i)], m->arena_bytes);
+            err = open_peer(m, i, &all[zr_comm_rank(&m->base, i)], m->base.held->bytes);
     return err;
 }
 
@@ -131,7 +131,7 @@ void zr_shm_unmap(struct zr_shm *m)
         struct zr_shm_peer *peer = &m->peer[i];
         zr_shared_unmap(peer->head, ZR_SHM_HEAD_BYTES);
         if (i != m->base.group.rank)
-            zr_shared_unmap(peer->arena, m->arena_bytes);
+            zr_shared_unmap(peer->arena, m->base.held->bytes);
         if (peer->pidfd >= 0)
             close(peer->pidfd);
         *peer = (struct zr_shm_peer){.pidfd = -1};
@@ -248,7 +248,7 @@ int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 /* My header, and what peers need to find my arena. */
 static int show_mine(struct zr_shm *m, struct card *mine)
 {
-    mine->arena_fd = ((struct shm_arena *)m->held)->fd;
+    mine->arena_fd = ((struct shm_arena *)m->base.held)->fd;
     int err = zr_shared_inode(mine->arena_fd, &mine->arena_ino);
     return err ? err : make_head(m, mine);
 }
@@ -259,21 +259,14 @@ int zr_shm_map(struct zr_shm *m, struct zr_arena *a)
                 *all = new_cards(m);
     if (!all)
         return ZR_ERR_NOMEM;
-    atomic_fetch_add(&a->n_held, 1);
-    m->held = a;
-    m->arena_bytes = a->bytes;
     m->peer[m->base.group.rank].arena = a->base;
     int err = agree_cards(m, show_mine(m, &mine), &mine, all);
     if (!err)
         err = agree_cards(m, open_peers(m, all), &mine, all);
     if (mine.head_fd >= 0)
         close(mine.head_fd);
-    if (err) {
+    if (err)
         zr_shm_unmap(m);
-        zr_arena_drop(a);
-        m->held = NULL;
-        m->arena_bytes = 0;
-    }
     free(all);
     return err;
 }

@@ -386,15 +386,10 @@ static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t miss
             there = other;
         }
     }
-    char where[96] = "not at its first operation yet", besides[192] = "", more[64] = "", what[896], op[96];
+    char where[96], besides[192] = "", more[64] = "", what[896], op[96];
     char last[ZR_LAST_CALL_CHARS], waits[192] = "";
     zr_shm_last(m, place, &here);
-    if (here.seq && here.unit >= 0)
-        snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)here.seq,
-                 zr_op_name((enum zr_op)here.op), here.unit);
-    else if (here.seq)
-        snprintf(where, sizeof where, "at seq %llu (%s)", (unsigned long long)here.seq,
-                 zr_op_name((enum zr_op)here.op));
+    zr_post_where(&here, where, sizeof where);
     if (there.in) {
         zr_post_describe(&there.at, op, sizeof op);
         snprintf(besides, sizeof besides, " here and waits in %s: %s", there.in->name, op);

@@ -11,7 +11,6 @@
 
 #include "comm/segment.h"
 #include "comm/sim/sim.h"
-#include "kernels/first_failure.h"
 
 enum { ZR_SIM_MOST_RANKS = 1024 };
 
@@ -21,14 +20,8 @@ struct zr_sim_part {
     struct zr_stream *stream;
     /* the stream's clock when it came */
     struct zr_vclock *entry;
-    struct zr_gather_seg *gather;
-    struct zr_reduce_seg *reduce;
-    enum zr_op op;
-    int n_seg, root;
-    int64_t off, bytes;
-    /* how many words of an agreement are summed */
-    int32_t n_sum;
-    struct zr_tag tag;
+    /* its segments are the part's own */
+    struct zr_comm_op op;
 };
 
 /* The k-th collective. */
@@ -90,15 +83,10 @@ struct zr_sim_comm {
     struct zr_sim_tiers tiers;
     /* the members of a representative's group; NULL: they are the world's */
     int32_t *own_members;
-    struct zr_arena *held;
-    /* memory of held */
-    char *arena;
-    int64_t arena_bytes;
     int n_made;
     /* the arena that is being made, while this rank waits for the others */
     struct zr_arena *making;
     uint64_t n_put;
-    struct zr_comm_stats stats;
 };
 
 static inline struct zr_sim_comm *zr_sim_comm_of(struct zr_comm *c)
@@ -144,8 +132,8 @@ void zr_sim_symmetric_agree(struct zr_sim_comm_world *d, struct zr_sim_meeting *
 /* sim_collective.c: time of moving `bytes_each` from each of the other members to this one. */
 int64_t zr_sim_wire_ns(const struct zr_sim_comm_world *d, int64_t bytes_each, int me);
 
-/* sim_meet.c: puts a rank's part, which is taken over, on its stream. */
-int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_sim_part *mine);
+/* sim_meet.c: puts a rank's operation, whose segments it copies, on its stream. */
+int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op);
 void zr_sim_part_free(struct zr_sim_meeting *m, int place);
 /* The first failure of all ranks; everyone who waits goes on. why may be NULL. */
 void zr_sim_comm_fail(struct zr_sim_comm_world *d, int code, const char *why);
@@ -161,9 +149,9 @@ void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m
 
 /* sim_order.c: rank, of the world, issues p, its k-th collective over all communicators; reported where the
  * others' k-th is another. */
-void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_sim_part *p);
+void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_post *p);
 /* A stream has come to p: found out where nothing puts the rank's collective before it, on this communicator,
  * before this one. */
-void zr_sim_order_start(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p);
+void zr_sim_order_start(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_post *p);
 
 #endif
