@@ -1,14 +1,87 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi.c: the MPI communicator's vtable: checks, numbering, and what is put on the stream (see mpi_comm.h for
- * how it all works). */
+/* mpi.c: what an operation of an MPI communicator does when its stream comes to it, and the table of the
+ * communicator's functions (mpi_comm.h describes how it works). */
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
 
-#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 /* How long operations may take to end after a failure. */
 static const int64_t STUCK_NS = INT64_C(2) * 1000 * 1000 * 1000;
+
+/* ---- on the stream's thread ---- */
+
+/* In memory that is left behind with the communicator if MPI does not give it back. */
+static uint64_t *words_for(struct zr_mpi *m, int64_t n)
+{
+    if (n > m->n_words) {
+        free(m->words);
+        m->words = malloc((size_t)n * sizeof *m->words);
+        m->n_words = m->words ? n : 0;
+    }
+    return m->words;
+}
+
+static int mpi_run_agree(struct zr_mpi *m, const struct zr_comm_op *op)
+{
+    int64_t n = (int64_t)op->n_sum + op->n_max;
+    if (n == 0)
+        return 0;
+    uint64_t *words = words_for(m, n);
+    if (!words)
+        return zr_mpi_fail_op(m, ZR_ERR_NOMEM, "no memory for the words of an agreement");
+    memcpy(words, m->base.arena + op->off, (size_t)op->post.bytes);
+    int err = zr_mpi_all_reduce(m, words, op->n_sum, op->n_max);
+    if (!err)
+        memcpy(m->base.arena + op->off, words, (size_t)op->post.bytes);
+    return err;
+}
+
+static int run_op(struct zr_mpi *m, const struct zr_comm_op *op)
+{
+    bool alone = m->base.group.size == 1;
+    char *at = m->base.arena + op->off;
+    switch ((enum zr_op)op->post.op) {
+    case ZR_OP_ALL_GATHER:
+        return zr_mpi_gather(m, op->gather, op->post.n_seg);
+    case ZR_OP_REDUCE_SCATTER:
+        return zr_mpi_reduce(m, op->reduce, op->post.n_seg);
+    case ZR_OP_BROADCAST:
+        return alone ? 0 : zr_mpi_broadcast(m, at, op->post.bytes, op->post.root);
+    case ZR_OP_EXCHANGE:
+        return alone ? 0 : zr_mpi_all_gather(m, NULL, at, op->post.bytes, op->post.bytes);
+    case ZR_OP_AGREE:
+        return alone ? 0 : mpi_run_agree(m, op);
+    }
+    return 0;
+}
+
+static void note_op(struct zr_mpi *m, const struct zr_post *now)
+{
+    pthread_mutex_lock(&m->lock);
+    if (now) {
+        m->before = m->last;
+        m->last = *now;
+    }
+    m->is_in_last = now != NULL;
+    pthread_mutex_unlock(&m->lock);
+}
+
+int zr_mpi_move(struct zr_comm *c, const struct zr_comm_op *op)
+{
+    struct zr_mpi *m = zr_mpi_of(c);
+    note_op(m, &op->post);
+    int err = zr_mpi_meet(m, &op->post);
+    if (!err)
+        err = run_op(m, op);
+    if (!err)
+        note_op(m, NULL);
+    return err;
+}
+
+/* ---- the communicator ---- */
 
 static int mpi_run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op)
 {

@@ -2,9 +2,9 @@
 /* mpi_arena.c: arenas of MPI's communicators: memory of the device's, which no other rank reads, or where
  * hosts have several ranks, such as those of a host map; with what each communicator has for itself at its
  * end. */
+#include "comm/arena.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
-#include "comm/plain_arena.h"
 #include "comm/shared_memory.h"
 #include "comm/verdict.h"
 
@@ -13,57 +13,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-struct mpi_arena {
-    struct zr_arena base;
-    struct zr_device *dev;
-    /* of memory that others map; -1: of the device's */
-    int fd;
-};
-
-static void free_mpi_arena(struct zr_arena *a)
-{
-    const struct mpi_arena *own = (struct mpi_arena *)a;
-    if (own->fd >= 0) {
-        zr_shared_unmap(a->base, a->bytes);
-        close(own->fd);
-    } else if (a->base) {
-        own->dev->ops->free(own->dev, a->base, a->bytes);
-    }
-    free(a);
-}
-
-/* All zero. */
-static int alloc_arena(struct zr_mpi_set *p, struct mpi_arena *a)
+static int make_mpi_arena(const struct zr_mpi_set *p, int64_t bytes, struct zr_arena **out)
 {
     char name[48];
-    void *at;
-    if (p->tiers) {
-        snprintf(name, sizeof name, "zero-mpi-arena-%d", p->rank);
-        return zr_shared_make(name, a->base.bytes, &a->fd, &a->base.base);
-    }
-    int err = p->dev->ops->alloc(p->dev, a->base.bytes, &at);
-    if (err)
-        return err;
-    a->base.base = at;
-    return zr_plain_zero(p->dev, at, a->base.bytes);
-}
-
-static int make_mpi_arena(struct zr_mpi_set *p, int64_t bytes, struct zr_arena **out)
-{
     if (bytes <= 0 || bytes > INT64_MAX / 2)
         return zr_fail(ZR_ERR_ARG, "mpi: the arena is %lld bytes: more than 0 are allowed", (long long)bytes);
-    struct mpi_arena *a = calloc(1, sizeof *a);
-    if (!a)
-        return zr_fail(ZR_ERR_NOMEM, "mpi: no memory for an arena of %lld bytes", (long long)bytes);
-    a->base = (struct zr_arena){.free = free_mpi_arena, .bytes = bytes, .n_held = 1};
-    a->dev = p->dev;
-    a->fd = -1;
-    int err = alloc_arena(p, a);
-    if (err)
-        zr_arena_drop(&a->base);
-    else
-        *out = &a->base;
-    return err;
+    snprintf(name, sizeof name, "zero-mpi-arena-%d", p->rank);
+    return p->tiers ? zr_shared_arena("mpi", name, bytes, out) : zr_plain_arena(p->dev, "mpi", bytes, out);
 }
 
 /* What a rank tells of its step. */
@@ -146,14 +102,14 @@ static int map_mpi_peers(struct zr_mpi *m, const struct card *all)
 int zr_mpi_attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct zr_mpi *m = zr_mpi_of(c);
-    struct mpi_arena *own = (struct mpi_arena *)a;
-    struct card mine = {.bytes = a->bytes, .role = (int32_t)c->role, .pid = (int32_t)getpid(), .fd = own->fd},
+    int fd = zr_arena_fd(a);
+    struct card mine = {.bytes = a->bytes, .role = (int32_t)c->role, .pid = (int32_t)getpid(), .fd = fd},
                 *all = new_mpi_cards(m);
     if (!all)
         return ZR_ERR_NOMEM;
     int err = zr_comm_check_reserve(c, a);
-    if (!err && own->fd >= 0)
-        err = zr_shared_inode(own->fd, &mine.inode);
+    if (!err && fd >= 0)
+        err = zr_shared_inode(fd, &mine.inode);
     err = agree_mpi_cards(m, err, &mine, all);
     if (!err && m->set->tiers)
         err = agree_mpi_cards(m, map_mpi_peers(m, all), &mine, all);

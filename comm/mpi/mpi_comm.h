@@ -10,10 +10,9 @@
  * MPI cannot take a request back: what is under way when an operation fails stays so, with the memory that
  * belongs to it. So a communicator with such requests is left behind, and its arena with it.
  *
- *   mpi.c         the vtable: checks, numbering, and putting operations on the stream
- *   mpi_run.c     what an operation does when its turn comes
- *   mpi_reduce.c  sums: rows of slices in chunks, added in the fixed tree
- *   mpi_tiers.c   gathers and sums of hosts with several ranks: shared memory inside, MPI between
+ *   mpi.c         what an operation does when its turn comes; the table of functions
+ *   mpi_gather.c  gathers: shared memory inside a host, MPI between
+ *   mpi_reduce.c  sums: rows of slices in chunks, added in the fixed tree, by rank or by host
  *   mpi_wait.c    requests begun and waited for; posts compared; failing
  *   mpi_arena.c   arenas, and what communicators have of them for themselves
  *   mpi_open.c    ranks meet, and communicators are made and closed
@@ -143,17 +142,15 @@ int zr_mpi_meet_host(struct zr_mpi *m);
 /* Nothing of the communicator is under way. */
 bool zr_mpi_rests(const struct zr_mpi *m);
 
-/* mpi_reduce.c */
-int zr_mpi_reduce(struct zr_mpi *m, const struct zr_reduce_seg *g);
+/* Between two pieces of work that needs no MPI: requests go on all the same, and a failure ends the
+ * operation. */
+int zr_mpi_look_between(struct zr_mpi *m);
 
-/* mpi_tiers.c. */
-/* How the group lies on hosts, once the set knows them. ZR_ERR_NOMEM. */
-int zr_mpi_spread(struct zr_mpi *m);
-/* Segments of one operation. */
-int zr_mpi_gather_by_host(struct zr_mpi *m, const struct zr_gather_seg *seg, uint32_t n_seg);
-int zr_mpi_reduce_by_host(struct zr_mpi *m, const struct zr_reduce_seg *seg, uint32_t n_seg);
+/* mpi_gather.c, mpi_reduce.c: the segments of one operation. */
+int zr_mpi_gather(struct zr_mpi *m, const struct zr_gather_seg *seg, uint32_t n_seg);
+int zr_mpi_reduce(struct zr_mpi *m, const struct zr_reduce_seg *seg, uint32_t n_seg);
 
-/* mpi_run.c: moves the data of an operation (op_queue.h). */
+/* mpi.c: moves the data of an operation (op_queue.h). */
 int zr_mpi_move(struct zr_comm *c, const struct zr_comm_op *op);
 
 /* mpi_arena.c. Both collective over the world. */

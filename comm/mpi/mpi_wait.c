@@ -290,6 +290,14 @@ int zr_mpi_all_reduce(struct zr_mpi *m, uint64_t *at, int32_t n_sum, int32_t n_m
     return err;
 }
 
+int zr_mpi_look_between(struct zr_mpi *m)
+{
+    int err = zr_first_code(&m->set->failure);
+    if (!err)
+        zr_mpi_poll(m->set->process);
+    return err;
+}
+
 /* ---- meeting ---- */
 
 static bool has_come(const struct zr_mpi *m, int place)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_arena.c: a communicator's arena: memory of NCCL's or of the device's, registered as a window where all
  * ranks can, and given back. */
+#include "comm/arena.h"
 #include "comm/nccl/nccl_comm.h"
 #include "comm/nccl/nccl_versions.h"
-#include "comm/plain_arena.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -50,6 +50,21 @@ static int empty_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const s
     return err ? err : zr_nccl_copy_end(p->m, s, &t);
 }
 
+/* Slices of any size, which NCCL has no collective for: each place sends its own to all. A place without
+ * bytes has no call. */
+static ncclResult_t gather_places(const struct zr_nccl *m, cudaStream_t native, const struct zr_gather_seg *g)
+{
+    ncclResult_t res = ncclSuccess;
+    for (int place = 0; place < m->base.group.size && !res; place++) {
+        char *to = m->base.arena + g->dst + zr_cut_at(&g->cut, place);
+        const char *from = place == m->base.group.rank ? m->base.arena + zr_gather_own(g, place) : to;
+        int64_t n = zr_cut_bytes(&g->cut, place);
+        if (n > 0)
+            res = m->set->api.Broadcast(from, to, (size_t)n, ncclInt8, place, m->comm, native);
+    }
+    return res;
+}
+
 static ncclResult_t gather_whole(const struct zr_nccl_pack *p, cudaStream_t native,
                                  const struct zr_gather_seg *seg, int n_seg)
 {
@@ -59,7 +74,7 @@ static ncclResult_t gather_whole(const struct zr_nccl_pack *p, cudaStream_t nati
         const struct zr_gather_seg *g = &seg[i];
         bool as_it_lies = g->cut.total > 0 && !zr_nccl_packs(p, i);
         if (as_it_lies && g->cut.at)
-            res = zr_nccl_gather_places(m, native, g);
+            res = gather_places(m, native, g);
         else if (as_it_lies)
             res =
                 m->set->api.AllGather(own_slice(m, g), m->base.arena + g->dst,

@@ -13,7 +13,7 @@
  *     of any length);
  *   - segments with places of their own whose slices are up to opt.small_bytes: rows are of the largest slice
  *     (not by the fixed tree either). Larger ones travel place by place, each as a broadcast from it or a sum
- *     to it (zr_nccl_gather_places, zr_nccl_reduce_places);
+ *     to it (nccl_gather.c, nccl_reduce.c);
  *   - segments with slices up to opt.small_bytes, where there are at least two of them or such as above.
  * All others travel as they lie, without a copy: copying a large one would take longer than what one call
  * fewer saves. The choice, the rows and the rounds are the same on all ranks. */
@@ -81,13 +81,6 @@ static inline char *zr_nccl_part_at(const struct zr_nccl_pack *p, const struct z
 {
     return p->room + place * p->row + part->place;
 }
-
-/* nccl_places.c: one segment with places of its own, as it lies, inside a group of calls: every place's slice
- * to all ranks; and the sum of every place's slice to it, on this rank to own. */
-ncclResult_t zr_nccl_gather_places(const struct zr_nccl *m, cudaStream_t native,
-                                   const struct zr_gather_seg *g);
-ncclResult_t zr_nccl_reduce_places(const struct zr_nccl *m, cudaStream_t native,
-                                   const struct zr_reduce_seg *g, char *own, ncclDataType_t type);
 
 /* Copies on their way into as few kernels as they fit into. */
 struct zr_nccl_copies {

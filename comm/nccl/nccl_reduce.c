@@ -81,6 +81,21 @@ static bool goes_straight(const struct zr_reduce_seg *g)
     return g->dtype == ZR_F32 && !g->accumulate;
 }
 
+/* Slices of any size, which NCCL has no collective for: for each place a sum, on this rank to own. */
+static ncclResult_t reduce_places(const struct zr_nccl *m, cudaStream_t native, const struct zr_reduce_seg *g,
+                                  char *own, ncclDataType_t type)
+{
+    ncclResult_t res = ncclSuccess;
+    for (int place = 0; place < m->base.group.size && !res; place++) {
+        char *slice = m->base.arena + g->src + zr_cut_at(&g->cut, place);
+        int64_t n = zr_cut_bytes(&g->cut, place) / zr_dtype_bytes(g->dtype);
+        char *to = place == m->base.group.rank ? own : slice; /* of others nothing is received */
+        if (n > 0)
+            res = m->set->api.Reduce(slice, to, (size_t)n, type, ncclSum, place, m->comm, native);
+    }
+    return res;
+}
+
 static ncclResult_t reduce_whole(const struct zr_nccl *m, cudaStream_t native, const struct packs *p,
                                  const struct zr_reduce_seg *seg, int n_seg)
 {
@@ -92,7 +107,7 @@ static ncclResult_t reduce_whole(const struct zr_nccl *m, cudaStream_t native, c
              *own = goes_straight(g) ? m->base.arena + g->dst : src + zr_cut_at(&g->cut, me);
         bool as_it_lies = g->cut.total > 0 && !goes_packed(p, i);
         if (as_it_lies && g->cut.at)
-            res = zr_nccl_reduce_places(m, native, g, own, type_of(g->dtype));
+            res = reduce_places(m, native, g, own, type_of(g->dtype));
         else if (as_it_lies)
             res =
                 m->set->api.ReduceScatter(src, own, (size_t)(g->cut.total / size / zr_dtype_bytes(g->dtype)),

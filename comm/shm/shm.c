@@ -6,10 +6,8 @@
 #include "comm/meet/rendezvous.h"
 #include "comm/topology.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 enum { SPIN_NS = 20000, LEAST_STREAMS = 2 };
 
@@ -81,21 +79,11 @@ static void shm_called(struct zr_comm *c, const struct zr_called *call)
         zr_called_put(&shm_of(c)->peer[c->group.rank].head->called, call);
 }
 
-/* Cores that this process may use. */
-static int count_cores(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 /* A thread that waits looks for a while before it sleeps, unless that takes a core from another: there is to
- * be one for each stream of every rank. Containers of one machine may share cores or each have their own, so
- * its ranks are held against all of its cores, too. */
+ * be one for each stream of every rank. */
 static int64_t choose_spin(const struct zr_shm *m, int n_streams)
 {
-    return m->n_host * n_streams <= count_cores() && m->n_machine * n_streams <= sysconf(_SC_NPROCESSORS_ONLN)
-               ? SPIN_NS
-               : 0;
+    return zr_topology_has_cores(m->n_host, m->n_machine, n_streams) ? SPIN_NS : 0;
 }
 
 void zr_shm_link(struct zr_comm *const comm[], int n)

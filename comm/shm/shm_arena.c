@@ -3,6 +3,7 @@
  *
  * Each step that may fail on one rank ends with an exchange of how it went, so that all ranks go on or none.
  * Where there is no memory even for that, zr_rendezvous_fail tells the others. */
+#include "comm/arena.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/shared_memory.h"
 #include "comm/shm/shm.h"
@@ -50,23 +51,21 @@ static int agree_cards(struct zr_shm *m, int err, struct card *mine, struct card
 
 /* --- my segments --- */
 
-struct shm_arena {
-    struct zr_arena base;
-    int fd; /* peers open it through this */
+struct name {
+    char text[64];
 };
 
-/* A file of that many bytes, mapped; *fd is closed by the caller, also after a failure. */
-static int make_segment(const struct zr_shm *m, const char *what, int64_t bytes, int *fd, char **at)
+static struct name name_segment(const struct zr_shm *m, const char *what)
 {
-    char name[64];
-    snprintf(name, sizeof name, "zero-%s-%s-%d", m->name, what, zr_shm_self(m));
-    return zr_shared_make(name, bytes, fd, at);
+    struct name n;
+    snprintf(n.text, sizeof n.text, "zero-%s-%s-%d", m->name, what, zr_shm_self(m));
+    return n;
 }
 
 static int make_head(struct zr_shm *m, struct card *mine)
 {
     char *p;
-    int err = make_segment(m, "head", ZR_SHM_HEAD_BYTES, &mine->head_fd, &p);
+    int err = zr_shared_make(name_segment(m, "head").text, ZR_SHM_HEAD_BYTES, &mine->head_fd, &p);
     if (err)
         return err;
     struct zr_shm_head *h = m->peer[m->base.group.rank].head = (struct zr_shm_head *)p;
@@ -75,15 +74,6 @@ static int make_head(struct zr_shm *m, struct card *mine)
     h->nonce = mine->nonce;
     h->magic = segment_magic;
     return 0;
-}
-
-static void free_shm_arena(struct zr_arena *a)
-{
-    struct shm_arena *own = (struct shm_arena *)a;
-    zr_shared_unmap(a->base, a->bytes);
-    if (own->fd >= 0)
-        close(own->fd);
-    free(own);
 }
 
 /* --- a peer's segments --- */
@@ -204,16 +194,6 @@ static struct card *new_cards(const struct zr_shm *m)
     return all;
 }
 
-static int make_arena(const struct zr_shm *m, int64_t bytes, struct shm_arena **out)
-{
-    struct shm_arena *a = calloc(1, sizeof *a);
-    *out = a;
-    if (!a)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for an arena");
-    a->base = (struct zr_arena){.free = free_shm_arena, .bytes = bytes, .n_held = 1};
-    return make_segment(m, "arena", bytes, &a->fd, &a->base.base);
-}
-
 int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_shm *m = (struct zr_shm *)c;
@@ -222,7 +202,7 @@ int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
                         .first = zr_comm_rank(c, 0),
                         .bytes = bytes},
                 *all = new_cards(m);
-    struct shm_arena *a = NULL;
+    struct zr_arena *a = NULL;
     if (!all)
         return ZR_ERR_NOMEM;
     int err = bytes > 0 && bytes <= INT64_MAX / 2
@@ -234,21 +214,21 @@ int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     if (!err)
         err = check_sizes(m, all);
     if (!err) {
-        err = make_arena(m, bytes, &a);
+        err = zr_shared_arena("shm", name_segment(m, "arena").text, bytes, &a);
         err = agree_cards(m, err, &mine, all);
     }
     free(all);
-    if (err && a)
-        free_shm_arena(&a->base);
-    else if (!err)
-        *out = &a->base;
+    if (err)
+        zr_arena_drop(a);
+    else
+        *out = a;
     return err;
 }
 
 /* My header, and what peers need to find my arena. */
 static int show_mine(struct zr_shm *m, struct card *mine)
 {
-    mine->arena_fd = ((struct shm_arena *)m->base.held)->fd;
+    mine->arena_fd = zr_arena_fd(m->base.held);
     int err = zr_shared_inode(mine->arena_fd, &mine->arena_ino);
     return err ? err : make_head(m, mine);
 }
