@@ -52,54 +52,52 @@ enum zr_role {
     ZR_ROLE_GATHER_OUTER,
     ZR_ROLE_REDUCE_OUTER,
     ZR_ROLE_CONTROL,
-    /* of the ranks that have parts of one copy of the model: its activations */
+    /* Activations, among the ranks that hold one copy of the model together (tensor parallelism). */
     ZR_ROLE_MODEL,
-    /* of all ranks, where those of control have one part of the model alone: the step's agreement */
+    /* The step's agreement of all ranks, if the control group has the ranks of one part of the model only. */
     ZR_ROLE_WORLD,
-    /* of two ranks of a pipeline: an even one and the next, and an odd one and the next: activations. Where
-     * a rank has several stages they are a ring, which the last rank and the first close: a third pair, as in
-     * a ring of an odd number of ranks two kinds are not enough to tell a rank's pairs apart */
+    /* Activations between two neighbours of a pipeline: from an even rank to the next one, from an odd
+     * rank to the next one, and from the last rank to the first. The closing pair exists if a rank has
+     * several pipeline stages. It is a role of its own because a ring may have an odd number of ranks. */
     ZR_ROLE_EVEN_PAIR,
     ZR_ROLE_ODD_PAIR,
     ZR_ROLE_CLOSING_PAIR,
-    /* of two ranks, of the first pipeline stage and the last: tensors that both have */
+    /* Tensors that the first and the last pipeline stage both have. */
     ZR_ROLE_TIED,
     ZR_ROLES
 };
-/* From ZR_ROLE_EVEN_PAIR on. */
+/* Number of pair roles, from ZR_ROLE_EVEN_PAIR on. */
 #define ZR_PAIR_ROLES 3
 /* "gather", "reduce", "gather outer", "reduce outer", "control", "model", "world", "even pair", "odd pair",
  * "closing pair", "tied" */
 const char *zr_role_name(enum zr_role r);
 
-/* Where a region is cut for the places of a group: place p owns bytes [zr_cut_at(p), zr_cut_at(p + 1)), which
- * may be none. See comm/segment.h. */
+/* Where a region is cut for the places of a group. Place p owns bytes [zr_cut_at(p), zr_cut_at(p + 1)), which
+ * may be empty. See comm/segment.h. */
 struct zr_cut {
-    /* Slices of equal size, a multiple of 128, but for the last ones, which are short or empty; 0 where there
-     * are places. */
+    /* Bytes of a slice if slices are equal, a multiple of 128. The last slices may be short or empty. 0 if
+     * there is a list of places. */
     int64_t each;
-    /* Bytes of the region; of equal slices <= group.size * each. */
+    /* Bytes of the region. With equal slices at most group.size * each. */
     int64_t total;
-    /* NULL: equal slices. Else a list of places, ascending, (group.size * at_every + 1): the slice of place p
-     * is [at[p * at_every], at[(p + 1) * at_every]), counted from at[0] in steps of at_bytes bytes. It ends
-     * at a multiple of 64 bytes or at total; the last one at total. So one list, in elements, says where a
-     * flat is cut, whatever the dtype that travels, for the places of the world and for those of each of its
-     * groups (zr_cut_in, zr_cut_part, zr_cut_merged of segment.h). Equal on all ranks of the group. Borrowed
-     * until the call that it is given to returns. */
+    /* NULL: equal slices. Otherwise a list of (group.size * at_every + 1) ascending numbers. The slice of
+     * place p is [at[p * at_every], at[(p + 1) * at_every]), counted from at[0] in units of at_bytes
+     * bytes. It ends at a multiple of 64 bytes or at total; the last slice ends at total. One list in
+     * elements thus serves every dtype that travels, the world, and each of its groups (zr_cut_in,
+     * zr_cut_part and zr_cut_merged of segment.h). Equal on all ranks of the group. Borrowed until the
+     * call returns. */
     const int64_t *at;
-    /* 0 means 1 */
+    /* 0: 1. */
     int32_t at_every, at_bytes;
-    /* Of a list of places: bytes of the largest slice of the group, where they are known; 0: they are not,
-     * and zr_cut_most looks for it. */
+    /* Bytes of the largest slice of a list of places. 0: unknown, and zr_cut_most searches the list. */
     int64_t most;
 };
 
-/* One flat region that is gathered. Offsets are of the communicator's arena, equal on all its ranks but for
- * what only its own rank uses. */
+/* One flat region that is gathered. Offsets are in the communicator's arena. They are equal on all ranks. */
 struct zr_gather_seg {
-    /* This rank's slice; in place: src == dst, and the slice lies in the region, where it belongs. */
+    /* This rank's slice. In place: src == dst, and the slice already lies at its place in the region. */
     int64_t src;
-    /* The full region in every rank's arena; equal on all ranks, for a peer may read what has come there. */
+    /* The full region in every rank's arena, where a peer may read what has arrived. */
     int64_t dst;
     bool in_place;
     struct zr_cut cut;
@@ -109,17 +107,16 @@ struct zr_gather_seg {
 struct zr_reduce_seg {
     /* The full region in every rank's arena, of dtype. */
     int64_t src;
-    /* This rank's slice as fp32, one float per element, in its own arena; of f32 it may be its slice of src,
-     * if accumulate is not set. */
+    /* This rank's slice as fp32, one float per element, in its own arena. May differ between ranks. With f32
+     * and without accumulate it may be this rank's slice of src. */
     int64_t dst;
-    /* Of src. */
+    /* Cut and dtype of src. */
     struct zr_cut cut;
     enum zr_dtype dtype;
     /* Add to dst instead of overwriting it. */
     bool accumulate;
 };
 
-/* What an operation is, for matching across ranks and for messages. */
 enum zr_op { ZR_OP_ALL_GATHER = 1, ZR_OP_REDUCE_SCATTER, ZR_OP_BROADCAST, ZR_OP_EXCHANGE, ZR_OP_AGREE };
 const char *zr_op_name(enum zr_op op);
 
@@ -145,7 +142,7 @@ struct zr_tag {
     /* Hash of the model's calls so far. Equal on all ranks that made the same calls. */
     uint64_t call_hash;
 
-    /* Of this rank alone. */
+    /* These two may differ between ranks. */
     struct zr_flight_from from;
     struct zr_flight_mark mark;
 };
@@ -158,7 +155,7 @@ struct zr_post {
     int32_t op, unit, root;
     uint32_t step, n_seg, pad;
     uint64_t call_hash;
-    /* Of all segments together, of the range, of one slot, or of the words. */
+    /* Bytes of all segments together, of the range, of one slot, or of the words. */
     int64_t bytes;
     /* Hash of the segments, or of where the range lies. */
     uint64_t seg_hash;
@@ -254,7 +251,7 @@ struct zr_comm_watch {
 struct zr_comm {
     /* Set by the backend when it opens the communicator. */
     const struct zr_comm_ops *ops;
-    /* Whose ranks it joins. Place p of everything here is rank zr_comm_rank(c, p) of the world. */
+    /* Its ranks. Place p is rank zr_comm_rank(c, p) of the world. */
     struct zr_group group;
     enum zr_role role;
     /* Not 0 once zr_comm_status may have a failure to tell, and from then on. Whoever finds one raises it on
@@ -273,7 +270,7 @@ struct zr_comm {
     char *arena;
     /* Operations ever issued. The issuing thread. */
     uint64_t n_issued;
-    /* By enum zr_op, and what they took. */
+    /* Complete operations by enum zr_op, and the bytes that they took from other ranks. */
     _Atomic int64_t n_done[ZR_OP_AGREE + 1], wire_bytes;
     _Atomic int64_t library_bytes;
 };
@@ -339,22 +336,22 @@ static inline int32_t zr_comm_rank(const struct zr_comm *c, int32_t place)
 struct zr_rendezvous;
 struct zr_topology;
 
-/* World 1: nothing to say to anyone. A gather in place is nothing at all, a reduce is one pass from src to
- * dst. */
+/* A world of one rank. A gather in place does nothing, and a sum is one pass from src to dst. */
 int zr_self_open(struct zr_device *dev, enum zr_role role, struct zr_comm **out);
 
-/* One host: every rank of a group maps every other's arena. Collective over all ranks of rdv, each with the
- * group that it belongs to, and blocking, as making the arena is; rdv, and the group's members, must outlive
- * the communicator. t: of the world, for who shares this host's memory and cores; NULL: all do. timeout_ms:
- * how long an operation waits for peers before it fails. */
+/* One host: every rank of a group maps every other's arena. Collective over all ranks of rdv, each with
+ * its own group, and blocking. rdv and the group's members must outlive the communicator. t says which
+ * ranks share this host's memory and cores; NULL: all. An operation waits timeout_ms for peers before it
+ * fails. */
 int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_topology *t,
                 const struct zr_group *group, enum zr_role role, int64_t timeout_ms, struct zr_comm **out);
 
-/* The communicators of one context, n from zr_shm_open, of different roles. A failure of one is one of all,
- * at once, so that a rank is not held up by each in turn. And each one's messages know what the others do:
- * what the program called, and where ranks wait for each other, one here and one there. Whether a wait looks
- * for a while before it sleeps goes by the streams of all. When one is closed, the streams of all must be
- * idle. */
+/* Links the n communicators of one context, which zr_shm_open opened for different roles.
+ *
+ * A failure of one fails all at once, so that a rank does not wait in each of them in turn. Messages of one
+ * can tell what the others do: what the program called, and which ranks wait for each other in two of them.
+ * Whether a wait spins before it sleeps depends on the number of streams of all. When one is closed, the
+ * streams of all must be idle. */
 void zr_shm_link(struct zr_comm *const comm[], int n);
 
 #endif
