@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm.c: the communicator of ranks on one host, through shared memory: its vtable (see shm.h for how it
- * works). */
+/* shm.c: the communicator of ranks on one host, through shared memory: opening, closing, and its table of
+ * functions. shm.h describes how it works. */
 #include "comm/shm/shm.h"
 #include "comm/backend.h"
 #include "comm/meet/rendezvous.h"
@@ -26,7 +26,7 @@ static int shm_attach(struct zr_comm *c, struct zr_arena *a)
     m->mapped = true;
     pthread_mutex_unlock(&m->lock);
     m->base.alarm = &m->peer[m->base.group.rank].head->alarm;
-    if (zr_first_code(&m->failure)) /* an abort came when no peer could be told yet */
+    if (zr_first_code(&m->failure)) /* it was aborted when no peer could be told yet */
         zr_shm_fail(m, zr_first_code(&m->failure), zr_shm_self(m), m->failure.text);
     return 0;
 }
@@ -107,8 +107,7 @@ static void shm_close(struct zr_comm *c)
         if (m->sibling[r])
             m->sibling[r]->sibling[c->role] = NULL;
     if (m->mapped) {
-        /* Whoever waits for me would wait in vain. The memory itself lives as long as a peer has it mapped.
-         */
+        /* Peers that wait for this rank would wait in vain. The memory lives as long as a peer maps it. */
         atomic_store(&m->peer[c->group.rank].head->closed, 1);
         zr_shm_wake_all(m);
         zr_shm_unmap(m);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm_arena.c: making, finding and mapping the segments of a shared-memory communicator.
+/* shm_arena.c: makes, finds and maps the segments of a shared-memory communicator.
  *
- * Each step that may fail on one rank ends with an exchange of how it went, so that all ranks go on or none.
- * Where there is no memory even for that, zr_rendezvous_fail tells the others. */
+ * Each step that may fail on one rank ends with an exchange of its result, so that either all ranks go on or
+ * none does. A rank without memory for that exchange tells the others by zr_rendezvous_fail. */
 #include "comm/arena.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/shared_memory.h"
@@ -25,26 +25,25 @@ _Static_assert(ZR_SHM_SIZE <= ZR_MAX_SOURCES, "sum_tree takes a source from ever
 
 static const uint64_t segment_magic = 0x7a65726f2073686d;
 
-/* What a rank tells of one step. */
+/* A rank's result of one step. */
 struct card {
     int32_t pid, role;
     int32_t head_fd, arena_fd;
-    uint64_t nonce;     /* in the header */
+    uint64_t nonce;     /* of the header */
     uint64_t arena_ino; /* of the arena's file */
     int64_t bytes, room;
-    int32_t first;     /* rank of its group */
-    int32_t n_machine; /* ranks that share the machine of which room is said */
+    int32_t first;     /* lowest place of its group, as a rank */
+    int32_t n_machine; /* ranks that share the machine, whose free memory room is */
     ZR_VERDICT(240);
 };
 
-/* Exchanges cards among all ranks of the world, whatever their groups: they go on together or not at all.
- * err: of this rank's step. */
+/* Exchanges cards among all ranks of the world. err: this rank's result. Returns the first failure of any. */
 static int agree_cards(struct zr_shm *m, int err, struct card *mine, struct card *all)
 {
     int world = zr_rendezvous_world(m->rdv);
     zr_verdict_put(mine, err);
     err = zr_rendezvous_exchange(m->rdv, mine, sizeof *mine, all);
-    if (!err) /* else a rank is lost, and what this one met may come of that: memory of a dead rank is gone */
+    if (!err) /* else a rank is lost, and the result here may be a consequence: a dead rank's memory is gone */
         err = zr_verdict_first(all, world, zr_rendezvous_rank(m->rdv));
     return err ? zr_fail_more(err, "%s", m->name) : 0;
 }
@@ -84,7 +83,7 @@ static int open_peer(struct zr_shm *m, int place, const struct card *card, int64
     struct zr_shared_at at = {.rank = zr_comm_rank(&m->base, place), .pid = card->pid, .fd = card->head_fd};
     char *p;
     peer->pid = card->pid;
-    /* Before the segments are opened: if the number is another process's by then, the nonce shows it. */
+    /* Before the segments are opened: if another process has the number by then, the nonce shows it. */
     if (peer->pid != getpid())
         peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
     if (peer->pidfd < 0 && peer->pid != getpid() && zr_is_descriptor_limit(errno)) {
@@ -102,7 +101,7 @@ static int open_peer(struct zr_shm *m, int place, const struct card *card, int64
                        card->head_fd, at.rank);
     at.fd = card->arena_fd;
     at.inode = card->arena_ino;
-    /* For reading: a stray write is caught here. */
+    /* Read-only, so that a stray write faults here. */
     return zr_shared_map(&at, bytes, PROT_READ, &peer->arena);
 }
 
@@ -130,9 +129,8 @@ void zr_shm_unmap(struct zr_shm *m)
 
 /* --- all together --- */
 
-/* Pages are charged to the memory control groups of the rank whose part they are, so those must leave room
- * for this rank's part; the host, for the parts of all. What ranks of one group want together is asked where
- * the whole plan is known (zero/memory.c). */
+/* Checks that the memory control groups of this rank have room for its own arena, as pages are charged to the
+ * rank that owns them. zero/memory.c checks what all ranks of a control group need together. */
 static int check_groups(int64_t bytes, int64_t *on_host)
 {
     struct zr_host_memory m;
@@ -147,8 +145,8 @@ static int check_groups(int64_t bytes, int64_t *on_host)
     return 0;
 }
 
-/* Room for an arena of each rank that shares a machine with the one whose card it is, as large as its own, or
- * where all do, as large as theirs are. */
+/* Checks that a rank's machine has room for the arenas of all ranks on it. If the whole world is there, their
+ * sizes are known; otherwise they are taken to be equal. */
 static int check_room(const struct zr_shm *m, int rank, const struct card *all)
 {
     const struct card *c = &all[rank];
@@ -165,8 +163,8 @@ static int check_room(const struct zr_shm *m, int rank, const struct card *all)
         m->name, c->n_machine, (long long)c->bytes, (long long)c->room, rank);
 }
 
-/* Equal roles, sizes that are equal within each group, and room for all of them at once. Every rank comes to
- * the same verdict, from the same numbers. */
+/* Checks that roles are equal, sizes are equal within each group, and all arenas fit at once. Every rank
+ * has the same numbers, and so the same result. */
 static int check_sizes(struct zr_shm *m, const struct card *all)
 {
     int world = zr_rendezvous_world(m->rdv), err = 0;
@@ -225,7 +223,7 @@ int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     return err;
 }
 
-/* My header, and what peers need to find my arena. */
+/* Makes this rank's header, and fills in what peers need to find its arena. */
 static int show_mine(struct zr_shm *m, struct card *mine)
 {
     mine->arena_fd = zr_arena_fd(m->base.held);

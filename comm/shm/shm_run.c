@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm_run.c: what an operation of the shared-memory communicator does when its stream comes to it. */
+/* shm_run.c: moves the data of an operation of the shared-memory communicator, on the stream's thread. */
 #include "comm/shm/shm.h"
 
 #include <string.h>
 
-/* 64 KiB of fp32: the sums of a piece stay in the cache between passes over its sources */
+/* 64 KiB of fp32, so that the sums of a piece stay in the cache between passes over its sources. */
 enum { SUM_ELEMENTS = 1 << 14 };
 
 static bool run_failed(struct zr_shm *m)
@@ -12,8 +12,8 @@ static bool run_failed(struct zr_shm *m)
     return zr_first_code(&m->failure) != 0;
 }
 
-/* A failure ends it between two pieces, which are as small as still go past the caches. The last one is the
- * largest, so that none of a large copy is smaller. */
+/* Copies piece by piece, so that a failure ends it soon. Pieces are as small as the copies that bypass the
+ * caches can be; the last one takes the rest. */
 static void pull(struct zr_shm *m, char *dst, const char *src, int64_t bytes)
 {
     for (int64_t at = 0, n; at < bytes && !run_failed(m); at += n) {
@@ -26,7 +26,7 @@ static void run_all_gather(struct zr_shm *m, const struct zr_gather_seg *g)
 {
     int size = m->base.group.size, me = m->base.group.rank;
     char *dst = m->peer[me].arena + g->dst;
-    /* Each begins with the place after its own, so that they do not all read the same arena. */
+    /* Each rank begins with the place after its own, so that they do not all read the same arena. */
     for (int k = 1; k <= size; k++) {
         int i = (me + k) % size;
         int64_t at = zr_cut_at(&g->cut, i), n = zr_cut_bytes(&g->cut, i);
@@ -44,7 +44,7 @@ static void run_reduce_scatter(struct zr_shm *m, const struct zr_reduce_seg *g)
     float *dst = (float *)(m->peer[me].arena + g->dst);
     const void *src[ZR_SHM_SIZE];
     if (size == 1 && g->src == g->dst && g->dtype == ZR_F32 && !g->accumulate)
-        return; /* it is there, and may be read meanwhile */
+        return; /* it is there already, and somebody may be reading it */
     for (int64_t at = 0, n = bytes / each; at < n && !run_failed(m); at += SUM_ELEMENTS) {
         for (int i = 0; i < size; i++)
             src[i] = m->peer[i].arena + g->src + first + at * each;
@@ -75,7 +75,8 @@ static uint64_t *words_of(struct zr_shm *m, int place, const struct zr_comm_op *
     return (uint64_t *)(m->peer[place].arena + op->off);
 }
 
-/* This rank's part of the words, out of all records, in its own: nobody else reads it there. */
+/* Combines this rank's part of the words of all records, in its own record, where nobody else reads that
+ * part. */
 static void run_agree_part(struct zr_shm *m, const struct zr_comm_op *op, int64_t n)
 {
     int size = m->base.group.size, me = m->base.group.rank;
@@ -95,7 +96,7 @@ static void run_agree(struct zr_shm *m, const struct zr_comm_op *op)
     run_agree_part(m, op, n);
     zr_shm_raise(m, ZR_SHM_MIDDLE, op->post.seq);
     if (zr_shm_wait(m, &op->post, ZR_SHM_MIDDLE)) {
-        if (op->n_sum > 0) /* the last may lie in this rank's part, which is complete */
+        if (op->n_sum > 0) /* it may lie in this rank's part, which is complete */
             words_of(m, me, op)[op->n_sum - 1] = 0;
         return;
     }
@@ -130,8 +131,8 @@ static void move(struct zr_shm *m, const struct zr_comm_op *op)
     }
 }
 
-/* Words that the operation does not raise, and nobody waits for in it, go on with it: they are compared by
- * difference, which may not become as large as half of what they count. */
+/* Also advances the words that the operation does not use. They are compared by difference, which must stay
+ * below half of the range of a word. */
 static void pass_words(struct zr_shm_head *own, int32_t op, uint64_t seq)
 {
     if (op != ZR_OP_AGREE)
@@ -153,8 +154,8 @@ int zr_shm_move(struct zr_comm *c, const struct zr_comm_op *op)
         return err;
     move(m, op);
     err = zr_first_code(&m->failure);
-    /* After a gather peers may still read this rank's shard: comm.h leaves it to the caller not to write it
-     * too soon. */
+    /* After a gather peers may still read this rank's shard. By comm.h the caller must not write it too
+     * soon. */
     if (!err && op->post.op != ZR_OP_ALL_GATHER) {
         zr_shm_raise(m, ZR_SHM_DONE, seq);
         err = zr_shm_wait(m, &op->post, ZR_SHM_DONE);
