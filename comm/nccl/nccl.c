@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl.c: the NCCL communicator's vtable: checks, the ledger, and what an operation puts on the stream (see
- * nccl_comm.h for how it all works). */
+/* nccl.c: what an operation over NCCL puts on the stream, the ledger, and the communicator's table of
+ * functions. nccl_comm.h describes how it works. */
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
 
@@ -25,8 +25,8 @@ static void enter(struct zr_nccl *m, const struct zr_post *p)
     l->n_issued++;
 }
 
-/* With the lock held: a free entry of the pending ones is this operation's. Who issues has asked has_room, so
- * there is one. 1: there is nothing to do, as the communicator has failed, or another has. */
+/* Takes a free entry for the operation. There is one, as the issuer has asked has_room. Called with the
+ * lock held. 1: there is nothing to do, as this or another communicator has failed. */
 static int take_entry(struct zr_nccl *m, const struct zr_comm_op *op)
 {
     struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_put);
@@ -47,7 +47,7 @@ static int take_entry(struct zr_nccl *m, const struct zr_comm_op *op)
     return 0;
 }
 
-/* And the stream's event before the operation is recorded. */
+/* Also records the event before the operation. */
 static int begin_issue(struct zr_nccl *m, struct zr_stream *s, const struct zr_comm_op *op)
 {
     struct zr_nccl_set *p = m->set;
@@ -58,8 +58,8 @@ static int begin_issue(struct zr_nccl *m, struct zr_stream *s, const struct zr_c
     return err ? err : p->dev->ops->event_record(zr_nccl_entry(m, m->n_put)->begun, s);
 }
 
-/* What NCCL holds grows with the first collectives that want connections. While this thread issues nobody
- * aborts the communicator. */
+/* NCCL's memory grows with the first collectives that need connections. Nobody aborts the communicator
+ * while this thread issues. */
 static uint64_t ask_memory(const struct zr_nccl *m)
 {
     uint64_t value = 0, seq = m->base.n_issued;
@@ -70,7 +70,7 @@ static uint64_t ask_memory(const struct zr_nccl *m)
     return value;
 }
 
-/* err: of the device; res: of NCCL. After either, ranks are no longer in step. */
+/* err: of the device; res: of NCCL. After either, ranks no longer issue the same operations. */
 static int end_issue(struct zr_nccl *m, struct zr_stream *s, const struct zr_comm_op *op, int err,
                      ncclResult_t res)
 {
@@ -95,7 +95,7 @@ static int end_issue(struct zr_nccl *m, struct zr_stream *s, const struct zr_com
     return err;
 }
 
-/* A group ends whatever happened in it. */
+/* A group must end, whatever happened in it. */
 static ncclResult_t end_group(const struct zr_nccl_set *p, ncclResult_t res)
 {
     ncclResult_t ended = p->api.GroupEnd();
@@ -109,7 +109,7 @@ static int nccl_gather(struct zr_nccl *m, struct zr_stream *s, const struct zr_c
 
 static int nccl_reduce(struct zr_nccl *m, struct zr_stream *s, const struct zr_comm_op *op, ncclResult_t *res)
 {
-    /* which calls nothing of NCCL's alone */
+    /* The fixed tree calls nothing of NCCL if there is one rank. */
     bool fixed = m->set->opt.deterministic || zr_nccl_is_alone(m);
     return (fixed ? zr_nccl_reduce_fixed : zr_nccl_reduce_fast)(m, s, op->reduce, (int)op->post.n_seg, res);
 }
@@ -248,7 +248,7 @@ static void nccl_abort(struct zr_comm *c, int code, const char *why)
     zr_nccl_fail(zr_nccl_of(c), code, "%s", why ? why : zr_err_name(code));
 }
 
-/* What its stream has come to, as far as the watching thread has seen. */
+/* What the stream has come to, as far as the watching thread has seen. */
 static bool nccl_last(struct zr_comm *c, char *text, size_t n_text)
 {
     struct zr_nccl *m = zr_nccl_of(c);
@@ -293,7 +293,7 @@ static bool room_for(struct zr_nccl *m, int n_ops)
     return room;
 }
 
-/* Segments are no limit: what is put on a stream takes its own. */
+/* The number of segments does not matter, as they are not kept. */
 static bool nccl_has_room(struct zr_comm *c, int n_ops, int n_seg)
 {
     struct zr_nccl *m = zr_nccl_of(c);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sim_inside.h: the inside of the simulated communicator.
  *
- *   sim.c             the communicator: arenas, checks, opening, closing
- *   sim_meet.c        how ranks meet in a collective, and what becomes of those that cannot
- *   sim_collective.c  what a collective does on one rank: the bytes that it touches, and how long it takes
- *   sim_symmetric.c   the same where a few ranks stand for all
- *   sim_order.c       the order of collectives over all communicators, and on one */
+ *   sim.c             the communicator: arenas, opening, closing
+ *   sim_meet.c        ranks meet in a collective, or fail
+ *   sim_collective.c  which bytes a collective touches on one rank, and how long it takes
+ *   sim_symmetric.c   the same in a world where a few ranks represent all
+ *   sim_order.c       checks the order of collectives over all communicators, and on one */
 #ifndef ZR_COMM_SIM_INSIDE_H
 #define ZR_COMM_SIM_INSIDE_H
 
@@ -18,9 +18,9 @@ enum { ZR_SIM_MOST_RANKS = 1024 };
 struct zr_sim_part {
     bool here;
     struct zr_stream *stream;
-    /* the stream's clock when it came */
+    /* Vector clock of the stream when it arrived. */
     struct zr_vclock *entry;
-    /* its segments are the part's own */
+    /* Its segments are a copy that the part owns. */
     struct zr_comm_op op;
 };
 
@@ -33,42 +33,42 @@ struct zr_sim_meeting {
     struct zr_sim_part part[];
 };
 
-/* What the groups of a role have in common. */
+/* State that the groups of a role share. */
 struct zr_sim_role {
-    /* those that are not closed */
+    /* Groups that are not closed. */
     int n_groups;
-    /* made by all ranks together, ever */
+    /* Arenas that all ranks together ever made. */
     int n_arenas;
     bool arena_failed;
 };
 
-/* Of a member's group: those on its host besides itself, all others, and hosts. */
+/* Of a rank's group: other ranks on its host, ranks on other hosts, and number of hosts. */
 struct zr_sim_tiers {
     int near, far, hosts;
 };
 
-/* A communicator of one group, in the middle between its ranks. Parts, handles and bodies are by place; of
- * representatives, which are not all of a group, in their own order. */
+/* What the ranks of one group share. Parts and handles are by place. If only representatives of a group take
+ * part, they are in an order of their own. */
 struct zr_sim_comm_world {
     struct zr_sim *w;
     struct zr_sim_order *order;
-    /* that of w */
+    /* Recorder of w. */
     struct zr_recorder *rec;
     enum zr_role role;
-    /* of the role */
+    /* Name of the role. */
     const char *name;
-    /* (n) ranks of the world, by part */
+    /* (n) rank of the world of each part. */
     int32_t *members;
-    /* (simulated ranks) part of each */
+    /* (simulated ranks) part of each. */
     int32_t *place_of;
-    /* parts; members of the group, which are more where parts are representatives */
+    /* Parts; ranks of the group, which are more if parts are representatives. */
     int n, size, n_open;
-    /* representatives (sim_symmetric.c); (n) how many of the group each stands for */
+    /* Parts are representatives (sim_symmetric.c); (n) how many ranks of the group each represents. */
     bool symmetric;
     int32_t *weight;
     struct zr_sim_role *all;
     struct zr_comm **ranks;
-    /* open meetings by number */
+    /* Open meetings, by number. */
     struct zr_sim_meeting **ring;
     uint64_t first, n_ring, cap;
     struct zr_first failure;
@@ -78,13 +78,13 @@ struct zr_sim_comm_world {
 struct zr_sim_comm {
     struct zr_comm base;
     struct zr_sim_comm_world *world;
-    /* among those that meet, and its number in the simulated world */
+    /* Number of its part, and its number in the simulated world. */
     int part, sim_rank;
     struct zr_sim_tiers tiers;
-    /* the members of a representative's group; NULL: they are the world's */
+    /* Members of a representative's group. NULL: they are the world's. */
     int32_t *own_members;
     int n_made;
-    /* the arena that is being made, while this rank waits for the others */
+    /* The arena that is being made, while this rank waits for the others. */
     struct zr_arena *making;
     uint64_t n_put;
 };
