@@ -6,8 +6,8 @@
  *
  *   all_gather      ncclAllGather, in place if the shard is a slice of the flat.
  *   reduce_scatter  fast: ncclReduceScatter with ncclSum in the gradient's dtype. An fp32 gradient that is
- *                   not accumulated goes straight to the fp32 shard. Otherwise the sum lands in this rank's slice
- *                   of the gradient, and is cast or added to the shard. ncclAvg would rule out the best
+ *                   not accumulated goes straight to the fp32 shard. Otherwise the sum lands in this rank's
+ *                   slice of the gradient, and is cast or added to the shard. ncclAvg would rule out the best
  *                   kernels.
  *                   deterministic: every rank sends each owner its slice (grouped ncclSend and ncclRecv into
  *                   scratch memory, piece by piece). The owner adds them in the fixed binary tree in fp32.
