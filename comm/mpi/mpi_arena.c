@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_arena.c: arenas of MPI's communicators: memory of the device's, which no other rank reads, or where
- * hosts have several ranks, such as those of a host map; with what each communicator has for itself at its
- * end. */
+/* mpi_arena.c: arenas of the communicators over MPI. If hosts have several ranks, the ranks of a host map
+ * each other's. Each communicator keeps a part at the end of its arena for itself. */
 #include "comm/arena.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
@@ -22,11 +21,11 @@ static int make_mpi_arena(const struct zr_mpi_set *p, int64_t bytes, struct zr_a
     return p->tiers ? zr_shared_arena("mpi", name, bytes, out) : zr_plain_arena(p->dev, "mpi", bytes, out);
 }
 
-/* What a rank tells of its step. */
+/* A rank's result of one step. */
 struct card {
     int64_t bytes;
     int32_t role;
-    /* where its arena is found by others of its host */
+    /* Where other ranks of its host find its arena. */
     int32_t pid, fd;
     uint64_t inode;
     ZR_VERDICT(240);
@@ -41,7 +40,7 @@ static struct card *new_mpi_cards(const struct zr_mpi *m)
     return all;
 }
 
-/* All ranks of the world go on or none does. err: of this rank's step. */
+/* Exchanges results, so that all ranks of the world go on or none does. err: this rank's. */
 static int agree_mpi_cards(struct zr_mpi *m, int err, struct card *mine, struct card *all)
 {
     struct zr_mpi_set *p = m->set;
@@ -84,7 +83,7 @@ void zr_mpi_unmap(struct zr_mpi *m)
     }
 }
 
-/* The arenas of the group's members on this host: for reading, so that a stray write is caught here. */
+/* Maps the arenas of the group's ranks on this host, read-only, so that a stray write faults here. */
 static int map_mpi_peers(struct zr_mpi *m, const struct card *all)
 {
     int err = 0;

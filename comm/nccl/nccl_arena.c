@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_arena.c: a communicator's arena: memory of NCCL's or of the device's, registered as a window where all
- * ranks can, and given back. */
+/* nccl_arena.c: arenas of NCCL's communicators: memory from NCCL or the device, registered as a symmetric
+ * window if all ranks can. */
 #include "comm/arena.h"
 #include "comm/nccl/nccl_comm.h"
 #include "comm/nccl/nccl_versions.h"
@@ -32,12 +32,12 @@ struct nccl_arena {
     struct zr_arena base;
     struct zr_nccl_set *set; /* whose calls made it, and free it */
     bool of_nccl;
-    /* of those left behind */
+    /* It is in the list of arenas that are never freed. */
     atomic_bool left;
     struct nccl_arena *next;
 };
 
-/* In a place where a leak checker finds them, and through them their sets. */
+/* Arenas that are never freed, here so that a leak checker finds them and their sets. */
 static struct nccl_arena *_Atomic left_behind;
 
 void zr_nccl_leave_arena(struct zr_arena *a)
@@ -64,7 +64,7 @@ static void free_nccl_arena(struct zr_arena *a)
     zr_nccl_set_drop(p);
 }
 
-/* Not registered yet. */
+/* Allocates and zeroes memory, without registering it. */
 static int take_memory(struct zr_nccl_set *p, int64_t bytes, struct nccl_arena *a)
 {
     struct memory mem = {.api = p->api, .bytes = (size_t)bytes};
@@ -145,7 +145,7 @@ static int deregister_window(void *arg)
     return r->api.CommWindowDeregister(r->comm, r->window);
 }
 
-/* The window stays NULL, and no error is returned, where NCCL or the machine has none. */
+/* If NCCL or the machine has no windows, the window stays NULL, without an error. */
 static int open_window(struct zr_nccl *m, char *base, int64_t bytes)
 {
     struct zr_nccl_set *p = m->set;
@@ -216,7 +216,7 @@ static const char *why_plain(const struct zr_nccl *m, int64_t n_of_nccl)
     return NULL;
 }
 
-/* Registers on all ranks of the group or on none, and writes the path. */
+/* Registers the arena on all ranks of the group or on none, and writes the path. */
 static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_of_nccl)
 {
     struct zr_nccl_set *p = m->set;
@@ -225,7 +225,7 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
     const char *plain = why_plain(m, n_of_nccl);
     zr_nccl_version_text(p->api.version, version, sizeof version);
     int err = plain ? 0 : open_window(m, base, bytes);
-    /* All ranks of the world come here, also those of a group that has no windows. */
+    /* All ranks of the world take part, also those of a group that has no windows. */
     err = zr_nccl_agree(p, err, m->window != NULL, m, &with);
     if (err)
         return err;
@@ -252,8 +252,8 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
     return 0;
 }
 
-/* What is the communicator's own of the arena's end, from at on: the room for what travels packed; where it
- * may have them, ledgers, and the fixed tree's scratch. */
+/* Divides the communicator's own part of the arena, which begins at `at`: the room for what travels
+ * packed; then, if it compares or sums, ledgers, and scratch memory of the fixed tree. */
 static void share_reserve(struct zr_nccl *m, int64_t at)
 {
     int size = m->base.group.size;

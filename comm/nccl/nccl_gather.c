@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_gather.c: a unit's parameters to all ranks: what is large as it lies, what is small or short packed
- * (nccl_pack.h), all of it one group. */
+/* nccl_gather.c: gathers over NCCL. Large segments travel without a copy, small or short ones are packed
+ * (nccl_pack.h). All are in one group of calls. */
 #include "comm/nccl/nccl_pack.h"
 
 static struct zr_nccl_shape gather_shape_of(const void *seg, int i)
@@ -19,7 +19,7 @@ static bool in_place(const struct zr_nccl *m, const struct zr_gather_seg *g)
     return own_slice(m, g) == m->base.arena + g->dst + zr_cut_at(&g->cut, m->base.group.rank);
 }
 
-/* This rank's row. */
+/* Copies this rank's slices into its row. */
 static int fill_row(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_gather_seg *seg)
 {
     struct zr_nccl_copies t = {.n = 0};
@@ -35,7 +35,7 @@ static int fill_row(const struct zr_nccl_pack *p, struct zr_stream *s, const str
     return err ? err : zr_nccl_copy_end(p->m, s, &t);
 }
 
-/* All ranks' rows. A slice that is in its place already is not written: others may be reading it. */
+/* Copies all ranks' rows to where they belong. A slice in place is not written: others may be reading it. */
 static int empty_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_gather_seg *seg)
 {
     struct zr_nccl_copies t = {.n = 0};

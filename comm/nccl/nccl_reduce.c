@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_reduce.c: a unit's gradients to their owners, by NCCL's own sum or by the fixed tree.
+/* nccl_reduce.c: sums over NCCL, by NCCL's own reduction or by the fixed tree.
  *
- * NCCL's sum is fastest, but its order depends on the algorithm it picks, and a bf16 ring rounds at every
- * hop. The fixed tree moves the same bytes per rank (each gives every owner a slice and gets size-1 of its
- * own), and adds them in fp32 with one rounding, like all other communicators. */
+ * NCCL's reduction is fastest. But its order depends on the algorithm that it picks, and a bf16 ring
+ * rounds at every hop. The fixed tree moves the same bytes per rank: each sends a slice to every owner,
+ * and receives size - 1 of its own. It adds them in fp32 with one rounding, like all other communicators. */
 #include "comm/nccl/nccl_pack.h"
 
 static ncclDataType_t type_of(enum zr_dtype t)
@@ -17,7 +17,7 @@ static struct zr_nccl_shape reduce_shape_of(const void *seg, int i)
     return (struct zr_nccl_shape){g->src, g->cut, g->dtype};
 }
 
-/* All ranks' rows: what every owner is to get of this rank. */
+/* Fills a row for every owner with this rank's slices. */
 static int fill_rows(const struct zr_nccl_pack *p, struct zr_stream *s)
 {
     struct zr_nccl_copies t = {.n = 0};
@@ -31,7 +31,7 @@ enum { N_TYPES = 2 };
 static const enum zr_dtype types[N_TYPES] = {ZR_F32, ZR_BF16};
 _Static_assert(ZR_NCCL_PARTS <= ZR_MAX_SUMS, "a round's parts of one type are one kernel");
 
-/* This rank's slices out of rows that lie alike, added up, to where they belong. */
+/* Adds up rows with the same layout, and writes this rank's slices to where they belong. */
 static int keep_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_reduce_seg *seg,
                      const void *const *rows, int n_rows)
 {
@@ -56,7 +56,7 @@ static int keep_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const st
 
 /* ---- by NCCL ---- */
 
-/* A sum is of one type, so each has rows of its own: in one room, one group. */
+/* A sum has one dtype, so each dtype has its own rows. They share a room and a group of calls. */
 struct packs {
     struct zr_nccl_pack of[N_TYPES];
 };
@@ -75,7 +75,7 @@ static bool goes_packed(const struct packs *p, int i)
     return zr_nccl_packs(&p->of[0], i) || zr_nccl_packs(&p->of[1], i);
 }
 
-/* The sum can land in dst at once; else it lands in this rank's slice of src. */
+/* Whether the sum can go to dst at once. Otherwise it goes to this rank's slice of src. */
 static bool goes_straight(const struct zr_reduce_seg *g)
 {
     return g->dtype == ZR_F32 && !g->accumulate;
@@ -181,7 +181,7 @@ int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_
 
 /* ---- by the fixed tree ---- */
 
-/* A range of one segment's slices: bytes [at, at + n) of every rank's. Shorter, or empty, in a ragged one. */
+/* Bytes [at, at + n) of every rank's slice of one segment. Shorter slices have fewer, or none. */
 struct piece {
     const struct zr_reduce_seg *seg;
     int64_t at, n;
@@ -194,14 +194,14 @@ static int64_t piece_bytes(const struct piece *p, int place)
     return left <= 0 ? 0 : left < p->n ? left : p->n;
 }
 
-/* Where arrives what a peer sends, at `at` of its room bytes. */
+/* Receive buffer for a peer, which has room bytes; at: offset in it. */
 static char *arrival(const struct zr_nccl *m, int peer, int64_t room, int64_t at)
 {
     int k = peer < m->base.group.rank ? peer : peer - 1;
     return m->base.arena + m->scratch_at + k * room + at;
 }
 
-/* Every rank's row, and its slices of what travels as it lies, to it; from every rank what is mine. */
+/* Sends every rank its row and its slices of what is not packed, and receives this rank's from every rank. */
 static ncclResult_t swap_pieces(struct zr_nccl *m, cudaStream_t native, const struct zr_nccl_pack *p,
                                 const struct piece *piece, int n, int64_t room)
 {
@@ -262,7 +262,7 @@ int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr
 {
     cudaStream_t native = m->set->dev->ops->stream_native(s);
     int size = m->base.group.size, err = 0;
-    /* Alone there is nothing to receive, and no limit to a piece. */
+    /* A single rank receives nothing, so its pieces have no limit. */
     int64_t room = size == 1 ? INT64_MAX : m->scratch_bytes / (size - 1) / ZR_NCCL_ALIGN * ZR_NCCL_ALIGN;
     struct zr_nccl_pack p;
     struct piece piece[ZR_NCCL_PIECES];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim.c: the simulated communicator: arenas, checks, opening and closing; see sim.h. */
+/* sim.c: the simulated communicator (sim.h): arenas, opening and closing. */
 #include "comm/sim/sim_inside.h"
 
 #include <stdio.h>
@@ -19,7 +19,7 @@ static void free_sim_arena(struct zr_arena *a)
     free(own);
 }
 
-/* All ranks of the world, whatever their groups, have them or none has. */
+/* Makes an arena on all ranks of the world, or on none. */
 static int sim_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_sim_comm *m = zr_sim_comm_of(c);
@@ -53,7 +53,7 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     return 0;
 }
 
-/* An exchange, or an agreement in which nothing is added up, is left out. */
+/* Whether a flaw leaves out an exchange, or an agreement that sums nothing. */
 static bool lacks_barrier(struct zr_comm *c)
 {
     const struct zr_sim_comm_world *d = zr_sim_comm_of(c)->world;
@@ -137,7 +137,7 @@ static struct zr_sim_tiers tiers_of(const struct zr_sim *w, const struct zr_grou
     return t;
 }
 
-/* A handle of the world's part number p; false: no memory. */
+/* Makes the handle of part p. false: no memory. */
 static bool open_part(struct zr_sim_comm_world *d, const struct zr_sim_opening *o, int p)
 {
     const struct zr_group *g = o->groups[p];
@@ -210,7 +210,7 @@ int zr_sim_comm_open_one(const struct zr_sim_opening *o, struct zr_comm **out)
     return 0;
 }
 
-/* Of one group, all of its ranks. */
+/* Opens all ranks of one group. */
 static int open_group(struct zr_sim_opening *o, const struct zr_group *g, struct zr_comm **out)
 {
     struct zr_group *each = calloc((size_t)g->size, sizeof *each);

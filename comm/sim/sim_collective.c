@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim_collective.c: what a collective does on one rank: the bytes that it touches, its own and its peers',
- * and how long it takes. */
+/* sim_collective.c: which bytes of its own and of its peers a collective touches on one rank, and how long it
+ * takes. */
 #include "comm/sim/sim_inside.h"
 
 #include <string.h>
@@ -12,8 +12,8 @@ static int64_t direct_ns(const struct zr_sim_options *o, const struct zr_sim_tie
     return (int64_t)((near_s > far_s ? near_s : far_s) * 1e9) + (t->far ? o->far_ns : o->near_ns);
 }
 
-/* The slower of the two kinds of links, as a ring passes on while it receives. Each of its links carries all
- * slices but one, between hosts as inside. */
+/* Time of a ring: that of its slowest kind of link, as ranks pass on while they receive. Each link carries
+ * all slices but one. */
 static int64_t ring_ns(const struct zr_sim_options *o, const struct zr_sim_tiers *t, int64_t bytes_each)
 {
     double passed = (double)(t->near + t->far) * (double)bytes_each;
@@ -104,7 +104,7 @@ void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m,
     zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->post.bytes, me));
 }
 
-/* The places that agree with the one at `me`: from first on, n of them. */
+/* The n places from first on that agree with each other; a flaw divides them. */
 struct agreeing {
     int first, n;
 };
@@ -117,7 +117,7 @@ static struct agreeing agreeing_with(const struct zr_sim_comm_world *d, int me)
     return me < half ? (struct agreeing){0, half} : (struct agreeing){half, d->n - half};
 }
 
-/* All words of the record at a place from the part of place `p` on; *n: how many are in it. */
+/* The part of place p in the record of a place; *n: its words. */
 static uint64_t *part_of(const struct zr_sim_comm_world *d, const struct zr_comm_op *mine, int place, int p,
                          int64_t *n)
 {
@@ -128,7 +128,7 @@ static uint64_t *part_of(const struct zr_sim_comm_world *d, const struct zr_comm
     return (uint64_t *)(zr_sim_comm_at(d, place)->base.arena + mine->off) + from;
 }
 
-/* My part of the words out of all records, in my own. */
+/* Combines this rank's part of the words of all records, in its own. */
 static void put_together(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_comm_op *mine,
                          int me)
 {

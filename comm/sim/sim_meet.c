@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim_meet.c: ranks meet in the order in which each has put its collectives: the k-th of one is the k-th of
- * all. */
+/* sim_meet.c: ranks of the simulated communicator meet in collectives. The k-th collective of one rank
+ * meets the k-th of the others. */
 #include "comm/post.h"
 #include "comm/sim/sim_inside.h"
 
@@ -18,8 +18,8 @@ void zr_sim_part_free(struct zr_sim_meeting *m, int place)
     *p = (struct zr_sim_part){.stream = p->stream};
 }
 
-/* Everyone who stands in a meeting goes on with nothing done. A rank stands in one at most; going on, it may
- * end meetings. */
+/* All ranks that wait in a meeting go on, with nothing done. A rank waits in at most one. It may end
+ * meetings when it goes on. */
 static void release_all(struct zr_sim_comm_world *d)
 {
     struct zr_stream *standing[ZR_SIM_MOST_RANKS] = {NULL};
@@ -74,7 +74,7 @@ void zr_sim_comm_waits(const struct zr_comm *any, char *text, size_t n)
 
 /* ---- meeting ---- */
 
-/* Representatives of several groups meet: what depends on a place in them may differ. */
+/* Compares representatives, which may be of several groups: what depends on places may differ. */
 static bool alike(const struct zr_post *a, const struct zr_post *b)
 {
     return a->op == b->op && a->unit == b->unit && a->step == b->step && a->call_hash == b->call_hash &&
@@ -112,7 +112,7 @@ static void join_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, bool
     zr_vclock_drop(all);
 }
 
-/* Everyone is here. */
+/* All ranks are here. */
 static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
 {
     enum zr_op op = (enum zr_op)m->part[0].op.post.op;
@@ -166,7 +166,7 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
                          zr_sim_line_of(m->part[r].stream)->clock);
 }
 
-/* Meetings that everyone has left are forgotten. */
+/* Frees meetings that all ranks have left. */
 static void sim_leave(struct zr_sim_meeting *m, int place)
 {
     struct zr_sim_comm_world *d = m->world;
@@ -209,7 +209,7 @@ static bool sim_start(void *arg, struct zr_stream *s)
     return true;
 }
 
-/* A copy of an operation with segments of its own. */
+/* Copies an operation and its segments. */
 static struct zr_comm_op copy_of(const struct zr_comm_op *op, int size)
 {
     struct zr_comm_op copy = *op;

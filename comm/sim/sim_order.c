@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim_order.c: the order in which ranks issue collectives over all communicators together; and that those of
- * one communicator are one behind the other on each rank, whatever their streams. */
+/* sim_order.c: checks that ranks issue collectives in the same order over all communicators, and that
+ * those of one communicator run one after the other on each rank, whatever their streams. */
 #include "comm/sim/sim_inside.h"
 
 #include <stdlib.h>
 
-/* What the ranks have issued, whatever the communicator. Groups of one role issue alike. */
+/* What the first rank issued, on any communicator. Groups of one role issue the same. */
 struct issue {
     enum zr_role role;
     struct zr_post post;
@@ -18,12 +18,11 @@ struct issues {
 };
 
 struct zr_sim_order {
-    /* of each class of ranks, of which there are at most as many as ranks: those that the schedule issues,
-     * and those of the model's thread (is_models) */
+    /* By class of ranks: what the schedule issues, and what the model's thread issues (is_models). */
     struct issues all[2][ZR_SIM_MOST_RANKS];
     int32_t class_of[ZR_SIM_MOST_RANKS];
     int64_t at[2][ZR_SIM_MOST_RANKS]; /* how many each rank has issued */
-    /* Of each rank a byte that issuing writes, and for each role one that its collectives write. */
+    /* For each rank a byte that its collectives write, for each role, and one that issuing writes. */
     char turn[ZR_SIM_MOST_RANKS][ZR_ROLES + 1];
 };
 
@@ -48,8 +47,7 @@ void zr_sim_order_close(struct zr_sim_order *o)
     free(o);
 }
 
-/* Of activations and of tied tensors: the model's thread gives them, whatever the schedule issues
- * meanwhile. */
+/* Whether the model's thread issues a role's collectives: activations and tied tensors. */
 static bool is_models(enum zr_role role)
 {
     return role == ZR_ROLE_MODEL || (role >= ZR_ROLE_EVEN_PAIR && role <= ZR_ROLE_TIED);

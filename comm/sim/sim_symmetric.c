@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim_symmetric.c: communicators of representatives; see symmetry.h. */
+/* sim_symmetric.c: communicators whose ranks represent others (symmetry.h). */
 #include "comm/sim/sim_inside.h"
 #include "comm/sim/symmetry.h"
 
@@ -35,7 +35,7 @@ static void reduce_alike(struct zr_sim_comm_world *d, struct zr_line *l, const s
     }
 }
 
-/* What the others say is taken to be what this one says. */
+/* The records of the others are taken to be equal to this one's. */
 static void exchange_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_comm_op *p,
                            struct zr_sim_comm *me)
 {
@@ -73,7 +73,7 @@ void zr_sim_symmetric_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m
     zr_sim_spend(d->w, l, zr_sim_wire_ns(d, each, me));
 }
 
-/* The records of all that the parts stand for, put together into part 0's, and then into the others'. */
+/* Combines the records of all ranks that the parts represent, in all parts. */
 static void add_up_alike(struct zr_sim_comm_world *d, const struct zr_sim_meeting *m)
 {
     int64_t words = m->part[0].op.post.bytes / (int64_t)sizeof(uint64_t);
@@ -108,7 +108,7 @@ void zr_sim_symmetric_agree(struct zr_sim_comm_world *d, struct zr_sim_meeting *
 
 /* ---- opening ---- */
 
-/* (n) how many members of each class the group has. */
+/* Counts the ranks of each class in the group, (n). */
 static void count_classes(const struct zr_symmetry *s, const struct zr_group *g, int32_t *count)
 {
     memset(count, 0, (size_t)s->n * sizeof *count);
@@ -116,14 +116,14 @@ static void count_classes(const struct zr_symmetry *s, const struct zr_group *g,
         count[s->class_of[zr_group_member(g, p)]]++;
 }
 
-/* Of the representatives in it: their groups, their numbers, and for how many each stands. */
+/* Representatives that meet: their groups, and their numbers. */
 struct meeting_ones {
     const struct zr_group **groups;
     int32_t *number;
     int n;
 };
 
-/* Those whose groups have members of the same classes as k's. */
+/* The representatives whose groups have as many ranks of each class as k's. */
 static struct meeting_ones those_with(const struct zr_symmetry *s, const struct zr_group *groups,
                                       const int32_t *count, int32_t k)
 {
