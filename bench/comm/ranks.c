@@ -218,7 +218,7 @@ static void close_backend(struct comm_backend *b)
 {
     for (int role = 0; role < ZR_ROLES; role++)
         if (b->comm[role])
-            b->comm[role]->ops->close(b->comm[role]);
+            zr_comm_close(b->comm[role]);
     memset(b->comm, 0, sizeof b->comm);
 }
 
@@ -226,12 +226,12 @@ static void close_backend(struct comm_backend *b)
 static int give_arena(struct comm_backend *b, int64_t bytes)
 {
     struct zr_arena *arena = NULL;
-    int err = b->comm[ZR_ROLE_GATHER]->ops->arena(b->comm[ZR_ROLE_GATHER], bytes, &arena);
+    int err = zr_comm_arena(b->comm[ZR_ROLE_GATHER], bytes, &arena);
     if (err)
         return err;
     for (int role = 0; role < ZR_ROLES && !err; role++)
         if (b->comm[role])
-            err = b->comm[role]->ops->attach(b->comm[role], arena);
+            err = zr_comm_attach(b->comm[role], arena);
     b->arena = arena->base;
     zr_arena_drop(arena);
     return err;
@@ -357,7 +357,7 @@ int comm_ranks_sync(struct comm_ranks *r)
     for (int i = 0; i < r->n_backends && !err; i++)
         for (int role = 0; role < ZR_ROLES && !err; role++) {
             struct zr_comm *c = r->backend[i].comm[role];
-            int code = c ? c->ops->status(c, why, sizeof why) : 0;
+            int code = c ? zr_comm_status(c, why, sizeof why) : 0;
             err = code ? zr_fail(code, "%s", why) : 0;
         }
     return err;

@@ -148,7 +148,7 @@ static int merge(struct comm_rounds *b, const struct comm_backend *over, int n_s
     char *at = over->arena + b->control_at;
     int64_t bytes = (n_sum + n_max) * (int64_t)sizeof *b->control;
     int err = r->dev->ops->copy(r->stream, at, b->control, bytes);
-    err = err ? err : over->all->ops->agree(over->all, r->stream, b->control_at, n_sum, n_max, &tag);
+    err = err ? err : zr_comm_agree(over->all, r->stream, b->control_at, n_sum, n_max, &tag);
     err = err ? err : r->dev->ops->copy(r->stream, b->control, at, bytes);
     return err ? err : comm_ranks_sync(r);
 }
@@ -204,12 +204,12 @@ static int issue_of(struct comm_rounds *b, enum comm_op op, struct comm_backend 
         .src = b->reduce_at, .dst = b->sum_at, .cut = cut_of(b), .dtype = b->dtype};
     switch (op) {
     case COMM_ALL_GATHER:
-        return of->gather->ops->all_gather(of->gather, s, &gather, 1, &tag);
+        return zr_comm_all_gather(of->gather, s, &gather, 1, &tag);
     case COMM_REDUCE_SCATTER:
-        return of->reduce->ops->reduce_scatter(of->reduce, s, &reduce, 1, &tag);
+        return zr_comm_reduce_scatter(of->reduce, s, &reduce, 1, &tag);
     default:
-        return of->reduce->ops->agree(of->reduce, s, b->words_at, (int32_t)(words / 2),
-                                      (int32_t)(words - words / 2), &tag);
+        return zr_comm_agree(of->reduce, s, b->words_at, (int32_t)(words / 2), (int32_t)(words - words / 2),
+                             &tag);
     }
 }
 

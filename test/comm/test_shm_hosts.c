@@ -86,7 +86,7 @@ static void open_on_hosts(struct rank *me)
                zr_error_text());
     me->stage = ((struct zr_shm *)c)->spin_ns > 0;
     note_error(me, fixture_arena(c, h->arena_bytes, &base));
-    c->ops->close(c);
+    zr_comm_close(c);
     zr_topology_free(&t);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }

@@ -216,7 +216,7 @@ def self_test():
         ("oneDNN outside kernels", {"shard/a.c": "#include <dnnl.h>\n"}, "shard/a.c:1:"),
         ("CUDA in a bench's C", {"bench/a.c": "#include <cuda_runtime.h>\n"}, "bench/a.c:1:"),
         ("cuBLAS in a bench's kernels", {"bench/a.cu": "#include <cublasLt.h>\n"}, "bench/a.cu:1:"),
-        ("MPI past its table", {"comm/mpi/mpi_run.c": "#include <mpi.h>\n"}, "comm/mpi/mpi_run.c:1:"),
+        ("MPI past its table", {"comm/mpi/mpi_wait.c": "#include <mpi.h>\n"}, "comm/mpi/mpi_wait.c:1:"),
         ("MPI in zero", {"zero/a.c": "#include <mpi.h>\n"}, "zero/a.c:1:"),
         ("libuv in kernels", {"kernels/a.c": "\n\n#include <uv.h>\n"}, "kernels/a.c:3:"),
         ("the worked example calls what is inside", {"bench/train/train.c": "int f(void)\n{ return zr_fail(ZERO_ERR_ARG); }\n"}, "bench/train/train.c:2:"),

@@ -291,7 +291,7 @@ static void order_over_communicators(void **state)
                 zr_sim_host(w, r, wrong == 2 && r == 1 && k ? ZR_SIM_MODEL : ZR_SIM_LOOP);
                 assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "s", NULL, &stream[r][c]), 0);
                 struct zr_gather_seg nothing;
-                assert_int_equal(comm[c][r]->ops->all_gather(comm[c][r], stream[r][c], &nothing, 0, &tag), 0);
+                assert_int_equal(zr_comm_all_gather(comm[c][r], stream[r][c], &nothing, 0, &tag), 0);
             }
         const struct zr_recorder *rec = zr_sim_recorder(w);
         assert_int_equal(rec->n_reports > 0, wrong > 0);
@@ -299,7 +299,7 @@ static void order_over_communicators(void **state)
         for (int r = 0; r < 2; r++)
             for (int c = 0; c < 2; c++) {
                 zr_sim_device(w, r)->ops->stream_close(stream[r][c]);
-                comm[c][r]->ops->close(comm[c][r]);
+                zr_comm_close(comm[c][r]);
             }
         zr_sim_close(w);
         zr_sim_order_close(order);
@@ -330,7 +330,7 @@ static void order_on_one_communicator(void **state)
                     d->stream_open(zr_sim_device(w, r), ZR_STREAM_QUEUE, "s", NULL, &stream[r][k]), 0);
                 if (k && waits)
                     assert_int_equal(d->stream_wait(stream[r][k], event[r]), 0);
-                assert_int_equal(comm[r]->ops->all_gather(comm[r], stream[r][k], &nothing, 0, &tag), 0);
+                assert_int_equal(zr_comm_all_gather(comm[r], stream[r][k], &nothing, 0, &tag), 0);
                 assert_int_equal(d->event_record(event[r], stream[r][k]), 0);
             }
         }
@@ -342,7 +342,7 @@ static void order_on_one_communicator(void **state)
             for (int k = 0; k < 2; k++)
                 zr_sim_device(w, r)->ops->stream_close(stream[r][k]);
             zr_sim_device(w, r)->ops->event_close(event[r]);
-            comm[r]->ops->close(comm[r]);
+            zr_comm_close(comm[r]);
         }
         zr_sim_close(w);
         zr_sim_order_close(order);
@@ -386,14 +386,14 @@ static void groups(void **state)
             zr_sim_comm_waits(comm[4], text, sizeof text);
             assert_string_equal(text, "");
         }
-        assert_int_equal(comm[r]->ops->all_gather(comm[r], stream[r], &nothing, 0, &tag), 0);
+        assert_int_equal(zr_comm_all_gather(comm[r], stream[r], &nothing, 0, &tag), 0);
     }
     zr_sim_comm_waits(comm[0], text, sizeof text);
     assert_string_equal(text, "");
     assert_int_equal(zr_sim_recorder(w)->n_reports, 0);
     for (int r = 0; r < 5; r++) {
         zr_sim_device(w, r)->ops->stream_close(stream[r]);
-        comm[r]->ops->close(comm[r]);
+        zr_comm_close(comm[r]);
     }
     zr_sim_close(w);
     zr_sim_order_close(order);
@@ -412,7 +412,7 @@ static void share_next(void *arg, int rank)
     int r = n_shared++;
     struct zr_comm *c = shared_comm[0][r];
     zr_sim_host(*w, r, ZR_SIM_MODEL);
-    assert_int_equal(c->ops->arena(c, 4096, &shared[r]), 0);
+    assert_int_equal(zr_comm_arena(c, 4096, &shared[r]), 0);
 }
 
 /* Slices of any size, in bytes, of all ranks and of groups of three and two. */
@@ -441,8 +441,8 @@ static void put_ragged(struct zr_sim *w, int r, struct zr_stream *s)
     struct zr_gather_seg g = {GATHERED, GATHERED, true, {.total = 256, .at = few_list}};
     struct zr_reduce_seg sum = {
         GRADIENTS, SUMS, {.total = 320, .at = all_list, .at_bytes = 4}, ZR_F32, false};
-    assert_int_equal(few->ops->all_gather(few, s, &g, 1, &tag), 0);
-    assert_int_equal(all->ops->reduce_scatter(all, s, &sum, 1, &tag), 0);
+    assert_int_equal(zr_comm_all_gather(few, s, &g, 1, &tag), 0);
+    assert_int_equal(zr_comm_reduce_scatter(all, s, &sum, 1, &tag), 0);
     memset(few_list, 0x55, sizeof few_list);
     memset(all_list, 0x55, sizeof all_list);
 }
@@ -461,11 +461,11 @@ static void expect_ragged(struct zr_sim *w, int r, struct zr_stream *s)
     zr_shadow_expect(rec, zr_sim_line_of(s), shared[r]->base + GATHERED, 256, gathered);
     if (bytes)
         zr_shadow_expect(rec, zr_sim_line_of(s), shared[r]->base + SUMS, bytes, sum);
-    shared_comm[1][r]->ops->stats(shared_comm[1][r], &stats);
+    zr_comm_stats(shared_comm[1][r], &stats);
     int64_t own = at[few->group.rank + 1] - at[few->group.rank], group = few->group.size;
     assert_int_equal(stats.wire_bytes,
                      zr_agree_wire((int)group, few->group.rank, 1, 1) + 8 * (group - 1) + 256 - own);
-    shared_comm[0][r]->ops->stats(shared_comm[0][r], &stats);
+    zr_comm_stats(shared_comm[0][r], &stats);
     assert_int_equal(stats.wire_bytes, zr_agree_wire(5, r, 1, 1) + 4 * bytes);
 }
 
@@ -490,8 +490,8 @@ static void shared_arena(void **state)
         assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "s", NULL, &stream[r]), 0);
         for (int k = 0; k < 2; k++) {
             struct zr_comm *c = shared_comm[k][r];
-            assert_int_equal(c->ops->attach(c, shared[r]), 0);
-            assert_int_equal(c->ops->attach(c, shared[r]), ZR_ERR_ORDER);
+            assert_int_equal(zr_comm_attach(c, shared[r]), 0);
+            assert_int_equal(zr_comm_attach(c, shared[r]), ZR_ERR_ORDER);
         }
         zr_arena_drop(shared[r]);
         /* Words 0 and 1 are a sum and a maximum over all ranks, 8 and 9 over the group. Slots of the group
@@ -504,9 +504,9 @@ static void shared_arena(void **state)
         struct zr_comm *all = shared_comm[0][r], *few = shared_comm[1][r];
         struct zr_tag tag = {.unit = -1};
         zr_sim_host(w, r, ZR_SIM_LOOP);
-        assert_int_equal(all->ops->agree(all, stream[r], 0, 1, 1, &tag), 0);
-        assert_int_equal(few->ops->agree(few, stream[r], 64, 1, 1, &tag), 0);
-        assert_int_equal(few->ops->exchange(few, stream[r], 128, 8, &tag), 0);
+        assert_int_equal(zr_comm_agree(all, stream[r], 0, 1, 1, &tag), 0);
+        assert_int_equal(zr_comm_agree(few, stream[r], 64, 1, 1, &tag), 0);
+        assert_int_equal(zr_comm_exchange(few, stream[r], 128, 8, &tag), 0);
         put_ragged(w, r, stream[r]);
     }
     for (int r = 0; r < 5; r++) {
@@ -519,7 +519,7 @@ static void shared_arena(void **state)
         for (int p = 0; p < shared_comm[1][r]->group.size; p++)
             assert_int_equal(words[16 + p], 100 + members[(first ? 0 : 3) + p]);
         struct zr_comm_stats stats;
-        shared_comm[0][r]->ops->stats(shared_comm[0][r], &stats);
+        zr_comm_stats(shared_comm[0][r], &stats);
         assert_int_equal(stats.n_agree, 1);
         expect_ragged(w, r, stream[r]);
     }
@@ -528,7 +528,7 @@ static void shared_arena(void **state)
         int64_t peak;
         zr_sim_device(w, r)->ops->stream_close(stream[r]);
         for (int k = 0; k < 2; k++)
-            shared_comm[k][r]->ops->close(shared_comm[k][r]);
+            zr_comm_close(shared_comm[k][r]);
         assert_int_equal(zr_sim_held(w, r, &peak), 0);
     }
     zr_sim_close(w);

@@ -194,12 +194,12 @@ static void finalize_early(struct rank *me)
     RANK_CHECK(me, o.dev->ops->stream_open(o.dev, ZR_STREAM_QUEUE, "early", NULL, &s) == 0, "%s",
                zr_error_text());
     RANK_CHECK(me, fixture_arena(o.comm[0], ARENA_BYTES, &base) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, o.comm[0]->ops->exchange(o.comm[0], s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(o.comm[0], s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
-    RANK_CHECK(me, o.comm[0]->ops->status(o.comm[0], NULL, 0) == 0, "failed too early");
+    RANK_CHECK(me, zr_comm_status(o.comm[0], NULL, 0) == 0, "failed too early");
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
     mpi_stand_in_program_finalize(me->w.rank);
-    RANK_CHECK(me, o.comm[0]->ops->exchange(o.comm[0], s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(o.comm[0], s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     note_status(me, o.comm[0]);
     o.dev->ops->stream_close(s);
@@ -236,7 +236,7 @@ static void lend(struct rank *me)
                    zr_error_text());
         RANK_CHECK(me, fixture_arena(o.comm[0], ARENA_BYTES, &base) == 0, "%s", zr_error_text());
         base[me->w.rank] = (char)(me->w.rank + 1);
-        RANK_CHECK(me, o.comm[0]->ops->exchange(o.comm[0], s, 0, 1, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(o.comm[0], s, 0, 1, &tag) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(s);
         for (int i = 0; i < me->w.world; i++)
             RANK_CHECK(me, base[i] == i + 1, "byte %d is %d", i, base[i]);
@@ -348,10 +348,10 @@ static void arenas_differ(struct rank *me)
     struct fixture o;
     struct zr_arena *a;
     RANK_CHECK(me, open_rank(me, &o, &opt) == 0, "%s", zr_error_text());
-    note_error(me, o.comm[0]->ops->arena(o.comm[0], me->w.rank == 1 ? 8192 : 4096, &a));
-    /* The reduce communicator's chunks do not fit. */
-    RANK_CHECK(me, o.comm[1]->ops->arena(o.comm[1], 4096, &a) == 0, "%s", zr_error_text());
-    int err = o.comm[1]->ops->attach(o.comm[1], a);
+    note_error(me, zr_comm_arena(o.comm[0], me->w.rank == 1 ? 8192 : 4096, &a));
+    /* The sums' chunks do not fit. */
+    RANK_CHECK(me, zr_comm_arena(o.comm[1], 4096, &a) == 0, "%s", zr_error_text());
+    int err = zr_comm_attach(o.comm[1], a);
     RANK_CHECK(me, err == ZR_ERR_ARG && strstr(zr_error_text(), "the arena is 4096 bytes, but must exceed"),
                "%d \"%s\"", err, zr_error_text());
     zr_arena_drop(a);
@@ -377,10 +377,10 @@ static void gather_elsewhere(struct rank *me)
                zr_error_text());
     const struct zr_gather_seg g = {
         .src = 0, .dst = me->w.rank == 1 ? 8192 : 4096, .cut = {.each = 128, .total = 512}};
-    int err = o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], &g, 1, &tag);
+    int err = zr_comm_all_gather(o.comm[0], o.stream[0], &g, 1, &tag);
     err = err ? err : o.dev->ops->stream_sync(o.stream[0]);
     RANK_CHECK(me, !err, "%s", zr_error_text());
-    me->code = o.comm[0]->ops->status(o.comm[0], why, sizeof why);
+    me->code = zr_comm_status(o.comm[0], why, sizeof why);
     RANK_CHECK(me, me->code == ZR_ERR_MISMATCH, "%d \"%s\"", me->code, why);
     fixture_close(&o);
 }
@@ -410,7 +410,7 @@ static void abort_sum(struct rank *me)
     struct zr_comm *c = o.comm[1];
     for (int i = 0; i < N; i++)
         sum[i] = NAN;
-    int err = c->ops->reduce_scatter(c, o.stream[1], &g, 1, &tag);
+    int err = zr_comm_reduce_scatter(c, o.stream[1], &g, 1, &tag);
     RANK_CHECK(me, !err, "%s", zr_error_text());
     /* Do not look at the sum: it belongs to another thread until its stream is idle. */
     for (int64_t until = zr_now_ns() + *(const int64_t *)me->arg; zr_now_ns() < until;)

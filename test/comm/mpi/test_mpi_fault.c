@@ -55,9 +55,9 @@ static void differ(struct rank *me)
     struct zr_stream *s = o.stream[1];
     struct zr_tag tag = {.unit = 14, .step = 7, .call_hash = 99};
     for (int i = 0; i < 2; i++)
-        RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
-    RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
+    RANK_CHECK(me, zr_comm_status(c, NULL, 0) == 0, "failed too early");
     memset(o.base[1], 0xff, ARENA_BYTES);
     struct zr_gather_seg g = {.src = 0, .dst = 0, .in_place = true, .cut = {128, 512}};
     struct zr_reduce_seg r[2] = {{.src = 0, .dst = 8192, .cut = {128, 512}, .dtype = ZR_F32},
@@ -69,22 +69,22 @@ static void differ(struct rank *me)
     if (odd && what == OTHER_BYTES)
         r[0].cut = (struct zr_cut){256, 1024};
     if (odd && what == ONE_MORE)
-        RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
     if (what == AGREE_OTHER_SIZE)
-        err = c->ops->agree(c, s, 0, 1, 1 + odd, &tag);
+        err = zr_comm_agree(c, s, 0, 1, 1 + odd, &tag);
     else if (what == OTHER_ROOT)
-        err = c->ops->broadcast(c, s, 0, 64, odd ? 0 : 1, &tag);
+        err = zr_comm_broadcast(c, s, 0, 64, odd ? 0 : 1, &tag);
     else if (what == OTHER_OP && odd)
-        err = c->ops->all_gather(c, s, &g, 1, &tag);
+        err = zr_comm_all_gather(c, s, &g, 1, &tag);
     else
-        err = c->ops->reduce_scatter(c, s, r, n, &tag);
+        err = zr_comm_reduce_scatter(c, s, r, n, &tag);
     RANK_CHECK(me, err == 0, "%s", zr_error_text());
     /* An operation queued behind it ends at once too, and moves nothing. */
-    RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     note_status(me, c);
     RANK_CHECK(me, atomic_load(c->alarm), "no alarm");
-    RANK_CHECK(me, o.comm[0]->ops->status(o.comm[0], NULL, 0) == me->code, "the other one goes on");
+    RANK_CHECK(me, zr_comm_status(o.comm[0], NULL, 0) == me->code, "the other one goes on");
     for (int i = 0; i < ARENA_BYTES; i++)
         RANK_CHECK(me, o.base[1][i] == (char)0xff, "byte %d was written", i);
     RANK_CHECK(me, !c->ops->stuck(c), "it is stuck");
@@ -117,15 +117,15 @@ static void stay_away(struct rank *me)
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, SHORT_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[0];
-    RANK_CHECK(me, c->ops->broadcast(c, o.stream[0], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_broadcast(c, o.stream[0], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
-    RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
+    RANK_CHECK(me, zr_comm_status(c, NULL, 0) == 0, "failed too early");
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
     if (me->w.rank == 2 && dies)
         mpi_stand_in_die(2);
     if (me->w.rank != 2) {
         tag.unit = 3;
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(o.stream[0]);
     }
     note_status(me, c);
@@ -169,10 +169,10 @@ static void meet_fault(struct rank *me)
     if (me->w.rank == 1)
         mpi_stand_in_fail(f->call, 1, f->k, MPI_STAND_IN_OTHER);
     RANK_CHECK(me, all_at(me, 2), "a rank is missing");
-    RANK_CHECK(me, c->ops->reduce_scatter(c, s, &r, 1, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->all_gather(c, s, &g, 1, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->agree(c, s, 40960, 3, 2, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->broadcast(c, s, 0, 64, 0, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_reduce_scatter(c, s, &r, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_all_gather(c, s, &g, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(c, s, 40960, 3, 2, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_broadcast(c, s, 0, 64, 0, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     note_status(me, c);
     RANK_CHECK(me, all_at(me, 3), "a rank waits for ever");
@@ -217,7 +217,7 @@ static void lose_host_mate(struct rank *me)
     if (me->w.rank == 1)
         mpi_stand_in_fail("send", 1, 8, MPI_STAND_IN_OTHER);
     RANK_CHECK(me, all_at(me, 2), "a rank is missing");
-    RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[1], &r, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_reduce_scatter(c, o.stream[1], &r, 1, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[1]);
     note_status(me, c);
     RANK_CHECK(me, all_at(me, 3), "a rank waits for ever");
@@ -310,7 +310,7 @@ static void abort_while_waiting(struct rank *me)
     struct zr_comm *c = o.comm[0];
     pthread_create(&id, NULL, abort_soon, c);
     if (me->w.rank)
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
     pthread_join(id, NULL);
     note_status(me, c);

@@ -157,8 +157,7 @@ static void note_path(struct rank *me)
         snprintf(me->note + n, sizeof me->note - n, "%s; ", zr_nccl_path(o.comm[k]));
     }
     if (!err)
-        RANK_CHECK(me, o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], &g, 1, &tag) == 0, "%s",
-                   zr_error_text());
+        RANK_CHECK(me, zr_comm_all_gather(o.comm[0], o.stream[0], &g, 1, &tag) == 0, "%s", zr_error_text());
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
@@ -378,9 +377,9 @@ static void move_layer(struct rank *me)
     if (!err)
         err = fixture_store(&o, 1, x, ARENA_BYTES);
     if (!err)
-        err = o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], l.g, l.n, &tag);
+        err = zr_comm_all_gather(o.comm[0], o.stream[0], l.g, l.n, &tag);
     if (!err)
-        err = o.comm[1]->ops->reduce_scatter(o.comm[1], o.stream[1], l.r, l.n, &tag);
+        err = zr_comm_reduce_scatter(o.comm[1], o.stream[1], l.r, l.n, &tag);
     if (!err)
         err = fixture_fetch(&o, 0, x, ARENA_BYTES);
     check_gathered(me, &l, (float *)x);
@@ -486,14 +485,14 @@ static void move_places(struct rank *me)
     struct fixture o;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
-    int err = moves ? o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], g, 2, &tag) : 0;
+    int err = moves ? zr_comm_all_gather(o.comm[0], o.stream[0], g, 2, &tag) : 0;
     if (!err && moves)
-        err = o.comm[1]->ops->reduce_scatter(o.comm[1], o.stream[1], r, 2, &tag);
+        err = zr_comm_reduce_scatter(o.comm[1], o.stream[1], r, 2, &tag);
     note_error(me, err);
     for (int k = 0; k < 2; k++)
         o.dev->ops->stream_sync(o.stream[k]);
     for (int k = 0; k < 2; k++)
-        o.comm[k]->ops->stats(o.comm[k], &got[k]);
+        zr_comm_stats(o.comm[k], &got[k]);
     int64_t own = large[me->w.rank + 1] - large[me->w.rank], rows = 2 * 256;
     RANK_CHECK(me, !moves || got[0].wire_bytes == 8192 - own + rows, "%lld bytes",
                (long long)got[0].wire_bytes);
@@ -722,22 +721,22 @@ static void other_size(struct rank *me)
     char *base;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
-    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
     int64_t bytes = custom_reserve(2, 0) + 4096;
     note_error(me, fixture_arena(c, me->w.rank == 1 ? 2 * bytes : bytes, &base));
     RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 0), &base) == ZR_ERR_ARG, "nothing but the room");
     RANK_CHECK(me, fixture_arena(c, bytes, &base) == 0, "%s", zr_error_text());
     RANK_CHECK(me, fixture_arena(c, bytes, &base) == ZR_ERR_ORDER, "twice");
-    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 2049, &tag) == ZR_ERR_ARG, "into the room");
-    RANK_CHECK(me, c->ops->broadcast(c, o.stream[0], 0, 64, 2, &tag) == ZR_ERR_ARG, "no such root");
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 2049, &tag) == ZR_ERR_ARG, "into the room");
+    RANK_CHECK(me, zr_comm_broadcast(c, o.stream[0], 0, 64, 2, &tag) == ZR_ERR_ARG, "no such root");
     struct zr_reduce_seg seg = {.dtype = ZR_F32};
-    RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[0], &seg, 1, &tag) == ZR_ERR_ARG,
+    RANK_CHECK(me, zr_comm_reduce_scatter(c, o.stream[0], &seg, 1, &tag) == ZR_ERR_ARG,
                "gather does not reduce");
     c = o.comm[1];
     RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 1), &base) == ZR_ERR_ARG, "nothing but the reserve");
     RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 1) + 512, &base) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 256, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 257, &tag) == ZR_ERR_ARG, "into the reserve");
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[1], 0, 256, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[1], 0, 257, &tag) == ZR_ERR_ARG, "into the reserve");
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
@@ -800,8 +799,7 @@ static void with_lent(struct rank *me)
         char bytes[3] = {0}, got[3];
         bytes[rank] = (char)(rank + 1);
         RANK_CHECK(me, o.dev->ops->copy(o.stream[k], o.base[k], bytes, 3) == 0, "%s", zr_error_text());
-        RANK_CHECK(me, o.comm[k]->ops->exchange(o.comm[k], o.stream[k], 0, 1, &tag) == 0, "%s",
-                   zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(o.comm[k], o.stream[k], 0, 1, &tag) == 0, "%s", zr_error_text());
         RANK_CHECK(me, o.dev->ops->copy(o.stream[k], got, o.base[k], 3) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(o.stream[k]);
         for (int i = 0; i < me->w.world; i++)

@@ -81,8 +81,8 @@ static void close_world(struct world *w)
 {
     struct zr_comm *gather = w->e.distinct[0], *reduce = w->e.distinct[1];
     zr_engine_close(&w->e);
-    gather->ops->close(gather);
-    reduce->ops->close(reduce);
+    zr_comm_close(gather);
+    zr_comm_close(reduce);
     zr_plan_free(w->plan);
     zr_layout_free(w->layout);
     w->dev->ops->close(w->dev);
