@@ -32,6 +32,15 @@ enum zr_err {
 #undef X
 };
 
+/* Makes the call. If it fails, the enclosing function returns its code. Use it only
+ * while the function holds nothing that it has to free, close or unlock. */
+#define ZR_TRY(call)                                                                                         \
+    do {                                                                                                     \
+        int try_err = (call);                                                                                \
+        if (try_err)                                                                                         \
+            return try_err;                                                                                  \
+    } while (0)
+
 #define ZR_ERROR_BYTES 2048 /* of a message, its terminating zero included; a longer one is cut */
 
 /* Sets this thread's message and returns code. Thread-safe, never allocates. */

@@ -149,13 +149,12 @@ static int name_on(struct zero_ctx *z, int32_t i, int32_t r, char out[SHOWN_NAME
 static int fail_tensor(struct zero_ctx *z, int32_t i, int32_t r, int32_t first)
 {
     char name[SHOWN_NAME];
-    int err = name_on(z, i, r, name);
-    return err ? err
-               : zr_fail(ZR_ERR_MISMATCH,
-                         "tensors[%d] (%s on rank %d): rank %d and rank %d differ in its name, shape, dtype, "
-                         "tp_cut, tp_blocks, tp_size, unit, pp_stage, uses, flags, group, "
-                         "granule or whether it has a gradient",
-                         i, name, r, r, first);
+    ZR_TRY(name_on(z, i, r, name));
+    return zr_fail(ZR_ERR_MISMATCH,
+                   "tensors[%d] (%s on rank %d): rank %d and rank %d differ in its name, shape, dtype, "
+                   "tp_cut, tp_blocks, tp_size, unit, pp_stage, uses, flags, group, "
+                   "granule or whether it has a gradient",
+                   i, name, r, r, first);
 }
 
 /* The first tensor that differs between any rank and the first of its stage. All ranks get the same hashes
@@ -292,9 +291,7 @@ static int compare(struct zero_ctx *z, const struct card *cards)
     for (int r = 1; r < world; r++)
         if (cards[r].optim_hash != cards[0].optim_hash)
             return name_group(z);
-    int err = compare_in_stages(z, cards, "n_tensors", offsetof(struct card, n_tensors));
-    if (err)
-        return err;
+    ZR_TRY(compare_in_stages(z, cards, "n_tensors", offsetof(struct card, n_tensors)));
     for (int r = 1; r < world; r++)
         if (cards[r].schedule_hash != cards[0].schedule_hash)
             return zr_fail(ZR_ERR_MISMATCH,
@@ -305,9 +302,7 @@ static int compare(struct zero_ctx *z, const struct card *cards)
         if (cards[r].layout_hash != cards[first_of_stage(z, cards, r)].layout_hash)
             return name_tensor(z, cards);
     /* Without an order of the program's own it follows from the tensors. */
-    err = compare_in_stages(z, cards, "n_order", offsetof(struct card, n_order));
-    if (err)
-        return err;
+    ZR_TRY(compare_in_stages(z, cards, "n_order", offsetof(struct card, n_order)));
     for (int r = 1; r < world; r++)
         if (cards[r].plan_hash != cards[first_of_stage(z, cards, r)].plan_hash)
             return zr_fail(ZR_ERR_MISMATCH,

@@ -90,9 +90,8 @@ int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor)
 {
     if (!z->awaited)
         return 0;
-    int err = zr_engine_check(z->engine); /* a failure counts for more than what has no values yet */
-    if (err)
-        return err;
+    /* An earlier failure goes first. */
+    ZR_TRY(zr_engine_check(z->engine));
     for (int32_t i = 0; i < z->awaited->n_tensors; i++)
         if ((tensor < 0 || i == tensor) && !is_complete(z, i))
             return refuse(z, call, i);

@@ -110,9 +110,7 @@ static const struct zr_backend *choose_any(const struct zr_config *config, int w
 int zr_backend_choose(struct zr_config *config, int world, const struct zr_backend **out)
 {
     const struct zr_backend *b = zr_backend_row(config->user.launch.backend);
-    int err = b ? check_asked(config, b, world) : 0;
-    if (err)
-        return err;
+    ZR_TRY(b ? check_asked(config, b, world) : 0);
     b = b ? b : choose_any(config, world);
     if (!b)
         return zr_fail(ZR_ERR_NOTSUP, "there is no backend for device %s with world %d", device_name(config),

@@ -45,15 +45,11 @@ static int check_dtype(const struct asked *a, bool computes)
 /* computes: it adds or compares elements. */
 static int check_call(struct zero_ctx *z, const struct asked *a, bool computes)
 {
-    int err = check_context(z, a->call);
-    if (err)
-        return err;
+    ZR_TRY(check_context(z, a->call));
     if (a->axis != ZERO_AXIS_TP && a->axis != ZERO_AXIS_CP)
         return zr_fail(ZR_ERR_ARG, "%s: axis is %d; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP", a->call,
                        (int)a->axis);
-    err = check_dtype(a, computes);
-    if (err)
-        return err;
+    ZR_TRY(check_dtype(a, computes));
     const int64_t most = INT64_MAX / (int64_t)sizeof(int64_t) / axis_size(z, a->axis);
     if (a->n < 0 || a->n > most)
         return zr_fail(ZR_ERR_ARG, "%s: n is %lld; allowed: 0 to %lld", a->call, (long long)a->n,
@@ -101,8 +97,8 @@ static int all_reduce(struct zero_ctx *z, const struct asked *a, void *dst)
     say(z, a->name, a->n, (int32_t)a->dtype);
     if (a->name == ZR_CALLED_ALL_REDUCE_MAX)
         return zr_engine_most_of_parts(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
-    int err = compare(z, a, a->n, false);
-    return err ? err : zr_engine_sum_parts(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
+    ZR_TRY(compare(z, a, a->n, false));
+    return zr_engine_sum_parts(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
 }
 
 int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
@@ -111,11 +107,9 @@ int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
     enum zr_called_name name = op == ZERO_MAX ? ZR_CALLED_ALL_REDUCE_MAX : ZR_CALLED_ALL_REDUCE_SUM;
     ZR_IN_CALL(z, name, false, -1);
     const struct asked a = {"zero_all_reduce", name, axis, dst, src, n, dtype};
-    int err = check_call(z, &a, true);
-    if (!err && op != ZERO_SUM && op != ZERO_MAX)
-        err = zr_fail(ZR_ERR_ARG, "zero_all_reduce: op is %d; allowed: ZERO_SUM, ZERO_MAX", (int)op);
-    if (err)
-        return err;
+    ZR_TRY(check_call(z, &a, true));
+    if (op != ZERO_SUM && op != ZERO_MAX)
+        return zr_fail(ZR_ERR_ARG, "zero_all_reduce: op is %d; allowed: ZERO_SUM, ZERO_MAX", (int)op);
     const uintptr_t to = (uintptr_t)dst, from = (uintptr_t)src, bytes = (uintptr_t)bytes_of(&a);
     if (to != from && to < from + bytes && from < to + bytes)
         return zr_fail(
@@ -129,11 +123,8 @@ int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
 {
     ZR_IN_CALL(z, ZR_CALLED_ALL_GATHER, false, -1);
     const struct asked a = {"zero_all_gather", ZR_CALLED_ALL_GATHER, axis, dst, src, n, dtype};
-    int err = check_call(z, &a, false);
-    if (!err)
-        err = check_memory(z, &a, dst, src);
-    if (err)
-        return err;
+    ZR_TRY(check_call(z, &a, false));
+    ZR_TRY(check_memory(z, &a, dst, src));
     const int32_t size = axis_size(z, axis);
     if (size == 1)
         return zr_engine_copy(z->engine, dst, src, bytes_of(&a));
@@ -146,17 +137,14 @@ int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void 
 {
     ZR_IN_CALL(z, ZR_CALLED_REDUCE_SCATTER, false, -1);
     const struct asked a = {"zero_reduce_scatter", ZR_CALLED_REDUCE_SCATTER, axis, dst, src, n, dtype};
-    int err = check_call(z, &a, true);
-    if (!err)
-        err = check_memory(z, &a, src, dst);
-    if (err)
-        return err;
+    ZR_TRY(check_call(z, &a, true));
+    ZR_TRY(check_memory(z, &a, src, dst));
     const int32_t size = axis_size(z, axis);
     if (size == 1)
         return zr_engine_copy(z->engine, dst, src, bytes_of(&a));
     say(z, a.name, n, (int32_t)dtype);
-    err = compare(z, &a, n * size, false);
-    return err ? err : zr_engine_scatter_parts(z->engine, a.name, dst, src, n * size, (enum zr_dtype)dtype);
+    ZR_TRY(compare(z, &a, n * size, false));
+    return zr_engine_scatter_parts(z->engine, a.name, dst, src, n * size, (enum zr_dtype)dtype);
 }
 
 int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t n, enum zero_dtype dtype)
@@ -187,9 +175,7 @@ static int broadcast_over_pp(struct zero_ctx *z, int32_t root, void *buf, int64_
 int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes)
 {
     ZR_IN_CALL(z, axis == ZERO_AXIS_PP ? ZR_CALLED_BROADCAST_PP : ZR_CALLED_BROADCAST_TP, false, -1);
-    int err = check_context(z, "zero_broadcast");
-    if (err)
-        return err;
+    ZR_TRY(check_context(z, "zero_broadcast"));
     if (axis < ZERO_AXIS_TP || axis > ZERO_AXIS_PP)
         return zr_fail(ZR_ERR_ARG,
                        "zero_broadcast: axis is %d; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP, ZERO_AXIS_PP",
@@ -201,9 +187,9 @@ int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, in
         return zr_fail(ZR_ERR_ARG, "zero_broadcast: bytes is %lld, buf is %s; allowed: 0 and more, not NULL",
                        (long long)bytes, buf ? "set" : "NULL");
     if (axis == ZERO_AXIS_PP)
-        err = zr_refuse_in_actions(z, "zero_broadcast");
-    if (err || axis_size(z, axis) == 1)
-        return err;
+        ZR_TRY(zr_refuse_in_actions(z, "zero_broadcast"));
+    if (axis_size(z, axis) == 1)
+        return 0;
     return axis == ZERO_AXIS_TP ? broadcast_over_tp(z, root, buf, bytes)
                                 : broadcast_over_pp(z, root, buf, bytes);
 }

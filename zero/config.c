@@ -326,12 +326,11 @@ static void report_zero_eps(const struct zr_config *c)
 static int resolve(const struct zero_config *user, bool has_log, struct zr_config *out)
 {
     struct zr_config c = {0};
-    int err = zr_config_check_head(user);
-    if (err)
-        return err;
+    int err;
+    ZR_TRY(zr_config_check_head(user));
     c.user = *user;
-    if (has_log && (err = zr_log_open(c.user.debug.log, c.user.debug.log_arg, getenv("ZERO_LOG"), &c.log)))
-        return err;
+    if (has_log)
+        ZR_TRY(zr_log_open(c.user.debug.log, c.user.debug.log_arg, getenv("ZERO_LOG"), &c.log));
     if ((err = zr_config_apply_env(&c.user, c.log)) || (err = copy_groups(&c.user, &c.groups)) ||
         (err = zr_config_check_fields(&c.user)) || (err = check_name(&c.user)) ||
         (err = check_together(&c.user)) || (err = resolve_order(&c.user, &c.order))) {

@@ -385,11 +385,8 @@ int zr_config_check_number(const char *key, double value, double *out)
 
 int zr_config_check_fields(const struct zero_config *cfg)
 {
-    for (size_t i = 0; i < N_FIELDS; i++) {
-        int err = fields[i].kind == KIND_FIXED ? 0 : check_field(cfg, &fields[i]);
-        if (err)
-            return err;
-    }
+    for (size_t i = 0; i < N_FIELDS; i++)
+        ZR_TRY(fields[i].kind == KIND_FIXED ? 0 : check_field(cfg, &fields[i]));
     return 0;
 }
 
@@ -548,11 +545,8 @@ static int apply_variable(struct zero_config *cfg, const struct field *f)
 
 int zr_config_apply_env(struct zero_config *cfg, struct zr_log *log)
 {
-    for (size_t i = 0; i < N_FIELDS; i++) {
-        int err = apply_variable(cfg, &fields[i]);
-        if (err)
-            return err;
-    }
+    for (size_t i = 0; i < N_FIELDS; i++)
+        ZR_TRY(apply_variable(cfg, &fields[i]));
     warn_of_unknown(log);
     return 0;
 }

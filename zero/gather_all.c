@@ -7,10 +7,9 @@ static int check_call(struct zero_ctx *z, const char *call)
 {
     if (!z)
         return zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
-    int err = zr_engine_check(z->engine);
-    if (!err)
-        err = zr_refuse_in_bracket(z, call);
-    return err ? err : zr_refuse_in_actions(z, call);
+    ZR_TRY(zr_engine_check(z->engine));
+    ZR_TRY(zr_refuse_in_bracket(z, call));
+    return zr_refuse_in_actions(z, call);
 }
 
 int zr_refuse_in_all(const struct zero_ctx *z, const char *call)
@@ -52,22 +51,17 @@ static int take_room(struct zero_ctx *z, int where)
     bool gpu = !z->device->ops->host_memory, on_host = where == ZERO_DEVICE_HOST, apart = are_apart(z, where);
     struct zr_core_event ev = {.kind = ZR_EV_GATHER_ALL, .unit = where};
     int64_t bytes = all_bytes(z, where);
-    int err = zr_pointers_check(z->engine, &ev);
-    if (!err && !on_host)
-        err = check_budget(z, bytes);
-    if (!err)
-        err = zr_memory_check_room(z, bytes, !gpu || on_host);
-    if (!err)
-        err = zr_engine_all_open(z->engine, apart);
-    return err;
+    ZR_TRY(zr_pointers_check(z->engine, &ev));
+    if (!on_host)
+        ZR_TRY(check_budget(z, bytes));
+    ZR_TRY(zr_memory_check_room(z, bytes, !gpu || on_host));
+    return zr_engine_all_open(z->engine, apart);
 }
 
 int zero_gather_all(zero_ctx *z, int where)
 {
     ZR_IN_CALL(z, ZR_CALLED_GATHER_ALL, false, -1);
-    int err = check_call(z, "zero_gather_all");
-    if (err)
-        return err;
+    ZR_TRY(check_call(z, "zero_gather_all"));
     bool gpu = !z->device->ops->host_memory;
     if (where != 0 && where != ZERO_DEVICE_HOST && (where != ZERO_DEVICE_CUDA || !gpu))
         return zr_fail(ZR_ERR_ARG, "zero_gather_all: where is %d; allowed: 0, ZERO_DEVICE_HOST%s", where,
@@ -75,14 +69,10 @@ int zero_gather_all(zero_ctx *z, int where)
     if (zr_engine_holds_all(z->engine))
         return zr_fail(ZR_ERR_ORDER,
                        "zero_gather_all: all parameters are already gathered; call zero_release_all first");
-    err = zr_awaited_refuse_all(z, "zero_gather_all");
-    if (err)
-        return err;
+    ZR_TRY(zr_awaited_refuse_all(z, "zero_gather_all"));
     zr_engine_called(z->engine, ZR_CALLED_GATHER_ALL, -1, (uint64_t)where);
-    err = zr_memory_ask(z, all_bytes(z, where));
-    if (err)
-        return err;
-    err = zr_agree_in_run(z, take_room(z, where));
+    ZR_TRY(zr_memory_ask(z, all_bytes(z, where)));
+    int err = zr_agree_in_run(z, take_room(z, where));
     if (!err)
         err = zr_engine_all_gather(z->engine, where);
     else
@@ -93,6 +83,6 @@ int zero_gather_all(zero_ctx *z, int where)
 int zero_release_all(zero_ctx *z)
 {
     ZR_IN_CALL(z, ZR_CALLED_RELEASE_ALL, false, -1);
-    int err = check_call(z, "zero_release_all");
-    return err ? err : zr_engine_all_release(z->engine);
+    ZR_TRY(check_call(z, "zero_release_all"));
+    return zr_engine_all_release(z->engine);
 }

@@ -31,9 +31,7 @@ static int check_hosts(const struct zr_topology *t)
 /* Ranks of a host that share a copy: those of one pipeline stage that have the same part of it. */
 static int replicate_hosts(struct zero_place *p, const struct zr_topology *t)
 {
-    int err = t ? check_hosts(t) : 0;
-    if (err)
-        return err;
+    ZR_TRY(t ? check_hosts(t) : 0);
     if (!t && p->n_data > 1)
         return zr_fail(ZR_ERR_ARG,
                        "dp_replicate is auto, one replica per host, but a plan knows no hosts: give "
@@ -79,9 +77,7 @@ int zr_config_groups(struct zr_config *c, const struct zr_topology *t)
 {
     struct zr_options *o = &c->options;
     struct zero_place *p = &c->place;
-    int err = p->n_dp_replicate == ZERO_AUTO ? replicate_hosts(p, t) : 0;
-    if (err)
-        return err;
+    ZR_TRY(p->n_dp_replicate == ZERO_AUTO ? replicate_hosts(p, t) : 0);
     o->hybrid = ZR_HYBRID_NONE;
     o->dp_shard = p->n_data;
     bool hfsdp = c->user.hybrid == ZERO_HFSDP, shards = zr_placement_asked(o).shards_params;

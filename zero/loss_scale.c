@@ -33,9 +33,7 @@ static int add_up(const struct zero_ctx *z, double *sum)
     int last = z->world.world - z->world.world / z->mesh.stages;
     zr_exact_reset(&exact);
     for (int r = 0; r < z->world.world; r++) {
-        int err = check_count(z, count, r);
-        if (err)
-            return err;
+        ZR_TRY(check_count(z, count, r));
         if (r >= last && r % z->mesh.parts == 0)
             zr_exact_add(&exact, count[r]);
     }
@@ -63,19 +61,13 @@ int zero_loss_scale(zero_ctx *z, double count, double *scale)
 {
     ZR_IN_CALL(z, ZR_CALLED_LOSS_SCALE, false, -1);
     double sum = 0, found = 0;
-    int err = zr_need_no_step(z, "zero_loss_scale");
-    if (err)
-        return err;
+    ZR_TRY(zr_need_no_step(z, "zero_loss_scale"));
     if (!scale)
         return zr_fail(ZR_ERR_ARG, "zero_loss_scale: scale is NULL");
     zr_engine_called(z->engine, ZR_CALLED_LOSS_SCALE, -1, 0);
-    err = zr_engine_exchange(z->engine, &count, sizeof count, z->from_all);
-    if (!err)
-        err = add_up(z, &sum);
-    if (!err)
-        err = scale_of(z, sum, &found);
-    if (err)
-        return err;
+    ZR_TRY(zr_engine_exchange(z->engine, &count, sizeof count, z->from_all));
+    ZR_TRY(add_up(z, &sum));
+    ZR_TRY(scale_of(z, sum, &found));
     z->has_loss_scale = true;
     *scale = found;
     return 0;

@@ -110,9 +110,7 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators)
                                      exact = z->plan->total_bytes - z->plan->host_bytes;
     if (!z->device->ops->memory || (communicators && !z->backend->library))
         return 0;
-    int err = z->device->ops->memory(z->device, &free_bytes, &total_bytes);
-    if (err)
-        return err;
+    ZR_TRY(z->device->ops->memory(z->device, &free_bytes, &total_bytes));
     char more[256] = "";
     int64_t taken = z->gpu_free_bytes - free_bytes;
     if (wanted > free_bytes && exact <= free_bytes)

@@ -24,25 +24,16 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
 {
     struct zr_tensor *t;
     *out = (struct zr_prepared){0};
-    int err = zr_backend_choose(c, world * zr_model_ranks(&c->options), &out->backend);
-    if (!err)
-        err = zr_tensors_check(tensors, n_tensors, &c->user, values, &t);
-    if (err)
-        return err;
-    err = zr_ties_take(c, t, n_tensors);
+    ZR_TRY(zr_backend_choose(c, world * zr_model_ranks(&c->options), &out->backend));
+    ZR_TRY(zr_tensors_check(tensors, n_tensors, &c->user, values, &t));
+    int err = zr_ties_take(c, t, n_tensors);
     if (err) {
         zr_tensors_free(t, n_tensors);
         return err;
     }
-    err = zr_config_layout(c, t, n_tensors, world, &out->layout);
-    if (err)
-        return err;
-    err = check_sizes(out->layout, c->options.parts > 1 ? c->options.parts : 1);
-    if (err)
-        return err;
+    ZR_TRY(zr_config_layout(c, t, n_tensors, world, &out->layout));
+    ZR_TRY(check_sizes(out->layout, c->options.parts > 1 ? c->options.parts : 1));
     zr_backend_reserve(c, out->backend, out->layout);
-    err = zr_schedule_make(c, out->layout, &out->schedule);
-    if (err)
-        return err;
+    ZR_TRY(zr_schedule_make(c, out->layout, &out->schedule));
     return zr_plan_make(out->layout, &c->options, &out->plan);
 }

@@ -95,9 +95,7 @@ static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
 static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
 {
     int32_t n_onward, n_back;
-    int err = zr_pipeline_slots(all, &n_onward, &n_back);
-    if (err)
-        return err;
+    ZR_TRY(zr_pipeline_slots(all, &n_onward, &n_back));
     s->room.n_onward = (int32_t)zr_max(s->room.n_onward, n_onward);
     s->room.n_back = (int32_t)zr_max(s->room.n_back, n_back);
     row->n = all->rows[s->walk.pp_at].n;
@@ -112,9 +110,7 @@ static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct
 static int check_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
 {
     struct zr_pipe_report report;
-    int err = zr_pipeline_check(all, zr_pipe_assumed_cost(), &report);
-    if (err)
-        return err;
+    ZR_TRY(zr_pipeline_check(all, zr_pipe_assumed_cost(), &report));
     bool in_order = report.in_order;
     if (row == &s->walk.step)
         s->room.n_tied = zr_pipeline_tied_slots(all, &report);
@@ -207,9 +203,7 @@ static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_
     bool assumed = o->n_order == 0;
     struct zr_call *own = NULL;
     int32_t n_own = 0;
-    int err = assumed ? zr_plan_assume_order(l, &own, &n_own) : 0;
-    if (err)
-        return err;
+    ZR_TRY(assumed ? zr_plan_assume_order(l, &own, &n_own) : 0);
     const struct zr_call *micro = assumed ? own : o->order;
     int64_t n = assumed ? n_own : o->n_order, forward = 0,
             all = 2 * n * s->walk.n_micro; /* at most: backwards may be apart */
@@ -399,20 +393,14 @@ int zr_schedule_tune(struct zero_ctx *z, int32_t n)
 int zero_evaluate(zero_ctx *z)
 {
     ZR_IN_CALL(z, ZR_CALLED_EVALUATE, false, -1);
-    int err = need_healthy(z, "zero_evaluate");
-    if (err)
-        return err;
+    ZR_TRY(need_healthy(z, "zero_evaluate"));
     struct zr_schedule *s = z->schedule;
     if (s->walk.evaluates || s->walk.at > 0 || s->walk.open)
         return zr_fail(ZR_ERR_ORDER, "zero_evaluate: %s has begun; take its other actions by zero_next first",
                        s->walk.evaluates ? "an evaluation" : "a step");
-    err = zr_need_no_step(z, "zero_evaluate");
-    if (!err)
-        err = zr_refuse_in_all(z, "zero_evaluate");
-    if (!err)
-        err = zr_awaited_refuse_all(z, "zero_evaluate");
-    if (err)
-        return err;
+    ZR_TRY(zr_need_no_step(z, "zero_evaluate"));
+    ZR_TRY(zr_refuse_in_all(z, "zero_evaluate"));
+    ZR_TRY(zr_awaited_refuse_all(z, "zero_evaluate"));
     zr_engine_called(z->engine, ZR_CALLED_EVALUATE, -1, 0);
     s->walk.evaluates = true;
     return 0;
@@ -431,18 +419,12 @@ static struct zero_action action_of(const struct zr_walk *w, const struct zr_wal
 int zero_next(zero_ctx *z, struct zero_action *action)
 {
     ZR_IN_CALL(z, ZR_CALLED_NEXT, false, -1);
-    int err = need_healthy(z, "zero_next");
-    if (err)
-        return err;
+    ZR_TRY(need_healthy(z, "zero_next"));
     if (!action)
         return zr_fail(ZR_ERR_ARG, "zero_next: action is NULL");
-    err = zr_awaited_refuse_all(z, "zero_next");
-    if (!err)
-        err = zr_refuse_in_bracket(z, "zero_next");
-    if (!err)
-        err = zr_refuse_in_all(z, "zero_next");
-    if (err)
-        return err;
+    ZR_TRY(zr_awaited_refuse_all(z, "zero_next"));
+    ZR_TRY(zr_refuse_in_bracket(z, "zero_next"));
+    ZR_TRY(zr_refuse_in_all(z, "zero_next"));
     struct zr_schedule *s = z->schedule;
     struct zero_action out = {.micro_batch = -1};
     struct zr_walk_given given;
@@ -454,13 +436,11 @@ int zero_next(zero_ctx *z, struct zero_action *action)
     }
     if (s->walk.at == 0)
         zr_engine_begins_pass(z->engine, s->walk.evaluates);
-    err = zr_walk_next(z->engine, &s->walk, &given, &more);
-    if (!err && more)
+    ZR_TRY(zr_walk_next(z->engine, &s->walk, &given, &more));
+    if (more)
         out = action_of(&s->walk, &given);
-    else if (!err && s->walk.evaluates)
-        err = end_evaluation(z);
-    if (err)
-        return err;
+    else if (s->walk.evaluates)
+        ZR_TRY(end_evaluation(z));
     zr_engine_called(z->engine, ZR_CALLED_NEXT, -1, (uint64_t)(out.micro_batch + 1));
     *action = out;
     return 0;
@@ -469,18 +449,13 @@ int zero_next(zero_ctx *z, struct zero_action *action)
 int zero_finish(zero_ctx *z)
 {
     ZR_IN_CALL(z, ZR_CALLED_FINISH, false, -1);
-    int err = need_healthy(z, "zero_finish");
-    if (!err)
-        err = zr_refuse_in_bracket(z, "zero_finish");
-    if (err)
-        return err;
+    ZR_TRY(need_healthy(z, "zero_finish"));
+    ZR_TRY(zr_refuse_in_bracket(z, "zero_finish"));
     struct zr_schedule *s = z->schedule;
     if (!s->walk.open)
         return zr_fail(ZR_ERR_ORDER, "zero_finish: no action is under way; zero_next gives one");
     struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
-    err = zr_walk_finish(z->engine, &s->walk);
-    if (err)
-        return err;
+    ZR_TRY(zr_walk_finish(z->engine, &s->walk));
     zr_engine_called(z->engine, ZR_CALLED_FINISH, -1, (uint64_t)(a.micro_batch + 1));
     return zr_walk_move(z->engine, &s->walk);
 }

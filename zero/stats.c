@@ -76,12 +76,10 @@ static void fill_info(int stage, const struct zr_plan *p, struct zero_plan_info 
 /* A plan knows no hosts: it takes each group for one. */
 static int plan_groups(struct zr_config *c)
 {
-    int err = zr_config_mesh(c, c->user.launch.rank, c->user.launch.world > 0 ? c->user.launch.world : 1);
-    if (!err)
-        err = zr_config_groups(c, NULL);
-    if (!err)
-        zr_config_mind_network(c, c->options.dp_shard < c->place.n_data);
-    return err;
+    ZR_TRY(zr_config_mesh(c, c->user.launch.rank, c->user.launch.world > 0 ? c->user.launch.world : 1));
+    ZR_TRY(zr_config_groups(c, NULL));
+    zr_config_mind_network(c, c->options.dp_shard < c->place.n_data);
+    return 0;
 }
 
 int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
@@ -162,6 +160,6 @@ int zero_trace_write(zero_ctx *z, const char *path)
         return zr_fail(
             ZR_ERR_ARG,
             "zero_trace_write: trace is 0; set cfg.debug.trace = 1 (or ZERO_TRACE=1) before zero_wrap");
-    int err = zr_engine_check_process(z->engine);
-    return err ? err : zr_engine_trace_write(z->engine, path);
+    ZR_TRY(zr_engine_check_process(z->engine));
+    return zr_engine_trace_write(z->engine, path);
 }

@@ -159,15 +159,13 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
     if (values == ZR_VALUES_IN_RANK0 && !*t->param)
         return bad(t, i,
                    "*param is NULL on rank 0, which must give the values (init_from is ZERO_INIT_RANK0)");
-    int err = check_dtype(t, i, for_plan);
-    if (err)
-        return err;
+    ZR_TRY(check_dtype(t, i, for_plan));
     if (t->flags & ~(uint32_t)KNOWN_FLAGS)
         return zr_fail(ZR_ERR_ARG,
                        "tensors[%d] (%s): flags is 0x%x with unknown bits 0x%x; allowed: those of 0x%x", i,
                        t->name, t->flags, t->flags & ~(uint32_t)KNOWN_FLAGS, KNOWN_FLAGS);
-    if (buffer && (err = check_buffer(t, i)))
-        return err;
+    if (buffer)
+        ZR_TRY(check_buffer(t, i));
     if (t->unit < 0 && !buffer)
         return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): unit is %d; allowed: 0 and more", i, t->name, t->unit);
     if (t->uses < 0 || t->uses > MOST_USES)
@@ -181,10 +179,8 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
         return zr_fail(ZR_ERR_ARG,
                        "tensors[%d] (%s): shape[0] is %lld layers; allowed for ZERO_STACKED: 1..%d", i,
                        t->name, (long long)t->shape[0], 1 << 20);
-    if ((err = check_granule(t, i, stacked ? n / t->shape[0] : n)))
-        return err;
-    if ((err = check_cut(t, i)))
-        return err;
+    ZR_TRY(check_granule(t, i, stacked ? n / t->shape[0] : n));
+    ZR_TRY(check_cut(t, i));
     if ((t->flags & ZERO_TP_PARTIAL) && t->tp_cut)
         return bad(t, i,
                    "ZERO_TP_PARTIAL with tp_cut; allowed: one of them, because each rank of tp has the "

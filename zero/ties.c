@@ -44,9 +44,7 @@ int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n)
                            i, t[i].name, c->user.pipeline.stages_per_rank);
         if (c->options.pp < 2) /* one tensor for both uses */
             continue;
-        int err = check_tied(c, &t[i], i);
-        if (err)
-            return err;
+        ZR_TRY(check_tied(c, &t[i], i));
         t[i].tie = c->place.pp == 0 ? ZR_TIE_OWNER : ZR_TIE_COPY;
         if (t[i].tie == ZR_TIE_COPY) {
             t[i].tied_grad = t[i].grad;

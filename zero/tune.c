@@ -143,9 +143,7 @@ int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
 int zero_set_step(zero_ctx *z, int64_t t)
 {
     ZR_IN_CALL(z, ZR_CALLED_SET_STEP, false, -1);
-    int err = zr_need_no_step(z, "zero_set_step");
-    if (err)
-        return err;
+    ZR_TRY(zr_need_no_step(z, "zero_set_step"));
     if (t < 0 || t > ZR_MOST_STEPS)
         return zr_fail(ZR_ERR_ARG, "zero_set_step: t is %lld; allowed: 0 to %lld", (long long)t,
                        (long long)ZR_MOST_STEPS);

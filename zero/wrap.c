@@ -112,20 +112,15 @@ static void order_places(struct zero_ctx *z)
 static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors)
 {
     struct zr_prepared made;
-    int err = zr_config_mesh(&z->config, z->world.rank, z->world.world);
-    if (!err)
-        err = zr_config_groups(&z->config, &z->topology);
-    if (!err) /* which knows whether deterministic is on */
-        err = zr_backend_choose(&z->config, z->world.world, &made.backend);
-    if (err)
-        return err;
+    ZR_TRY(zr_config_mesh(&z->config, z->world.rank, z->world.world));
+    ZR_TRY(zr_config_groups(&z->config, &z->topology));
+    /* The mesh below needs to know whether deterministic is on, which this sets. */
+    ZR_TRY(zr_backend_choose(&z->config, z->world.world, &made.backend));
     const struct zr_options *o = &z->config.options;
     order_places(z);
-    err = zr_mesh_make(&z->topology, o->pp, o->parts, o->dp_shard, &z->mesh);
-    if (err)
-        return err;
+    ZR_TRY(zr_mesh_make(&z->topology, o->pp, o->parts, o->dp_shard, &z->mesh));
     zr_config_mind_network(&z->config, z->mesh.outer > 1 && z->mesh.outer_spans_hosts);
-    err = zr_prepare(&z->config, z->config.place.n_data, tensors, n_tensors, zr_values_in(z), &made);
+    int err = zr_prepare(&z->config, z->config.place.n_data, tensors, n_tensors, zr_values_in(z), &made);
     z->backend = made.backend;
     z->layout = made.layout;
     z->schedule = made.schedule;
@@ -145,26 +140,22 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     z->sharers = calloc((size_t)z->world.world, sizeof *z->sharers);
     if (!z->from_all || !z->sharers)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the words of %d ranks", z->world.world);
-    int err = plan_model(z, tensors, n_tensors);
-    if (!err)
-        err = zr_left_out_open(z);
-    if (!err && !z->device)
-        err = zr_backend_open_device(z);
-    if (!err)
-        err = zr_memory_check_gpu(z, false);
-    if (!err && z->config.options.check)
-        err = zr_check_open(z->device, z->world.rank, z->world.world, &z->check);
-    return err;
+    ZR_TRY(plan_model(z, tensors, n_tensors));
+    ZR_TRY(zr_left_out_open(z));
+    if (!z->device)
+        ZR_TRY(zr_backend_open_device(z));
+    ZR_TRY(zr_memory_check_gpu(z, false));
+    if (z->config.options.check)
+        ZR_TRY(zr_check_open(z->device, z->world.rank, z->world.world, &z->check));
+    return 0;
 }
 
 /* The ranks of a communicator that is lent learn over it where rank 0 waits for them. */
 static int meet_over_lent(struct zero_ctx *z, int *held)
 {
     bool left;
-    int err = zr_backend_open_device(z);
-    if (err)
-        return err;
-    err = z->lent_of->lent_meet(z->device, z->lent, z->start_ms, &z->world, held, &left);
+    ZR_TRY(zr_backend_open_device(z));
+    int err = z->lent_of->lent_meet(z->device, z->lent, z->start_ms, &z->world, held, &left);
     if (left) /* a call of NCCL's did not come back: the device is left to it */
         z->device = NULL;
     return err;
@@ -194,8 +185,8 @@ static int meet_over_communicator(struct zero_ctx *z, int *held)
     bool by_lent = z->lent && z->world.world > 1;
     if (!by_lent && !z->world.by_mpi)
         return 0;
-    int err = by_lent && z->lent_of->lent_in_turn ? begin_to_open(z) : 0;
-    return err ? err : by_lent ? meet_over_lent(z, held) : meet_over_mpi(z, held);
+    ZR_TRY(by_lent && z->lent_of->lent_in_turn ? begin_to_open(z) : 0);
+    return by_lent ? meet_over_lent(z, held) : meet_over_mpi(z, held);
 }
 
 /* The log hears of a long wait, and under zero-run a rank that has ended is not waited for. */
@@ -237,13 +228,11 @@ static int open_flight_peers(struct zero_ctx *z)
 {
     if (!z->rendezvous)
         return 0;
-    int err =
-        zr_flight_peers_open(z->rendezvous, &z->topology, z->flight, z->config.options.log, &z->flight_peers);
-    if (!err) {
-        zr_rendezvous_describe(z->rendezvous, describe_last_call, z->flight_peers);
-        zr_rendezvous_watch(z->rendezvous, see_rank, z->flight_peers);
-    }
-    return err;
+    ZR_TRY(zr_flight_peers_open(z->rendezvous, &z->topology, z->flight, z->config.options.log,
+                                &z->flight_peers));
+    zr_rendezvous_describe(z->rendezvous, describe_last_call, z->flight_peers);
+    zr_rendezvous_watch(z->rendezvous, see_rank, z->flight_peers);
+    return 0;
 }
 
 static void on_lost(void *arg, int rank, const char *why)
@@ -328,8 +317,8 @@ static int take_values(struct zero_ctx *z)
     case ZERO_INIT_RANK0:
         break;
     }
-    err = zr_engine_adopt(z->engine, true);
-    return err ? err : zr_engine_compare_parts(z->engine);
+    ZR_TRY(zr_engine_adopt(z->engine, true));
+    return zr_engine_compare_parts(z->engine);
 }
 
 static int start(struct zero_ctx *z)
@@ -396,22 +385,17 @@ static int resolve(struct zero_ctx *z, const struct zero_config *cfg)
 {
     unsigned opened;
     z->world.world = 1;
-    int err = zr_standard_fds_open(&opened);
-    if (err)
-        return err;
-    err = zr_config_resolve(cfg, &z->config);
+    ZR_TRY(zr_standard_fds_open(&opened));
+    int err = zr_config_resolve(cfg, &z->config);
     report_standard_fds(z->config.options.log, opened);
     if (err) {
         find_world_anyway(z, cfg);
         return err;
     }
-    err = find_world(z, &z->config.user);
-    if (err)
-        return err;
-    err = zr_world_interface(z->config.user.launch.interface, &z->world);
-    if (!err)
-        report_world(z);
-    return err;
+    ZR_TRY(find_world(z, &z->config.user));
+    ZR_TRY(zr_world_interface(z->config.user.launch.interface, &z->world));
+    report_world(z);
+    return 0;
 }
 
 /* One rank needs no others, unless it is made to use a communicator that has them. */
@@ -494,10 +478,8 @@ static int open_comms_in_turn(struct zero_ctx *z)
     bool is_first = z->world.rank == 0;
     if (z->backend->opens_in_turn)
         return zr_agree_on_success(z, zr_backend_open_comms(z));
-    int err = zr_agree_on_success(z, is_first ? begin_to_open(z) : 0);
-    if (err)
-        return err;
-    err = is_first ? 0 : begin_to_open(z);
+    ZR_TRY(zr_agree_on_success(z, is_first ? begin_to_open(z) : 0));
+    int err = is_first ? 0 : begin_to_open(z);
     err = zr_agree_on_success(z, err ? err : zr_backend_open_comms(z));
     zr_open_name_end(z->open_name);
     return err;
@@ -519,20 +501,15 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     err = meet(z, err);
     if (err)
         return err;
-    err = zr_agree_on_plan(z, prepare(z, tensors, n_tensors));
-    if (!err)
-        err = zr_whole_make(z);
-    if (!err)
-        err = open_flight_peers(z);
-    if (!err) /* all ranks are here, so what they had before is free */
-        err = zr_agree_on_success(z, zr_memory_check(z));
-    if (!err)
-        err = open_comms_in_turn(z);
-    if (!err)
-        err = zr_agree_on_success(z, zr_memory_check_gpu(z, true));
-    if (!err)
-        err = open_engine(z);
-    return err ? err : start(z);
+    ZR_TRY(zr_agree_on_plan(z, prepare(z, tensors, n_tensors)));
+    ZR_TRY(zr_whole_make(z));
+    ZR_TRY(open_flight_peers(z));
+    /* All ranks are here, so memory of their earlier contexts is free. */
+    ZR_TRY(zr_agree_on_success(z, zr_memory_check(z)));
+    ZR_TRY(open_comms_in_turn(z));
+    ZR_TRY(zr_agree_on_success(z, zr_memory_check_gpu(z, true)));
+    ZR_TRY(open_engine(z));
+    return start(z);
 }
 
 /* Of a context that does not come about. Keeps this thread's message. */

@@ -164,9 +164,7 @@ void zr_check_event_close(struct zr_event *e)
 /* Passed on first: whoever finds this record in the clocks has it beneath as well. */
 int zr_check_event_record(struct zr_event *e, struct zr_stream *s)
 {
-    int err = e->check->inner->ops->event_record(e->inner, s->inner);
-    if (err)
-        return err;
+    ZR_TRY(e->check->inner->ops->event_record(e->inner, s->inner));
     struct zr_line *l = zr_check_issue(s, "record");
     zr_vclock_drop(e->clock);
     e->clock = zr_vclock_hold(l);

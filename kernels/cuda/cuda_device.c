@@ -39,11 +39,10 @@ int zr_cuda_thread_begin(struct zr_device *base)
 {
     const struct zr_cuda_device *dev = (struct zr_cuda_device *)base;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    int err = zr_cuda_check(dev, "cudaSetDevice", cudaSetDevice(dev->ordinal));
+    ZR_TRY(zr_cuda_check(dev, "cudaSetDevice", cudaSetDevice(dev->ordinal)));
     /* Not before: it makes a context on the current device. */
-    return err ? err
-               : zr_cuda_check(dev, "cudaThreadExchangeStreamCaptureMode",
-                               cudaThreadExchangeStreamCaptureMode(&mode));
+    return zr_cuda_check(dev, "cudaThreadExchangeStreamCaptureMode",
+                         cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
 /* --- memory --- */
@@ -256,9 +255,7 @@ int zr_cuda_device_open(int ordinal, struct zr_device **out)
 {
     const char *poison = getenv("ZERO_POISON");
     *out = NULL;
-    int err = check_gpu(&ordinal);
-    if (err)
-        return err;
+    ZR_TRY(check_gpu(&ordinal));
     struct zr_cuda_device *dev = calloc(1, sizeof *dev);
     if (!dev)
         return zr_fail(ZR_ERR_NOMEM, "GPU %d: no memory for %zu bytes", ordinal, sizeof *dev);
@@ -267,8 +264,8 @@ int zr_cuda_device_open(int ordinal, struct zr_device **out)
     dev->poison = poison && strcmp(poison, "1") == 0;
     pthread_mutex_init(&dev->lock, NULL);
     int lowest;
-    err = ZR_CUDA(dev, "cudaDeviceGetStreamPriorityRange",
-                  cudaDeviceGetStreamPriorityRange(&lowest, &dev->priority));
+    int err = ZR_CUDA(dev, "cudaDeviceGetStreamPriorityRange",
+                      cudaDeviceGetStreamPriorityRange(&lowest, &dev->priority));
     if (!err)
         err = ZR_CUDA(dev, "cudaDeviceGetAttribute",
                       cudaDeviceGetAttribute(&dev->n_processors, cudaDevAttrMultiProcessorCount, ordinal));

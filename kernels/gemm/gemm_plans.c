@@ -94,11 +94,8 @@ static int grow(struct zr_gemm_plans *p)
 
 int zr_gemm_plans_add(struct zr_gemm_plans *p, struct zr_gemm_plan *plan)
 {
-    if (2 * (p->n_used + 1) > p->n_places) {
-        int err = grow(p);
-        if (err)
-            return err;
-    }
+    if (2 * (p->n_used + 1) > p->n_places)
+        ZR_TRY(grow(p));
     plan->hash = hash_key(&plan->key);
     *place_of(p, &plan->key, plan->hash) = plan;
     p->n_used++;

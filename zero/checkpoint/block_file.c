@@ -23,23 +23,21 @@ static void open_direct(struct zr_block_file *f, int flags)
 int zr_block_file_create(const struct zr_files *fs, const char *path, int64_t bytes, struct zr_block_file *f)
 {
     *f = (struct zr_block_file){.fs = fs, .path = path, .fd = -1, .direct = -1};
-    int err = zr_file_open(fs, path, O_WRONLY | O_CREAT | O_EXCL, &f->fd);
-    if (!err)
-        err = zr_file_allocate(fs, f->fd, path, bytes);
-    if (!err && O_DIRECT != 0 && bytes >= LEAST_DIRECT)
+    ZR_TRY(zr_file_open(fs, path, O_WRONLY | O_CREAT | O_EXCL, &f->fd));
+    ZR_TRY(zr_file_allocate(fs, f->fd, path, bytes));
+    if (O_DIRECT != 0 && bytes >= LEAST_DIRECT)
         open_direct(f, O_WRONLY);
-    return err;
+    return 0;
 }
 
 int zr_block_file_open(const struct zr_files *fs, const char *path, int64_t bytes, struct zr_block_file *f)
 {
     bool missing;
     *f = (struct zr_block_file){.fs = fs, .path = path, .fd = -1, .direct = -1};
-    int err = zr_file_find(fs, path, &missing, &f->fd);
-    if (!err && O_DIRECT != 0 && bytes >= LEAST_DIRECT &&
-        !(fs->is_cached && fs->is_cached(fs->arg, f->fd, bytes)))
+    ZR_TRY(zr_file_find(fs, path, &missing, &f->fd));
+    if (O_DIRECT != 0 && bytes >= LEAST_DIRECT && !(fs->is_cached && fs->is_cached(fs->arg, f->fd, bytes)))
         open_direct(f, O_RDONLY);
-    return err;
+    return 0;
 }
 
 /* Bytes that were moved past the cache: whole pages from the beginning, as far as that worked. A failure is
@@ -67,11 +65,11 @@ static int64_t move_direct(struct zr_block_file *f, char *buf, int64_t n, int64_
 int zr_block_write(struct zr_block_file *f, const char *buf, int64_t n, int64_t at)
 {
     int64_t done = move_direct(f, (char *)(uintptr_t)buf, n, at, true);
-    int err = zr_file_write(f->fs, f->fd, f->path, buf + done, n - done, at + done);
+    ZR_TRY(zr_file_write(f->fs, f->fd, f->path, buf + done, n - done, at + done));
     /* So that the disk works while the rest is made, not only at the sync. */
-    if (!err && done < n && f->fs->start_sync)
+    if (done < n && f->fs->start_sync)
         f->fs->start_sync(f->fs->arg, f->fd, at + done, n - done);
-    return err;
+    return 0;
 }
 
 int zr_block_read(struct zr_block_file *f, char *buf, int64_t n, int64_t at)

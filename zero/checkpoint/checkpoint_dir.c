@@ -78,10 +78,10 @@ static int newest_first(const void *a, const void *b)
 static int list_saves(const struct zr_files *fs, const char *root, bool *missing, struct list *l)
 {
     *l = (struct list){0};
-    int err = zr_folder_walk(fs, root, missing, add, l);
-    if (!err && l->n)
+    ZR_TRY(zr_folder_walk(fs, root, missing, add, l));
+    if (l->n)
         qsort(l->names, l->n, sizeof *l->names, newest_first);
-    return err;
+    return 0;
 }
 
 /* ---- saving ---- */
@@ -136,14 +136,10 @@ int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks
     if (strlen(root) + 2 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
         return zr_fail(ZR_ERR_ARG, "%.200s...: the path has %zu characters; allowed: %d", root, strlen(root),
                        ZR_PATH_BYTES - 2 * ZR_CHECKPOINT_NAME_BYTES - 1);
-    int err = make_root(fs, root);
-    if (!err)
-        err = refuse_checkpoint(fs, root);
-    if (!err)
-        err = zr_folder_lock(locks, fs, root, log);
-    if (err)
-        return err;
-    err = list_saves(fs, root, &missing, &l);
+    ZR_TRY(make_root(fs, root));
+    ZR_TRY(refuse_checkpoint(fs, root));
+    ZR_TRY(zr_folder_lock(locks, fs, root, log));
+    int err = list_saves(fs, root, &missing, &l);
     int64_t last = !err && l.n ? l.names[0].serial : 0;
     if (last == MOST_SERIAL)
         err = zr_fail(ZR_ERR_ARG,
@@ -155,8 +151,8 @@ int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks
         return err;
     print_name(last + 1, t, kept, name);
     snprintf(hidden, sizeof hidden, ".%s", name);
-    err = zr_path_join(path, root, hidden);
-    return err ? err : zr_folder_make(fs, path, NULL);
+    ZR_TRY(zr_path_join(path, root, hidden));
+    return zr_folder_make(fs, path, NULL);
 }
 
 int zr_checkpoint_seal(const struct zr_files *fs, const char *folder, const struct zr_manifest *m)
@@ -245,12 +241,10 @@ static int remove_save(const struct zr_files *fs, const char *root, const char *
     if (c.n_folders)
         return zr_folder_remove(fs, path, ZR_MANIFEST_NAME);
     snprintf(hidden, sizeof hidden, ".%s", name);
-    err = zr_path_join(to, root, hidden);
-    if (!err)
-        err = zr_file_rename(fs, path, to);
-    if (!err)
-        err = zr_folder_sync(fs, root);
-    return err ? err : zr_folder_remove(fs, to, NULL);
+    ZR_TRY(zr_path_join(to, root, hidden));
+    ZR_TRY(zr_file_rename(fs, path, to));
+    ZR_TRY(zr_folder_sync(fs, root));
+    return zr_folder_remove(fs, to, NULL);
 }
 
 void zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char *name, int keep,
@@ -355,10 +349,8 @@ static int try_save(const struct zr_files *fs, const char *root, const struct na
         zr_warn(log, "%s/%s was never finished: skipped", root, save->text);
         return 0;
     }
-    int err = zr_path_join(path, root, save->text);
-    if (err)
-        return err;
-    err = zr_checkpoint_open(fs, path, &broken, &m);
+    ZR_TRY(zr_path_join(path, root, save->text));
+    int err = zr_checkpoint_open(fs, path, &broken, &m);
     if (err && !broken) /* it may be a good one: to take an older instead would lose it without a word */
         return err;
     *found = !err;

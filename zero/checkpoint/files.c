@@ -295,10 +295,10 @@ static int by_text(const void *a, const void *b)
 int zr_folder_list(const struct zr_files *fs, const char *path, bool *missing, struct zr_names *l)
 {
     *l = (struct zr_names){0};
-    int err = zr_folder_walk(fs, path, missing, add_name, l);
-    if (!err && l->n)
+    ZR_TRY(zr_folder_walk(fs, path, missing, add_name, l));
+    if (l->n)
         qsort(l->name, l->n, sizeof *l->name, by_text);
-    return err;
+    return 0;
 }
 
 int zr_file_remove(const struct zr_files *fs, const char *path)
@@ -312,9 +312,8 @@ int zr_file_remove(const struct zr_files *fs, const char *path)
 static int remove_file(const struct zr_files *fs, const char *folder, const char *name, bool *is_folder)
 {
     char path[ZR_PATH_BYTES];
-    int err = zr_path_join(path, folder, name);
-    if (err)
-        return err;
+    ZR_TRY(zr_path_join(path, folder, name));
+    int err;
     RETRY(err, fs->unlink(fs->arg, path));
     *is_folder = err == -EISDIR;
     return err < 0 && err != -ENOENT && !*is_folder ? fail_io(path, "remove", err) : 0;

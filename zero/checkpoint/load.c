@@ -85,15 +85,10 @@ static int apply(struct zr_loading *l)
         zr_engine_drain(z->engine); /* nothing may read staged any more */
     if (err)
         return err;
-    err = zr_engine_set_step(z->engine, m->t);
-    if (!err)
-        zr_unit_steps_load(l);
-    if (!err)
-        zr_engine_renumber(z->engine, m->t);
-    if (!err)
-        err = zr_engine_tied_values(z->engine);
-    if (err)
-        return err;
+    ZR_TRY(zr_engine_set_step(z->engine, m->t));
+    zr_unit_steps_load(l);
+    zr_engine_renumber(z->engine, m->t);
+    ZR_TRY(zr_engine_tied_values(z->engine));
     zr_engine_set_skipped(z->engine, m->n_skipped);
     z->n_micro = m->n_micro;
     zr_loaded_use(z, l->loaded);
@@ -119,11 +114,11 @@ static void give_up(struct zero_ctx *z)
 /* The path from the root, through links. What lies in it is reached without following any. */
 static int resolve(const struct zero_ctx *z, const char *given, char path[ZR_PATH_BYTES])
 {
-    int err = zr_path_absolute(z->files, given, path);
-    if (!err && strlen(path) + 4 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
-        err = zr_fail(ZR_ERR_ARG, "%.200s...: the path from the root has %zu characters; allowed: %d", path,
-                      strlen(path), ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
-    return err;
+    ZR_TRY(zr_path_absolute(z->files, given, path));
+    if (strlen(path) + 4 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
+        return zr_fail(ZR_ERR_ARG, "%.200s...: the path from the root has %zu characters; allowed: %d", path,
+                       strlen(path), ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
+    return 0;
 }
 
 static int load(struct zero_ctx *z, const char *given)
@@ -133,18 +128,13 @@ static int load(struct zero_ctx *z, const char *given)
         return zr_fail(ZR_ERR_ARG, "path has %zu characters; allowed: %d", strlen(given),
                        ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
     snprintf(copy, sizeof copy, "%s", given); /* zero_save_wait's path changes when a save ends */
-    int err = zr_save_end(z);
-    if (!err)
-        err = zr_engine_settle(z->engine);
-    if (err)
-        return err;
+    ZR_TRY(zr_save_end(z));
+    ZR_TRY(zr_engine_settle(z->engine));
     struct zr_loading *l = calloc(1, sizeof *l);
-    if (!l) {
-        err = zr_fail(ZR_ERR_NOMEM, "no memory to load");
-        return zr_agree_in_run(z, err);
-    }
+    if (!l)
+        return zr_agree_in_run(z, zr_fail(ZR_ERR_NOMEM, "no memory to load"));
     l->z = z;
-    err = zr_agree_in_run(z, resolve(z, copy, path));
+    int err = zr_agree_in_run(z, resolve(z, copy, path));
     if (!err)
         err = choose(z, path, l);
     if (!err)
@@ -171,17 +161,13 @@ int zero_load(zero_ctx *z, const char *path)
     ZR_IN_CALL(z, ZR_CALLED_LOAD, false, -1);
     if (!z || !path || !*path)
         return zr_fail(ZR_ERR_ARG, "zero_load: %s", !z ? "z is NULL" : "path is NULL or empty");
-    int err = zr_refuse_in_bracket(z, "zero_load");
-    if (!err)
-        err = zr_refuse_in_actions(z, "zero_load");
-    if (!err)
-        err = zr_refuse_in_all(z, "zero_load");
-    if (err)
-        return err;
+    ZR_TRY(zr_refuse_in_bracket(z, "zero_load"));
+    ZR_TRY(zr_refuse_in_actions(z, "zero_load"));
+    ZR_TRY(zr_refuse_in_all(z, "zero_load"));
     if (!zr_engine_between_steps(z->engine))
         return zr_fail(ZR_ERR_ORDER,
                        "zero_load: a step has begun; load before the first backward or after zero_step");
-    err = zr_engine_check(z->engine);
+    int err = zr_engine_check(z->engine);
     if (!err) {
         zr_engine_called(z->engine, ZR_CALLED_LOAD, -1, 0);
         err = load(z, path);

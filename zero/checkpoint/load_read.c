@@ -508,14 +508,9 @@ int zr_loading_read(struct zr_loading *l)
 {
     struct zero_ctx *z = l->z;
     int64_t bytes = 0;
-    int err = check_model(l);
-    if (!err)
-        err = open_shards(l);
-    if (err)
-        return err;
-    err = zr_buffers_check(z);
-    if (err)
-        return err;
+    ZR_TRY(check_model(l));
+    ZR_TRY(open_shards(l));
+    ZR_TRY(zr_buffers_check(z));
     l->direct = is_direct(z);
     if (l->direct)
         return read_direct(l);
@@ -528,6 +523,6 @@ int zr_loading_read(struct zr_loading *l)
         l->staged = malloc((size_t)bytes + 1);
     if (!l->staged)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld bytes that this rank loads", (long long)bytes);
-    err = zr_extents_to_load(z, l->staged, l->buffers_at, &l->own);
-    return err ? err : fetch(l);
+    ZR_TRY(zr_extents_to_load(z, l->staged, l->buffers_at, &l->own));
+    return fetch(l);
 }

@@ -156,9 +156,7 @@ int zr_manifest_check(const struct zr_manifest *m)
 int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
 {
     char *text = NULL, *all = NULL;
-    int err = check_names(m);
-    if (err)
-        return err;
+    ZR_TRY(check_names(m));
     json_t *root = json_object();
     bool ok = root != NULL;
 #define SET(key, value) ok = ok && !json_object_set_new(root, key, value)
@@ -231,9 +229,7 @@ static int get_text(const char *file, const json_t *o, const char *key, char *ou
 static int get_hash(const char *file, const json_t *o, const char *key, uint64_t *out)
 {
     char text[20], *end;
-    int err = get_text(file, o, key, text, sizeof text);
-    if (err)
-        return err;
+    ZR_TRY(get_text(file, o, key, text, sizeof text));
     *out = strtoull(text, &end, 16);
     return strlen(text) == 16 && !*end ? 0 : bad(file, key, "is not 16 hexadecimal digits");
 }
@@ -252,8 +248,8 @@ static int get_optimizer(const char *file, const json_t *o, struct zr_manifest_t
 {
     if (!t->trainable)
         return 0;
-    int err = get_text(file, o, "optimizer", t->optimizer, sizeof t->optimizer);
-    return err ? err : get_int32(file, o, "states", 0, 4, &t->n_states);
+    ZR_TRY(get_text(file, o, "optimizer", t->optimizer, sizeof t->optimizer));
+    return get_int32(file, o, "states", 0, 4, &t->n_states);
 }
 
 /* Into which parts it is cut, if it is. */
@@ -261,15 +257,10 @@ static int get_cut(const char *file, const json_t *o, const char *name, struct z
 {
     if (!json_object_get(o, "parts"))
         return 0;
-    int err = get_int32(file, o, "parts", 2, 1 << 24, &t->parts);
-    if (!err)
-        err = get_int32(file, o, "dim", 0, t->n_dims - 1, &t->dim);
-    if (!err)
-        err = get_int(file, o, "rows", 1, t->shape[t->dim], &t->rows);
-    if (!err)
-        err = get_int32(file, o, "blocks", 1, INT32_MAX, &t->blocks);
-    if (err)
-        return err;
+    ZR_TRY(get_int32(file, o, "parts", 2, 1 << 24, &t->parts));
+    ZR_TRY(get_int32(file, o, "dim", 0, t->n_dims - 1, &t->dim));
+    ZR_TRY(get_int(file, o, "rows", 1, t->shape[t->dim], &t->rows));
+    ZR_TRY(get_int32(file, o, "blocks", 1, INT32_MAX, &t->blocks));
     int64_t all = t->rows * t->parts, whole = t->shape[t->dim];
     bool padded = all != whole;
     if (t->buffer || t->rows > INT64_MAX / t->parts || all < whole || t->rows % t->blocks ||
@@ -311,16 +302,12 @@ static int get_tensor(const char *file, const json_t *o, int64_t step, struct zr
     const json_t *buffer = json_object_get(o, "buffer");
     if (!name || !*name)
         return bad(file, "tensors", "one has no name");
-    int err = get_text(file, o, "dtype", t->dtype, sizeof t->dtype);
-    if (err)
-        return err;
+    ZR_TRY(get_text(file, o, "dtype", t->dtype, sizeof t->dtype));
     if (!json_is_boolean(trainable) || (buffer && (!json_is_true(buffer) || json_is_true(trainable))) ||
         json_array_size(shape) < 1 || json_array_size(shape) > 8 || !zr_st_dtype_bytes(t->dtype))
         return zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype, shape or trainable is not valid", file, name);
     t->trainable = json_is_true(trainable);
-    err = get_optimizer(file, o, t);
-    if (err)
-        return err;
+    ZR_TRY(get_optimizer(file, o, t));
     t->buffer = buffer != NULL;
     t->n_dims = (int32_t)json_array_size(shape);
     int64_t n = 8;
@@ -332,7 +319,7 @@ static int get_tensor(const char *file, const json_t *o, int64_t step, struct zr
                            "%s: tensor %s: shape is not made of whole numbers of 1 and more, or is too large",
                            file, name);
     }
-    err = get_cut(file, o, name, t);
+    int err = get_cut(file, o, name, t);
     if (!err)
         err = get_updates(file, o, name, step, t);
     if (!err) {
@@ -435,9 +422,7 @@ static int check_again(const char *file, const char *text, int64_t n, const stru
 {
     char *again;
     int64_t n_again;
-    int err = zr_manifest_print(m, &again, &n_again);
-    if (err)
-        return err;
+    ZR_TRY(zr_manifest_print(m, &again, &n_again));
     bool same = n == n_again && !memcmp(text, again, (size_t)n);
     free(again);
     return same ? 0

@@ -111,11 +111,9 @@ static int read_range(const struct zero_ctx *z, const struct zr_manifest_file *f
 {
     struct zr_shard s;
     const struct zr_st_entry *e;
-    int err = zr_shard_open(z->files, z->loaded->folder, f, &s);
-    if (err)
-        return err;
+    ZR_TRY(zr_shard_open(z->files, z->loaded->folder, f, &s));
     /* The entry was there when the checkpoint was loaded, but the file may have been replaced since. */
-    err = zr_shard_find_data(&s, f, kind, &e);
+    int err = zr_shard_find_data(&s, f, kind, &e);
     if (!err)
         err = zr_shard_fetch(&s, &(struct zr_request){.at = e->begin + first, .n = n, .dst = dst}, 1);
     zr_shard_close(&s);

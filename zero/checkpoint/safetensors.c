@@ -143,11 +143,8 @@ static int read_entry(const char *file, const char *name, const json_t *o, int64
     if (!json_is_object(o) || json_object_size(o) != 3)
         return bad(file, name, "is not described by dtype, shape and data_offsets alone");
     int64_t bytes = 0;
-    int err = read_dtype(file, name, o, e);
-    if (!err)
-        err = read_shape(file, name, o, e, &bytes);
-    if (err)
-        return err;
+    ZR_TRY(read_dtype(file, name, o, e));
+    ZR_TRY(read_shape(file, name, o, e, &bytes));
     const json_t *at = json_object_get(o, "data_offsets"), *begin = json_array_get(at, 0),
                  *end = json_array_get(at, 1);
     if (json_array_size(at) != 2 || !json_is_integer(begin) || !json_is_integer(end))
@@ -269,17 +266,15 @@ int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file
         return zr_fail(ZR_ERR_IO,
                        "%s: has %" PRId64 " bytes, fewer than the 8 that a safetensors file begins with",
                        file, file_bytes);
-    int err = zr_file_read(fs, fd, file, length, sizeof length, 0);
-    if (err)
-        return err;
+    ZR_TRY(zr_file_read(fs, fd, file, length, sizeof length, 0));
     for (int i = 0; i < 8; i++)
         n |= (uint64_t)length[i] << 8 * i;
     if (!memcmp(length, LFS_POINTER, sizeof length)) {
         char text[sizeof LFS_POINTER - 1];
         int64_t n_text = file_bytes < (int64_t)sizeof text ? file_bytes : (int64_t)sizeof text;
-        err = zr_file_read(fs, fd, file, text, n_text, 0);
-        if (err || zr_is_lfs_pointer(text, n_text))
-            return err ? err : zr_fail(ZR_ERR_IO, ZR_LFS_POINTER, file);
+        ZR_TRY(zr_file_read(fs, fd, file, text, n_text, 0));
+        if (zr_is_lfs_pointer(text, n_text))
+            return zr_fail(ZR_ERR_IO, ZR_LFS_POINTER, file);
     }
     if (n > ZR_ST_MAX_HEADER || n > (uint64_t)file_bytes - 8)
         return zr_fail(ZR_ERR_IO,
@@ -288,7 +283,7 @@ int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file
     char *json = malloc((size_t)n + 1);
     if (!json)
         return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a header of %" PRIu64 " bytes", file, n);
-    err = zr_file_read(fs, fd, file, json, (int64_t)n, 8);
+    int err = zr_file_read(fs, fd, file, json, (int64_t)n, 8);
     if (!err)
         err = zr_st_parse(file, json, (int64_t)n, file_bytes, out);
     free(json);

@@ -193,11 +193,8 @@ static int make_folder(struct zero_ctx *z, struct zr_save *s)
 static int check_call(struct zero_ctx *z)
 {
     static const char call[] = "zero_save";
-    int err = zr_refuse_in_bracket(z, call);
-    if (!err)
-        err = zr_refuse_in_actions(z, call);
-    if (err)
-        return err;
+    ZR_TRY(zr_refuse_in_bracket(z, call));
+    ZR_TRY(zr_refuse_in_actions(z, call));
     if (!zr_engine_between_steps(z->engine))
         return zr_fail(ZR_ERR_ORDER,
                        "%s: a step has begun; call it before the first backward or after zero_step", call);
@@ -259,19 +256,13 @@ static int report_apart(struct zero_ctx *z)
 
 static int save(zero_ctx *z, const char *dir, const struct zero_save_options *options)
 {
-    int err = check_call(z);
-    if (!err)
-        err = zr_awaited_refuse_all(z, "zero_save");
-    if (!err) {
-        zr_engine_called(z->engine, ZR_CALLED_SAVE, -1, 0);
-        err = zr_save_end(z);
-    }
-    if (!err)
-        err = zr_engine_settle(z->engine);
-    if (err)
-        return err;
+    ZR_TRY(check_call(z));
+    ZR_TRY(zr_awaited_refuse_all(z, "zero_save"));
+    zr_engine_called(z->engine, ZR_CALLED_SAVE, -1, 0);
+    ZR_TRY(zr_save_end(z));
+    ZR_TRY(zr_engine_settle(z->engine));
     struct zr_save *s = NULL;
-    err = zr_agree_in_run(z, open_save(z, dir, options, &s));
+    int err = zr_agree_in_run(z, open_save(z, dir, options, &s));
     if (!err)
         err = agree_on_contents(z, s);
     if (!err)

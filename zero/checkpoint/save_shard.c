@@ -281,9 +281,7 @@ static int write_block(void *arg, int64_t k, char *block)
     int64_t from = k * ZR_BLOCK_BYTES, n = zr_min(ZR_BLOCK_BYTES, w->source.bytes - from);
     if (atomic_load_explicit(w->cancelled, memory_order_relaxed))
         return zr_fail(ZR_ERR_FAILED, "%s: given up", w->file.path);
-    int err = zr_source_read(&w->source, block, from, n);
-    if (err)
-        return err;
+    ZR_TRY(zr_source_read(&w->source, block, from, n));
     w->sums[k] = zr_checksum_of(block, n);
     return zr_block_write(&w->file, block, n, from);
 }
@@ -312,10 +310,8 @@ static int write_blocks(const struct zr_files *fs, const char *path, const struc
     int64_t n;
     snprintf(beside, sizeof beside, "%.*s%s", (int)(sizeof beside - sizeof ZR_BLOCKS_SUFFIX - 1), path,
              ZR_BLOCKS_SUFFIX);
-    int err = zr_blocks_print(sums, bytes, &table, &n);
-    if (err)
-        return err;
-    err = zr_file_store(fs, beside, table, n);
+    ZR_TRY(zr_blocks_print(sums, bytes, &table, &n));
+    int err = zr_file_store(fs, beside, table, n);
     *blocks = zr_checksum_of(table, n);
     free(table);
     return err;

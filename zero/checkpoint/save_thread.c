@@ -91,16 +91,12 @@ static int read_back(struct zr_save *s)
 static int commit(struct zr_save *s)
 {
     const struct zr_files *fs = s->z->files;
-    int err = collect_files(s);
-    if (!err && s->z->world.world > 1)
-        err = zr_folder_unmark(fs, s->folder);
-    if (!err)
-        err = zr_checkpoint_seal(fs, s->folder, &s->manifest);
-    if (!err)
-        err = read_back(s);
-    if (!err)
-        err = zr_checkpoint_publish(fs, s->root, s->name);
-    return err;
+    ZR_TRY(collect_files(s));
+    if (s->z->world.world > 1)
+        ZR_TRY(zr_folder_unmark(fs, s->folder));
+    ZR_TRY(zr_checkpoint_seal(fs, s->folder, &s->manifest));
+    ZR_TRY(read_back(s));
+    return zr_checkpoint_publish(fs, s->root, s->name);
 }
 
 /* Lowers the priority of this thread and of those that it starts, so that training goes first. Nothing is

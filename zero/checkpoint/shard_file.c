@@ -64,9 +64,7 @@ static int fetch_block(void *arg, int64_t i, char *block)
     struct fetching *f = arg;
     struct zr_shard *s = f->s;
     int64_t k = f->blocks[i], from = k * ZR_BLOCK_BYTES, n = least(ZR_BLOCK_BYTES, s->bytes - from);
-    int err = zr_block_read(&s->file, block, n, from);
-    if (err)
-        return err;
+    ZR_TRY(zr_block_read(&s->file, block, n, from));
     struct zr_checksum sum = zr_checksum_of(block, n);
     if (!zr_checksum_equal(&sum, &s->sums[k]))
         return damaged(s, from, n);
@@ -131,11 +129,9 @@ static int read_sums(struct zr_shard *s, const char *folder, const struct zr_man
     bool missing;
     int64_t n;
     snprintf(name, sizeof name, "%s%s", file->name, ZR_BLOCKS_SUFFIX);
-    int err = zr_path_join(path, folder, name);
-    if (!err)
-        err = zr_file_load(s->fs, path, INT32_MAX, &missing, &table, &n);
-    if (err)
-        return err;
+    ZR_TRY(zr_path_join(path, folder, name));
+    ZR_TRY(zr_file_load(s->fs, path, INT32_MAX, &missing, &table, &n));
+    int err = 0;
     struct zr_checksum sum = zr_checksum_of(table, n);
     if (!zr_checksum_equal(&sum, &file->blocks))
         err = zr_fail(ZR_ERR_IO,
@@ -154,9 +150,7 @@ static int check_again(struct zr_shard *s, const char *json, int64_t n)
 {
     char *head;
     int64_t head_bytes;
-    int err = zr_st_head(s->st.entries, s->st.n_entries, NULL, &head, &head_bytes);
-    if (err)
-        return err;
+    ZR_TRY(zr_st_head(s->st.entries, s->st.n_entries, NULL, &head, &head_bytes));
     bool same = head_bytes == n + 8 && !memcmp(head + 8, json, (size_t)n);
     free(head);
     return same ? 0
@@ -169,9 +163,7 @@ static int read_head(struct zr_shard *s)
 {
     unsigned char length[8];
     uint64_t n = 0;
-    int err = zr_shard_fetch(s, &(struct zr_request){0, 8, (char *)length}, 1);
-    if (err)
-        return err;
+    ZR_TRY(zr_shard_fetch(s, &(struct zr_request){0, 8, (char *)length}, 1));
     for (int i = 0; i < 8; i++)
         n |= (uint64_t)length[i] << 8 * i;
     if (n > ZR_ST_MAX_HEADER || n > (uint64_t)s->bytes - 8)
@@ -181,7 +173,7 @@ static int read_head(struct zr_shard *s)
     if (!json)
         return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a header of %llu bytes", s->path,
                        (unsigned long long)n);
-    err = zr_shard_fetch(s, &(struct zr_request){8, (int64_t)n, json}, 1);
+    int err = zr_shard_fetch(s, &(struct zr_request){8, (int64_t)n, json}, 1);
     if (!err)
         err = zr_st_parse(s->path, json, (int64_t)n, s->bytes, &s->st);
     if (!err)

@@ -96,9 +96,7 @@ static int report_counts(struct zero_ctx *z, const struct listing *own, struct z
         mine.left = zr_max(own->n - at - mine.n, 0);
         if (mine.n)
             memcpy(mine.list, own->list + at, (size_t)mine.n * sizeof *mine.list);
-        int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-        if (err)
-            return err;
+        ZR_TRY(zr_engine_exchange(z->engine, &mine, sizeof mine, all));
         more = false;
         for (int r = 0; r < z->world.world; r++) {
             more |= all[r].left > 0;

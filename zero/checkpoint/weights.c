@@ -105,9 +105,7 @@ static int export_own(struct zr_weights *ws, const struct zr_weight *w, const st
     for (int64_t done = 0; done < own->n; done += piece) {
         int64_t n = zr_min(piece, own->n - done);
         char *dst = writes && !*local ? o->buffer : NULL;
-        int err = zr_values_read(z, own->tensor, ZR_VALUE_PARAM, own->at + done, n, dst);
-        if (err)
-            return err;
+        ZR_TRY(zr_values_read(z, own->tensor, ZR_VALUE_PARAM, own->at + done, n, dst));
         if (!dst)
             continue;
         if (w->transposed) {
@@ -219,10 +217,10 @@ static int join_file(struct zr_weights *ws, const char *path, int *fd, int *loca
 {
     if (ws->z->mesh.parts * ws->z->mesh.stages == 1)
         return 0;
-    int err = zr_agree_in_run(ws->z, *local);
-    if (!err && zr_weights_has_files(ws->z) && *fd < 0)
+    ZR_TRY(zr_agree_in_run(ws->z, *local));
+    if (zr_weights_has_files(ws->z) && *fd < 0)
         *local = zr_file_open(ws->z->files, path, O_WRONLY, fd);
-    return err;
+    return 0;
 }
 
 /* All files, under hidden names, written and synced on all ranks that write. */
@@ -289,28 +287,22 @@ int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call,
 {
     if (!z || !dir || !*dir)
         return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
-    int err = zr_refuse_in_bracket(z, call);
-    if (!err)
-        err = zr_refuse_in_actions(z, call);
-    if (!err)
-        err = zr_engine_check(z->engine);
-    if (!err)
-        zr_engine_called(z->engine, name, -1, 0);
-    return err;
+    ZR_TRY(zr_refuse_in_bracket(z, call));
+    ZR_TRY(zr_refuse_in_actions(z, call));
+    ZR_TRY(zr_engine_check(z->engine));
+    zr_engine_called(z->engine, name, -1, 0);
+    return 0;
 }
 
 int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                 int64_t max_file_bytes)
 {
     ZR_IN_CALL(z, ZR_CALLED_EXPORT, false, -1);
-    int err = zr_weights_check_call(z, dir, "zero_export", ZR_CALLED_EXPORT);
-    if (!err)
-        err = zr_awaited_refuse_all(z, "zero_export");
-    if (err)
-        return err;
+    ZR_TRY(zr_weights_check_call(z, dir, "zero_export", ZR_CALLED_EXPORT));
+    ZR_TRY(zr_awaited_refuse_all(z, "zero_export"));
     struct zr_weights ws = {.z = z, .dir = dir};
     max_file_bytes = max_file_bytes > 0 ? max_file_bytes : INT64_C(5000000000);
-    err = zr_weights_resolve(z, map, n, max_file_bytes, &ws);
+    int err = zr_weights_resolve(z, map, n, max_file_bytes, &ws);
     if (!err)
         err = zr_weights_check_names(&ws);
     if (!err)

@@ -67,16 +67,12 @@ static int open_source(const struct zr_weights *ws, struct sources *s, const cha
     struct source *f = &s->list[s->n];
     *f = (struct source){.fd = -1};
     snprintf(f->name, sizeof f->name, "%s", name);
-    int err = zr_path_join(f->path, ws->dir, name);
-    if (!err)
-        err = zr_file_find_linked(fs, f->path, &missing, &f->fd);
-    if (err)
-        return err;
+    ZR_TRY(zr_path_join(f->path, ws->dir, name));
+    ZR_TRY(zr_file_find_linked(fs, f->path, &missing, &f->fd));
     s->n++;
-    err = zr_file_size(fs, f->fd, f->path, &bytes);
-    if (!err)
-        err = zr_st_read(fs, f->fd, f->path, bytes, &f->st);
-    return err ? err : check_export(ws, s, name, f->st.export_id);
+    ZR_TRY(zr_file_size(fs, f->fd, f->path, &bytes));
+    ZR_TRY(zr_st_read(fs, f->fd, f->path, bytes, &f->st));
+    return check_export(ws, s, name, f->st.export_id);
 }
 
 static int has_single(const struct zr_weights *ws, bool *has)
@@ -188,9 +184,8 @@ static int check_weight(const struct zr_weights *ws, const struct sources *s, co
 static int find_weights(struct zr_weights *ws, struct sources *s)
 {
     json_t *index;
-    int err = read_index(ws, s, &index);
-    if (err)
-        return err;
+    ZR_TRY(read_index(ws, s, &index));
+    int err = 0;
     struct zr_weight **sorted = malloc((size_t)ws->n * sizeof *sorted);
     if (!sorted)
         err = zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", ws->n);
@@ -304,12 +299,12 @@ static int read_part(struct zr_weights *ws, const struct in *in, const struct zr
     const char *theirs = f->st.entries[w->entry].dtype;
     /* at the end, so that widening in place reads before it writes */
     char *at = dst + n * zr_max(zr_dtype_bytes(own) - zr_st_dtype_bytes(theirs), 0);
-    int err = read_runs(ws, f, w, at, k, n);
-    if (!err && zr_floats_convert(theirs, own)) {
+    ZR_TRY(read_runs(ws, f, w, at, k, n));
+    if (zr_floats_convert(theirs, own)) {
         zr_floats_copy(dst, own, at, theirs, n);
         report_non_finite(ws, in, w, dst, k, n);
     }
-    return err;
+    return 0;
 }
 
 /* Of elements [first, end) those of this rank's table, one behind the other to the buffer. */
@@ -384,16 +379,13 @@ static int give_tied(struct zero_ctx *z, const struct zr_weights *ws)
 int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n)
 {
     ZR_IN_CALL(z, ZR_CALLED_IMPORT, false, -1);
-    int err = z ? zr_refuse_in_all(z, "zero_import") : 0;
-    if (!err)
-        err = zr_weights_check_call(z, dir, "zero_import", ZR_CALLED_IMPORT);
-    if (err)
-        return err;
+    ZR_TRY(z ? zr_refuse_in_all(z, "zero_import") : 0);
+    ZR_TRY(zr_weights_check_call(z, dir, "zero_import", ZR_CALLED_IMPORT));
     struct zr_weights ws = {.z = z, .dir = dir};
     struct sources s = {0};
     struct in in = {0};
     bool reads = zr_weights_has_files(z);
-    err = zr_weights_resolve(z, map, n, 0, &ws);
+    int err = zr_weights_resolve(z, map, n, 0, &ws);
     if (!err)
         err = zr_buffers_check(z);
     if (!err && reads)

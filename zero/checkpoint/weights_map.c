@@ -66,9 +66,7 @@ static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, in
         return zr_fail(ZR_ERR_ARG, "map[%d] (%s): tensor is %d; allowed: 0..%d", i, m->name, m->tensor,
                        z->layout->n_tensors - 1);
     const struct zr_tensor *t = &z->layout->tensors[m->tensor];
-    int err = resolve_slice(m, i, t, &slice);
-    if (err)
-        return err;
+    ZR_TRY(resolve_slice(m, i, t, &slice));
     struct zr_place at = zr_place_of(z, m->tensor);
     if (m->transposed && slice < 0 && t->n_elems < z->whole.tensors[at.tensor].n_elems)
         return zr_fail(ZR_ERR_ARG,
@@ -240,9 +238,7 @@ static int leave_out_repeated(struct entries *all)
 static int take_all(struct zero_ctx *z, struct entries *own, char **names)
 {
     int64_t n;
-    int err = exchange_entries(z, own, names, &n);
-    if (err)
-        return err;
+    ZR_TRY(exchange_entries(z, own, names, &n));
     if (n < 1 || n > INT32_MAX / 2)
         return zr_fail(ZR_ERR_ARG, "n is %lld for all pipeline stages; allowed: 1..%d", (long long)n,
                        INT32_MAX / 2);
@@ -267,9 +263,8 @@ static int take_all(struct zero_ctx *z, struct entries *own, char **names)
 
 static int join_stages(struct zero_ctx *z, struct entries *own, char **names)
 {
-    int err = z->mesh.stages > 1 ? take_all(z, own, names) : 0; /* else one rank has all */
-    if (err)
-        return err;
+    if (z->mesh.stages > 1) /* otherwise this rank has all entries */
+        ZR_TRY(take_all(z, own, names));
     sort_by_stage(own);
     return leave_out_repeated(own);
 }
