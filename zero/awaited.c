@@ -4,6 +4,7 @@
  * Until all have, nothing that would read them is done: brackets, steps, saves. zero_load gives values to all
  * of them, zero_write (and zero_import, by it) to ranges, in any order. Every rank makes the same calls, so
  * all come to the same answer; of a model in pipeline stages, those of one stage. */
+#include "kernels/alloc.h"
 #include "shard/tp_cut.h"
 #include "zero/context.h"
 
@@ -120,10 +121,7 @@ static int reserve(struct known *k)
     if (k->n < k->room)
         return 0;
     int32_t room = 2 * k->room + 4;
-    struct range *more = realloc(k->list, (size_t)room * sizeof *more);
-    if (!more)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d ranges", room);
-    k->list = more;
+    ZR_TRY(ZR_GROW(k->list, room, "%d ranges", room));
     k->room = room;
     return 0;
 }

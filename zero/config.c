@@ -2,6 +2,7 @@
 /* config.c: resolves a configuration: defaults, and what can only be checked with several fields in hand. */
 #include "zero/config.h"
 #include "comm/meet/rendezvous.h"
+#include "kernels/alloc.h"
 #include "shard/plan.h"
 
 #include <stdlib.h>
@@ -156,10 +157,11 @@ static int resolve_order(const struct zero_config *c, struct zr_call **out)
     *out = NULL;
     if (n == 0)
         return 0;
-    struct zr_call *calls = calloc((size_t)n, sizeof *calls);
-    struct place *places = calloc((size_t)n, sizeof *places);
-    if (!calls || !places)
-        err = zr_fail(ZR_ERR_NOMEM, "no memory for an order of %d calls", n);
+    struct zr_call *calls;
+    struct place *places = NULL;
+    err = ZR_ZALLOC(calls, n, "an order of %d calls", n);
+    if (!err)
+        err = ZR_ZALLOC(places, n, "an order of %d calls", n);
     for (int i = 0; !err && i < n; i++) {
         const struct zero_call *call = &c->memory.order[i];
         err = check_call(call, i);
@@ -293,8 +295,8 @@ static int copy_groups(const struct zero_config *c, struct zero_optim **out)
                        "optim_groups is %s but n_optim_groups is %d; allowed: both given, or NULL and 0",
                        c->optim_groups ? "set" : "NULL", c->n_optim_groups);
     int32_t n = 1 + c->n_optim_groups;
-    struct zero_optim *groups = malloc((size_t)n * sizeof *groups);
-    int err = groups ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d parameter groups", n);
+    struct zero_optim *groups;
+    int err = ZR_ALLOC(groups, n, "%d parameter groups", n);
     for (int32_t i = 0; !err && i < n; i++) {
         groups[i] = i ? c->optim_groups[i - 1] : c->optim;
         err = check_group(&groups[i]);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* first_values.c: a look at the weights that a model begins with. A NaN or an infinity among them spoils
  * every step, so each rank looks through what it owns, once, and says where the first one is. */
+#include "kernels/alloc.h"
 #include "zero/checkpoint/float_values.h"
 #include "zero/checkpoint/save_source.h"
 
@@ -65,9 +66,7 @@ void zr_first_values_report(struct zero_ctx *z)
         err = zr_extents_of(z, NULL, -1, &own);
     if (!err) {
         bytes = bytes_of_a_piece(&own);
-        piece = malloc((size_t)bytes);
-        if (!piece)
-            err = zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes", (long long)bytes);
+        err = ZR_ALLOC(piece, bytes, "%lld bytes", (long long)bytes);
     }
     if (!err)
         err = zr_source_open("", 0, &own, dev->ops->host_memory ? NULL : dev, bytes, &s);

@@ -7,6 +7,7 @@
  * At stages 0 and 1 pointers are valid without brackets. There a unit that has brackets in some micro-batches
  * alone may have computed without one in the others: with the parameters of the step before, or a gradient
  * that is in no sum, unless it was written before the first bracket of the step. */
+#include "kernels/alloc.h"
 #include "zero/context.h"
 
 #include <stdlib.h>
@@ -26,12 +27,9 @@ struct zr_left_out {
 
 int zr_left_out_open(struct zero_ctx *z)
 {
-    z->left_out = calloc(1, sizeof *z->left_out);
-    if (z->left_out)
-        z->left_out->unit = calloc((size_t)z->layout->n_units, sizeof *z->left_out->unit);
-    if (!z->left_out || !z->left_out->unit)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to count the brackets of %d units", z->layout->n_units);
-    return 0;
+    int32_t n = z->layout->n_units;
+    ZR_TRY(ZR_ZALLOC(z->left_out, 1, "the brackets of %d units", n));
+    return ZR_ZALLOC(z->left_out->unit, n, "the brackets of %d units", n);
 }
 
 void zr_left_out_close(struct zero_ctx *z)

@@ -5,6 +5,7 @@
  * computed, each action a stage's forward or backward of one micro-batch, which zero_next gives to the
  * program, and the messages between, which go by themselves as the row comes to them. A rank has one stage or
  * several. With one in all a row is forward and backward of each micro-batch in turn, and nothing moves. */
+#include "kernels/alloc.h"
 #include "kernels/asserts.h"
 #include "shard/engine/engine_walk.h"
 #include "shard/pipeline/pipeline.h"
@@ -72,9 +73,7 @@ static int32_t stage_here(const struct zr_walk *w, const struct zr_pipe_action *
 static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
 {
     s->n_units = l->n_units;
-    s->stage_of = malloc((size_t)l->n_units * sizeof *s->stage_of);
-    if (!s->stage_of)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the stages of %d units", l->n_units);
+    ZR_TRY(ZR_ALLOC(s->stage_of, l->n_units, "the stages of %d units", l->n_units));
     for (int32_t u = 0; u < l->n_units; u++)
         s->stage_of[u] = -1;
     for (int32_t t = 0; t < l->n_tensors; t++) {
@@ -99,9 +98,7 @@ static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct
     s->room.n_onward = (int32_t)zr_max(s->room.n_onward, n_onward);
     s->room.n_back = (int32_t)zr_max(s->room.n_back, n_back);
     row->n = all->rows[s->walk.pp_at].n;
-    row->actions = malloc((size_t)row->n * sizeof *row->actions);
-    if (!row->actions)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule of %d micro-batches", s->walk.n_micro);
+    ZR_TRY(ZR_ALLOC(row->actions, row->n, "a schedule of %d micro-batches", s->walk.n_micro));
     memcpy(row->actions, all->rows[s->walk.pp_at].at, (size_t)row->n * sizeof *row->actions);
     return 0;
 }
@@ -213,10 +210,10 @@ static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_
         if (micro[i].unit >= l->n_units)
             return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, micro[i].unit,
                            l->n_units - 1);
-    s->order = malloc((size_t)(all + 1) * sizeof *s->order);
-    if (!s->order) {
+    int err = ZR_ALLOC(s->order, all + 1, "the calls of %d micro-batches", s->walk.n_micro);
+    if (err) {
         free(own);
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the calls of %d micro-batches", s->walk.n_micro);
+        return err;
     }
     for (int64_t i = 0, n_open = 0; i < n && !micro[i].backward && !micro[i].apart; i++) {
         n_open += micro[i].is_end ? -1 : 1;
@@ -285,10 +282,9 @@ static void set_micro_batches(struct zr_walk *w, int32_t n)
 int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_schedule **out)
 {
     const struct zr_options *o = &c->options;
-    struct zr_schedule *s = calloc(1, sizeof *s);
+    struct zr_schedule *s;
+    ZR_TRY(ZR_ZALLOC(s, 1, "a schedule"));
     *out = s;
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule");
     s->walk.pp = o->pp > 1 ? o->pp : 1;
     s->walk.pp_at = c->place.pp;
     s->walk.per_rank = c->user.pipeline.stages_per_rank;

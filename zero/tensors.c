@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tensors.c: checks the model's tensor table field by field and copies it. */
+#include "kernels/alloc.h"
 #include "shard/tp_cut.h"
 #include "zero/context.h"
 
@@ -235,9 +236,8 @@ static bool is_one_stack(const struct zr_tensor *a, const struct zr_tensor *b)
 
 static int check_names(const struct zr_tensor *t, int32_t n)
 {
-    const struct zr_tensor **sorted = malloc((size_t)n * sizeof *sorted);
-    if (!sorted)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to check %d tensors", n);
+    const struct zr_tensor **sorted;
+    ZR_TRY(ZR_ALLOC(sorted, n, "checking %d tensors", n));
     int err = 0;
     for (int32_t i = 0; i < n; i++)
         sorted[i] = &t[i];
@@ -334,9 +334,8 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
         return zr_fail(ZR_ERR_ARG, "tensors is NULL");
     if (n < 1)
         return refuse_none(n, cfg);
-    struct zr_tensor *t = calloc((size_t)n, sizeof *t);
-    if (!t)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d tensors", n);
+    struct zr_tensor *t;
+    ZR_TRY(ZR_ZALLOC(t, n, "%d tensors", n));
     int64_t slices = 0, elems = 0;
     int err = 0;
     for (int32_t i = 0; !err && i < n; i++) {

@@ -4,6 +4,7 @@
  *
  * Tensors of one name and ZERO_STACKED in several stages are one tensor, whose layers follow each other as
  * the stages do. A tied tensor is the first stage's. Any other is in one stage alone. */
+#include "kernels/alloc.h"
 #include "zero/context.h"
 
 #include <stdlib.h>
@@ -85,9 +86,7 @@ static void fill_message(const struct zr_layout *l, int64_t n_bytes, char *out)
 static int take_own_table(const struct zero_ctx *z, char **out, int64_t *each)
 {
     *each = message_bytes(z->layout);
-    *out = malloc((size_t)*each);
-    if (!*out)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the tables of 1 ranks");
+    ZR_TRY(ZR_ALLOC(*out, *each, "this rank's table of tensors"));
     fill_message(z->layout, *each, *out);
     return 0;
 }
@@ -208,8 +207,8 @@ static int check_same_name(const struct zero_ctx *z, const struct listed *first,
 /* Which rows are of one tensor, and where each one's layers are in it. */
 static int join_rows(const struct zero_ctx *z, struct listed *list, int64_t n)
 {
-    struct listed **sorted = malloc((size_t)n * sizeof *sorted), *first = NULL;
-    int err = sorted ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory to compare %lld tensors", (long long)n);
+    struct listed **sorted, *first = NULL;
+    int err = ZR_ALLOC(sorted, n, "comparing %lld tensors", (long long)n);
     for (int64_t i = 0; !err && i < n; i++)
         sorted[i] = &list[i];
     if (!err)
@@ -262,10 +261,8 @@ static int number_tensors(struct zero_ctx *z, struct listed *list, int64_t n)
         return zr_fail(ZR_ERR_ARG, "the pipeline stages have %lld tensors; allowed: %d", (long long)n,
                        INT32_MAX / 2);
     w->own_memory = true;
-    w->tensors = calloc((size_t)n, sizeof *w->tensors);
-    w->own = calloc((size_t)z->layout->n_tensors, sizeof *w->own);
-    if (!w->tensors || !w->own)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld tensors of all pipeline stages", (long long)n);
+    ZR_TRY(ZR_ZALLOC(w->tensors, n, "the %lld tensors of all pipeline stages", (long long)n));
+    ZR_TRY(ZR_ZALLOC(w->own, z->layout->n_tensors, "the places of this rank's tensors"));
     for (int64_t i = 0; !err && i < n; i++) {
         struct listed *x = &list[i], *first = &list[x->first];
         if (x == first) {

@@ -5,6 +5,7 @@
  * who shares a host with whom (comm/topology.h). What a rank can then find out alone follows, up to the plan,
  * and ranks compare (agree.c), so that a fault on one is an error on all; then memory is taken, and compared
  * again; the model's own pointers are touched last, when nothing can fail any more. */
+#include "kernels/alloc.h"
 #include "kernels/check/check_device.h"
 #include "kernels/standard_fds.h"
 #include "zero/context.h"
@@ -136,10 +137,10 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
             z->config.options.update = user_update;
             z->config.options.update_arg = z;
         }
-    z->from_all = malloc((size_t)z->world.world * ZR_EXCHANGE_BYTES);
-    z->sharers = calloc((size_t)z->world.world, sizeof *z->sharers);
-    if (!z->from_all || !z->sharers)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the words of %d ranks", z->world.world);
+    z->from_all = zr_alloc(z->world.world, ZR_EXCHANGE_BYTES, false, "exchanges of %d ranks", z->world.world);
+    if (!z->from_all)
+        return ZR_ERR_NOMEM;
+    ZR_TRY(ZR_ZALLOC(z->sharers, z->world.world, "the memory use of %d ranks", z->world.world));
     ZR_TRY(plan_model(z, tensors, n_tensors));
     ZR_TRY(zr_left_out_open(z));
     if (!z->device)
@@ -531,9 +532,8 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     if (!out)
         return zr_fail(ZR_ERR_ARG, "zero_wrap: out is NULL");
     *out = NULL;
-    struct zero_ctx *z = calloc(1, sizeof *z);
-    if (!z)
-        return zr_fail(ZR_ERR_NOMEM, "zero_wrap: no memory for a context");
+    struct zero_ctx *z;
+    ZR_TRY(ZR_ZALLOC(z, 1, "a context"));
     z->files = &zr_files_posix;
     int err = zr_engine_new(&z->engine);
     if (!err)

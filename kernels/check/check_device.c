@@ -2,6 +2,7 @@
 /* check_device.c: the checking device: memory and operations, passed on, and what was found; see
  * check_device.h. */
 #include "kernels/agreement.h"
+#include "kernels/alloc.h"
 #include "kernels/check/check_device_inside.h"
 #include "kernels/op_check.h"
 
@@ -356,9 +357,8 @@ int zr_check_open(struct zr_device *inner, int rank, int world, struct zr_check 
 {
     static const char *const thread[] = {"model's thread", "loop", "reader"};
     *out = NULL;
-    struct zr_check *c = calloc(1, sizeof *c);
-    if (!c)
-        return zr_fail(ZR_ERR_NOMEM, "check: no memory for a device of %zu bytes", sizeof *c);
+    struct zr_check *c;
+    ZR_TRY(ZR_ZALLOC(c, 1, "check mode"));
     int err = zr_recorder_open(&c->rec, 2 * ZR_CHECK_LINES);
     if (err) {
         free(c);

@@ -2,6 +2,7 @@
 /* cuda_device.c: a GPU as a device: what is refused at opening, and memory. Streams are in cuda_stream.c,
  * operations in cuda_ops.c, kernels in cuda_kernels.cu and cuda_copy.cu. */
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/alloc.h"
 #include "kernels/cuda/cuda_kernels.h"
 
 #include <stdlib.h>
@@ -94,9 +95,7 @@ static int block_open(struct zr_cuda_device *dev, bool on_host, int64_t bytes, v
     *out = NULL;
     if (bytes <= 0)
         return zr_fail(ZR_ERR_ARG, "%s: bytes is %lld, must be above 0", what, (long long)bytes);
-    b = calloc(1, sizeof *b);
-    if (!b)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for its record", what);
+    ZR_TRY(ZR_ZALLOC(b, 1, "the record of %s", what));
     size_t whole = (size_t)bytes + PAGE_BYTES;
     int failed = ZR_CUDA_OUTSIDE(dev, on_host ? "cudaHostAlloc" : "cudaMalloc",
                                  block_alloc(dev->poison, on_host, &b->base, whole));
@@ -256,9 +255,8 @@ int zr_cuda_device_open(int ordinal, struct zr_device **out)
     const char *poison = getenv("ZERO_POISON");
     *out = NULL;
     ZR_TRY(check_gpu(&ordinal));
-    struct zr_cuda_device *dev = calloc(1, sizeof *dev);
-    if (!dev)
-        return zr_fail(ZR_ERR_NOMEM, "GPU %d: no memory for %zu bytes", ordinal, sizeof *dev);
+    struct zr_cuda_device *dev;
+    ZR_TRY(ZR_ZALLOC(dev, 1, "the device of GPU %d", ordinal));
     dev->base.ops = &zr_cuda_ops;
     dev->ordinal = ordinal;
     dev->poison = poison && strcmp(poison, "1") == 0;

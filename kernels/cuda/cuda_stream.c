@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_stream.c: streams, events and host functions of the CUDA device. */
+#include "kernels/alloc.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/op_check.h"
 
@@ -37,9 +38,8 @@ int zr_cuda_stream_open(struct zr_device *base, enum zr_stream_kind kind, const 
                        (int)ZR_STREAM_QUEUE, (int)ZR_STREAM_CALLER);
     if (kind == ZR_STREAM_QUEUE && native)
         return zr_fail(ZR_ERR_ARG, "stream open: a queue is the library's own stream, native must be NULL");
-    struct zr_stream *s = calloc(1, sizeof *s);
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "stream open: no memory for %zu bytes", sizeof *s);
+    struct zr_stream *s;
+    ZR_TRY(ZR_ZALLOC(s, 1, "a stream"));
     s->dev = dev;
     int err = stream_native(dev, kind, native, s);
     if (err) {
@@ -83,10 +83,9 @@ void *zr_cuda_stream_native(struct zr_stream *s)
 int zr_cuda_event_open(struct zr_device *base, struct zr_event **out)
 {
     struct zr_cuda_device *dev = (struct zr_cuda_device *)base;
-    struct zr_event *e = calloc(1, sizeof *e);
+    struct zr_event *e;
     *out = NULL;
-    if (!e)
-        return zr_fail(ZR_ERR_NOMEM, "event open: no memory for %zu bytes", sizeof *e);
+    ZR_TRY(ZR_ZALLOC(e, 1, "an event"));
     e->dev = dev;
     int err = ZR_CUDA(dev, "cudaEventCreateWithFlags",
                       cudaEventCreateWithFlags(&e->native, cudaEventDisableTiming));

@@ -9,6 +9,7 @@
  * the size of our workspace, no alignment above 16 bytes, and splits of k added up in fp32 in a fixed order
  * (not in place, and not rounded to C's type in between). So it depends on the shape, the kind of GPU and the
  * library's version, and on nothing that differs between ranks or runs. */
+#include "kernels/alloc.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/gemm/cublaslt_api.h"
 #include "kernels/gemm/gemm.h"
@@ -237,9 +238,7 @@ static int plan_get(struct cuda_gemm *g, const struct zr_gemm_args *a, struct pl
     ZR_TRY(check_pointers(a, &k.align));
     struct plan *p = (struct plan *)zr_gemm_plans_find(&g->plans, &k);
     if (!p) {
-        p = calloc(1, sizeof *p);
-        if (!p)
-            return zr_fail(ZR_ERR_NOMEM, "gemm: no memory for %zu bytes", sizeof *p);
+        ZR_TRY(ZR_ZALLOC(p, 1, "a plan of cuBLASLt"));
         p->base.key = k;
         int err = status_error(plan_build(g, p, a->bias || a->sum), "making a plan");
         err = err ? zr_fail_more(err, "%s", describe(&k).text) : zr_gemm_plans_add(&g->plans, &p->base);
@@ -385,9 +384,8 @@ int zr_gemm_open_cuda(struct zr_device *dev, struct zr_stream *s, int64_t worksp
     struct zr_cuda_device *cuda = (struct zr_cuda_device *)dev;
     ZR_TRY(cublaslt_load());
     ZR_TRY(zr_cuda_check(cuda, "cudaSetDevice", cudaSetDevice(cuda->ordinal)));
-    struct cuda_gemm *g = calloc(1, sizeof *g);
-    if (!g)
-        return zr_fail(ZR_ERR_NOMEM, "gemm: no memory to open");
+    struct cuda_gemm *g;
+    ZR_TRY(ZR_ZALLOC(g, 1, "matrix products"));
     g->base.ops = &cuda_ops;
     g->dev = dev;
     g->stream = s;

@@ -5,6 +5,7 @@
  * only pointers change. Scratch memory is one buffer as large as the hungriest primitive asks for.
  * Where the CPU has no bf16 products (oneDNN wants AVX-512), the matrices are widened to f32, multiplied, and
  * rounded once. */
+#include "kernels/alloc.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_plans.h"
 #include "kernels/gemm/onednn_api.h"
@@ -162,9 +163,8 @@ static int product_get(struct host_gemm *g, const struct zr_gemm_key *k, struct 
     *out = (struct product *)zr_gemm_plans_find(&g->plans, k);
     if (*out)
         return 0;
-    struct product *p = calloc(1, sizeof *p);
-    if (!p)
-        return zr_fail(ZR_ERR_NOMEM, "gemm: no memory for %zu bytes", sizeof *p);
+    struct product *p;
+    ZR_TRY(ZR_ZALLOC(p, 1, "a plan of oneDNN"));
     p->plan.key = *k;
     size_t scratch_bytes = 0;
     dnnl_status_t s = product_build(g, p, &scratch_bytes);
@@ -313,9 +313,8 @@ int zr_gemm_open(int n_threads, struct zr_gemm **out)
     *out = NULL;
     if (n_threads < 1)
         return zr_fail(ZR_ERR_ARG, "gemm: n_threads is %d, must be at least 1", n_threads);
-    struct host_gemm *g = calloc(1, sizeof *g);
-    if (!g)
-        return zr_fail(ZR_ERR_NOMEM, "gemm: no memory to open");
+    struct host_gemm *g;
+    ZR_TRY(ZR_ZALLOC(g, 1, "matrix products"));
     g->base.ops = &host_ops;
     g->n_threads = n_threads;
     g->kernels = zr_host_kernels_best();

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checkpoint_dir.c: see checkpoint_dir.h. */
 #include "zero/checkpoint/checkpoint_dir.h"
+#include "kernels/alloc.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -58,10 +59,7 @@ static int add(void *arg, const char *text)
     struct name name;
     if (!parse_name(text, &name))
         return 0;
-    struct name *more = realloc(l->names, (l->n + 1) * sizeof *more);
-    if (!more)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the names of checkpoints");
-    l->names = more;
+    ZR_TRY(ZR_GROW(l->names, l->n + 1, "the names of checkpoints"));
     l->names[l->n++] = name;
     return 0;
 }

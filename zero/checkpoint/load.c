@@ -5,6 +5,7 @@
  * Each rank reads the heads of all files, so it knows where every range of every tensor lies, checks that
  * they cover the model once, and reads the parts that meet what it keeps. */
 #include "comm/verdict.h"
+#include "kernels/alloc.h"
 #include "zero/checkpoint/load_inside.h"
 
 #include <stdio.h>
@@ -130,11 +131,12 @@ static int load(struct zero_ctx *z, const char *given)
     snprintf(copy, sizeof copy, "%s", given); /* zero_save_wait's path changes when a save ends */
     ZR_TRY(zr_save_end(z));
     ZR_TRY(zr_engine_settle(z->engine));
-    struct zr_loading *l = calloc(1, sizeof *l);
-    if (!l)
-        return zr_agree_in_run(z, zr_fail(ZR_ERR_NOMEM, "no memory to load"));
+    struct zr_loading *l;
+    int err = ZR_ZALLOC(l, 1, "loading");
+    if (err)
+        return zr_agree_in_run(z, err);
     l->z = z;
-    int err = zr_agree_in_run(z, resolve(z, copy, path));
+    err = zr_agree_in_run(z, resolve(z, copy, path));
     if (!err)
         err = choose(z, path, l);
     if (!err)

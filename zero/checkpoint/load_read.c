@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* load_read.c: a rank's part of a checkpoint, read and checked: is it this model's, where is what, and what
  * of it is mine. */
+#include "kernels/alloc.h"
 #include "kernels/asserts.h"
 #include "zero/checkpoint/load_inside.h"
 
@@ -40,9 +41,7 @@ static int compare_names(const void *a, const void *b)
 static int index_names(struct zr_loading *l)
 {
     const struct zr_whole *whole = &l->z->whole;
-    l->by_name = malloc((size_t)whole->n * sizeof *l->by_name);
-    if (!l->by_name)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d names", whole->n);
+    ZR_TRY(ZR_ALLOC(l->by_name, whole->n, "%d names", whole->n));
     for (int32_t i = 0; i < whole->n; i++)
         l->by_name[i] = &whole->tensors[i];
     qsort(l->by_name, (size_t)whole->n, sizeof *l->by_name, compare_names);
@@ -306,9 +305,7 @@ static int open_shards(struct zr_loading *l)
     const struct zr_manifest *m = &l->manifest;
     int64_t n = 0;
     int err = 0;
-    l->shards = calloc((size_t)m->n_files, sizeof *l->shards);
-    if (!l->shards)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d files", m->n_files);
+    ZR_TRY(ZR_ZALLOC(l->shards, m->n_files, "%d files", m->n_files));
     for (; !err && l->n_shards < m->n_files; l->n_shards += !err) {
         err = zr_shard_open(l->z->files, l->folder, &m->files[l->n_shards], &l->shards[l->n_shards]);
         if (err)
@@ -319,9 +316,7 @@ static int open_shards(struct zr_loading *l)
     }
     if (err)
         return err;
-    l->ranges = malloc((size_t)(n + 1) * sizeof *l->ranges);
-    if (!l->ranges)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)n);
+    ZR_TRY(ZR_ALLOC(l->ranges, n + 1, "%lld ranges", (long long)n));
     for (int32_t f = 0; !err && f < l->n_shards; f++)
         err = read_entries(l, f);
     if (err)
@@ -444,15 +439,15 @@ static int add_data(const struct zr_loading *l, int32_t file, struct zr_request 
 static int fetch(struct zr_loading *l)
 {
     size_t n_files = (size_t)l->n_shards;
-    struct zr_request **requests = calloc(n_files, sizeof *requests);
-    int64_t *n = calloc(n_files, sizeof *n);
-    int err = requests && n ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d files", l->n_shards);
+    struct zr_request **requests;
+    int64_t *n = NULL;
+    int err = ZR_ZALLOC(requests, n_files, "%d files", l->n_shards);
+    if (!err)
+        err = ZR_ZALLOC(n, n_files, "%d files", l->n_shards);
     if (!err)
         meet(l, NULL, n);
     for (size_t f = 0; !err && f < n_files; f++) {
-        requests[f] = malloc((size_t)(n[f] + ZR_N_DATA + 1) * sizeof **requests);
-        if (!requests[f])
-            err = zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)n[f]);
+        err = ZR_ALLOC(requests[f], n[f] + ZR_N_DATA + 1, "%lld ranges", (long long)n[f]);
     }
     if (!err) {
         memset(n, 0, n_files * sizeof *n);
@@ -487,10 +482,8 @@ static bool is_direct(const struct zero_ctx *z)
 static int read_direct(struct zr_loading *l)
 {
     const struct zr_layout *layout = l->z->layout;
-    l->staged = malloc((size_t)layout->buffer_bytes + 1);
-    if (!l->staged)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld bytes of the buffers",
-                       (long long)layout->buffer_bytes);
+    ZR_TRY(ZR_ALLOC(l->staged, layout->buffer_bytes + 1, "the %lld bytes of the buffers",
+                    (long long)layout->buffer_bytes));
     int err = zr_extents_to_load(l->z, NULL, 0, &l->own);
     char *at = l->staged;
     for (int32_t t = 0; !err && t < layout->n_tensors; t++) { /* as the table has them */
@@ -520,9 +513,7 @@ int zr_loading_read(struct zr_loading *l)
      * and nobody uses it now. In groups a rank reads more than it saves. */
     l->staged = zr_engine_snapshot(z->engine);
     if (!l->staged || bytes > z->plan->snapshot_bytes)
-        l->staged = malloc((size_t)bytes + 1);
-    if (!l->staged)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld bytes that this rank loads", (long long)bytes);
+        ZR_TRY(ZR_ALLOC(l->staged, bytes + 1, "the %lld bytes that this rank loads", (long long)bytes));
     ZR_TRY(zr_extents_to_load(z, l->staged, l->buffers_at, &l->own));
     return fetch(l);
 }

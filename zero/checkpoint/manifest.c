@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* manifest.c: see manifest.h. */
 #include "zero/checkpoint/manifest.h"
+#include "kernels/alloc.h"
 #include "zero/checkpoint/safetensors.h"
 
 #include <inttypes.h>
@@ -281,9 +282,7 @@ static int get_updates(const char *file, const json_t *o, const char *name, int6
     if (json_is_array(v) && (n < 2 || (int64_t)n != t->shape[0]))
         return zr_fail(ZR_ERR_IO, "%s: tensor %s: updates has %zu numbers; allowed: 1, or as many as layers",
                        file, name, n);
-    t->updates = calloc(n, sizeof *t->updates);
-    if (!t->updates)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for the updates of tensor %s", file, name);
+    ZR_TRY(ZR_ZALLOC(t->updates, n, "the updates of tensor %s of %s", name, file));
     t->n_updates = (int32_t)n;
     for (size_t i = 0; i < n; i++) {
         const json_t *x = json_is_array(v) ? json_array_get(v, i) : v;
@@ -385,10 +384,8 @@ static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
         err = bad(file, "files", "is not an array with one entry per rank");
     if (err)
         return err;
-    m->tensors = calloc(json_array_size(tensors), sizeof *m->tensors);
-    m->files = calloc(json_array_size(files), sizeof *m->files);
-    if (!m->tensors || !m->files)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for %zu tensors", file, json_array_size(tensors));
+    ZR_TRY(ZR_ZALLOC(m->tensors, json_array_size(tensors), "the tensors of %s", file));
+    ZR_TRY(ZR_ZALLOC(m->files, json_array_size(files), "the files of %s", file));
     for (size_t i = 0; !err && i < json_array_size(tensors); i++, m->n_tensors += !err)
         err = get_tensor(file, json_array_get(tensors, i), m->t, &m->tensors[i]);
     for (size_t i = 0; !err && i < json_array_size(files); i++, m->n_files += !err)
@@ -486,9 +483,8 @@ int zr_blocks_parse(const char *file, const unsigned char *data, int64_t n, int6
     if (reported != (uint64_t)bytes)
         return zr_fail(ZR_ERR_IO, "%s: the checksums of a file of %llu bytes, not of %lld", file,
                        (unsigned long long)reported, (long long)bytes);
-    struct zr_checksum *s = malloc((size_t)(count + 1) * sizeof *s);
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the checksums of %lld blocks", (long long)count);
+    struct zr_checksum *s;
+    ZR_TRY(ZR_ALLOC(s, count + 1, "the checksums of %lld blocks", (long long)count));
     for (int64_t i = 0; i < count; i++)
         zr_checksum_load(data + 16 + i * ZR_SUM_BYTES, &s[i]);
     *sums = s;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors.c: see safetensors.h. */
 #include "zero/checkpoint/safetensors.h"
+#include "kernels/alloc.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -216,9 +217,8 @@ static int read_entries(const char *file, const json_t *root, int64_t data_at, i
     const char *key;
     json_t *value;
     int err = 0;
-    out->entries = calloc(json_object_size(root) + 1, sizeof *out->entries);
-    if (!out->entries)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for %zu tensors", file, json_object_size(root));
+    ZR_TRY(ZR_ZALLOC(out->entries, json_object_size(root) + 1, "%zu tensors of %s", json_object_size(root),
+                     file));
     json_object_foreach((json_t *)(uintptr_t)root, key, value)
     {
         if (!strcmp(key, "__metadata__")) {
@@ -280,9 +280,8 @@ int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file
         return zr_fail(ZR_ERR_IO,
                        "%s: the header has %" PRIu64 " bytes; allowed: %d, and within the file's %" PRId64,
                        file, n, ZR_ST_MAX_HEADER, file_bytes);
-    char *json = malloc((size_t)n + 1);
-    if (!json)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a header of %" PRIu64 " bytes", file, n);
+    char *json;
+    ZR_TRY(ZR_ALLOC(json, (int64_t)n + 1, "the header of %s, which has %" PRIu64 " bytes", file, n));
     int err = zr_file_read(fs, fd, file, json, (int64_t)n, 8);
     if (!err)
         err = zr_st_parse(file, json, (int64_t)n, file_bytes, out);

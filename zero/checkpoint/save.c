@@ -14,6 +14,7 @@
  *
  * While ranks wait for each other's disks they keep exchanging, so that a slow disk is not a lost peer. */
 #include "comm/verdict.h"
+#include "kernels/alloc.h"
 #include "zero/checkpoint/same_folder.h"
 #include "zero/checkpoint/save_inside.h"
 
@@ -38,9 +39,8 @@ static int open_save(struct zero_ctx *z, const char *dir, const struct zero_save
     int32_t kept = options ? options->kept : 0;
     if (kept != 0 && kept != 1)
         return zr_fail(ZR_ERR_ARG, "options->kept is %d; allowed: 0 and 1", kept);
-    struct zr_save *s = calloc(1, sizeof *s);
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a save");
+    struct zr_save *s;
+    ZR_TRY(ZR_ZALLOC(s, 1, "a save"));
     if (uv_mutex_init(&s->lock)) {
         free(s);
         return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");

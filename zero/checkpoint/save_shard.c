@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* save_shard.c: one rank's file of a checkpoint; see save.h. */
+#include "kernels/alloc.h"
 #include "zero/checkpoint/block_file.h"
 #include "zero/checkpoint/parallel.h"
 #include "zero/checkpoint/save.h"
@@ -140,9 +141,8 @@ static int list_extents(struct zero_ctx *z, runs_fn runs, bool saves, char *base
     int64_t n_buffers = buffers_at < 0 ? 0 : z->layout->n_buffers;
     runs(z->engine, add_run, &c);
     out->n += n_buffers;
-    struct zr_extent *list = malloc((size_t)(out->n + 1) * sizeof *list);
-    if (!list)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)out->n);
+    struct zr_extent *list;
+    ZR_TRY(ZR_ALLOC(list, out->n + 1, "%lld ranges", (long long)out->n));
     *out = none;
     out->list = list;
     runs(z->engine, add_run, &c);
@@ -231,9 +231,9 @@ int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *x)
 
 static int make_head(const struct zr_tensor *tensors, const struct zr_extents *x, char **head, int64_t *n)
 {
-    struct zr_st_entry *entries = calloc((size_t)x->n + ZR_N_DATA + 1, sizeof *entries);
+    struct zr_st_entry *entries;
     int64_t n_entries = 0;
-    int err = entries ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld ranges", (long long)x->n);
+    int err = ZR_ZALLOC(entries, x->n + ZR_N_DATA + 1, "a header of %lld ranges", (long long)x->n);
     for (int64_t i = 0; !err && i < x->n; i++) {
         if (i && follows(&x->list[i - 1], &x->list[i])) {
             entries[n_entries - 1].shape[0] += x->list[i].n;
@@ -289,9 +289,7 @@ static int write_block(void *arg, int64_t k, char *block)
 static int write_file(const struct zr_files *fs, const char *path, struct writing *w)
 {
     int64_t bytes = w->source.bytes, n = zr_blocks_count(bytes);
-    w->sums = malloc((size_t)n * sizeof *w->sums);
-    if (!w->sums)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the checksums of %lld bytes", (long long)bytes);
+    ZR_TRY(ZR_ALLOC(w->sums, n, "the checksums of %lld bytes", (long long)bytes));
     int err = zr_block_file_create(fs, path, bytes, &w->file);
     if (!err)
         err = zr_in_parallel(n, N_THREADS, ZR_BLOCK_BYTES, write_block, w);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* save_source.c: see save_source.h. */
 #include "zero/checkpoint/save_source.h"
+#include "kernels/alloc.h"
 #include "kernels/asserts.h"
 
 #include <stdlib.h>
@@ -24,9 +25,7 @@ int zr_source_open(const char *head, int64_t head_bytes, const struct zr_extents
                    int64_t most_bytes, struct zr_source *s)
 {
     *s = (struct zr_source){.head = head, .head_bytes = head_bytes, .x = x, .bytes = head_bytes};
-    s->at = malloc((size_t)(x->n + 1) * sizeof *s->at);
-    if (!s->at)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the places of %lld ranges", (long long)x->n);
+    ZR_TRY(ZR_ALLOC(s->at, x->n + 1, "the places of %lld ranges", (long long)x->n));
     for (int64_t i = 0; i < x->n; i++) {
         s->at[i] = s->bytes;
         s->bytes += x->list[i].n * x->list[i].size;

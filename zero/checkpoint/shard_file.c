@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* shard_file.c: see shard_file.h. */
 #include "zero/checkpoint/shard_file.h"
+#include "kernels/alloc.h"
 #include "zero/checkpoint/parallel.h"
 
 #include <stdio.h>
@@ -81,9 +82,7 @@ static int fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
 {
     struct fetching f = {.s = s, .requests = requests, .n = n};
     qsort(requests, (size_t)n, sizeof *requests, by_place);
-    f.blocks = malloc((size_t)(zr_blocks_count(s->bytes) + 1) * sizeof *f.blocks);
-    if (!f.blocks)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to read %s", s->path);
+    ZR_TRY(ZR_ALLOC(f.blocks, zr_blocks_count(s->bytes) + 1, "reading %s", s->path));
     for (int64_t i = 0, k = 0; i < n; i++) {
         int64_t first = requests[i].at / ZR_BLOCK_BYTES;
         for (k = k > first ? k : first; k * ZR_BLOCK_BYTES < requests[i].at + requests[i].n; k++)
@@ -169,10 +168,8 @@ static int read_head(struct zr_shard *s)
     if (n > ZR_ST_MAX_HEADER || n > (uint64_t)s->bytes - 8)
         return zr_fail(ZR_ERR_IO, "%s: the header has %llu bytes; allowed: %d, and within the file's %lld",
                        s->path, (unsigned long long)n, ZR_ST_MAX_HEADER, (long long)s->bytes);
-    char *json = malloc((size_t)n + 1);
-    if (!json)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a header of %llu bytes", s->path,
-                       (unsigned long long)n);
+    char *json;
+    ZR_TRY(ZR_ALLOC(json, n + 1, "the header of %s, which has %llu bytes", s->path, (unsigned long long)n));
     int err = zr_shard_fetch(s, &(struct zr_request){8, (int64_t)n, json}, 1);
     if (!err)
         err = zr_st_parse(s->path, json, (int64_t)n, s->bytes, &s->st);

@@ -5,6 +5,7 @@
  * A unit has one count. A checkpoint has it by tensor and layer, so that a model of other pipeline stages or
  * other units finds it. Rank 0 writes the manifest, and the ranks of other pipeline stages tell it what they
  * have. */
+#include "kernels/alloc.h"
 #include "zero/checkpoint/load_inside.h"
 #include "zero/checkpoint/save_inside.h"
 
@@ -68,9 +69,7 @@ static int open_counts(const struct zero_ctx *z, struct zr_manifest *m)
         int64_t n = z->whole.tensors[i].stacked ? z->whole.tensors[i].n_slices : 1;
         if (!t->trainable)
             continue;
-        t->updates = calloc((size_t)n, sizeof *t->updates);
-        if (!t->updates)
-            return zr_fail(ZR_ERR_NOMEM, "no memory for the counts of %lld layers", (long long)n);
+        ZR_TRY(ZR_ZALLOC(t->updates, n, "the counts of %lld layers", (long long)n));
         t->n_updates = (int32_t)n;
         for (int64_t k = 0; k < n; k++)
             t->updates[k] = m->t;
@@ -124,9 +123,9 @@ int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m)
 {
     struct listing own = {.z = z};
     for_layers(z, add_count, &own);
-    own.list = malloc((size_t)(own.n + 1) * sizeof *own.list);
-    int err =
-        own.list ? open_counts(z, m) : zr_fail(ZR_ERR_NOMEM, "no memory for %lld counts", (long long)own.n);
+    int err = ZR_ALLOC(own.list, own.n + 1, "%lld counts", (long long)own.n);
+    if (!err)
+        err = open_counts(z, m);
     if (!err && m->n_tensors)
         err = zr_manifest_check(m); /* with a number for each layer, which is the most */
     err = zr_agree_in_run(z, err);

@@ -4,6 +4,7 @@
  * them. Rank 0 does the input and output, a piece at a time. With several parts or pipeline stages the first
  * rank of each writes what it has, run by run, in the files that rank 0 makes. */
 #include "comm/verdict.h"
+#include "kernels/alloc.h"
 #include "zero/checkpoint/weights_inside.h"
 
 #include <fcntl.h>
@@ -263,9 +264,9 @@ static int write_files(struct zr_weights *ws, const char *id)
 static int export_files(struct zr_weights *ws)
 {
     struct zero_ctx *z = ws->z;
-    struct zr_export_folder *f = calloc(1, sizeof *f);
+    struct zr_export_folder *f;
     char id[ZR_EXPORT_ID_BYTES], path[ZR_PATH_BYTES];
-    int err = zr_agree_in_run(z, f ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the folder of an export"));
+    int err = zr_agree_in_run(z, ZR_ZALLOC(f, 1, "the folder of an export"));
     if (!err)
         err = begin_export(ws, f, id);
     if (!err)

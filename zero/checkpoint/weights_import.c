@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* weights_import.c: zero_import: weights from the files of others, which weights.c writes too. */
+#include "kernels/alloc.h"
 #include "zero/checkpoint/float_values.h"
 #include "zero/checkpoint/weights_inside.h"
 
@@ -60,10 +61,7 @@ static int open_source(const struct zr_weights *ws, struct sources *s, const cha
         return zr_fail(ZR_ERR_IO,
                        "%s/" ZR_WEIGHTS_INDEX ": \"%.100s\" is not the name of a file in the same folder",
                        ws->dir, name);
-    struct source *more = realloc(s->list, ((size_t)s->n + 1) * sizeof *more);
-    if (!more)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d files", s->n + 1);
-    s->list = more;
+    ZR_TRY(ZR_GROW(s->list, s->n + 1, "%d files", s->n + 1));
     struct source *f = &s->list[s->n];
     *f = (struct source){.fd = -1};
     snprintf(f->name, sizeof f->name, "%s", name);
@@ -185,10 +183,8 @@ static int find_weights(struct zr_weights *ws, struct sources *s)
 {
     json_t *index;
     ZR_TRY(read_index(ws, s, &index));
-    int err = 0;
-    struct zr_weight **sorted = malloc((size_t)ws->n * sizeof *sorted);
-    if (!sorted)
-        err = zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", ws->n);
+    struct zr_weight **sorted;
+    int err = ZR_ALLOC(sorted, ws->n, "%d weights", ws->n);
     for (int32_t i = 0; !err && i < ws->n; i++) {
         struct zr_weight *w = sorted[i] = &ws->list[i];
         const char *name =
@@ -396,11 +392,9 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
             bytes =
                 zr_max(bytes, ws.list[i].n * zr_max(4, import_bytes(&z->whole.tensors[ws.list[i].tensor])));
     if (!err && reads) {
-        in.buffer = malloc((size_t)bytes * 2);
+        err = ZR_ALLOC(in.buffer, 2 * bytes, "%lld bytes of weights", (long long)(2 * bytes));
         in.turned = in.buffer ? in.buffer + bytes : NULL;
         in.s = &s;
-        if (!in.buffer)
-            err = zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes of weights", (long long)(2 * bytes));
     }
     err = zr_agree_in_run(z, err);
     int local = 0;

@@ -2,6 +2,7 @@
 /* weights_map.c: what zero_export and zero_import are asked for: entries of a map, checked, and where each
  * lies in a file and on this rank. Entries name tensors of the whole model: of one in pipeline stages each
  * rank gives those of its own table, and all ranks have those of all, in the order of the stages. */
+#include "kernels/alloc.h"
 #include "zero/checkpoint/weights_inside.h"
 
 #include <stdio.h>
@@ -88,9 +89,7 @@ static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int
     n = map ? n : z->layout->n_tensors;
     if (n < least)
         return zr_fail(ZR_ERR_ARG, "n is %d; allowed: %d and more", n, least);
-    out->list = calloc((size_t)n + 1, sizeof *out->list);
-    if (!out->list)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", n);
+    ZR_TRY(ZR_ZALLOC(out->list, (int64_t)n + 1, "%d weights", n));
     out->n = n;
     for (int32_t i = 0; !err && i < n; i++) {
         struct zero_weight w = {.name = z->layout->tensors[map ? 0 : i].name, .tensor = i};
@@ -243,10 +242,9 @@ static int take_all(struct zero_ctx *z, struct entries *own, char **names)
         return zr_fail(ZR_ERR_ARG, "n is %lld for all pipeline stages; allowed: 1..%d", (long long)n,
                        INT32_MAX / 2);
     free(own->list);
-    own->list = calloc((size_t)n, sizeof *own->list);
-    own->n = own->list ? (int32_t)n : 0;
-    if (!own->list)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %lld weights", (long long)n);
+    own->n = 0;
+    ZR_TRY(ZR_ZALLOC(own->list, n, "%lld weights", (long long)n));
+    own->n = (int32_t)n;
     const char *at = *names;
     for (int32_t i = 0; i < own->n; i++) {
         struct reported_entry t;
@@ -419,10 +417,10 @@ static void free_here(struct here *h)
 static int find_here(const struct zero_ctx *z, struct here *h)
 {
     size_t n = (size_t)z->whole.n, n_table = (size_t)z->layout->n_tensors;
-    *h = (struct here){malloc(n * sizeof *h->some), malloc(n * sizeof *h->copy),
-                       malloc(n_table * sizeof *h->next)};
-    if (!h->some || !h->copy || !h->next)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the places of %zu tensors", n);
+    *h = (struct here){0};
+    ZR_TRY(ZR_ALLOC(h->some, n, "the places of %zu tensors", n));
+    ZR_TRY(ZR_ALLOC(h->copy, n, "the places of %zu tensors", n));
+    ZR_TRY(ZR_ALLOC(h->next, n_table, "the places of %zu tensors", n_table));
     for (size_t t = 0; t < n; t++)
         h->some[t] = h->copy[t] = -1;
     for (int32_t t = 0; t < z->layout->n_tensors; t++) {
@@ -476,9 +474,8 @@ static int place_all(const struct zero_ctx *z, struct zr_weights *out)
 static int resolve_all(const struct zero_ctx *z, const struct entries *all, struct zr_weights *out)
 {
     free(out->list);
-    out->list = calloc((size_t)all->n + 1, sizeof *out->list);
-    out->n = out->list ? all->n : 0;
-    int err = out->list ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", all->n);
+    int err = ZR_ZALLOC(out->list, (int64_t)all->n + 1, "%d weights", all->n);
+    out->n = err ? 0 : all->n;
     for (int32_t i = 0; !err && i < out->n; i++)
         err = resolve_one(z, &all->list[i], i, &out->list[i]);
     return err ? err : place_all(z, out);
@@ -510,8 +507,8 @@ static int by_text(const void *a, const void *b)
 
 int zr_weights_check_names(const struct zr_weights *ws)
 {
-    const char **sorted = malloc((size_t)ws->n * sizeof *sorted);
-    int err = sorted ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d weights", ws->n);
+    const char **sorted;
+    int err = ZR_ALLOC(sorted, ws->n, "comparing %d weights", ws->n);
     for (int32_t i = 0; !err && i < ws->n; i++)
         sorted[i] = ws->list[i].name;
     if (!err)
