@@ -119,15 +119,10 @@ static int sync_all(struct zero_ctx *z, enum zero_sync how)
 
 int zero_sync_buffers(zero_ctx *z, int32_t how)
 {
-    ZR_IN_CALL(z, ZR_CALLED_SYNC_BUFFERS, false, -1);
-    if (!z)
-        return zr_fail(ZR_ERR_ARG, "zero_sync_buffers: z is NULL");
-    ZR_TRY(zr_engine_check(z->engine));
+    ZR_BEGIN_CALL(z, ZR_CALLED_SYNC_BUFFERS);
     if (how != ZERO_SYNC_MEAN && how != ZERO_SYNC_RANK0)
         return zr_fail(ZR_ERR_ARG,
                        "zero_sync_buffers: how is %d; allowed: ZERO_SYNC_MEAN (1), ZERO_SYNC_RANK0 (2)", how);
-    ZR_TRY(zr_refuse_in_bracket(z, "zero_sync_buffers"));
-    ZR_TRY(zr_refuse_in_actions(z, "zero_sync_buffers"));
     zr_engine_called(z->engine, ZR_CALLED_SYNC_BUFFERS, -1, (uint64_t)how);
     if (!zr_buffers_exist(z))
         return 0;

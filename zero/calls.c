@@ -9,44 +9,14 @@
 #include <string.h>
 #include <xxhash.h>
 
-static int need_context(const struct zero_ctx *z, const char *call)
-{
-    return z ? 0 : zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
-}
-
-/* A context that has failed says so whatever it is asked: the arguments may be wrong only because of the
- * failure. */
-static int need_healthy(struct zero_ctx *z, const char *call)
-{
-    ZR_TRY(need_context(z, call));
-    return zr_engine_check(z->engine);
-}
-
-int zr_refuse_in_bracket(const struct zero_ctx *z, const char *call)
-{
-    int32_t open = zr_engine_open_unit(z->engine);
-    return open < 0 ? 0 : zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
-}
-
-int zr_need_no_step(struct zero_ctx *z, const char *call)
-{
-    ZR_TRY(need_healthy(z, call));
-    ZR_TRY(zr_refuse_in_bracket(z, call));
-    ZR_TRY(zr_refuse_in_actions(z, call));
-    if (!zr_engine_between_steps(z->engine))
-        return zr_fail(ZR_ERR_ORDER,
-                       "%s: a step has begun; call it before the step's first backward or after zero_step",
-                       call);
-    return 0;
-}
-
 static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase)
 {
+    enum zr_called_name name = kind == ZR_EV_BEGIN ? ZR_CALLED_BEGIN : ZR_CALLED_END;
     const char *call = kind == ZR_EV_BEGIN ? "zero_begin" : "zero_end";
-    ZR_TRY(need_context(z, call));
+    ZR_TRY(zr_call_check(z, name));
     bool known_phase = phase >= ZERO_FORWARD && phase <= ZERO_BACKWARD_WEIGHT;
     if (!known_phase || unit < 0 || unit >= z->layout->n_units) {
-        ZR_TRY(need_healthy(z, call));
+        ZR_TRY(zr_need_healthy(z, call));
         if (!known_phase)
             return zr_fail(ZR_ERR_ARG,
                            "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD, ZERO_BACKWARD_INPUT, "
@@ -54,7 +24,6 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
                            call, (int)phase);
         return zr_fail(ZR_ERR_ARG, "%s: unit is %d; allowed: 0..%d", call, unit, z->layout->n_units - 1);
     }
-    ZR_TRY(zr_awaited_refuse(z, call, -1));
     struct zr_core_event ev = {.kind = kind,
                                .unit = unit,
                                .backward = phase == ZERO_BACKWARD || phase == ZERO_BACKWARD_WEIGHT,
@@ -81,9 +50,7 @@ int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase)
 
 int zero_micro(zero_ctx *z)
 {
-    ZR_IN_CALL(z, ZR_CALLED_MICRO, false, -1);
-    ZR_TRY(need_context(z, "zero_micro"));
-    ZR_TRY(zr_awaited_refuse(z, "zero_micro", -1));
+    ZR_BEGIN_CALL(z, ZR_CALLED_MICRO);
     if (zr_stages(z) > 1)
         return zr_fail(ZR_ERR_ORDER,
                        "zero_micro: a pipeline's schedule ends the micro-batches; do not call zero_micro");
@@ -102,32 +69,17 @@ static void give_step_info(const struct zr_step_result *r, struct zero_step_info
     memcpy(info->carried, r->carried, (size_t)r->n_carried * sizeof *info->carried);
 }
 
-static int need_gradients(const struct zero_ctx *z, const char *call)
-{
-    if (!zr_engine_wrote_nothing(z->engine) || zr_engine_open_unit(z->engine) >= 0)
-        return 0;
-    return zr_fail(ZR_ERR_ORDER,
-                   "%s: no backward bracket has ended since the last step; call it once for every "
-                   "grad_accum_steps backward passes",
-                   call);
-}
-
 int zero_norm(zero_ctx *z, double *norm)
 {
-    ZR_IN_CALL(z, ZR_CALLED_NORM, false, -1);
-    ZR_TRY(need_healthy(z, "zero_norm"));
+    ZR_BEGIN_CALL(z, ZR_CALLED_NORM);
     if (!norm)
         return zr_fail(ZR_ERR_ARG, "zero_norm: norm is NULL");
-    ZR_TRY(zr_awaited_refuse(z, "zero_norm", -1));
-    ZR_TRY(zr_schedule_over(z, "zero_norm"));
-    ZR_TRY(need_gradients(z, "zero_norm"));
     return zr_engine_norm(z->engine, norm);
 }
 
 int zero_drop(zero_ctx *z)
 {
-    ZR_IN_CALL(z, ZR_CALLED_DROP, false, -1);
-    ZR_TRY(need_healthy(z, "zero_drop"));
+    ZR_BEGIN_CALL(z, ZR_CALLED_DROP);
     ZR_TRY(zr_schedule_drop(z));
     ZR_TRY(zr_engine_drop(z->engine));
     zr_schedule_step(z);
@@ -158,11 +110,9 @@ static int check_lr(const struct zero_ctx *z, float lr)
 int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 {
     ZR_IN_CALL(z, ZR_CALLED_STEP, false, -1);
-    ZR_TRY(need_healthy(z, "zero_step"));
+    ZR_TRY(zr_need_healthy(z, "zero_step"));
     ZR_TRY(check_lr(z, lr));
-    ZR_TRY(zr_awaited_refuse(z, "zero_step", -1));
-    ZR_TRY(zr_schedule_over(z, "zero_step"));
-    ZR_TRY(need_gradients(z, "zero_step"));
+    ZR_TRY(zr_call_check(z, ZR_CALLED_STEP));
     struct zr_step_result r;
     ZR_TRY(zr_engine_step(z->engine, lr, info ? &r : NULL));
     z->n_micro += (int64_t)zr_engine_tuned(z->engine)->grad_accum_steps * zr_dp_world(z);
@@ -181,8 +131,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 
 int zero_carry(zero_ctx *z, const double *values, int32_t n)
 {
-    ZR_IN_CALL(z, ZR_CALLED_CARRY, false, -1);
-    ZR_TRY(need_healthy(z, "zero_carry"));
+    ZR_BEGIN_CALL(z, ZR_CALLED_CARRY);
     if (n < 0 || n > ZR_MAX_CARRIED || (n && !values))
         return zr_fail(ZR_ERR_ARG, "zero_carry: n is %d, values is %s; allowed: n 0..%d and values not NULL",
                        n, values ? "set" : "NULL", ZR_MAX_CARRIED);
@@ -195,7 +144,7 @@ int zero_last_step(zero_ctx *z, struct zero_step_info *info)
 {
     struct zr_step_result r;
     bool known;
-    ZR_TRY(need_healthy(z, "zero_last_step"));
+    ZR_TRY(zr_need_healthy(z, "zero_last_step"));
     if (!info)
         return zr_fail(ZR_ERR_ARG, "zero_last_step: info is NULL");
     struct zr_engine_facts facts;
@@ -214,7 +163,7 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
                        int64_t n, int *kind)
 {
     const char *call = writes ? "zero_write" : "zero_read";
-    ZR_TRY(need_healthy(z, call));
+    ZR_TRY(zr_need_healthy(z, call));
     if (tensor < 0 || tensor >= z->layout->n_tensors)
         return zr_fail(ZR_ERR_ARG, "%s: tensor is %d; allowed: 0..%d", call, tensor,
                        z->layout->n_tensors - 1);
@@ -252,8 +201,7 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
         return zr_fail(ZR_ERR_ARG,
                        "%s: first is %lld, n is %lld; allowed: a range within the %lld elements of tensor %s",
                        call, (long long)first, (long long)n, (long long)n_elems, t->name);
-    ZR_TRY(zr_refuse_in_bracket(z, call));
-    ZR_TRY(zr_refuse_in_actions(z, call));
+    ZR_TRY(zr_call_check(z, writes ? ZR_CALLED_WRITE : ZR_CALLED_READ));
     *kind = value == ZERO_VALUE_PARAM    ? ZR_VALUE_PARAM
             : value == ZERO_VALUE_MASTER ? ZR_VALUE_MASTER
             : grad                       ? ZR_VALUE_GRAD
@@ -317,7 +265,7 @@ static int complete_gradients(struct zero_ctx *z)
                        "zero_read: the gradients of this step are not complete; with pp %d, call zero_norm "
                        "on the ranks of all pipeline stages first",
                        z->mesh.stages);
-    ZR_TRY(need_gradients(z, "zero_read"));
+    ZR_TRY(zr_need_gradients(z, "zero_read"));
     int err = zr_engine_norm(z->engine, &norm);
     return err ? zr_fail_more(err, "zero_read of a gradient") : 0;
 }
@@ -343,7 +291,6 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
         return err;
     if (value == ZERO_VALUE_GRAD)
         return zr_fail(ZR_ERR_ARG, "zero_write: value is ZERO_VALUE_GRAD, which can only be read");
-    ZR_TRY(zr_refuse_in_all(z, "zero_write"));
     bool counts = zr_dp_rank(z) == 0 && z->layout->tensors[tensor].tie != ZR_TIE_COPY;
     if (!src && counts && n)
         return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank %d, which must give the values",
@@ -354,12 +301,10 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
 
 int zero_mean(zero_ctx *z, double *values, int32_t n)
 {
-    ZR_IN_CALL(z, ZR_CALLED_MEAN, false, -1);
-    ZR_TRY(need_healthy(z, "zero_mean"));
+    ZR_BEGIN_CALL(z, ZR_CALLED_MEAN);
     if (!values || n < 0 || n > 64)
         return zr_fail(ZR_ERR_ARG, "zero_mean: n is %d, values is %s; allowed: n 0..64 and values not NULL",
                        n, values ? "set" : "NULL");
-    ZR_TRY(zr_refuse_in_actions(z, "zero_mean"));
     zr_engine_called(z->engine, ZR_CALLED_MEAN, -1, (uint64_t)n);
     return zr_engine_mean(z->engine, values, n);
 }

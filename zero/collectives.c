@@ -26,11 +26,6 @@ static int64_t bytes_of(const struct asked *a)
     return a->n * zr_dtype_bytes((enum zr_dtype)a->dtype);
 }
 
-static int check_context(struct zero_ctx *z, const char *call)
-{
-    return z ? zr_engine_check(z->engine) : zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
-}
-
 static int check_dtype(const struct asked *a, bool computes)
 {
     if (computes && a->dtype != ZERO_F32 && a->dtype != ZERO_BF16)
@@ -45,7 +40,7 @@ static int check_dtype(const struct asked *a, bool computes)
 /* computes: it adds or compares elements. */
 static int check_call(struct zero_ctx *z, const struct asked *a, bool computes)
 {
-    ZR_TRY(check_context(z, a->call));
+    ZR_TRY(zr_need_healthy(z, a->call));
     if (a->axis != ZERO_AXIS_TP && a->axis != ZERO_AXIS_CP)
         return zr_fail(ZR_ERR_ARG, "%s: axis is %d; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP", a->call,
                        (int)a->axis);
@@ -175,7 +170,7 @@ static int broadcast_over_pp(struct zero_ctx *z, int32_t root, void *buf, int64_
 int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes)
 {
     ZR_IN_CALL(z, axis == ZERO_AXIS_PP ? ZR_CALLED_BROADCAST_PP : ZR_CALLED_BROADCAST_TP, false, -1);
-    ZR_TRY(check_context(z, "zero_broadcast"));
+    ZR_TRY(zr_need_healthy(z, "zero_broadcast"));
     if (axis < ZERO_AXIS_TP || axis > ZERO_AXIS_PP)
         return zr_fail(ZR_ERR_ARG,
                        "zero_broadcast: axis is %d; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP, ZERO_AXIS_PP",
@@ -187,7 +182,7 @@ int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, in
         return zr_fail(ZR_ERR_ARG, "zero_broadcast: bytes is %lld, buf is %s; allowed: 0 and more, not NULL",
                        (long long)bytes, buf ? "set" : "NULL");
     if (axis == ZERO_AXIS_PP)
-        ZR_TRY(zr_refuse_in_actions(z, "zero_broadcast"));
+        ZR_TRY(zr_call_check(z, ZR_CALLED_BROADCAST_PP));
     if (axis_size(z, axis) == 1)
         return 0;
     return axis == ZERO_AXIS_TP ? broadcast_over_tp(z, root, buf, bytes)

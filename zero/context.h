@@ -162,6 +162,20 @@ static inline void zr_leave_call(struct zero_ctx **z)
         zr_engine_leave((*z)->engine);
 }
 
+/* call_rules.c. z may be NULL.
+ *   call_check      ZR_ERR_ORDER if the rules of this call do not hold; ZR_ERR_ARG if z is NULL; or the
+ *                   failure of a context that has failed
+ *   need_healthy    the same for a call that needs no more than a context that has not failed
+ *   need_gradients  ZR_ERR_ORDER if no backward bracket has ended since the last step; z is not NULL */
+int zr_call_check(struct zero_ctx *z, enum zr_called_name name);
+int zr_need_healthy(struct zero_ctx *z, const char *call);
+int zr_need_gradients(const struct zero_ctx *z, const char *call);
+/* Begins a call of the program: tells the flight recorder, and returns from the function if its rules do not
+ * hold. */
+#define ZR_BEGIN_CALL(z, name)                                                                               \
+    ZR_IN_CALL(z, name, false, -1);                                                                          \
+    ZR_TRY(zr_call_check(z, name))
+
 /* The number of data-parallel ranks, and this rank's number among them. Data-parallel ranks have the same
  * part of the model. Before the mesh is made, all ranks count as data-parallel. */
 static inline int32_t zr_dp_world(const struct zero_ctx *z)
@@ -398,15 +412,6 @@ void zr_wrap_report(struct zero_ctx *z);
 /* unwrap.c. Closes what was opened, in whatever phase zero_wrap is. Keeps this thread's message, although
  * leaving the rendezvous may fail after a rank was lost. */
 void zr_tear_down(struct zero_ctx *z);
-
-/* calls.c. Refuses the call while a bracket is open. */
-int zr_refuse_in_bracket(const struct zero_ctx *z, const char *call);
-/* Refuses the call while zero_gather_all holds all parameters, which it would change. */
-int zr_refuse_in_all(const struct zero_ctx *z, const char *call);
-
-/* Refuses the call if the context has failed, a bracket is open, or calls show that the gradients of a step
- * have begun. z may be NULL. */
-int zr_need_no_step(struct zero_ctx *z, const char *call);
 
 /* loss_scale.c. Called when a step ends: by zero_step, and by zero_drop. */
 void zr_loss_scale_step(struct zero_ctx *z);

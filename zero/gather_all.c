@@ -3,23 +3,6 @@
  * the engine's (engine_all.c). */
 #include "zero/context.h"
 
-static int check_call(struct zero_ctx *z, const char *call)
-{
-    if (!z)
-        return zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
-    ZR_TRY(zr_engine_check(z->engine));
-    ZR_TRY(zr_refuse_in_bracket(z, call));
-    return zr_refuse_in_actions(z, call);
-}
-
-int zr_refuse_in_all(const struct zero_ctx *z, const char *call)
-{
-    if (!zr_engine_holds_all(z->engine))
-        return 0;
-    return zr_fail(ZR_ERR_ORDER, "%s: zero_gather_all holds all parameters; call zero_release_all first",
-                   call);
-}
-
 /* The budget is for gathered parameters where the model computes: the slots are in it already. */
 static int check_budget(const struct zero_ctx *z, int64_t bytes)
 {
@@ -60,8 +43,7 @@ static int take_room(struct zero_ctx *z, int where)
 
 int zero_gather_all(zero_ctx *z, int where)
 {
-    ZR_IN_CALL(z, ZR_CALLED_GATHER_ALL, false, -1);
-    ZR_TRY(check_call(z, "zero_gather_all"));
+    ZR_BEGIN_CALL(z, ZR_CALLED_GATHER_ALL);
     bool gpu = !z->device->ops->host_memory;
     if (where != 0 && where != ZERO_DEVICE_HOST && (where != ZERO_DEVICE_CUDA || !gpu))
         return zr_fail(ZR_ERR_ARG, "zero_gather_all: where is %d; allowed: 0, ZERO_DEVICE_HOST%s", where,
@@ -69,7 +51,6 @@ int zero_gather_all(zero_ctx *z, int where)
     if (zr_engine_holds_all(z->engine))
         return zr_fail(ZR_ERR_ORDER,
                        "zero_gather_all: all parameters are already gathered; call zero_release_all first");
-    ZR_TRY(zr_awaited_refuse_all(z, "zero_gather_all"));
     zr_engine_called(z->engine, ZR_CALLED_GATHER_ALL, -1, (uint64_t)where);
     ZR_TRY(zr_memory_ask(z, all_bytes(z, where)));
     int err = zr_agree_in_run(z, take_room(z, where));
@@ -82,7 +63,6 @@ int zero_gather_all(zero_ctx *z, int where)
 
 int zero_release_all(zero_ctx *z)
 {
-    ZR_IN_CALL(z, ZR_CALLED_RELEASE_ALL, false, -1);
-    ZR_TRY(check_call(z, "zero_release_all"));
+    ZR_BEGIN_CALL(z, ZR_CALLED_RELEASE_ALL);
     return zr_engine_all_release(z->engine);
 }

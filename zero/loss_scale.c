@@ -59,9 +59,8 @@ static int scale_of(const struct zero_ctx *z, double sum, double *scale)
 
 int zero_loss_scale(zero_ctx *z, double count, double *scale)
 {
-    ZR_IN_CALL(z, ZR_CALLED_LOSS_SCALE, false, -1);
+    ZR_BEGIN_CALL(z, ZR_CALLED_LOSS_SCALE);
     double sum = 0, found = 0;
-    ZR_TRY(zr_need_no_step(z, "zero_loss_scale"));
     if (!scale)
         return zr_fail(ZR_ERR_ARG, "zero_loss_scale: scale is NULL");
     zr_engine_called(z->engine, ZR_CALLED_LOSS_SCALE, -1, 0);

@@ -352,11 +352,6 @@ static const char *name_phase(const struct zr_pipe_action *a)
     return zr_phase_name(zr_pipe_gives_weights(a->kind), zr_pipe_is_apart(a->kind));
 }
 
-static int need_healthy(struct zero_ctx *z, const char *call)
-{
-    return z ? zr_engine_check(z->engine) : zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
-}
-
 /* The next action is the step's first. */
 static int end_evaluation(struct zero_ctx *z)
 {
@@ -389,14 +384,12 @@ int zr_schedule_tune(struct zero_ctx *z, int32_t n)
 int zero_evaluate(zero_ctx *z)
 {
     ZR_IN_CALL(z, ZR_CALLED_EVALUATE, false, -1);
-    ZR_TRY(need_healthy(z, "zero_evaluate"));
+    ZR_TRY(zr_need_healthy(z, "zero_evaluate"));
     struct zr_schedule *s = z->schedule;
     if (s->walk.evaluates || s->walk.at > 0 || s->walk.open)
         return zr_fail(ZR_ERR_ORDER, "zero_evaluate: %s has begun; take its other actions by zero_next first",
                        s->walk.evaluates ? "an evaluation" : "a step");
-    ZR_TRY(zr_need_no_step(z, "zero_evaluate"));
-    ZR_TRY(zr_refuse_in_all(z, "zero_evaluate"));
-    ZR_TRY(zr_awaited_refuse_all(z, "zero_evaluate"));
+    ZR_TRY(zr_call_check(z, ZR_CALLED_EVALUATE));
     zr_engine_called(z->engine, ZR_CALLED_EVALUATE, -1, 0);
     s->walk.evaluates = true;
     return 0;
@@ -414,13 +407,9 @@ static struct zero_action action_of(const struct zr_walk *w, const struct zr_wal
 
 int zero_next(zero_ctx *z, struct zero_action *action)
 {
-    ZR_IN_CALL(z, ZR_CALLED_NEXT, false, -1);
-    ZR_TRY(need_healthy(z, "zero_next"));
+    ZR_BEGIN_CALL(z, ZR_CALLED_NEXT);
     if (!action)
         return zr_fail(ZR_ERR_ARG, "zero_next: action is NULL");
-    ZR_TRY(zr_awaited_refuse_all(z, "zero_next"));
-    ZR_TRY(zr_refuse_in_bracket(z, "zero_next"));
-    ZR_TRY(zr_refuse_in_all(z, "zero_next"));
     struct zr_schedule *s = z->schedule;
     struct zero_action out = {.micro_batch = -1};
     struct zr_walk_given given;
@@ -444,9 +433,7 @@ int zero_next(zero_ctx *z, struct zero_action *action)
 
 int zero_finish(zero_ctx *z)
 {
-    ZR_IN_CALL(z, ZR_CALLED_FINISH, false, -1);
-    ZR_TRY(need_healthy(z, "zero_finish"));
-    ZR_TRY(zr_refuse_in_bracket(z, "zero_finish"));
+    ZR_BEGIN_CALL(z, ZR_CALLED_FINISH);
     struct zr_schedule *s = z->schedule;
     if (!s->walk.open)
         return zr_fail(ZR_ERR_ORDER, "zero_finish: no action is under way; zero_next gives one");

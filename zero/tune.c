@@ -101,9 +101,8 @@ static void set(struct zr_optim *g, int knob, float x)
 
 int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
 {
-    int err = zr_need_no_step(z, "zero_tune"), knob = 0;
-    if (err)
-        return err;
+    ZR_TRY(zr_call_check(z, ZR_CALLED_TUNE_CLIP));
+    int knob = 0;
     while (key && knob < N_KNOBS && strcmp(key, knobs[knob].key) != 0)
         knob++;
     if (!key || knob == N_KNOBS)
@@ -112,7 +111,7 @@ int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
                        "beta1, beta2, eps, weight_decay",
                        key ? "\"" : "", key ? key : "NULL", key ? "\"" : "");
     double x = value;
-    err = check_range(z, group, knob);
+    int err = check_range(z, group, knob);
     if (!err && knob == ACCUM)
         err = check_accum(z, value);
     else if (!err && (err = zr_config_check_number(key, value, &x)))
@@ -142,8 +141,7 @@ int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
 
 int zero_set_step(zero_ctx *z, int64_t t)
 {
-    ZR_IN_CALL(z, ZR_CALLED_SET_STEP, false, -1);
-    ZR_TRY(zr_need_no_step(z, "zero_set_step"));
+    ZR_BEGIN_CALL(z, ZR_CALLED_SET_STEP);
     if (t < 0 || t > ZR_MOST_STEPS)
         return zr_fail(ZR_ERR_ARG, "zero_set_step: t is %lld; allowed: 0 to %lld", (long long)t,
                        (long long)ZR_MOST_STEPS);

@@ -160,19 +160,10 @@ static int load(struct zero_ctx *z, const char *given)
 
 int zero_load(zero_ctx *z, const char *path)
 {
-    ZR_IN_CALL(z, ZR_CALLED_LOAD, false, -1);
-    if (!z || !path || !*path)
-        return zr_fail(ZR_ERR_ARG, "zero_load: %s", !z ? "z is NULL" : "path is NULL or empty");
-    ZR_TRY(zr_refuse_in_bracket(z, "zero_load"));
-    ZR_TRY(zr_refuse_in_actions(z, "zero_load"));
-    ZR_TRY(zr_refuse_in_all(z, "zero_load"));
-    if (!zr_engine_between_steps(z->engine))
-        return zr_fail(ZR_ERR_ORDER,
-                       "zero_load: a step has begun; load before the first backward or after zero_step");
-    int err = zr_engine_check(z->engine);
-    if (!err) {
-        zr_engine_called(z->engine, ZR_CALLED_LOAD, -1, 0);
-        err = load(z, path);
-    }
+    ZR_BEGIN_CALL(z, ZR_CALLED_LOAD);
+    if (!path || !*path)
+        return zr_fail(ZR_ERR_ARG, "zero_load: path is NULL or empty");
+    zr_engine_called(z->engine, ZR_CALLED_LOAD, -1, 0);
+    int err = load(z, path);
     return err ? zr_fail_more(err, "zero_load") : 0;
 }

@@ -190,17 +190,6 @@ static int make_folder(struct zero_ctx *z, struct zr_save *s)
 
 /* ---- the calls ---- */
 
-static int check_call(struct zero_ctx *z)
-{
-    static const char call[] = "zero_save";
-    ZR_TRY(zr_refuse_in_bracket(z, call));
-    ZR_TRY(zr_refuse_in_actions(z, call));
-    if (!zr_engine_between_steps(z->engine))
-        return zr_fail(ZR_ERR_ORDER,
-                       "%s: a step has begun; call it before the first backward or after zero_step", call);
-    return zr_engine_check(z->engine);
-}
-
 static int start(struct zero_ctx *z, struct zr_save *s)
 {
     int err = 0;
@@ -256,8 +245,6 @@ static int report_apart(struct zero_ctx *z)
 
 static int save(zero_ctx *z, const char *dir, const struct zero_save_options *options)
 {
-    ZR_TRY(check_call(z));
-    ZR_TRY(zr_awaited_refuse_all(z, "zero_save"));
     zr_engine_called(z->engine, ZR_CALLED_SAVE, -1, 0);
     ZR_TRY(zr_save_end(z));
     ZR_TRY(zr_engine_settle(z->engine));
@@ -288,24 +275,17 @@ static int save(zero_ctx *z, const char *dir, const struct zero_save_options *op
 
 int zero_save(zero_ctx *z, const char *dir, const struct zero_save_options *options)
 {
-    ZR_IN_CALL(z, ZR_CALLED_SAVE, false, -1);
-    if (!z || !dir || !*dir)
-        return zr_fail(ZR_ERR_ARG, "zero_save: %s", !z ? "z is NULL" : "dir is NULL or empty");
+    ZR_BEGIN_CALL(z, ZR_CALLED_SAVE);
+    if (!dir || !*dir)
+        return zr_fail(ZR_ERR_ARG, "zero_save: dir is NULL or empty");
     return save(z, dir, options);
 }
 
 int zero_save_wait(zero_ctx *z, const char **path)
 {
-    ZR_IN_CALL(z, ZR_CALLED_SAVE_WAIT, false, -1);
-    if (!z)
-        return zr_fail(ZR_ERR_ARG, "zero_save_wait: z is NULL");
-    int err = zr_engine_check(z->engine);
-    if (!err)
-        err = zr_refuse_in_actions(z, "zero_save_wait");
-    if (!err) {
-        zr_engine_called(z->engine, ZR_CALLED_SAVE_WAIT, -1, 0);
-        err = zr_save_end(z);
-    }
+    ZR_BEGIN_CALL(z, ZR_CALLED_SAVE_WAIT);
+    zr_engine_called(z->engine, ZR_CALLED_SAVE_WAIT, -1, 0);
+    int err = zr_save_end(z);
     if (err)
         return zr_fail_more(err, "zero_save_wait");
     if (path)

@@ -286,11 +286,9 @@ static int export_files(struct zr_weights *ws)
 
 int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_called_name name)
 {
-    if (!z || !dir || !*dir)
-        return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
-    ZR_TRY(zr_refuse_in_bracket(z, call));
-    ZR_TRY(zr_refuse_in_actions(z, call));
-    ZR_TRY(zr_engine_check(z->engine));
+    ZR_TRY(zr_call_check(z, name));
+    if (!dir || !*dir)
+        return zr_fail(ZR_ERR_ARG, "%s: dir is NULL or empty", call);
     zr_engine_called(z->engine, name, -1, 0);
     return 0;
 }
@@ -300,7 +298,6 @@ int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int
 {
     ZR_IN_CALL(z, ZR_CALLED_EXPORT, false, -1);
     ZR_TRY(zr_weights_check_call(z, dir, "zero_export", ZR_CALLED_EXPORT));
-    ZR_TRY(zr_awaited_refuse_all(z, "zero_export"));
     struct zr_weights ws = {.z = z, .dir = dir};
     max_file_bytes = max_file_bytes > 0 ? max_file_bytes : INT64_C(5000000000);
     int err = zr_weights_resolve(z, map, n, max_file_bytes, &ws);
