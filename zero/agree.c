@@ -4,6 +4,7 @@
 #include "comm/verdict.h"
 #include "zero/context.h"
 
+#include <ctype.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,50 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-struct card {
+/* This process's command line without the folder of its program. Ranks compare it to notice that they run
+ * different programs. */
+struct command_line {
+    /* hash without decimal digits, which may be a rank, a port or a device; 0: not known */
+    uint64_t hash;
+    /* its beginning, on one line */
+    char text[128];
+};
+
+/* Appends an argument as it is, but for control characters; what does not fit ends in "...". */
+static void append(struct command_line *out, const char *arg)
+{
+    size_t used = strlen(out->text), room = sizeof out->text - used;
+    int n = snprintf(out->text + used, room, "%s%s", used ? " " : "", arg);
+    for (char *p = out->text + used; *p; p++)
+        if (iscntrl((unsigned char)*p))
+            *p = '?';
+    if (n >= (int)room)
+        strcpy(out->text + sizeof out->text - sizeof "...", "...");
+}
+
+static void read_command_line(struct command_line *out)
+{
+    char *arg = NULL;
+    size_t room = 0;
+    memset(out, 0, sizeof *out);
+    FILE *f = fopen("/proc/self/cmdline", "re");
+    for (bool is_first = true; f && getdelim(&arg, &room, 0, f) > 0; is_first = false) {
+        const char *slash = is_first ? strrchr(arg, '/') : NULL, *from = slash ? slash + 1 : arg;
+        size_t n = 0;
+        append(out, from);
+        for (; *from; from++)
+            if (!isdigit((unsigned char)*from))
+                arg[n++] = *from;
+        out->hash = XXH64(arg, n, out->hash + 1);
+    }
+    if (!f || !feof(f))
+        out->hash = 0;
+    free(arg);
+    if (f)
+        fclose(f);
+}
+
+struct fingerprint {
     ZR_VERDICT(ZR_ERROR_BYTES);
     double version, hybrid, dp_replicate, dp_shard, stage, n_optim_groups, clip, grad_scale, grad_sum;
     double save_async, device, backend, copy_engine, check, init_from;
@@ -25,12 +69,12 @@ struct card {
     /* what need not be equal, but rarely differs on purpose */
     uint64_t sources;
     int64_t save_keep, trace, timeout_ms;
-    struct zr_command_line command;
+    struct command_line command;
 };
 
 /* What must be equal of all ranks, in the order in which a difference is reported: causes before
  * consequences. */
-#define CARD_FIELDS(X)                                                                                       \
+#define FINGERPRINT_FIELDS(X)                                                                                \
     X(version)                                                                                               \
     X(device)                                                                                                \
     X(backend)                                                                                               \
@@ -58,7 +102,7 @@ struct card {
     X(copy_engine)                                                                                           \
     X(check)
 
-static void fill_card(const struct zero_ctx *z, int err, struct card *c)
+static void fill_fingerprint(const struct zero_ctx *z, int err, struct fingerprint *c)
 {
     memset(c, 0, sizeof *c);
     for (int i = 0; i < z->memory.n_groups; i++)
@@ -68,7 +112,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->save_keep = z->config.user.checkpoint.save_keep;
     c->trace = z->config.user.debug.trace;
     c->timeout_ms = z->config.user.launch.timeout_ms;
-    zr_command_line_read(&c->command);
+    read_command_line(&c->command);
     if (zr_verdict_put(c, err))
         return;
     const struct zr_options *o = &z->config.options;
@@ -111,19 +155,19 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->schedule_hash = zr_schedule_file_hash(z->schedule);
 }
 
-/* The lowest rank of r's pipeline stage, by the cards of ranks that agree on their number. */
-static int first_of_stage(const struct zero_ctx *z, const struct card *cards, int r)
+/* The lowest rank of r's pipeline stage, by the prints of ranks that agree on their number. */
+static int first_of_stage(const struct zero_ctx *z, const struct fingerprint *prints, int r)
 {
-    int n_stage = z->world.world / (int)cards[0].pp;
+    int n_stage = z->world.world / (int)prints[0].pp;
     return r / n_stage * n_stage;
 }
 
 /* Tensors of the stage that has most. */
-static int32_t most_tensors(const struct zero_ctx *z, const struct card *cards)
+static int32_t most_tensors(const struct zero_ctx *z, const struct fingerprint *prints)
 {
     double most = 0;
     for (int r = 0; r < z->world.world; r++)
-        most = cards[r].n_tensors > most ? cards[r].n_tensors : most;
+        most = prints[r].n_tensors > most ? prints[r].n_tensors : most;
     return (int32_t)most;
 }
 
@@ -159,9 +203,9 @@ static int fail_tensor(struct zero_ctx *z, int32_t i, int32_t r, int32_t first)
 
 /* The first tensor that differs between any rank and the first of its stage. All ranks get the same hashes
  * and come to the same answer. */
-static int name_tensor(struct zero_ctx *z, const struct card *cards)
+static int name_tensor(struct zero_ctx *z, const struct fingerprint *prints)
 {
-    int32_t n = most_tensors(z, cards), world = z->world.world;
+    int32_t n = most_tensors(z, prints), world = z->world.world;
     uint64_t *mine = calloc((size_t)n, sizeof *mine), *all = malloc((size_t)n * (size_t)world * sizeof *all);
     int err = ZR_ERR_NOMEM;
     if (!mine || !all) {
@@ -174,7 +218,7 @@ static int name_tensor(struct zero_ctx *z, const struct card *cards)
     err = zr_rendezvous_exchange(z->rendezvous, mine, (size_t)n * sizeof *mine, all);
     for (int32_t i = 0; !err && i < n; i++)
         for (int32_t r = 1; !err && r < world; r++) {
-            int first = first_of_stage(z, cards, r);
+            int first = first_of_stage(z, prints, r);
             if (all[(size_t)r * (size_t)n + (size_t)i] != all[(size_t)first * (size_t)n + (size_t)i])
                 err = fail_tensor(z, i, r, first);
         }
@@ -235,37 +279,39 @@ static int name_group(struct zero_ctx *z)
     return err;
 }
 
-/* A number at this offset of the card, of the ranks of each pipeline stage, which have the same tensors. */
-static int compare_in_stages(const struct zero_ctx *z, const struct card *cards, const char *field, size_t at)
+/* Compares the number at this offset of the fingerprint among the ranks of each pipeline stage, which have
+ * the same tensors. */
+static int compare_in_stages(const struct zero_ctx *z, const struct fingerprint *prints, const char *field,
+                             size_t at)
 {
     for (int r = 1; r < z->world.world; r++) {
-        int first = first_of_stage(z, cards, r);
+        int first = first_of_stage(z, prints, r);
         double its, of_first;
-        memcpy(&its, (const char *)&cards[r] + at, sizeof its);
-        memcpy(&of_first, (const char *)&cards[first] + at, sizeof of_first);
+        memcpy(&its, (const char *)&prints[r] + at, sizeof its);
+        memcpy(&of_first, (const char *)&prints[first] + at, sizeof of_first);
         if (its != of_first)
-            return fail_field(field, its, r, of_first, first, cards[0].pp > 1);
+            return fail_field(field, its, r, of_first, first, prints[0].pp > 1);
     }
     return 0;
 }
 
 /* Before what ranks found wrong, which may be a consequence: which tensors are of the last stage, say. */
-static int compare_stages(const struct zero_ctx *z, const struct card *cards)
+static int compare_stages(const struct zero_ctx *z, const struct fingerprint *prints)
 {
     for (int r = 1; r < z->world.world; r++)
-        if (cards[r].stages_per_rank != cards[0].stages_per_rank)
-            return fail_field("stages_per_rank", cards[r].stages_per_rank, r, cards[0].stages_per_rank, 0,
+        if (prints[r].stages_per_rank != prints[0].stages_per_rank)
+            return fail_field("stages_per_rank", prints[r].stages_per_rank, r, prints[0].stages_per_rank, 0,
                               false);
     return 0;
 }
 
 /* Of the first and the last pipeline stage; ranks of one have the same. */
-static int compare_ties(const struct zero_ctx *z, const struct card *cards)
+static int compare_ties(const struct zero_ctx *z, const struct fingerprint *prints)
 {
-    int last = first_of_stage(z, cards, z->world.world - 1);
-    if (cards[0].tied_hash == cards[last].tied_hash)
+    int last = first_of_stage(z, prints, z->world.world - 1);
+    if (prints[0].tied_hash == prints[last].tied_hash)
         return 0;
-    int without = !cards[0].tied_hash ? 0 : !cards[last].tied_hash ? last : -1;
+    int without = !prints[0].tied_hash ? 0 : !prints[last].tied_hash ? last : -1;
     if (without >= 0)
         return zr_fail(ZR_ERR_MISMATCH,
                        "rank %d has a tensor with ZERO_TIED, and rank %d has none: the first and the last "
@@ -278,37 +324,37 @@ static int compare_ties(const struct zero_ctx *z, const struct card *cards)
                    last, 0);
 }
 
-static int compare(struct zero_ctx *z, const struct card *cards)
+static int compare(struct zero_ctx *z, const struct fingerprint *prints)
 {
     int world = z->world.world;
     for (int r = 1; r < world; r++) {
 #define COMPARE(field)                                                                                       \
-    if (cards[r].field != cards[0].field)                                                                    \
-        return fail_field(#field, cards[r].field, r, cards[0].field, 0, false);
-        CARD_FIELDS(COMPARE)
+    if (prints[r].field != prints[0].field)                                                                  \
+        return fail_field(#field, prints[r].field, r, prints[0].field, 0, false);
+        FINGERPRINT_FIELDS(COMPARE)
 #undef COMPARE
     }
     for (int r = 1; r < world; r++)
-        if (cards[r].optim_hash != cards[0].optim_hash)
+        if (prints[r].optim_hash != prints[0].optim_hash)
             return name_group(z);
-    ZR_TRY(compare_in_stages(z, cards, "n_tensors", offsetof(struct card, n_tensors)));
+    ZR_TRY(compare_in_stages(z, prints, "n_tensors", offsetof(struct fingerprint, n_tensors)));
     for (int r = 1; r < world; r++)
-        if (cards[r].schedule_hash != cards[0].schedule_hash)
+        if (prints[r].schedule_hash != prints[0].schedule_hash)
             return zr_fail(ZR_ERR_MISMATCH,
                            "rank %d and rank 0 read different schedules from schedule_file, or only one of "
                            "them has set it",
                            r);
     for (int r = 1; r < world; r++)
-        if (cards[r].layout_hash != cards[first_of_stage(z, cards, r)].layout_hash)
-            return name_tensor(z, cards);
+        if (prints[r].layout_hash != prints[first_of_stage(z, prints, r)].layout_hash)
+            return name_tensor(z, prints);
     /* Without an order of the program's own it follows from the tensors. */
-    ZR_TRY(compare_in_stages(z, cards, "n_order", offsetof(struct card, n_order)));
+    ZR_TRY(compare_in_stages(z, prints, "n_order", offsetof(struct fingerprint, n_order)));
     for (int r = 1; r < world; r++)
-        if (cards[r].plan_hash != cards[first_of_stage(z, cards, r)].plan_hash)
+        if (prints[r].plan_hash != prints[first_of_stage(z, prints, r)].plan_hash)
             return zr_fail(ZR_ERR_MISMATCH,
                            "order on rank %d differs from rank %d's; all ranks must make the same calls", r,
-                           first_of_stage(z, cards, r));
-    return compare_ties(z, cards);
+                           first_of_stage(z, prints, r));
+    return compare_ties(z, prints);
 }
 
 /* Appends what rank r has in place of what rank 0 has. */
@@ -319,30 +365,30 @@ static int say_other(char *text, size_t n_text, const char *field, int64_t its, 
 }
 
 /* The first rank that differs from rank 0 in each of these. Ranks go on, and rank 0 tells the log. */
-static void report_others(const struct zero_ctx *z, const struct card *cards)
+static void report_others(const struct zero_ctx *z, const struct fingerprint *prints)
 {
     char text[768] = "";
     size_t used = 0;
     bool sources = true, save_keep = true, trace = true, timeout_ms = true, command = true;
     for (int r = 1; z->world.rank == 0 && r < z->world.world; r++) {
-        if (cards[0].err || cards[r].err) /* its configuration may not be known */
+        if (prints[0].err || prints[r].err) /* its configuration may not be known */
             continue;
-        if (sources && cards[r].sources != cards[0].sources) {
+        if (sources && prints[r].sources != prints[0].sources) {
             used += (size_t)snprintf(text + used, sizeof text - used,
                                      "; rank %d's libzero was built from different sources than rank 0's", r);
             sources = false;
         }
 #define COMPARE(field)                                                                                       \
-    if (field && cards[r].field != cards[0].field) {                                                         \
+    if (field && prints[r].field != prints[0].field) {                                                       \
         used +=                                                                                              \
-            (size_t)say_other(text + used, sizeof text - used, #field, cards[r].field, r, cards[0].field);   \
+            (size_t)say_other(text + used, sizeof text - used, #field, prints[r].field, r, prints[0].field); \
         field = false;                                                                                       \
     }
         COMPARE(save_keep)
         COMPARE(trace)
         COMPARE(timeout_ms)
 #undef COMPARE
-        const struct zr_command_line *its = &cards[r].command, *of_first = &cards[0].command;
+        const struct command_line *its = &prints[r].command, *of_first = &prints[0].command;
         if (command && its->hash && of_first->hash && its->hash != of_first->hash) {
             used += (size_t)snprintf(text + used, sizeof text - used,
                                      "; the command line is \"%.127s\" on rank %d and \"%.127s\" on rank 0",
@@ -355,15 +401,15 @@ static void report_others(const struct zero_ctx *z, const struct card *cards)
 }
 
 /* A group's number is one of its machine: other machines have the same. */
-static void note_sharers(struct zero_ctx *z, const struct card *cards)
+static void note_sharers(struct zero_ctx *z, const struct fingerprint *prints)
 {
     for (int r = 0; r < z->world.world; r++) {
         struct zr_sharer *s = &z->sharers[r];
         *s = (struct zr_sharer){.machine = zr_topology_same_machine(&z->topology, r),
-                                .bytes = cards[r].host_bytes};
+                                .bytes = prints[r].host_bytes};
         for (int i = 0; s->machine && i < z->memory.n_groups; i++)
             for (int k = 0; k < ZR_MOST_MEMORY_GROUPS; k++)
-                if (cards[r].groups[k] == z->memory.group[i].id)
+                if (prints[r].groups[k] == z->memory.group[i].id)
                     s->groups |= UINT32_C(1) << i;
     }
 }
@@ -380,10 +426,10 @@ int zr_agree_on_plan(struct zero_ctx *z, int local_err)
     zr_host_memory_look("", &z->memory);
     if (!z->rendezvous)
         return local_err;
-    struct card mine, *all = malloc((size_t)z->world.world * sizeof *all);
+    struct fingerprint mine, *all = malloc((size_t)z->world.world * sizeof *all);
     if (!all)
         return no_memory_to_compare(z, local_err);
-    fill_card(z, local_err, &mine);
+    fill_fingerprint(z, local_err, &mine);
     int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
     if (!err)
         report_others(z, all);

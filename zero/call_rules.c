@@ -99,9 +99,9 @@ int zr_call_check(struct zero_ctx *z, enum zr_called_name name)
                        "%s: a step has begun; call it before the step's first backward or after zero_step",
                        call);
     if (rules & VALUES)
-        ZR_TRY(zr_awaited_refuse(z, call, -1));
+        ZR_TRY(zr_init_later_require(z, call, -1));
     if (rules & ALL_VALUES)
-        ZR_TRY(zr_awaited_refuse_all(z, call));
+        ZR_TRY(zr_init_later_require_all(z, call));
     if (rules & ACTIONS_OVER)
         ZR_TRY(zr_schedule_over(z, call));
     return rules & GRADIENTS ? zr_need_gradients(z, call) : 0;

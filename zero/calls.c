@@ -32,7 +32,7 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
         ZR_TRY(zr_schedule_bracket(z, call, &ev));
     ZR_TRY(zr_engine_call(z->engine, &ev));
     if (kind == ZR_EV_END)
-        zr_left_out_count(z, unit, phase);
+        zr_missing_brackets_count(z, unit, phase);
     return 0;
 }
 
@@ -84,7 +84,7 @@ int zero_drop(zero_ctx *z)
     ZR_TRY(zr_engine_drop(z->engine));
     zr_schedule_step(z);
     zr_loss_scale_drop(z);
-    zr_left_out_drop(z);
+    zr_missing_brackets_drop(z);
     return 0;
 }
 
@@ -118,7 +118,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     z->n_micro += (int64_t)zr_engine_tuned(z->engine)->grad_accum_steps * zr_dp_world(z);
     report_progress(z);
     zr_loss_scale_step(z);
-    zr_left_out_step(z);
+    zr_missing_brackets_step(z);
     zr_schedule_step(z);
     zr_save_notice(z);
     ZR_TRY(zr_engine_tied_step(z->engine));
@@ -235,17 +235,17 @@ static int write_values(struct zero_ctx *z, int32_t tensor, int kind, int64_t fi
         ZR_TRY(zr_agree_in_stage(z, zr_buffers_check(z)));
         return zr_engine_write_buffer(z->engine, tensor, first, n, src);
     }
-    bool awaited = z->awaited != NULL;
-    if (awaited)
-        ZR_TRY(zr_agree_in_stage(z, zr_awaited_reserve(z, tensor)));
+    bool lacks_values = z->init_later != NULL;
+    if (lacks_values)
+        ZR_TRY(zr_agree_in_stage(z, zr_init_later_reserve(z, tensor)));
     if (tie != ZR_TIE_COPY)
         ZR_TRY(whole ? zr_engine_write_whole(z->engine, tensor, kind, first, n, src)
                      : zr_engine_write(z->engine, tensor, kind, first, n, src));
     if (given && tie != ZR_TIE_NONE && kind < 0)
         ZR_TRY(zr_engine_tied_values(z->engine));
     if (kind < 0)
-        zr_awaited_note(z, tensor, whole, first, n);
-    bool all_have_values = awaited && !z->awaited;
+        zr_init_later_note(z, tensor, whole, first, n);
+    bool all_have_values = lacks_values && !z->init_later;
     return all_have_values && z->mesh.stages == 1 ? zr_engine_compare_parts(z->engine) : 0;
 }
 
@@ -276,7 +276,7 @@ int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t
     int kind = 0, err = check_range(z, false, tensor, value, first, n, &kind);
     if (err)
         return err;
-    ZR_TRY(zr_awaited_refuse(z, "zero_read", tensor));
+    ZR_TRY(zr_init_later_require(z, "zero_read", tensor));
     if (kind == ZR_VALUE_GRAD)
         ZR_TRY(complete_gradients(z));
     zr_engine_called(z->engine, ZR_CALLED_READ, tensor, hash_range(value, first, n));

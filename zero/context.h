@@ -108,8 +108,8 @@ struct zero_ctx {
     struct zr_folder_locks locks;
     /* the save under way; NULL: none */
     struct zr_save *save;
-    /* elements without values so far (awaited.c); NULL: all elements have values */
-    struct zr_awaited *awaited;
+    /* elements without values so far (init_later.c); NULL: all elements have values */
+    struct zr_init_later *init_later;
     /* with pipeline stages: all ranks have agreed that every tensor has values */
     bool stages_have_values;
     /* saves begun so far */
@@ -125,8 +125,8 @@ struct zero_ctx {
     bool has_loss_scale, had_loss_scale;
     /* the warning about a step without zero_loss_scale was given */
     bool reported_no_loss_scale;
-    /* counts the brackets of this step (left_out.c) */
-    struct zr_left_out *left_out;
+    /* counts the brackets of this step (missing_brackets.c) */
+    struct zr_missing_brackets *missing_brackets;
     /* tells zero-run how far this rank is */
     struct zr_progress_map progress;
     /* the program's own data for the next saves, by enum zr_data_kind; NULL: none */
@@ -229,7 +229,7 @@ enum zr_values_in zr_values_in(const struct zero_ctx *z);
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
                      enum zr_values_in values, struct zr_tensor **out);
 
-/* prepare.c. Chooses the backend and makes the layout, the schedule and the plan. Local. On failure the
+/* wrap.c. Chooses the backend and makes the layout, the schedule and the plan. Local. On failure the
  * caller frees what out holds. */
 struct zr_prepared {
     const struct zr_backend *backend;
@@ -261,9 +261,6 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
 void zr_schedule_free(struct zr_schedule *s);
 const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s);
 uint64_t zr_schedule_file_hash(const struct zr_schedule *s);
-struct zr_pipeline;
-/* schedule_file.c: reads cfg.pipeline.schedule_file. The caller closes *out, on failure too. */
-int zr_schedule_read(const struct zr_config *c, struct zr_pipeline **out);
 int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct zr_core_event *ev);
 int zr_schedule_over(const struct zero_ctx *z, const char *call);
 int zr_schedule_drop(const struct zero_ctx *z);
@@ -291,14 +288,8 @@ void zr_backend_abort_comms(struct zero_ctx *z, int err);
 void zr_backend_close_comms(struct zero_ctx *z);
 const char *zr_backend_path(const struct zero_ctx *z);
 
-/* backend_asks.c. Local; gives the same result on all ranks.
- *   ask_roles  what each role's communicator has to move; does not choose its group
- *   is_ragged  whether some slices, or their sums, are too large to be packed
- *   reserve    sets what the communicators need of the plan (options.gather_scratch_bytes, pack and so on)
- */
-void zr_backend_ask_roles(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o,
-                          struct zr_role_ask ask[ZR_ROLES]);
-bool zr_backend_is_ragged(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o);
+/* backend.c. Sets what the communicators need of the plan (options.gather_scratch_bytes and so on). Local; gives
+ * the same result on all ranks. */
 void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, const struct zr_layout *layout);
 
 /* agree.c: compares the plans of all ranks. Collective over the rendezvous; local for world 1. Every rank
@@ -316,7 +307,7 @@ int zr_agree_in_run(struct zero_ctx *z, int local_err);
 /* The same among the ranks of one pipeline stage. An error that one rank has alone ends the context. */
 int zr_agree_in_stage(struct zero_ctx *z, int local_err);
 
-/* awaited.c.
+/* init_later.c.
  *   refuse           ZR_ERR_ORDER if the tensor, or with a negative number any tensor, lacks values. Returns
  *                    the failure of a context that has failed
  *   refuse_all       the same for all tensors, and with pipeline stages for those of every stage; collective
@@ -325,14 +316,14 @@ int zr_agree_in_stage(struct zero_ctx *z, int local_err);
  *   reserve          grows the list before a write, so that note cannot fail
  *   note             records a write of this part's elements, or with whole set of the whole tensor's
  *   loaded           records that every tensor has values */
-int zr_awaited_open(struct zero_ctx *z);
-void zr_awaited_close(struct zero_ctx *z);
-int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor);
-int zr_awaited_refuse_all(struct zero_ctx *z, const char *call);
-bool zr_awaited_nothing_written(const struct zero_ctx *z);
-int zr_awaited_reserve(struct zero_ctx *z, int32_t tensor);
-void zr_awaited_note(struct zero_ctx *z, int32_t tensor, bool whole, int64_t first, int64_t n);
-void zr_awaited_loaded(struct zero_ctx *z);
+int zr_init_later_open(struct zero_ctx *z);
+void zr_init_later_close(struct zero_ctx *z);
+int zr_init_later_require(struct zero_ctx *z, const char *call, int32_t tensor);
+int zr_init_later_require_all(struct zero_ctx *z, const char *call);
+bool zr_init_later_nothing_written(const struct zero_ctx *z);
+int zr_init_later_reserve(struct zero_ctx *z, int32_t tensor);
+void zr_init_later_note(struct zero_ctx *z, int32_t tensor, bool whole, int64_t first, int64_t n);
+void zr_init_later_loaded(struct zero_ctx *z);
 
 /* first_values.c. Warns about the first NaN or infinity among the weights that this rank owns. Local. */
 void zr_first_values_report(struct zero_ctx *z);
@@ -397,15 +388,6 @@ int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
 /* Returns a hash of the sources that this library was built from (source_hash.py). */
 uint64_t zr_source_hash(void);
 
-/* command_line.c. This process's command line without the folder of its program. */
-struct zr_command_line {
-    /* hash without decimal digits, which may be a rank, a port or a device; 0: not known */
-    uint64_t hash;
-    /* its beginning, on one line */
-    char text[128];
-};
-void zr_command_line_read(struct zr_command_line *out);
-
 /* wrap_report.c. Writes the log lines of a successful zero_wrap. */
 void zr_wrap_report(struct zero_ctx *z);
 
@@ -417,16 +399,16 @@ void zr_tear_down(struct zero_ctx *z);
 void zr_loss_scale_step(struct zero_ctx *z);
 void zr_loss_scale_drop(struct zero_ctx *z);
 
-/* left_out.c: counts the brackets that end, to find units that a step leaves out. step and drop end a step as
+/* missing_brackets.c: counts the brackets that end, to find units that a step leaves out. step and drop end a step as
  * above. */
-int zr_left_out_open(struct zero_ctx *z);
-void zr_left_out_close(struct zero_ctx *z);
-void zr_left_out_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase);
-void zr_left_out_step(struct zero_ctx *z);
-void zr_left_out_drop(struct zero_ctx *z);
+int zr_missing_brackets_open(struct zero_ctx *z);
+void zr_missing_brackets_close(struct zero_ctx *z);
+void zr_missing_brackets_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase);
+void zr_missing_brackets_step(struct zero_ctx *z);
+void zr_missing_brackets_drop(struct zero_ctx *z);
 
-/* given_up.c: with cfg.debug.check, fills the memory that the model's pointers still point at with NaN. */
-void zr_given_up_fill(const struct zero_ctx *z);
+/* old_params.c: with cfg.debug.check, fills the memory that the model's pointers still point at with NaN. */
+void zr_old_params_fill(const struct zero_ctx *z);
 
 /* stats.c */
 void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out);

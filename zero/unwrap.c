@@ -72,8 +72,8 @@ void zr_tear_down(struct zero_ctx *z)
     zr_mesh_free(&z->mesh);
     zr_topology_free(&z->topology);
     zr_config_release(&z->config);
-    zr_awaited_close(z);
-    zr_left_out_close(z);
+    zr_init_later_close(z);
+    zr_missing_brackets_close(z);
     for (int kind = 0; kind < ZR_N_DATA; kind++)
         zr_data_drop(z->data[kind]);
     zr_loaded_free(z->loaded);

@@ -109,6 +109,43 @@ static void order_places(struct zero_ctx *z)
             hosts, deterministic ? "deterministic is on" : "dp_replicate has groups of consecutive ranks");
 }
 
+/* ---- the plan ---- */
+
+/* Parts that are padded have all of the whole between them; one part is the whole. */
+static int check_sizes(const struct zr_layout *l, int32_t parts)
+{
+    for (int32_t i = 0; i < l->n_tensors; i++) {
+        const struct zr_tensor *t = &l->tensors[i];
+        int64_t most = t->shape[0] > INT64_MAX / parts ? INT64_MAX : t->shape[0] * parts;
+        if (t->cut_size > most || (t->cut_size && parts == 1 && t->cut_size != most))
+            return zr_fail(ZR_ERR_ARG,
+                           "tensors[%d] (%s): tp_size is %lld, but shape[0] is %lld on %d ranks of tp; "
+                           "allowed: %s%lld",
+                           i, t->name, (long long)t->cut_size, (long long)t->shape[0], parts,
+                           parts > 1 ? "1.." : "", (long long)most);
+    }
+    return 0;
+}
+
+int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors, int32_t n_tensors,
+               enum zr_values_in values, struct zr_prepared *out)
+{
+    struct zr_tensor *t;
+    *out = (struct zr_prepared){0};
+    ZR_TRY(zr_backend_choose(c, world * zr_model_ranks(&c->options), &out->backend));
+    ZR_TRY(zr_tensors_check(tensors, n_tensors, &c->user, values, &t));
+    int err = zr_ties_take(c, t, n_tensors);
+    if (err) {
+        zr_tensors_free(t, n_tensors);
+        return err;
+    }
+    ZR_TRY(zr_config_layout(c, t, n_tensors, world, &out->layout));
+    ZR_TRY(check_sizes(out->layout, c->options.parts > 1 ? c->options.parts : 1));
+    zr_backend_reserve(c, out->backend, out->layout);
+    ZR_TRY(zr_schedule_make(c, out->layout, &out->schedule));
+    return zr_plan_make(out->layout, &c->options, &out->plan);
+}
+
 /* Who shares what with whom, how the model is laid out among them, and the plan. */
 static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors)
 {
@@ -142,7 +179,7 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
         return ZR_ERR_NOMEM;
     ZR_TRY(ZR_ZALLOC(z->sharers, z->world.world, "the memory use of %d ranks", z->world.world));
     ZR_TRY(plan_model(z, tensors, n_tensors));
-    ZR_TRY(zr_left_out_open(z));
+    ZR_TRY(zr_missing_brackets_open(z));
     if (!z->device)
         ZR_TRY(zr_backend_open_device(z));
     ZR_TRY(zr_memory_check_gpu(z, false));
@@ -307,7 +344,7 @@ static int take_values(struct zero_ctx *z)
     int err = 0;
     switch ((enum zero_init)z->config.user.init_from) {
     case ZERO_INIT_LATER:
-        err = zr_agree_in_run(z, zr_awaited_open(z));
+        err = zr_agree_in_run(z, zr_init_later_open(z));
         return err ? err : zr_engine_adopt(z->engine, false);
     case ZERO_INIT_CALL:
         err = zr_engine_init(z->engine, z->config.user.init, z->config.user.init_arg);
@@ -332,7 +369,7 @@ static int start(struct zero_ctx *z)
     if (err) /* the others are told when the rendezvous is closed */
         return zr_engine_fail(z->engine, err, zr_error_text());
     err = take_values(z);
-    if (err || z->awaited)
+    if (err || z->init_later)
         return err;
     zr_first_values_report(z);
     return zr_engine_tied_values(z->engine);
@@ -548,8 +585,8 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
         zr_tear_down(z);
         return err;
     }
-    zr_given_up_fill(z);
-    zr_engine_point(z->engine, !z->awaited);
+    zr_old_params_fill(z);
+    zr_engine_point(z->engine, !z->init_later);
     zr_wrap_report(z);
     if (!z->loop) /* it has met nobody */
         zr_progress_open(&z->progress, z->config.options.log);

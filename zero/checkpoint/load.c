@@ -6,11 +6,79 @@
  * they cover the model once, and reads the parts that meet what it keeps. */
 #include "comm/verdict.h"
 #include "kernels/alloc.h"
+#include "zero/checkpoint/float_values.h"
 #include "zero/checkpoint/load_inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+bool zr_loading_is_saved(const struct zr_loading *l, int32_t tensor, int kind)
+{
+    const struct zr_manifest_tensor *was = l->was[tensor];
+    if (kind == ZR_VALUE_PARAM)
+        return !was->trainable || l->z->whole.tensors[tensor].dtype != ZR_F32;
+    return was->trainable && kind < was->n_states;
+}
+
+/* Masters that are read from weights of fewer bytes: those are read to the end of the masters' memory. */
+static int64_t bytes_to_widen(const struct zr_loading *l, const struct zr_extent *x)
+{
+    bool other = x->kind == ZR_VALUE_MASTER && !zr_loading_is_saved(l, x->tensor, x->kind);
+    return other ? x->size - zr_dtype_bytes(l->z->whole.tensors[x->tensor].dtype) : 0;
+}
+
+bool zr_loading_source(const struct zr_loading *l, const struct zr_extent *x, struct zr_extent *from)
+{
+    int64_t more = bytes_to_widen(l, x);
+    *from = *x;
+    if (zr_loading_is_saved(l, x->tensor, x->kind))
+        return true;
+    from->kind = x->kind == ZR_VALUE_PARAM ? ZR_VALUE_MASTER : ZR_VALUE_PARAM;
+    from->size = x->size - more;
+    from->at = x->at + x->n * more;
+    return x->kind < 0;
+}
+
+void zr_loading_widen(const struct zr_loading *l)
+{
+    for (int64_t i = 0; i < l->own.n; i++) {
+        const struct zr_extent *x = &l->own.list[i];
+        int64_t more = bytes_to_widen(l, x);
+        if (more)
+            zr_floats_copy(x->at, ZR_F32, x->at + x->n * more,
+                           zr_st_dtype_of(l->z->whole.tensors[x->tensor].dtype), x->n);
+    }
+}
+
+/* Prints how many tensors have changed, and the first one's name; "" if none has. */
+static void print_changed(const struct zr_loading *l, bool was_trained, const char *what, char out[300])
+{
+    const struct zr_whole *whole = &l->z->whole;
+    const char *first = NULL;
+    int32_t n = 0;
+    for (int32_t i = 0; i < whole->n; i++) {
+        bool is_trained = whole->tensors[i].grad != NULL;
+        if (l->was[i]->trainable != was_trained || is_trained == was_trained)
+            continue;
+        first = first ? first : whole->tensors[i].name;
+        n++;
+    }
+    *out = 0;
+    if (n)
+        snprintf(out, 300, " %d of its tensors %s (%.100s%s)", n, what, first, n > 1 ? ", ..." : "");
+}
+
+/* Warns once if any tensor was frozen and is trained now, or the reverse. */
+static void report_kinds(const struct zr_loading *l)
+{
+    char thawed[300], frozen[300];
+    print_changed(l, false, "were frozen and are trained now, with fresh optimizer state", thawed);
+    print_changed(l, true, "were trained and are frozen now, without their optimizer state", frozen);
+    if (*thawed || *frozen)
+        zr_warn(l->z->config.options.log, "%s:%s%s%s", l->folder, thawed, *thawed && *frozen ? ";" : "",
+                frozen);
+}
 
 struct choice {
     char name[ZR_CHECKPOINT_NAME_BYTES];
@@ -98,7 +166,7 @@ static int apply(struct zr_loading *l)
         zr_info(z->config.options.log, "loaded %s: step %lld, saved at stage %d by %d ranks", l->folder,
                 (long long)m->t, m->stage, m->world);
     if (z->world.rank == 0)
-        zr_loading_report_kinds(l);
+        report_kinds(l);
     return 0;
 }
 
@@ -152,7 +220,7 @@ static int load(struct zero_ctx *z, const char *given)
     if (!err)
         err = apply(l);
     if (!err)
-        zr_awaited_loaded(z);
+        zr_init_later_loaded(z);
     zr_loading_free(l);
     free(l);
     return err;

@@ -476,7 +476,7 @@ static int add_bytes(void *arg, const struct zr_run *run)
  * all of them in between. */
 static bool is_direct(const struct zero_ctx *z)
 {
-    return zr_awaited_nothing_written(z) && z->device->ops->host_memory;
+    return zr_init_later_nothing_written(z) && z->device->ops->host_memory;
 }
 
 static int read_direct(struct zr_loading *l)

@@ -22,7 +22,82 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+/* A hash of the settings that change what is computed; stage, world and the like do not. */
+static uint64_t config_hash(const struct zr_options *o)
+{
+    double v[] = {
+        (double)o->clip,      o->grad_scale, o->grad_sum, o->deterministic, (double)o->grad_accum_steps,
+        (double)o->wire_dtype};
+    return XXH64(v, sizeof v, XXH64(o->optim, (size_t)o->n_optims * sizeof *o->optim, 0));
+}
+
+/* Of one that is cut: the whole's shape, and into what. */
+static void fill_cut(const struct zero_ctx *z, const struct zr_tensor *from, struct zr_manifest_tensor *t)
+{
+    const struct zr_tp_cut cut = zr_tp_of_tensor(from, z->mesh.parts);
+    if (cut.parts == 1)
+        return;
+    t->parts = cut.parts;
+    t->dim = from->cut_dim;
+    t->blocks = (int32_t)cut.blocks;
+    t->rows = cut.each;
+    t->shape[t->dim] = cut.rows;
+}
+
+/* Fills in what the manifest says of the model before anything is written. On failure the caller frees what
+ * there is of it. */
+static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
+{
+    const struct zr_whole *l = &z->whole;
+    const struct zr_options *o = &z->config.options;
+    struct zr_engine_facts facts;
+    zr_engine_facts(z->engine, &facts);
+    *m = (struct zr_manifest){.t = facts.t,
+                              .n_skipped = facts.n_skipped,
+                              .n_micro = z->n_micro,
+                              .world = z->world.world,
+                              .stage = o->stage,
+                              .config_hash = config_hash(o),
+                              .layout_hash = l->hash};
+    snprintf(m->version, sizeof m->version, "%s", zero_version());
+    m->tensors = calloc((size_t)l->n, sizeof *m->tensors);
+    m->files = calloc((size_t)m->world, sizeof *m->files);
+    bool ok = m->tensors && m->files;
+    for (int32_t i = 0; ok && i < l->n; i++, m->n_tensors++) {
+        struct zr_manifest_tensor *t = &m->tensors[i];
+        t->name = strdup(l->tensors[i].name);
+        snprintf(t->dtype, sizeof t->dtype, "%s", zr_kind_dtype(&l->tensors[i], ZR_VALUE_PARAM));
+        t->n_dims = zr_tensor_dims(&l->tensors[i]);
+        memcpy(t->shape, l->tensors[i].shape, sizeof t->shape);
+        t->trainable = l->tensors[i].grad != NULL;
+        if (t->trainable) {
+            snprintf(t->optimizer, sizeof t->optimizer, "%s", zr_optimizer_name(l->tensors[i].optimizer));
+            t->n_states = l->tensors[i].n_states;
+        }
+        t->buffer = l->tensors[i].buffer;
+        fill_cut(z, &l->tensors[i], t);
+        ok = t->name != NULL;
+    }
+    for (int32_t r = 0; ok && r < m->world; r++, m->n_files++)
+        zr_shard_name(r, m->world, m->files[r].name);
+    return ok ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a manifest of %d tensors", l->n);
+}
+
 /* ---- beginning ---- */
+
+static void free_save(struct zr_save *s)
+{
+    free(s->extents.list);
+    for (int kind = 0; kind < ZR_N_DATA; kind++)
+        zr_data_drop(s->data[kind]);
+    zr_manifest_free(&s->manifest);
+    uv_mutex_destroy(&s->lock);
+    uv_cond_destroy(&s->changed);
+    free(s);
+}
 
 /* Both fit: see open_save. */
 static void name_folder(struct zr_save *s)
@@ -74,9 +149,9 @@ static int open_save(struct zero_ctx *z, const char *dir, const struct zero_save
     if (!err)
         err = zr_shard_check(z->whole.tensors, &s->extents);
     if (!err && z->world.rank == 0)
-        err = zr_save_fill_manifest(z, &s->manifest);
+        err = fill_manifest(z, &s->manifest);
     if (err) {
-        zr_save_free(s);
+        free_save(s);
         return err;
     }
     *out = s;
@@ -188,6 +263,149 @@ static int make_folder(struct zero_ctx *z, struct zr_save *s)
     return zr_agree_in_run(z, z->world.rank ? zr_folder_same(z->files, s->folder, mine.mark) : 0);
 }
 
+/* ---- the end of a save ---- */
+
+struct status {
+    int32_t state;
+    ZR_VERDICT(ZR_EXCHANGE_BYTES - 2 * sizeof(int32_t));
+};
+
+static enum zr_save_state look(struct zr_save *s, int64_t wait_ns)
+{
+    int64_t until = zr_now_ns() + wait_ns;
+    uv_mutex_lock(&s->lock);
+    bool rank0 = s->z->world.rank == 0;
+    for (;;) {
+        int64_t left = until - zr_now_ns();
+        bool busy = s->state == ZR_SAVE_WRITING ||
+                    (rank0 && s->commit_reported && s->state == ZR_SAVE_WRITTEN && !s->cancelled);
+        if (!busy || left <= 0)
+            break;
+        uv_cond_timedwait(&s->changed, &s->lock, (uint64_t)left);
+    }
+    enum zr_save_state state = s->state;
+    uv_mutex_unlock(&s->lock);
+    return state;
+}
+
+/* How often a rank that waits tells the others how far it is. */
+static uint64_t tick_ns(const struct zero_ctx *z)
+{
+    return (uint64_t)zr_min(z->config.options.timeout_ms / 4, 1000) * 1000000;
+}
+
+static int await_own_end(struct zero_ctx *z, struct zr_save *s)
+{
+    while (look(s, (int64_t)tick_ns(z)) < ZR_SAVE_COMMITTED) {
+        int err = zr_engine_check(z->engine); /* its snapshot may never come */
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+static void fill_status(struct zr_save *s, enum zr_save_state state, struct status *mine)
+{
+    *mine = (struct status){.state = (int32_t)state};
+    if (state == ZR_SAVE_FAILED)
+        zr_verdict_put(mine, zr_say_again(&s->failure));
+}
+
+/* What follows from where all ranks are. Returns whether all are done, one way or the other. */
+static bool follow(struct zr_save *s, const struct status *all)
+{
+    int world = s->z->world.world, n_writing = 0, failed = zr_verdict_first(all, world, s->z->world.rank);
+    for (int r = 0; r < world; r++)
+        n_writing += all[r].state == ZR_SAVE_WRITING;
+    if (failed) {
+        atomic_store(&s->cancelled, true);
+        if (n_writing)
+            return false;
+        zr_keep(&s->failure, failed);
+        return true;
+    }
+    if (all[0].state == ZR_SAVE_COMMITTED)
+        return true;
+    if (!n_writing && !s->commit_reported)
+        zr_save_raise(s, &s->commit_reported);
+    return false;
+}
+
+/* Until every rank is done, one way or the other. */
+static int meet(struct zero_ctx *z, struct zr_save *s)
+{
+    struct status mine, *all = z->from_all;
+    if (z->world.world == 1)
+        return await_own_end(z, s);
+    for (;;) {
+        fill_status(s, look(s, (int64_t)tick_ns(z)), &mine);
+        int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
+        if (err || follow(s, all))
+            return err;
+    }
+}
+
+/* Waits until the snapshot is complete, which it need not be where a save was given up: its memory will be
+ * used again. Ends when the context fails. */
+static int await_copies(struct zero_ctx *z, struct zr_save *s)
+{
+    int err = 0;
+    bool complete = !s->copying;
+    while (!complete && !err) {
+        uv_mutex_lock(&s->lock);
+        if (!s->readable)
+            uv_cond_timedwait(&s->changed, &s->lock, tick_ns(z));
+        complete = s->readable;
+        uv_mutex_unlock(&s->lock);
+        if (!complete)
+            err = zr_engine_check(z->engine);
+    }
+    return err;
+}
+
+int zr_save_end(struct zero_ctx *z)
+{
+    struct zr_save *s = z->save;
+    struct zr_kept kept;
+    if (!s)
+        return 0;
+    z->save = NULL;
+    zr_engine_await_jobs(
+        z->engine); /* the snapshot's among them: whether it is made is then up to a stream */
+    int err = zr_engine_check(z->engine);
+    if (!err)
+        err = meet(z, s);
+    if (!err)
+        err = await_copies(z, s);
+    zr_engine_forget_snapshot(z->engine); /* after a failure it may still be on the stream */
+    zr_keep(&kept, err);
+    uv_mutex_lock(&s->lock);
+    atomic_store(&s->cancelled, true);
+    uv_cond_broadcast(&s->changed);
+    uv_mutex_unlock(&s->lock);
+    if (s->started)
+        zr_thread_join(&s->thread);
+    zr_engine_snapshot_read(z->engine);
+    if (!err && s->failure.code) {
+        kept = s->failure;
+        err = kept.code;
+        if (z->world.rank == 0 && zr_folder_remove(z->files, s->folder, ZR_MANIFEST_NAME))
+            zr_warn(z->config.options.log, "the files of a failed save could not be removed: %s",
+                    zr_error_text());
+    }
+    if (!err)
+        zr_path_join(z->saved_path, s->root, s->name); /* fits: see open_save */
+    free_save(s);
+    return err ? zr_say_again(&kept) : 0;
+}
+
+void zr_save_notice(struct zero_ctx *z)
+{
+    struct zr_save *s = z->save;
+    if (s && zr_engine_least(z->engine) >= (uint64_t)s->number && !s->commit_reported)
+        zr_save_raise(s, &s->commit_reported);
+}
+
 /* ---- the calls ---- */
 
 static int start(struct zero_ctx *z, struct zr_save *s)
@@ -260,7 +478,7 @@ static int save(zero_ctx *z, const char *dir, const struct zero_save_options *op
         err = make_folder(z, s);
     if (err) {
         if (s)
-            zr_save_free(s);
+            free_save(s);
         return zr_fail_more(err, "zero_save");
     }
     s->number = ++z->n_saves;

@@ -50,18 +50,9 @@ void zr_save_raise(struct zr_save *s, bool *flag);
 /* The snapshot is complete: the memory may be read. arg is the save; called by the stream. */
 void zr_save_on_snapshot(void *arg);
 
-/* ---- save_manifest.c ---- */
-
-/* What is saved, but for what only the written files say. On failure the caller frees what there is of it. */
-int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m);
-
 /* ---- unit_steps.c: how many steps updated each tensor ---- */
 
 /* Fills in rank 0's manifest. Collective, once the ranks know that all of them save. */
 int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m);
-
-/* ---- save_end.c ---- */
-
-void zr_save_free(struct zr_save *s);
 
 #endif

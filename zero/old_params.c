@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* given_up.c: in check mode, what the model gave up at zero_wrap is filled with NaN: a copy of its structs
+/* old_params.c: in check mode, what the model gave up at zero_wrap is filled with NaN: a copy of its structs
  * made before, or a graph node that was not re-pointed, reads the buffers that are no longer the parameters,
  * and the first loss computed from them is NaN.
  *
@@ -94,7 +94,7 @@ static size_t fill_within(const struct ranges *r, char *buffer, size_t n_bytes)
     return n;
 }
 
-void zr_given_up_fill(const struct zero_ctx *z)
+void zr_old_params_fill(const struct zero_ctx *z)
 {
     const struct zr_layout *l = z->layout;
     struct zr_log *log = z->config.options.log;

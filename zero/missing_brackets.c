@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* left_out.c: brackets that the model has left out, which go to the log once.
+/* missing_brackets.c: brackets that the model has left out, which go to the log once.
  *
  * A step with backward brackets leaves out the units that have none. That is meant where layers are dropped
  * or networks are trained in turn, and a fault where a bracket was forgotten.
@@ -15,7 +15,7 @@
 
 enum { FORWARD, BACKWARD, PHASES };
 
-struct zr_left_out {
+struct zr_missing_brackets {
     /* (n_units) of this step; and whether there was one in any step */
     struct {
         int32_t n[PHASES];
@@ -25,34 +25,34 @@ struct zr_left_out {
     bool reported_step, reported_micro_batch;
 };
 
-int zr_left_out_open(struct zero_ctx *z)
+int zr_missing_brackets_open(struct zero_ctx *z)
 {
     int32_t n = z->layout->n_units;
-    ZR_TRY(ZR_ZALLOC(z->left_out, 1, "the brackets of %d units", n));
-    return ZR_ZALLOC(z->left_out->unit, n, "the brackets of %d units", n);
+    ZR_TRY(ZR_ZALLOC(z->missing_brackets, 1, "the brackets of %d units", n));
+    return ZR_ZALLOC(z->missing_brackets->unit, n, "the brackets of %d units", n);
 }
 
-void zr_left_out_close(struct zero_ctx *z)
+void zr_missing_brackets_close(struct zero_ctx *z)
 {
-    if (z->left_out)
-        free(z->left_out->unit);
-    free(z->left_out);
-    z->left_out = NULL;
+    if (z->missing_brackets)
+        free(z->missing_brackets->unit);
+    free(z->missing_brackets);
+    z->missing_brackets = NULL;
 }
 
-void zr_left_out_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase)
+void zr_missing_brackets_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase)
 {
     if (phase == ZERO_BACKWARD_INPUT)
         return;
     int k = phase == ZERO_FORWARD ? FORWARD : BACKWARD;
-    z->left_out->unit[unit].n[k]++;
-    z->left_out->unit[unit].ever[k] = true;
+    z->missing_brackets->unit[unit].n[k]++;
+    z->missing_brackets->unit[unit].ever[k] = true;
 }
 
-void zr_left_out_drop(struct zero_ctx *z)
+void zr_missing_brackets_drop(struct zero_ctx *z)
 {
     for (int32_t u = 0; u < z->layout->n_units; u++)
-        memset(z->left_out->unit[u].n, 0, sizeof z->left_out->unit[u].n);
+        memset(z->missing_brackets->unit[u].n, 0, sizeof z->missing_brackets->unit[u].n);
 }
 
 /* One of the unit; trained: that is trained, if there is one. */
@@ -81,7 +81,7 @@ static bool report_step(struct zero_ctx *z, int64_t step, int32_t unit)
 /* Of a unit with fewer than there are micro-batches, where another has as many. */
 static bool report_phase(struct zero_ctx *z, int k, int64_t step)
 {
-    const struct zr_left_out *c = z->left_out;
+    const struct zr_missing_brackets *c = z->missing_brackets;
     int32_t all = zr_engine_tuned(z->engine)->grad_accum_steps, least = -1, most = 0;
     for (int32_t u = 0; u < z->layout->n_units; u++) {
         most = (int32_t)zr_max(most, c->unit[u].n[k]);
@@ -100,14 +100,14 @@ static bool report_phase(struct zero_ctx *z, int k, int64_t step)
     return true;
 }
 
-void zr_left_out_step(struct zero_ctx *z)
+void zr_missing_brackets_step(struct zero_ctx *z)
 {
-    struct zr_left_out *c = z->left_out;
+    struct zr_missing_brackets *c = z->missing_brackets;
     struct zr_engine_facts facts;
     zr_engine_facts(z->engine, &facts);
     if (!c->reported_step)
         c->reported_step = report_step(z, facts.last_step, facts.left_out);
     for (int k = BACKWARD; z->plan->place.model_holds && k >= FORWARD && !c->reported_micro_batch; k--)
         c->reported_micro_batch = report_phase(z, k, facts.last_step);
-    zr_left_out_drop(z);
+    zr_missing_brackets_drop(z);
 }
