@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* agree.c: before the first collective, ranks exchange what has to be equal among them: what differs is
- * named, and a fault found by one rank is an error on all. */
+/* agree.c: compares the settings and plans of all ranks before the first collective. The message names what
+ * differs. A fault that one rank finds is an error on all ranks. */
 #include "comm/verdict.h"
 #include "zero/context.h"
 
@@ -22,7 +22,7 @@ struct command_line {
     char text[128];
 };
 
-/* Appends an argument as it is, but for control characters; what does not fit ends in "...". */
+/* Appends an argument with its control characters replaced. A text that does not fit ends in "...". */
 static void append(struct command_line *out, const char *arg)
 {
     size_t used = strlen(out->text), room = sizeof out->text - used;
@@ -66,14 +66,14 @@ struct fingerprint {
     uint64_t optim_hash, layout_hash, plan_hash, tied_hash, schedule_hash;
     uint64_t groups[ZR_MOST_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
     int64_t host_bytes;
-    /* what need not be equal, but rarely differs on purpose */
+    /* These need not be equal, but rarely differ on purpose. */
     uint64_t sources;
     int64_t save_keep, trace, timeout_ms;
     struct command_line command;
 };
 
-/* What must be equal of all ranks, in the order in which a difference is reported: causes before
- * consequences. */
+/* Fields that must be equal on all ranks. Causes stand before their consequences, because the first
+ * difference is reported. */
 #define FINGERPRINT_FIELDS(X)                                                                                \
     X(version)                                                                                               \
     X(device)                                                                                                \
@@ -144,7 +144,7 @@ static void fill_fingerprint(const struct zero_ctx *z, int err, struct fingerpri
     c->wire_dtype = o->wire_dtype;
     c->n_order = o->n_order;
     c->save_async = o->save_async;
-    /* Elsewhere one rank alone may check. At stage 3 check mode has another plan. */
+    /* At other stages one rank may use check mode alone. At stage 3 check mode changes the plan. */
     bool of_all =
         z->plan->place.shards_params || z->plan->hop[ZR_OUTER].sums_whole || o->parts > 1 || zr_stages(z) > 1;
     c->check = z->layout->gaps || (o->check && of_all);
@@ -155,14 +155,14 @@ static void fill_fingerprint(const struct zero_ctx *z, int err, struct fingerpri
     c->schedule_hash = zr_schedule_file_hash(z->schedule);
 }
 
-/* The lowest rank of r's pipeline stage, by the prints of ranks that agree on their number. */
+/* Returns the lowest rank of r's pipeline stage. The ranks must agree on pp. */
 static int first_of_stage(const struct zero_ctx *z, const struct fingerprint *prints, int r)
 {
     int n_stage = z->world.world / (int)prints[0].pp;
     return r / n_stage * n_stage;
 }
 
-/* Tensors of the stage that has most. */
+/* Returns the number of tensors of the pipeline stage that has most. */
 static int32_t most_tensors(const struct zero_ctx *z, const struct fingerprint *prints)
 {
     double most = 0;
@@ -173,7 +173,7 @@ static int32_t most_tensors(const struct zero_ctx *z, const struct fingerprint *
 
 enum { SHOWN_NAME = 64 };
 
-/* Of tensors[i] as rank r has it, on all ranks alike: stages have others in its place. */
+/* Gives rank r's name of tensors[i] to all ranks. Other pipeline stages have other tensors at that index. */
 static int name_on(struct zero_ctx *z, int32_t i, int32_t r, char out[SHOWN_NAME])
 {
     char mine[SHOWN_NAME] = "", (*all)[SHOWN_NAME] = calloc((size_t)z->world.world, sizeof *all);
@@ -201,8 +201,8 @@ static int fail_tensor(struct zero_ctx *z, int32_t i, int32_t r, int32_t first)
                    i, name, r, r, first);
 }
 
-/* The first tensor that differs between any rank and the first of its stage. All ranks get the same hashes
- * and come to the same answer. */
+/* Names the first tensor that differs between a rank and the first rank of its pipeline stage. All ranks have
+ * the same hashes, so they find the same one. */
 static int name_tensor(struct zero_ctx *z, const struct fingerprint *prints)
 {
     int32_t n = most_tensors(z, prints), world = z->world.world;
@@ -232,7 +232,7 @@ out:
 
 static int fail_field(const char *field, double its, int rank, double of_first, int first, bool of_stage)
 {
-    bool own = !strcmp(field, "optimizer"); /* whose number is 0 */
+    bool own = !strcmp(field, "optimizer"); /* The number of auto is 0. */
     struct zr_value_text a = zr_config_value_text(field, its), b = zr_config_value_text(field, of_first);
     return zr_fail(ZR_ERR_MISMATCH, "%s is %s on rank %d and %s on rank %d; all ranks%s must have the same",
                    field, own && its == 0 ? "optim.update" : a.text, rank,
@@ -249,7 +249,7 @@ static int fail_field(const char *field, double its, int rank, double of_first, 
     X(eps)                                                                                                   \
     X(weight_decay)
 
-/* The first number of rank r's groups that differs from rank 0's, in entry i of a group's table. */
+/* Names the first number of a parameter group that differs between rank r and rank 0. */
 static int compare_group(const struct zr_optim *its, const struct zr_optim *of_first, int32_t i, int r)
 {
     int err = 0;
@@ -261,7 +261,7 @@ static int compare_group(const struct zr_optim *its, const struct zr_optim *of_f
     return err && i ? zr_fail_more(err, "optim_groups[%d]", i - 1) : err;
 }
 
-/* Ranks have as many parameter groups, and differ in some. */
+/* Names the parameter group that differs. All ranks have equally many groups. */
 static int name_group(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
@@ -295,7 +295,8 @@ static int compare_in_stages(const struct zero_ctx *z, const struct fingerprint 
     return 0;
 }
 
-/* Before what ranks found wrong, which may be a consequence: which tensors are of the last stage, say. */
+/* Runs before the errors of single ranks are reported, because those may be consequences. For example, which
+ * tensors a rank checks depends on its pipeline stage. */
 static int compare_stages(const struct zero_ctx *z, const struct fingerprint *prints)
 {
     for (int r = 1; r < z->world.world; r++)
@@ -305,7 +306,8 @@ static int compare_stages(const struct zero_ctx *z, const struct fingerprint *pr
     return 0;
 }
 
-/* Of the first and the last pipeline stage; ranks of one have the same. */
+/* Compares the tied tensors of the first and the last pipeline stage. The ranks of one stage have the same
+ * ones. */
 static int compare_ties(const struct zero_ctx *z, const struct fingerprint *prints)
 {
     int last = first_of_stage(z, prints, z->world.world - 1);
@@ -347,7 +349,7 @@ static int compare(struct zero_ctx *z, const struct fingerprint *prints)
     for (int r = 1; r < world; r++)
         if (prints[r].layout_hash != prints[first_of_stage(z, prints, r)].layout_hash)
             return name_tensor(z, prints);
-    /* Without an order of the program's own it follows from the tensors. */
+    /* An order that the program does not declare follows from the tensors. */
     ZR_TRY(compare_in_stages(z, prints, "n_order", offsetof(struct fingerprint, n_order)));
     for (int r = 1; r < world; r++)
         if (prints[r].plan_hash != prints[first_of_stage(z, prints, r)].plan_hash)
@@ -357,21 +359,21 @@ static int compare(struct zero_ctx *z, const struct fingerprint *prints)
     return compare_ties(z, prints);
 }
 
-/* Appends what rank r has in place of what rank 0 has. */
+/* Appends a value of rank r beside the one of rank 0. */
 static int say_other(char *text, size_t n_text, const char *field, int64_t its, int r, int64_t of_first)
 {
     return snprintf(text, n_text, "; %s is %lld on rank %d and %lld on rank 0", field, (long long)its, r,
                     (long long)of_first);
 }
 
-/* The first rank that differs from rank 0 in each of these. Ranks go on, and rank 0 tells the log. */
+/* For each of these fields, rank 0 logs the first rank that differs from it. Training goes on. */
 static void report_others(const struct zero_ctx *z, const struct fingerprint *prints)
 {
     char text[768] = "";
     size_t used = 0;
     bool sources = true, save_keep = true, trace = true, timeout_ms = true, command = true;
     for (int r = 1; z->world.rank == 0 && r < z->world.world; r++) {
-        if (prints[0].err || prints[r].err) /* its configuration may not be known */
+        if (prints[0].err || prints[r].err) /* The configuration of that rank may be unknown. */
             continue;
         if (sources && prints[r].sources != prints[0].sources) {
             used += (size_t)snprintf(text + used, sizeof text - used,
@@ -400,7 +402,7 @@ static void report_others(const struct zero_ctx *z, const struct fingerprint *pr
         zr_warn(z->config.options.log, "ranks differ, which is probably a mistake: %s", text + 2);
 }
 
-/* A group's number is one of its machine: other machines have the same. */
+/* Memory control groups are numbered by machine, so another machine may use the same number. */
 static void note_sharers(struct zero_ctx *z, const struct fingerprint *prints)
 {
     for (int r = 0; r < z->world.world; r++) {
@@ -414,7 +416,7 @@ static void note_sharers(struct zero_ctx *z, const struct fingerprint *prints)
     }
 }
 
-/* The other ranks wait to compare: they get this rank's error instead. */
+/* Sends the error to the other ranks, which wait for this rank. */
 static int no_memory_to_compare(struct zero_ctx *z, int local_err)
 {
     int err = local_err ? local_err : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d ranks", z->world.world);

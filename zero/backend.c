@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* backend.c: which device and which backend a context works with, and opening them. Here, and only here, is
- * the table of backends; all others ask the row that was chosen. */
+/* backend.c: chooses the device and the backend of a context, and opens them. Only this file has the table of
+ * backends. All others use the row that was chosen. */
 #include "shard/engine/check_comm.h"
 #include "zero/context.h"
 
@@ -11,7 +11,7 @@
 ZERO_BACKEND_MAP(DECLARED)
 #undef DECLARED
 
-/* By number; 0 is auto. */
+/* Backends by their number. 0 is auto. */
 static const struct zr_backend *const backends[] = {NULL,
 #define ROW(name, value, key, text) [value] = &zr_backend_##key,
                                                     ZERO_BACKEND_MAP(ROW)
@@ -54,13 +54,13 @@ const struct zr_backend *zr_backend_of_lent(const struct zero_config *c, void **
     return i < ZR_BACKEND_COUNT ? backends[i] : NULL;
 }
 
-/* Whether a program on the device may choose it, in a world of that size. */
+/* Whether a program on this device may choose the backend in a world of this size. */
 static bool is_for(const struct zr_backend *b, const char *device, int world)
 {
     return (!b->device || strcmp(b->device, device) == 0) && (!b->alone || world == 1);
 }
 
-/* "auto, shm, self": those made for the device come first. */
+/* Writes "auto, shm, self". Backends made for the device come first. */
 static void list_allowed(const char *device, int world, bool lent, char *text, size_t n_text)
 {
     int n = snprintf(text, n_text, "auto");
@@ -73,7 +73,7 @@ static void list_allowed(const char *device, int world, bool lent, char *text, s
         }
 }
 
-/* The one that was asked for. */
+/* Checks the backend that the configuration names. */
 static int check_asked(const struct zr_config *config, const struct zr_backend *b, int world)
 {
     const char *device = device_name(config);
@@ -93,7 +93,7 @@ static int check_asked(const struct zr_config *config, const struct zr_backend *
     return 0;
 }
 
-/* The first that will do. */
+/* Returns the first backend that fits. */
 static const struct zr_backend *choose_any(const struct zr_config *config, int world)
 {
     const char *device = device_name(config);
@@ -128,7 +128,7 @@ int zr_backend_choose(struct zr_config *config, int world, const struct zr_backe
     return 0;
 }
 
-/* "backend nccl (device cuda)": those that join ranks of several hosts. */
+/* Writes the backends that join ranks of several hosts: "backend nccl (device cuda)". */
 static void list_for_hosts(char *text, size_t n_text)
 {
     int n = 0;
@@ -162,15 +162,15 @@ struct asking {
     const struct zr_options *options;
 };
 
-/* A flat's slices on the wire of one axis: of the largest, bytes at least and at most; whether they are
- * packed although no others are; and whether any travel. */
+/* The slices of a flat that one axis moves: bytes of the largest slice (at least and at most), whether they
+ * must be packed even if all others are large, and whether any of them travel. */
 struct slices {
     int64_t least, most;
     bool must_pack, travel;
 };
 
-/* The last ones may be short. Those of a list of places are packed where they are small, at each width by
- * itself. */
+/* The last slices may be short, so they are packed. Slices in a list of places are packed if they are small.
+ */
 static struct slices packed_alone(struct slices s, const struct zr_cut *c, bool is_short, int64_t small_bytes)
 {
     s.must_pack = c->at ? s.least <= small_bytes : is_short;
@@ -178,14 +178,14 @@ static struct slices packed_alone(struct slices s, const struct zr_cut *c, bool 
     return s;
 }
 
-/* Where every rank has all of the sums those are gathered too, in fp32. */
+/* If every rank keeps all gradient sums, these are gathered too, in fp32. */
 static int64_t largest_inner(const struct asking *a, const struct zr_flat *f)
 {
     bool sums = a->layout->outer == 1 && zr_placement_asked(a->options).all_reduces && f->trainable;
     return f->inner_elems * (sums ? (int64_t)sizeof(float) : zr_dtype_bytes(f->dtype));
 }
 
-/* Gradients may be narrowed for it. */
+/* Gradients may travel in a narrower dtype. */
 static struct slices inner_slices(const struct asking *a, const struct zr_flat *f)
 {
     const struct zr_options *o = a->options;
@@ -197,7 +197,8 @@ static struct slices inner_slices(const struct asking *a, const struct zr_flat *
     return packed_alone(s, &f->inner, f->inner.total < own * a->layout->inner, a->backend->small_bytes);
 }
 
-/* The largest slice of the part whose is the smallest: each part has groups that move it. */
+/* Returns the size of the largest slice of a part, for the part where it is smallest. Each part has groups of
+ * its own that move it. */
 static int64_t least_of_groups(const struct zr_layout *l, const struct zr_flat *f)
 {
     int64_t least = f->fine_elems * zr_dtype_bytes(f->dtype);
@@ -208,7 +209,7 @@ static int64_t least_of_groups(const struct zr_layout *l, const struct zr_flat *
     return least;
 }
 
-/* Between groups: parameters, and sums in fp32. */
+/* Between groups, parameters and fp32 sums travel. */
 static struct slices outer_slices(const struct asking *a, const struct zr_flat *f)
 {
     const struct slices s = {.least = least_of_groups(a->layout, f),
@@ -219,7 +220,7 @@ static struct slices outer_slices(const struct asking *a, const struct zr_flat *
 
 typedef struct slices slices_of(const struct asking *a, const struct zr_flat *f);
 
-/* Of one rank, in one unit: slices that a backend packs, because they are small or not equal. */
+/* Returns the most bytes that one rank packs for one unit. Slices are packed if they are small or unequal. */
 static int64_t packed_bytes(const struct asking *a, slices_of *of)
 {
     const struct zr_layout *l = a->layout;
@@ -285,14 +286,15 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
         return;
     ask_roles(b, layout, o, ask);
     for (int r = 0; r < (layout->outer > 1 ? ZR_ROLE_MODEL : ZR_ROLE_GATHER_OUTER); r++) {
-        ask[r].group = &sizes[r / 2]; /* roles come in pairs of one group */
+        ask[r].group = &sizes[r / 2]; /* Roles come in pairs that share a group. */
         bytes[r] = b->reserve((enum zr_role)r, &ask[r], o->deterministic);
     }
     o->gather_scratch_bytes = bytes[ZR_ROLE_GATHER] + bytes[ZR_ROLE_GATHER_OUTER];
     o->reduce_scratch_bytes = bytes[ZR_ROLE_REDUCE] + bytes[ZR_ROLE_REDUCE_OUTER];
     o->control_scratch_bytes = bytes[ZR_ROLE_CONTROL];
     o->gather_packs_up_to = b->small_bytes;
-    o->reduce_packs_up_to = o->deterministic ? 0 : b->small_bytes; /* the fixed tree packs none */
+    /* The fixed tree of deterministic sums packs nothing. */
+    o->reduce_packs_up_to = o->deterministic ? 0 : b->small_bytes;
 }
 
 /* ---- opening and closing ---- */
@@ -303,7 +305,8 @@ int zr_backend_open_device(struct zero_ctx *z)
     return gpu ? zr_cuda_device_open(ZR_CUDA_CURRENT, &z->device) : zr_host_device_open(&z->device);
 }
 
-/* Whose ranks a role joins; NULL: there are no groups, and it is nobody's or another's. */
+/* Returns the group of ranks that a role's communicator joins. NULL: this role has no communicator of its
+ * own. */
 static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role role)
 {
     bool groups = z->plan->place.size[ZR_OUTER] > 1, parts = z->mesh.parts > 1, stages = z->mesh.stages > 1;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* calls.c: the calls of a training loop and the collective reads and writes: arguments checked, errors named,
- * the rest is the engine's. */
+/* calls.c: the calls of a training loop, zero_read and zero_write. They check their arguments, and the engine
+ * does the work. */
 #include "zero/checkpoint/save.h"
 #include "zero/context.h"
 
@@ -158,7 +158,7 @@ int zero_last_step(zero_ctx *z, struct zero_step_info *info)
     return 0;
 }
 
-/* Checks a range and turns the public value into the engine's. */
+/* Checks the arguments of zero_read and zero_write, and translates the value into the engine's kind. */
 static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t value, int64_t first,
                        int64_t n, int *kind)
 {
@@ -185,7 +185,8 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
         return zr_fail(ZR_ERR_ARG,
                        "%s: tensor %s is a buffer: it has no master weights, no states and no gradient", call,
                        t->name);
-    bool given = writes && value == ZERO_VALUE_MASTER && t->tied_grad; /* the first stage's go to both */
+    /* The values of the first pipeline stage go to both. */
+    bool given = writes && value == ZERO_VALUE_MASTER && t->tied_grad;
     if (value != ZERO_VALUE_PARAM && t->tie == ZR_TIE_COPY && !given)
         return zr_fail(ZR_ERR_ARG,
                        "%s: tensor %s is ZERO_TIED: the first pipeline stage has its master weights, states "
@@ -209,7 +210,7 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
     return 0;
 }
 
-/* What ranks must give alike, besides the tensor, as one number. */
+/* Hashes the arguments that must be equal on all ranks, except the tensor. */
 static uint64_t hash_range(int32_t value, int64_t first, int64_t n)
 {
     const int64_t words[] = {value, first, n};
@@ -224,8 +225,8 @@ int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, 
     return zr_engine_read_buffer(z->engine, tensor, first, n, dst);
 }
 
-/* given: by the program, which counts elements as ZERO_WHOLE says. What both pipeline stages have of tied
- * tensors is then made equal; both of them make this call. */
+/* given: the program wrote these values, and counts elements as ZERO_WHOLE says. Both pipeline stages of a
+ * tied tensor make this call, and then have equal values. */
 static int write_values(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n,
                         const void *src, bool given)
 {
@@ -254,7 +255,7 @@ int zr_values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first,
     return write_values(z, tensor, kind, first, n, src, false);
 }
 
-/* The step's gradients are complete afterwards. */
+/* Completes the step's gradients. */
 static int complete_gradients(struct zero_ctx *z)
 {
     double norm;

@@ -37,7 +37,7 @@ static int check_dtype(const struct asked *a, bool computes)
     return 0;
 }
 
-/* computes: it adds or compares elements. */
+/* computes: the call adds or compares elements. */
 static int check_call(struct zero_ctx *z, const struct asked *a, bool computes)
 {
     ZR_TRY(zr_need_healthy(z, a->call));
@@ -54,7 +54,8 @@ static int check_call(struct zero_ctx *z, const struct asked *a, bool computes)
     return 0;
 }
 
-/* dst and src lie apart, or the part is where this rank has it in the whole. */
+/* Checks that dst and src do not overlap, or that the part lies exactly where this rank has it in the whole.
+ */
 static int check_memory(const struct zero_ctx *z, const struct asked *a, const void *whole, const void *part)
 {
     const int64_t bytes = bytes_of(a);
@@ -69,7 +70,7 @@ static int check_memory(const struct zero_ctx *z, const struct asked *a, const v
                    a->call, rank);
 }
 
-/* What ranks of tp compare, also of calls that move nothing. what: the dtype, or the root. */
+/* Records the call for comparison over tp, even if it moves nothing. what: the dtype, or the root. */
 static void say(struct zero_ctx *z, enum zr_called_name name, int64_t n, int32_t what)
 {
     const int64_t said[] = {name, n, what};
@@ -78,8 +79,8 @@ static void say(struct zero_ctx *z, enum zr_called_name name, int64_t n, int32_t
     zr_engine_called(z->engine, name, -1, hash);
 }
 
-/* With cfg.debug.check, compares the bits of n elements over tp. A whole activation is the same on all ranks;
- * one that is added up most likely is not. */
+/* With cfg.debug.check, compares the bits of n elements over tp. A whole activation must be equal on all
+ * ranks. A partial sum most likely is not. */
 static int compare(struct zero_ctx *z, const struct asked *a, int64_t n, bool whole)
 {
     return zr_engine_compare_activation(z->engine, a->name, a->src, n, (enum zr_dtype)a->dtype, whole);

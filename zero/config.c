@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config.c: resolves a configuration: defaults, and what can only be checked with several fields in hand. */
+/* config.c: resolves a configuration. It fills in defaults, checks the head (size and version) that tells
+ * which zero.h the program was built with, and checks what depends on several fields. */
 #include "zero/config.h"
 #include "comm/meet/rendezvous.h"
 #include "kernels/alloc.h"
@@ -121,7 +122,7 @@ static int check_brackets(const struct zr_call *order, struct place *places, int
 {
     qsort(places, (size_t)n, sizeof *places, by_unit);
     int n_open =
-        0; /* the open brackets of the unit at hand are kept in places[0..n_open), which was read already */
+        0; /* places[0..n_open) holds the open brackets of this unit. Those places were read already. */
     for (int i = 0; i < n; i++) {
         struct place p = places[i];
         const struct zr_call *call = &order[p.at];
@@ -150,7 +151,7 @@ static int check_brackets(const struct zr_call *order, struct place *places, int
     return 0;
 }
 
-/* Checks the order and hands out a copy in the lower floors' own form. */
+/* Checks the order and copies it in the form of the lower floors. */
 static int resolve_order(const struct zero_config *c, struct zr_call **out)
 {
     int n = c->memory.n_order, err = 0;
@@ -182,7 +183,7 @@ static int resolve_order(const struct zero_config *c, struct zr_call **out)
     return err;
 }
 
-/* As long as PyTorch lets a process group of NCCL start, and torchrun its agents meet. */
+/* PyTorch waits as long for an NCCL process group, and torchrun for its agents. */
 enum { START_MS = 600000 };
 
 int64_t zr_config_start_ms(const struct zero_config *c)
@@ -220,7 +221,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .grad_sum = c->grad_sum,
         .prefetch = c->memory.prefetch,
         .param_budget_bytes = c->memory.param_budget_bytes,
-        /* deterministic that nobody asked for is turned off instead; see zr_backend_choose. */
+        /* If deterministic is auto, it is turned off instead; see zr_backend_choose. */
         .deterministic = c->deterministic && !(c->memory.grad_in_place && most_micro_batches(c) > 1),
         .grad_in_place = c->memory.grad_in_place,
         .compares_tp = true,
@@ -235,7 +236,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
 
 /* ---- parameter groups ---- */
 
-/* A program's own update takes lr_scale, and no other number. */
+/* With its own update, a group has lr_scale and no other number. */
 static int check_own_update(const struct zero_optim *g)
 {
     if (g->optimizer != ZERO_ADAMW)
@@ -310,7 +311,7 @@ static int copy_groups(const struct zero_config *c, struct zero_optim **out)
     return err;
 }
 
-/* The update divides by the root of the second moment, which is 0 until a weight has had a gradient. */
+/* The update divides by the root of the second moment, which is 0 for a weight that never had a gradient. */
 static void report_zero_eps(const struct zr_config *c)
 {
     for (int32_t i = 0; i < c->options.n_optims; i++) {
@@ -395,7 +396,7 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
         return err;
     }
     apply_groups(o, tensors, n_tensors);
-    /* Where the memory behind a gradient cannot be closed to the model. */
+    /* If guards cannot close the memory behind a gradient to the model, gaps in the layout do. */
     bool gaps = o->check && place.model_holds && config->user.device != ZERO_DEVICE_CUDA;
     return zr_layout_make(tensors, n_tensors, place.size[ZR_INNER], place.size[ZR_OUTER], place.model_holds,
                           gaps, out);

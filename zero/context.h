@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* context.h: what a zero_ctx holds, from the device up. */
+/* context.h: what a zero_ctx holds, and what the files of zero/ call of each other. */
 #ifndef ZR_ZERO_CONTEXT_H
 #define ZR_ZERO_CONTEXT_H
 
@@ -39,7 +39,7 @@ struct zr_whole {
     void *trained;
 };
 
-/* memory.c: what another rank has to do with the memory that this rank uses. */
+/* memory.c: how another rank shares memory with this one. */
 struct zr_sharer {
     /* it runs on this rank's machine */
     bool machine;
@@ -74,7 +74,7 @@ struct zero_ctx {
     struct zr_rendezvous *rendezvous;
     /* this context's name in the process's list; NULL: it has no other ranks, or its name was taken */
     struct zr_open_name *open_name;
-    /* how it waits for the other ranks */
+    /* how zero_wrap waits for the other ranks */
     struct zr_waiting waiting;
 
     struct zr_device *device;
@@ -85,7 +85,7 @@ struct zero_ctx {
     /* (world) by rank */
     struct zr_sharer *sharers;
 
-    /* what watches device and communicators; NULL: cfg.debug.check is off */
+    /* check mode: watches the device and the communicators. NULL: cfg.debug.check is off */
     struct zr_check *check;
 
     /* Communicators by role (struct zr_engine_parts). One may have several roles, and is closed once. */
@@ -193,9 +193,9 @@ static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
     return r / n_stage * n_stage + r % z->mesh.parts;
 }
 
-/* whole.c. Collects the tensors of all pipeline stages, once the plan is agreed on. Collective over the
- * rendezvous with pipeline stages, otherwise local. ZR_ERR_MISMATCH if two stages use a name for different
- * tensors; ZR_ERR_NOMEM. */
+/* whole.c. Collects the tensors of all pipeline stages, once the plans agree. Collective over the rendezvous
+ * with pipeline stages, otherwise local. ZR_ERR_MISMATCH if two stages use a name for different tensors;
+ * ZR_ERR_NOMEM. */
 int zr_whole_make(struct zero_ctx *z);
 /* A zeroed struct is allowed. */
 void zr_whole_free(struct zr_whole *w);
@@ -288,8 +288,8 @@ void zr_backend_abort_comms(struct zero_ctx *z, int err);
 void zr_backend_close_comms(struct zero_ctx *z);
 const char *zr_backend_path(const struct zero_ctx *z);
 
-/* backend.c. Sets what the communicators need of the plan (options.gather_scratch_bytes and so on). Local; gives
- * the same result on all ranks. */
+/* backend.c. Sets what the communicators need of the plan (options.gather_scratch_bytes and so on). Local.
+ * The result is equal on all ranks. */
 void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, const struct zr_layout *layout);
 
 /* agree.c: compares the plans of all ranks. Collective over the rendezvous; local for world 1. Every rank
@@ -399,8 +399,8 @@ void zr_tear_down(struct zero_ctx *z);
 void zr_loss_scale_step(struct zero_ctx *z);
 void zr_loss_scale_drop(struct zero_ctx *z);
 
-/* missing_brackets.c: counts the brackets that end, to find units that a step leaves out. step and drop end a step as
- * above. */
+/* missing_brackets.c: counts the brackets that end, to find units that a step leaves out. step is called by
+ * zero_step, drop by zero_drop. */
 int zr_missing_brackets_open(struct zero_ctx *z);
 void zr_missing_brackets_close(struct zero_ctx *z);
 void zr_missing_brackets_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase);

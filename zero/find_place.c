@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* find_place.c: which rank this process is, and its place in cfg.mesh, for zero_wrap, zero_plan, and programs
- * that must know both before the wrap. */
+/* find_place.c: finds the rank of this process and its place in cfg.mesh. zero_wrap and zero_plan use it, and
+ * programs that need both before the wrap. */
 #include "zero/context.h"
 
 #include <stdio.h>
@@ -23,7 +23,7 @@ int zr_find_rank(const struct zero_config *cfg, struct zr_world *out)
 
 /* ---- the mesh ---- */
 
-/* "pp 1, dp_replicate auto, dp_shard 4, cp 1, tp 2" */
+/* Writes "pp 1, dp_replicate auto, dp_shard 4, cp 1, tp 2". */
 static void list_sizes(const struct zero_config *c, char *text, size_t n_text)
 {
     char replicate[16] = "auto";
@@ -33,7 +33,7 @@ static void list_sizes(const struct zero_config *c, char *text, size_t n_text)
              c->mesh.dp_shard, c->mesh.cp, c->mesh.tp);
 }
 
-/* The numbers of ranks; those of dp are -1 where only the hosts decide. */
+/* Computes the size of each axis. The dp axes are -1 if only the hosts decide. */
 static int size_axes(const struct zero_config *c, struct zero_place *p)
 {
     const int32_t size[] = {c->mesh.pp, c->mesh.cp, c->mesh.tp,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gather_all.c: zero_gather_all and zero_release_all: checked here and agreed on by all ranks; the rest is
- * the engine's (engine_all.c). */
+/* gather_all.c: zero_gather_all and zero_release_all. All ranks agree here that there is memory for all
+ * parameters. The engine gathers them (engine_all.c). */
 #include "zero/context.h"
 
-/* The budget is for gathered parameters where the model computes: the slots are in it already. */
+/* The budget counts gathered parameters where the model computes. The slots are part of it already. */
 static int check_budget(const struct zero_ctx *z, int64_t bytes)
 {
     int64_t budget = z->config.options.param_budget_bytes, slots = 0;
@@ -17,7 +17,7 @@ static int check_budget(const struct zero_ctx *z, int64_t bytes)
                    (long long)bytes, (long long)slots, (long long)budget);
 }
 
-/* Apart from where the model has them: copies of a GPU's, on the host. */
+/* Whether the parameters go to host memory as copies, while the model computes on a GPU. */
 static bool are_apart(const struct zero_ctx *z, int where)
 {
     return !z->device->ops->host_memory && where == ZERO_DEVICE_HOST;
@@ -28,7 +28,7 @@ static int64_t all_bytes(const struct zero_ctx *z, int where)
     return zr_engine_all_bytes(z->engine, are_apart(z, where));
 }
 
-/* What this rank finds out alone. */
+/* Checks and allocates without other ranks. */
 static int take_room(struct zero_ctx *z, int where)
 {
     bool gpu = !z->device->ops->host_memory, on_host = where == ZERO_DEVICE_HOST, apart = are_apart(z, where);

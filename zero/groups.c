@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* groups.c: what dp_replicate, dp_shard and hybrid come to in a world: how many ranks share one copy of the
+/* groups.c: turns dp_replicate, dp_shard and hybrid into the number of ranks that share one copy of the
  * parameters. */
 #include "comm/topology.h"
 #include "shard/placement.h"
 #include "zero/config.h"
 
-/* dp_replicate auto takes each host for a replica, so the ranks of a host are consecutive, and hosts have
- * equal numbers of them. */
+/* dp_replicate auto makes each host a replica. So the ranks of a host must be consecutive, and all hosts must
+ * have equally many. */
 static int check_hosts(const struct zr_topology *t)
 {
     char hosts[512];
@@ -28,7 +28,7 @@ static int check_hosts(const struct zr_topology *t)
     return 0;
 }
 
-/* Ranks of a host that share a copy: those of one pipeline stage that have the same part of it. */
+/* Counts the ranks of a host that share a copy: they have the same part of one pipeline stage. */
 static int replicate_hosts(struct zero_place *p, const struct zr_topology *t)
 {
     ZR_TRY(t ? check_hosts(t) : 0);
@@ -49,7 +49,8 @@ static int replicate_hosts(struct zero_place *p, const struct zr_topology *t)
     return 0;
 }
 
-/* What has no effect, or less than its name says: one line. shards: the stage has replicas. */
+/* Logs in one line which settings have no effect, or less than their name says. shards: the stage has
+ * replicas. */
 static void report(const struct zr_config *c, bool shards)
 {
     const struct zero_place *p = &c->place;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* init_later.c: ZERO_INIT_LATER: which elements have no values yet.
+/* init_later.c: tracks which parameters have values after ZERO_INIT_LATER.
  *
- * Until all have, nothing that would read them is done: brackets, steps, saves. zero_load gives values to all
- * of them, zero_write (and zero_import, by it) to ranges, in any order. Every rank makes the same calls, so
- * all come to the same answer; of a model in pipeline stages, those of one stage. */
+ * Until every element has a value, calls that read parameters are refused: brackets, steps, saves. zero_load
+ * fills all elements. zero_write and zero_import fill ranges in any order. All ranks of a pipeline stage make
+ * the same calls, so they reach the same answer without communicating. */
 #include "kernels/alloc.h"
 #include "shard/tp_cut.h"
 #include "zero/context.h"
@@ -15,18 +15,18 @@ struct range {
     int64_t first, end;
 };
 
-/* Of one tensor. */
+/* The ranges of one tensor that have values: sorted and disjoint. */
 struct known {
-    struct range *list; /* ascending, apart */
+    struct range *list; /* sorted, disjoint */
     int32_t n, room;
 };
 
 struct zr_init_later {
-    bool written; /* to some range, weights or states */
+    bool written; /* zero_write has written a range of weights or states */
     int32_t n_tensors, n_parts;
-    /* (n_tensors, n_parts) With ZERO_WHOLE a write may be to elements of some parts only. Every rank notes
-     * what all parts have, so that all of them complete the values in one call. Other tensors use the first
-     * list alone. */
+    /* (n_tensors, n_parts) With ZERO_WHOLE a write may reach only some parts. Every rank records what all
+     * parts have, so all ranks complete the values in the same call. Other tensors use the first list only.
+     */
     struct known of[];
 };
 
@@ -55,7 +55,7 @@ static int32_t lists_of(const struct zero_ctx *z, int32_t tensor, struct known *
     return z->layout->tensors[tensor].given_whole ? z->init_later->n_parts : 1;
 }
 
-/* All that there are, of all lists. */
+/* Returns how many elements need values, over all lists of the tensor. */
 static int64_t n_wanted(const struct zero_ctx *z, int32_t tensor)
 {
     struct known *k;
@@ -91,7 +91,7 @@ int zr_init_later_require(struct zero_ctx *z, const char *call, int32_t tensor)
 {
     if (!z->init_later)
         return 0;
-    /* An earlier failure goes first. */
+    /* An earlier failure is reported first. */
     ZR_TRY(zr_engine_check(z->engine));
     for (int32_t i = 0; i < z->init_later->n_tensors; i++)
         if ((tensor < 0 || i == tensor) && !is_complete(z, i))
@@ -106,7 +106,7 @@ int zr_init_later_require_all(struct zero_ctx *z, const char *call)
         return err;
     err = zr_agree_in_run(z, err);
     if (!err)
-        err = zr_engine_compare_parts(z->engine); /* which is for all ranks, too */
+        err = zr_engine_compare_parts(z->engine); /* This is collective over all ranks, too. */
     z->stages_have_values = !err;
     return err;
 }
@@ -138,7 +138,7 @@ int zr_init_later_reserve(struct zero_ctx *z, int32_t tensor)
     return err;
 }
 
-/* There is room for one more. */
+/* Inserts [first, end), and merges ranges that touch it. The caller has reserved memory. */
 static void add(struct known *k, int64_t first, int64_t end)
 {
     int32_t i = 0, j;

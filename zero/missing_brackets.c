@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* missing_brackets.c: brackets that the model has left out, which go to the log once.
+/* missing_brackets.c: logs once if the model leaves out brackets.
  *
- * A step with backward brackets leaves out the units that have none. That is meant where layers are dropped
- * or networks are trained in turn, and a fault where a bracket was forgotten.
+ * A step with backward brackets does not update units that have none. That is right if layers are dropped or
+ * networks are trained in turn, and a fault if a bracket was forgotten.
  *
- * At stages 0 and 1 pointers are valid without brackets. There a unit that has brackets in some micro-batches
- * alone may have computed without one in the others: with the parameters of the step before, or a gradient
- * that is in no sum, unless it was written before the first bracket of the step. */
+ * At stages 0 and 1 pointers are valid without brackets. If a unit has brackets in only some micro-batches,
+ * the others may have computed without one. They may then have read parameters of the previous step, or
+ * written gradients that are in no sum. */
 #include "kernels/alloc.h"
 #include "zero/context.h"
 
@@ -16,12 +16,12 @@
 enum { FORWARD, BACKWARD, PHASES };
 
 struct zr_missing_brackets {
-    /* (n_units) of this step; and whether there was one in any step */
+    /* (n_units) brackets in this step, and whether there was one in any step */
     struct {
         int32_t n[PHASES];
         bool ever[PHASES];
     } * unit;
-    /* of a whole step, and of a micro-batch */
+    /* a unit without brackets in a step; a unit without brackets in a micro-batch */
     bool reported_step, reported_micro_batch;
 };
 
@@ -55,7 +55,8 @@ void zr_missing_brackets_drop(struct zero_ctx *z)
         memset(z->missing_brackets->unit[u].n, 0, sizeof z->missing_brackets->unit[u].n);
 }
 
-/* One of the unit; trained: that is trained, if there is one. */
+/* Returns the name of a tensor of the unit. trained: only of a trained one. "none" if there is no such
+ * tensor. */
 static const char *tensor_of(const struct zr_layout *l, int32_t unit, bool trained)
 {
     const char *name = "none";
@@ -78,7 +79,7 @@ static bool report_step(struct zero_ctx *z, int64_t step, int32_t unit)
     return true;
 }
 
-/* Of a unit with fewer than there are micro-batches, where another has as many. */
+/* Reports a unit with fewer brackets than micro-batches, if another unit has as many. */
 static bool report_phase(struct zero_ctx *z, int k, int64_t step)
 {
     const struct zr_missing_brackets *c = z->missing_brackets;

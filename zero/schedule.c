@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* schedule.c: a model in pipeline stages: which action comes next on this rank, and what moves in between.
+/* schedule.c: pipeline schedules, and the calls that follow them: zero_evaluate, zero_next, zero_finish.
  *
- * The schedule is made and checked before anything runs (shard/pipeline/). Its row for this rank has what is
- * computed, each action a stage's forward or backward of one micro-batch, which zero_next gives to the
- * program, and the messages between, which go by themselves as the row comes to them. A rank has one stage or
- * several. With one in all a row is forward and backward of each micro-batch in turn, and nothing moves. */
+ * A schedule is made, or read from cfg.pipeline.schedule_file, and checked before anything runs
+ * (shard/pipeline/). Each rank takes its row: the forward and backward actions that zero_next gives to the
+ * program, and the messages between them, which the library sends. A rank has one pipeline stage or several.
+ * Without a pipeline a row is forward and backward of each micro-batch in turn, and nothing is sent. */
 #include "kernels/alloc.h"
 #include "kernels/asserts.h"
 #include "shard/engine/engine_walk.h"
@@ -18,20 +18,20 @@
 #include <xxhash.h>
 
 struct zr_schedule {
-    /* this rank's rows of a step and of an evaluation, and where it is in them */
+    /* this rank's rows of a step and of an evaluation, and its position */
     struct zr_walk walk;
-    /* of what all ranks do, by cfg.pipeline.schedule_file; 0: there is none */
+    /* hash of the rows of all ranks in cfg.pipeline.schedule_file; 0: there is no file */
     uint64_t file_hash;
     struct zr_pipe_room room;
     /* (n_order) the calls of a step */
     struct zr_call *order;
     int32_t n_order;
-    /* (n_units) of this rank's stages, which each unit is of */
+    /* (n_units) which of this rank's stages each unit belongs to */
     int32_t *stage_of;
     int32_t n_units;
 };
 
-/* Of a step, of which the order is known from the first on. */
+/* The most calls of a step whose order is known from the first step on. */
 #define MOST_CALLS (1 << 20)
 
 /* ---- made with the plan ---- */
@@ -56,7 +56,8 @@ static enum zr_pipeline_kind kind_of(const struct zr_config *c)
     return kind[c->user.pipeline.schedule];
 }
 
-/* Of one that need not be told: a file's number of micro-batches may be no multiple. */
+/* Returns a schedule for evaluations, which need not be in the file. A file may have any number of
+ * micro-batches. */
 static enum zr_pipeline_kind kind_of_evaluation(const struct zr_config *c, const struct zr_walk *w)
 {
     if (!c->user.pipeline.schedule_file || w->per_rank == 1)
@@ -64,7 +65,7 @@ static enum zr_pipeline_kind kind_of_evaluation(const struct zr_config *c, const
     return w->n_micro > w->pp && w->n_micro % (w->n_micro / w->pp) ? ZR_GPIPE : ZR_INTERLEAVED;
 }
 
-/* What an action is of, of this rank's stages. */
+/* Returns which of this rank's stages the action belongs to. */
 static int32_t stage_here(const struct zr_walk *w, const struct zr_pipe_action *a)
 {
     return a->stage / w->pp;
@@ -90,7 +91,7 @@ static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
     return 0;
 }
 
-/* This rank's row of what is checked and lowered, and the slots that it takes. */
+/* Copies this rank's row of a checked schedule, and counts the message slots that it needs. */
 static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
 {
     int32_t n_onward, n_back;
@@ -103,7 +104,8 @@ static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct
     return 0;
 }
 
-/* Sums have the plain program's bits where gradients are added in the order of micro-batches. */
+/* Checks a schedule and takes this rank's row. Gradients must be added in the order of micro-batches, so that
+ * sums have the bits of a program without a pipeline. */
 static int check_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
 {
     struct zr_pipe_report report;
@@ -191,7 +193,7 @@ static uint64_t hash_rows(const struct zr_pipeline *p)
     return hash;
 }
 
-/* Of a step, as the program's own file has it, with messages or without. */
+/* Takes the row of a step from the program's schedule file, which may have messages or not. */
 static int read_row(const struct zr_config *c, struct zr_schedule *s, struct zr_walk_row *row)
 {
     struct zr_pipeline *given = NULL, *lowered = NULL;
@@ -208,8 +210,9 @@ static int read_row(const struct zr_config *c, struct zr_schedule *s, struct zr_
     return err;
 }
 
-/* As a backward's action makes the call, if it does. Of one that is apart: a whole backward bracket is one of
- * inputs, and one of weights; forward brackets inside it are made with the inputs. */
+/* Changes a call to the form that it has in an action of this kind. Returns false if the action does not make
+ * the call. If backward is split, a whole backward bracket becomes one of inputs and one of weights. Forward
+ * brackets inside it belong to the one of inputs. */
 static bool call_in(enum zr_pipe_kind kind, struct zr_call *call)
 {
     bool whole = call->backward && !call->apart;
@@ -224,7 +227,7 @@ static bool call_in(enum zr_pipe_kind kind, struct zr_call *call)
                                              : true;
 }
 
-/* Those of n calls that are of units of one stage go to the step's: an action's. */
+/* Appends the calls of one stage's units to the order of the step. */
 static void add_calls(struct zr_schedule *s, const struct zr_call *calls, int64_t n, int32_t stage,
                       enum zr_pipe_kind kind)
 {
@@ -238,9 +241,9 @@ static void add_calls(struct zr_schedule *s, const struct zr_call *calls, int64_
         s->order[s->n_order - 1].ends_action = 1;
 }
 
-/* The micro-batch's calls up to the first of backward are those of a forward action, but for what opens there
- * and is open in it, as forward brackets inside backward ones are; the others, those of a backward action.
- * The row puts them in the order of the step. */
+/* Makes the order of calls in a step. The calls of a micro-batch before its first backward belong to forward
+ * actions, the others to backward actions. But a bracket that opens before and is still open then belongs to
+ * backward: forward brackets may be inside backward ones. The row puts the actions in order. */
 static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_schedule *s)
 {
     struct zr_options *o = &c->options;
@@ -250,9 +253,9 @@ static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_
     ZR_TRY(assumed ? zr_plan_assume_order(l, &own, &n_own) : 0);
     const struct zr_call *micro = assumed ? own : o->order;
     int64_t n = assumed ? n_own : o->n_order, forward = 0,
-            all = 2 * n * s->walk.n_micro; /* at most: backwards may be apart */
+            all = 2 * n * s->walk.n_micro; /* at most, because backward may be split */
     if (all > MOST_CALLS)
-        all = 0; /* units are then gathered as they are asked for, until calls are seen to repeat */
+        all = 0; /* Units are gathered on request then, until the core sees that calls repeat. */
     for (int32_t i = 0; i < o->n_order; i++)
         if (micro[i].unit >= l->n_units)
             return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, micro[i].unit,
@@ -318,7 +321,7 @@ static int check_stages(const struct zr_config *c)
     return 0;
 }
 
-/* With one stage. Rows of several are made. */
+/* Sets the length of rows without a pipeline, which need no actions. */
 static void set_micro_batches(struct zr_walk *w, int32_t n)
 {
     w->n_micro = n;
@@ -399,7 +402,7 @@ static const char *name_phase(const struct zr_pipe_action *a)
     return zr_phase_name(zr_pipe_gives_weights(a->kind), zr_pipe_is_apart(a->kind));
 }
 
-/* The next action is the step's first. */
+/* Ends an evaluation. The next action is the first of a step. */
 static int end_evaluation(struct zero_ctx *z)
 {
     struct zr_schedule *s = z->schedule;
@@ -492,8 +495,8 @@ int zero_finish(zero_ctx *z)
 
 /* ---- what other calls have to do with it ---- */
 
-/* Forward brackets are in any action, which may compute anew; others in backward actions, both parts of one
- * that is apart in a whole one, too. */
+/* Whether an action has such brackets. Forward brackets may be in any action, because backward may recompute.
+ * Backward brackets are in backward actions. A whole backward action may have split brackets, too. */
 static bool has_bracket(enum zr_pipe_kind kind, const struct zr_core_event *ev)
 {
     if (!ev->backward && !ev->apart)
@@ -525,8 +528,7 @@ int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct
                    zr_phase_name(ev->backward, ev->apart), name_phase(&a), a.micro_batch);
 }
 
-/* Between two actions of a pipeline another stage may be about to wait for this one, which would wait for
- * all. */
+/* The call would wait for all ranks, but between two actions another pipeline stage may wait for this one. */
 int zr_refuse_in_actions(const struct zero_ctx *z, const char *call)
 {
     const struct zr_schedule *s = z->schedule;
@@ -562,7 +564,7 @@ int zr_schedule_drop(const struct zero_ctx *z)
     bool several = zr_walk_stages(&s->walk) > 1,
          messages = several && s->walk.at > 0 && !zr_walk_is_over(&s->walk);
     if (several && s->walk.at == 0 && !s->walk.open &&
-        !s->walk.evaluates) /* of all stages, the frozen ones too */
+        !s->walk.evaluates) /* This holds for all pipeline stages, frozen ones too. */
         return zr_fail(ZR_ERR_ORDER,
                        "zero_drop: no action of the step has begun, so there is nothing to drop");
     return messages || s->walk.open || s->walk.evaluates ? zr_schedule_over(z, "zero_drop") : 0;

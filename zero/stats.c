@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stats.c: what a plan promises and what a context has done, in zero.h's terms; and the timeline. */
+/* stats.c: zero_plan, zero_get_stats and zero_trace_write. */
 #include "zero/context.h"
 
 void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out)
@@ -28,7 +28,7 @@ static void to_traffic(bool all_reduces, int64_t n_gather, int64_t n_reduce, int
                                  .wire_bytes = wire_bytes};
 }
 
-/* Ranks that share one copy of what is held so. */
+/* Returns how many ranks share one copy of data with this placement. */
 static double shares(const struct zr_plan *p, const uint8_t hold[ZR_AXES])
 {
     double n = 1;
@@ -73,7 +73,7 @@ static void fill_info(int stage, const struct zr_plan *p, struct zero_plan_info 
     out->traffic.outer_bytes = p->traffic.outer_bytes;
 }
 
-/* A plan knows no hosts: it takes each group for one. */
+/* Resolves groups without knowing hosts: each group counts as a host. */
 static int plan_groups(struct zr_config *c)
 {
     ZR_TRY(zr_config_mesh(c, c->user.launch.rank, c->user.launch.world > 0 ? c->user.launch.world : 1));

@@ -11,8 +11,8 @@
     (ZERO_STACKED | ZERO_NO_DECAY | ZERO_GRAD_OVERWRITE | ZERO_RESIDENT | ZERO_POINTER_PER_BEGIN |           \
      ZERO_BUFFER | ZERO_TIED | ZERO_TP_PARTIAL | ZERO_WHOLE)
 
-/* Of all tensors together. With these no sum of bytes over states, gradient sums, ranks and padding leaves an
- * int64_t, and no table over units needs offsets of more than 32 bits. */
+/* The most elements of all tensors together. Then no sum of bytes over states, gradient sums, ranks and
+ * padding overflows int64_t, and tables over units need only 32-bit offsets. */
 #define MOST_ELEMS  (INT64_C(1) << 48)
 #define MOST_LAYERS (1 << 24)
 #define MOST_USES   1000
@@ -22,7 +22,7 @@ static int bad(const struct zero_tensor *t, int32_t i, const char *what)
     return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): %s", i, t->name && *t->name ? t->name : "no name", what);
 }
 
-/* The product of the shape, or -1 with a message. */
+/* Returns the product of the shape, or -1 with a message. */
 static int64_t count_elems(const struct zero_tensor *t, int32_t i)
 {
     int64_t n = 1;
@@ -49,7 +49,7 @@ static int64_t count_elems(const struct zero_tensor *t, int32_t i)
     return n;
 }
 
-/* n: elements of the tensor, or of a layer. */
+/* n: elements of the tensor, or of one layer. */
 static int check_granule(const struct zero_tensor *t, int32_t i, int64_t n)
 {
     if (t->granule >= 0 && t->granule <= n)
@@ -59,7 +59,7 @@ static int check_granule(const struct zero_tensor *t, int32_t i, int64_t n)
                    t->flags & ZERO_STACKED ? "a layer" : "the tensor");
 }
 
-/* How the tensor is cut over tp. */
+/* Checks how the tensor is cut over tp. */
 static int check_cut(const struct zero_tensor *t, int32_t i)
 {
     int32_t n_dims = 0, d = t->tp_cut - 1;
@@ -114,7 +114,7 @@ static int check_buffer(const struct zero_tensor *t, int32_t i)
 ZR_DTYPES(X)
 #undef X
 
-/* Of what is in the table of a model. */
+/* Checks a tensor's dtype. */
 static int check_dtype(const struct zero_tensor *t, int32_t i, bool for_plan)
 {
     bool buffer = t->flags & ZERO_BUFFER;
@@ -228,7 +228,7 @@ static int by_name(const void *a, const void *b)
     return order ? order : (x->pp_stage > y->pp_stage) - (x->pp_stage < y->pp_stage);
 }
 
-/* Layers of one tensor, in two stages of the rank. */
+/* Whether two stacked tensors are one stack in two pipeline stages of this rank. */
 static bool is_one_stack(const struct zr_tensor *a, const struct zr_tensor *b)
 {
     return a->stacked && b->stacked && a->pp_stage != b->pp_stage;
@@ -264,7 +264,7 @@ static int by_place(const void *a, const void *b)
     return (x->at > y->at) - (x->at < y->at);
 }
 
-/* The first two that share memory, or false. Sorts. */
+/* Finds the first two ranges that overlap. Sorts r. */
 static bool find_overlap(struct range *r, size_t n, const struct range **one, const struct range **other)
 {
     qsort(r, n, sizeof *r, by_place);
@@ -280,9 +280,9 @@ static bool find_overlap(struct range *r, size_t n, const struct range **one, co
     return false;
 }
 
-/* One of the model's pointers in two tensors would be re-pointed twice; and two tensors over the same
- * weights, as tied ones are, would be given places of their own and part. Where the values come from
- * elsewhere, what *param points at is not looked at, and may be one placeholder for all. */
+/* Checks that no two tensors share memory. A pointer in two tensors would be set twice. Two tensors over the
+ * same weights, such as tied ones, would become separate parameters. If values come from elsewhere, *param is
+ * not followed, and all may point to one placeholder. */
 static int check_pointers(const struct zr_tensor *t, int32_t n, int32_t tp, enum zr_values_in values)
 {
     struct range *r = malloc(2 * (size_t)n * sizeof *r);

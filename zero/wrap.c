@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wrap.c: opens a context.
+/* wrap.c: zero_wrap opens a context, in phases.
  *
- * Opening goes in phases. A rank reads its configuration, finds out who it is and meets the others; they ask
- * who shares a host with whom (comm/topology.h). What a rank can then find out alone follows, up to the plan,
- * and ranks compare (agree.c), so that a fault on one is an error on all; then memory is taken, and compared
- * again; the model's own pointers are touched last, when nothing can fail any more. */
+ * First a rank reads its configuration, finds its number and meets the other ranks. They learn who shares a
+ * host with whom (comm/topology.h). Each rank then makes its plan alone, and the ranks compare plans
+ * (agree.c), so that a fault on one rank is an error on all. Then memory is allocated, and the ranks agree
+ * again. The model's pointers are set last, when nothing can fail any more. */
 #include "kernels/alloc.h"
 #include "kernels/check/check_device.h"
 #include "kernels/standard_fds.h"
@@ -18,11 +18,11 @@
 
 enum {
     QUEUE_JOBS = 4096,
-    LEAST_LIMIT_MS = 5000, /* of the loop: a driver's first calls take their time */
-    REMIND_MS = 30000      /* between lines that say for whom zero_wrap waits */
+    LEAST_LIMIT_MS = 5000, /* limit of the loop, because the first calls of a driver take time */
+    REMIND_MS = 30000      /* between log lines about a missing rank */
 };
 
-/* Calls optim.update, which is given zero.h's struct. */
+/* Calls optim.update with the struct of zero.h. */
 static int user_update(void *arg, const struct zr_user_update *u)
 {
     const struct zero_ctx *z = arg;
@@ -41,7 +41,8 @@ static int user_update(void *arg, const struct zr_user_update *u)
     return group->update(group->update_arg, &out);
 }
 
-/* A forked child is the same rank as its parent, and both may wrap. By this name children meet children. */
+/* A forked child has the same rank as its parent, and both may wrap. This name makes children meet children.
+ */
 static void name_fork(struct zr_world *w)
 {
     char name[sizeof w->name];
@@ -61,7 +62,7 @@ static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
     return err;
 }
 
-/* This context may not be confused with another of this process. */
+/* Takes a name, so that this context is not confused with another one of this process. */
 static int take_name(struct zero_ctx *z)
 {
     char lent[48];
@@ -92,9 +93,9 @@ enum zr_values_in zr_values_in(const struct zero_ctx *z)
     return ZR_VALUES_IN_MODEL;
 }
 
-/* Makes places ranks with deterministic, whose bits do not depend on where ranks are, and with dp_replicate,
- * whose groups are of consecutive ranks. If the ranks of a host are not consecutive, sums can then not be
- * made host by host. */
+/* Orders places by rank, instead of by host, with deterministic or dp_replicate. The bits of deterministic
+ * must not depend on hosts, and replicas are groups of consecutive ranks. Sums by host are then impossible if
+ * the ranks of a host are not consecutive. */
 static void order_places(struct zero_ctx *z)
 {
     char hosts[512];
@@ -111,7 +112,7 @@ static void order_places(struct zero_ctx *z)
 
 /* ---- the plan ---- */
 
-/* Parts that are padded have all of the whole between them; one part is the whole. */
+/* Checks tp_size: padded parts must hold the whole dimension together. */
 static int check_sizes(const struct zr_layout *l, int32_t parts)
 {
     for (int32_t i = 0; i < l->n_tensors; i++) {
@@ -146,7 +147,7 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
     return zr_plan_make(out->layout, &c->options, &out->plan);
 }
 
-/* Who shares what with whom, how the model is laid out among them, and the plan. */
+/* Makes the mesh, the layout and the plan. */
 static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors)
 {
     struct zr_prepared made;
@@ -166,7 +167,7 @@ static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int
     return err ? err : zr_backend_check_hosts(z);
 }
 
-/* Everything that needs no other rank, but who is where. */
+/* Prepares all that needs no other rank. */
 static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors)
 {
     for (int32_t i = 0; i < z->config.options.n_optims; i++)
@@ -188,18 +189,18 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     return 0;
 }
 
-/* The ranks of a communicator that is lent learn over it where rank 0 waits for them. */
+/* With a communicator of the program, ranks learn over it where rank 0 waits. */
 static int meet_over_lent(struct zero_ctx *z, int *held)
 {
     bool left;
     ZR_TRY(zr_backend_open_device(z));
     int err = z->lent_of->lent_meet(z->device, z->lent, z->start_ms, &z->world, held, &left);
-    if (left) /* a call of NCCL's did not come back: the device is left to it */
+    if (left) /* A call of NCCL has not returned, and may still use the device. */
         z->device = NULL;
     return err;
 }
 
-/* Those of a launcher that says no more tell each other over its MPI. */
+/* If the launcher says no more, ranks learn over its MPI where rank 0 waits. */
 static int meet_over_mpi(struct zero_ctx *z, int *held)
 {
     const struct zr_backend_config config = {.start_timeout_ms = z->start_ms, .log = z->config.options.log};
@@ -216,8 +217,8 @@ static int begin_to_open(struct zero_ctx *z)
                    (long long)z->start_ms);
 }
 
-/* Where a communicator is used by one context after the other, a context that begins goes on until its own
- * communicators are open. So the order in which ranks met is that of all that follows. */
+/* Contexts may use one communicator of the program one after the other. A context that begins holds it until
+ * its own communicators are open, so all later openings have the order of this one. */
 static int meet_over_communicator(struct zero_ctx *z, int *held)
 {
     bool by_lent = z->lent && z->world.world > 1;
@@ -227,7 +228,7 @@ static int meet_over_communicator(struct zero_ctx *z, int *held)
     return by_lent ? meet_over_lent(z, held) : meet_over_mpi(z, held);
 }
 
-/* The log hears of a long wait, and under zero-run a rank that has ended is not waited for. */
+/* Logs a long wait. Under zero-run it also stops waiting for a rank that has ended. */
 static void begin_to_wait(struct zero_ctx *z)
 {
     zr_progress_open(&z->progress, z->config.options.log);
@@ -250,7 +251,7 @@ static int connect_ranks(struct zero_ctx *z)
     return err;
 }
 
-/* What the program of a rank did last: of one that is lost, for the others. */
+/* Describes the last call of a rank that was lost, for messages of other ranks. */
 static void describe_last_call(void *arg, int rank, char *text, size_t n_text)
 {
     zr_flight_peers_last_call(arg, rank, text, n_text);
@@ -261,7 +262,7 @@ static void see_rank(void *arg, int rank, struct zr_rank_seen *out)
     zr_flight_peers_see(arg, rank, out);
 }
 
-/* From here on every rank can say what each other one of its host does last. */
+/* From here on, ranks of a host can read each other's last calls. */
 static int open_flight_peers(struct zero_ctx *z)
 {
     if (!z->rendezvous)
@@ -288,8 +289,8 @@ static void on_failed(void *arg, int code, const char *text)
     zr_engine_remote_failure(z->engine, code, text);
 }
 
-/* With NCCL another rank's failure shows only as a collective that does not end. Here the rendezvous says
- * what it was. */
+/* With NCCL, the failure of another rank only shows as a collective that does not end. The rendezvous says
+ * what happened. */
 static void report_ranks(void *arg, int code, const char *text)
 {
     struct zero_ctx *z = arg;
@@ -297,10 +298,10 @@ static void report_ranks(void *arg, int code, const char *text)
         zr_rendezvous_report(z->rendezvous, code, text);
 }
 
-/* The loop looks for more work a while before it sleeps, but only where that takes no core from somebody's
- * compute: where there are four for each rank. The ranks of this host share the cores that this one may use;
- * containers of one machine may share cores or each have their own, so its ranks are held against all of its
- * cores, too. */
+/* Returns how long the loop polls for work before it sleeps. It polls only if there are four cores for each
+ * rank, so that it takes none from compute. The ranks of a host share the cores that this rank may use.
+ * Containers may share the cores of a machine or not, so all cores of the machine are compared with all its
+ * ranks, too. */
 static int64_t loop_spin_ns(const struct zr_topology *t)
 {
     cpu_set_t set;
@@ -338,7 +339,7 @@ static void on_start(void *arg)
         zr_engine_fail(z->engine, err, zr_error_text());
 }
 
-/* The parameters, from where the configuration says. */
+/* Takes the first values of parameters from the place that cfg.init_from names. */
 static int take_values(struct zero_ctx *z)
 {
     int err = 0;
@@ -366,7 +367,7 @@ static int start(struct zero_ctx *z)
         zr_rendezvous_detach(z->rendezvous, on_lost, on_failed, z);
     }
     int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(&z->topology), on_start, z) : 0;
-    if (err) /* the others are told when the rendezvous is closed */
+    if (err) /* Closing the rendezvous tells the other ranks. */
         return zr_engine_fail(z->engine, err, zr_error_text());
     err = take_values(z);
     if (err || z->init_later)
@@ -375,8 +376,9 @@ static int start(struct zero_ctx *z)
     return zr_engine_tied_values(z->engine);
 }
 
-/* Of a configuration that is refused: the others are to hear of it, if they can be found with what is legible
- * of it, or by the environment alone; else the world is this rank alone. Keeps this thread's message. */
+/* Finds the other ranks although the configuration was refused, so that they learn of the error. Uses the
+ * fields that can be read, or the environment alone. If that fails, the world is this rank. Keeps the message
+ * of this thread. */
 static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
 {
     struct zero_config legible;
@@ -386,7 +388,7 @@ static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
     z->config.options.timeout_ms = legible.launch.timeout_ms;
     if (find_world(z, &legible))
         z->world.world = 1;
-    if (legible.launch.start_timeout_ms == ZERO_AUTO) /* this rank's own error is what its user waits for */
+    if (legible.launch.start_timeout_ms == ZERO_AUTO) /* The user waits for the error of this rank. */
         z->start_ms = legible.launch.timeout_ms;
     (void)zr_world_interface(legible.launch.interface, &z->world);
     zr_say_again(&kept);
@@ -400,7 +402,7 @@ static void report_world(const struct zero_ctx *z)
             z->world.size_from, z->world.way[0] ? "; where ranks meet, in: " : "", z->world.way);
     if (z->world.note[0])
         zr_warn(log, "%s", z->world.note);
-    bool makes_key = z->lent || z->world.by_mpi; /* and tells it to the others */
+    bool makes_key = z->lent || z->world.by_mpi; /* Rank 0 sends the key to the others. */
     if (z->world.world > 1 && z->world.rank == 0 && !z->world.key.n_bytes && !makes_key)
         zr_warn(log, "this job has no key, so ranks meet on loopback only, and any program on this host can "
                      "pose as a rank: start it with zero-run, which makes a key, or set ZERO_JOB_KEY to the "
@@ -418,7 +420,8 @@ static void report_standard_fds(struct zr_log *log, unsigned opened)
                     fd, name[fd]);
 }
 
-/* The configuration, and who this rank is. Where it fails, z->world.world is 1 if there is nobody to tell. */
+/* Reads the configuration and finds the rank. After a failure z->world.world is 1 if there is no other rank
+ * to tell. */
 static int resolve(struct zero_ctx *z, const struct zero_config *cfg)
 {
     unsigned opened;
@@ -436,14 +439,15 @@ static int resolve(struct zero_ctx *z, const struct zero_config *cfg)
     return 0;
 }
 
-/* One rank needs no others, unless it is made to use a communicator that has them. */
+/* Whether the context needs a thread for communication. One rank does only if it has to use a communicator
+ * for several. */
 static bool needs_loop(const struct zero_ctx *z)
 {
     const struct zr_backend *asked = zr_backend_row(z->config.user.launch.backend);
     return z->world.world > 1 || z->lent || (asked && !asked->alone);
 }
 
-/* Once they have met: ranks that tell each other over MPI or NCCL where know it only then. */
+/* Logs the interface after ranks have met. Ranks that find each other over MPI or NCCL know it only then. */
 static void report_interface(const struct zero_ctx *z)
 {
     if (z->rendezvous && z->world.interface[0] && zr_world_is_on_loopback(&z->world))
@@ -451,7 +455,8 @@ static void report_interface(const struct zero_ctx *z)
                 z->world.interface, z->world.host);
 }
 
-/* A launcher that counts a host's ranks otherwise may have given two of them one GPU. */
+/* Warns if two ranks may share a GPU, which happens if a launcher numbers the ranks of a host in another way.
+ */
 static void report_topology(const struct zero_ctx *z)
 {
     const struct zr_topology *t = &z->topology;
@@ -468,8 +473,8 @@ static void report_topology(const struct zero_ctx *z)
                 z->world.source, z->world.local_rank, t->local_size, t->local_rank);
 }
 
-/* Meets the others, and asks who is where. err, with this thread's message: of what this rank has met before,
- * which they hear of. */
+/* Meets the other ranks and learns their hosts. err, with the message of this thread, is an earlier error
+ * that they hear of. */
 static int meet(struct zero_ctx *z, int err)
 {
     struct zr_kept kept;
@@ -508,9 +513,9 @@ static int open_flight(struct zero_ctx *z)
     return err;
 }
 
-/* Opening communicators waits for other ranks inside a library that may let one thread in at a time. So the
- * contexts of a process open theirs one after the other, in the order that rank 0 has: the others begin once
- * rank 0 has begun. MPI's see to that themselves, as ranks may have other numbers in another context. */
+/* Opens communicators in the order that rank 0 has. Opening waits for other ranks inside a library that may
+ * let in one thread at a time, so the contexts of a process take turns. The other ranks begin after rank 0
+ * has begun. MPI keeps an order itself, because ranks may have other numbers in another context. */
 static int open_comms_in_turn(struct zero_ctx *z)
 {
     bool is_first = z->world.rank == 0;
@@ -529,7 +534,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     struct zr_kept resolved;
     zr_keep(&resolved, resolve(z, cfg));
     int err = take_name(z);
-    if (err) /* its ranks cannot be met: they would take this context for the other one */
+    if (err) /* Its ranks cannot be met: they would take this context for the other one. */
         return resolved.code ? zr_say_again(&resolved) : err;
     err = zr_say_again(&resolved);
     if (!err)
@@ -550,7 +555,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     return start(z);
 }
 
-/* Of a context that does not come about. Keeps this thread's message. */
+/* Saves the flight recorder of a context that failed to open. Keeps the message of this thread. */
 static void save_flight(struct zero_ctx *z, int err)
 {
     struct zr_kept kept;
@@ -588,7 +593,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     zr_old_params_fill(z);
     zr_engine_point(z->engine, !z->init_later);
     zr_wrap_report(z);
-    if (!z->loop) /* it has met nobody */
+    if (!z->loop) /* This context has no other ranks. */
         zr_progress_open(&z->progress, z->config.options.log);
     zr_progress_begin(&z->progress, z->config.options.grad_accum_steps);
     zr_flight_leave(z->flight);
