@@ -92,7 +92,7 @@ enum zr_isa { ZR_ISA_PORTABLE, ZR_ISA_AVX2, ZR_ISA_AVX512, ZR_ISA_COUNT };
 
 #define ZR_MAX_SOURCES 64 /* of sum_tree */
 
-/* From which on a copy may go past the caches. Whoever copies in pieces makes them no smaller. */
+/* Copies of at least this many bytes may go past the caches. */
 enum { ZR_COPY_STREAM_BYTES = 4 << 20 };
 
 struct zr_host_kernels {

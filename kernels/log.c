@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Of the warnings given out; later ones replace the oldest. */
+/* The latest warnings. New ones replace the oldest. */
 enum { REMEMBERED = 64 };
 
 struct zr_log {

@@ -91,7 +91,7 @@ static void plan_free(struct zr_gemm_plan *base)
     free(p);
 }
 
-/* Of a matrix that is rows x columns, row-major. */
+/* Describes a row-major matrix of rows x columns. */
 static cublasStatus_t make_layout(cublasLtMatrixLayout_t *out, int32_t dtype, int64_t rows, int64_t columns,
                                   int64_t ld, const struct zr_gemm_key *k, int64_t stride)
 {

@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of the OpenMP runtime that oneDNN uses; declared here because a compiler may bring another runtime's omp.h.
- */
+/* Functions of the OpenMP runtime that oneDNN uses. They are declared here because a compiler may bring the
+ * omp.h of another runtime. */
 void omp_set_num_threads(int n);
 int omp_get_max_threads(void);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* block_file.c: see block_file.h. */
+/* block_file.c: reads and writes blocks of a large file, past the page cache where that works, and otherwise
+ * through it. */
 #include "zero/checkpoint/block_file.h"
 
 #include <errno.h>
@@ -12,7 +13,8 @@
 /* Below this a second descriptor costs more than it saves. */
 #define LEAST_DIRECT (1 << 20) /* bytes */
 
-/* Without it everything works, only slower: so its failure is none. */
+/* Opens a second descriptor past the page cache. A failure is no error, because without it everything works,
+ * only slower. */
 static void open_direct(struct zr_block_file *f, int flags)
 {
     do
@@ -40,8 +42,8 @@ int zr_block_file_open(const struct zr_files *fs, const char *path, int64_t byte
     return 0;
 }
 
-/* Bytes that were moved past the cache: whole pages from the beginning, as far as that worked. A failure is
- * not reported here: the call that moves the rest meets it too. */
+/* Moves whole pages from the beginning past the cache, and returns how many bytes that were. A failure is not
+ * reported here, because the call that moves the rest meets it too. */
 static int64_t move_direct(struct zr_block_file *f, char *buf, int64_t n, int64_t at, bool write)
 {
     const struct zr_files *fs = f->fs;
@@ -66,7 +68,7 @@ int zr_block_write(struct zr_block_file *f, const char *buf, int64_t n, int64_t 
 {
     int64_t done = move_direct(f, (char *)(uintptr_t)buf, n, at, true);
     ZR_TRY(zr_file_write(f->fs, f->fd, f->path, buf + done, n - done, at + done));
-    /* So that the disk works while the rest is made, not only at the sync. */
+    /* The disk begins to write now, and not only at the sync. */
     if (done < n && f->fs->start_sync)
         f->fs->start_sync(f->fs->arg, f->fd, at + done, n - done);
     return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkpoint_dir.c: see checkpoint_dir.h. */
+/* checkpoint_dir.c: names, lists, seals, opens and removes the checkpoints in a folder. */
 #include "zero/checkpoint/checkpoint_dir.h"
 #include "kernels/alloc.h"
 
@@ -15,13 +15,13 @@
 
 struct name {
     int64_t serial, t;
-    bool hidden; /* being written, or left so */
+    bool hidden; /* still being written, or never finished */
     bool kept;   /* never removed, once it is finished */
     char text[ZR_CHECKPOINT_NAME_BYTES];
 };
 
 #define KEPT "-kept"
-/* A name has 18 digits for it. */
+/* A name has 18 digits for the serial number. */
 #define MOST_SERIAL INT64_C(999999999999999999)
 
 static void print_name(int64_t serial, int64_t t, bool kept, char out[ZR_CHECKPOINT_NAME_BYTES])
@@ -84,10 +84,11 @@ static int list_saves(const struct zr_files *fs, const char *root, bool *missing
 
 /* ---- saving ---- */
 
-/* Says whether a manifest.json in the folder itself makes it a checkpoint. */
+/* What a manifest.json in the folder itself says. */
 enum root_manifest { NO_MANIFEST, OF_ANOTHER_PROGRAM, OF_CHECKPOINT };
 
-/* A damaged manifest of libzero's counts as one, so that the folder is called damaged and not empty. */
+/* Looks for a manifest in the folder itself. A damaged one of libzero counts as a checkpoint, so that the
+ * folder is called damaged and not empty. */
 static int find_manifest(const struct zr_files *fs, const char *root, enum root_manifest *found)
 {
     char path[ZR_PATH_BYTES], *text;
@@ -104,7 +105,7 @@ static int find_manifest(const struct zr_files *fs, const char *root, enum root_
     return 0;
 }
 
-/* A save into a checkpoint would not be found: zero_load takes the folder itself. */
+/* Refuses to save into a checkpoint, because zero_load would take the folder itself. */
 static int refuse_checkpoint(const struct zr_files *fs, const char *root)
 {
     enum root_manifest found;
@@ -187,7 +188,7 @@ int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const cha
     return err ? err : zr_folder_sync(fs, root);
 }
 
-/* What a folder with the name of a save holds. missing: it is a link, or no folder. */
+/* What a folder with the name of a save contains. missing: it is a link, or no folder. */
 struct contents {
     bool missing, has_manifest;
     size_t n, n_folders;
@@ -335,7 +336,7 @@ int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *brok
     return err;
 }
 
-/* *found: whether the save can be loaded; where it cannot, the log says that it is skipped. */
+/* found: whether the save can be loaded. If it cannot, a log line says that it is skipped. */
 static int try_save(const struct zr_files *fs, const char *root, const struct name *save, struct zr_log *log,
                     bool *found)
 {
@@ -349,7 +350,7 @@ static int try_save(const struct zr_files *fs, const char *root, const struct na
     }
     ZR_TRY(zr_path_join(path, root, save->text));
     int err = zr_checkpoint_open(fs, path, &broken, &m);
-    if (err && !broken) /* it may be a good one: to take an older instead would lose it without a word */
+    if (err && !broken) /* It may be a good one. Taking an older one instead would lose it silently. */
         return err;
     *found = !err;
     if (*found)

@@ -211,8 +211,8 @@ static int store_index(const struct zr_export_folder *f, const char *text)
     return zr_file_store(f->fs, path, text, (int64_t)strlen(text));
 }
 
-/* Where an old index or an old single file stands beside what replaces it, it goes before the old shards do:
- * it names them, or stands before the new index. */
+/* Removes the files of the old export. An old index or single file goes before the old shards, because
+ * loaders find it first. */
 static int remove_old(struct zr_export_folder *f)
 {
     const char *head = f->n_files == 1 ? ZR_WEIGHTS_INDEX : ZR_WEIGHTS_SINGLE;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder_lock.c: see folder_lock.h. */
+/* folder_lock.c: takes, finds and gives back the lock file of a folder. */
 #include "zero/checkpoint/folder_lock.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@ static void print_host(char host[HOST_BYTES])
         snprintf(host, HOST_BYTES, "unknown");
 }
 
-/* Only for messages: where it cannot be written there is a lock all the same. */
+/* Writes who holds the lock, for messages only. The lock holds even if this fails. */
 static void write_holder(const struct zr_files *fs, int fd, const char *path)
 {
     char text[HOLDER_BYTES + 1], host[HOST_BYTES];

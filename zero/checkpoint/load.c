@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load.c: zero_load. The ranks compare what they find by one path. Then everything is read and checked, into
- * memory of its own; then they agree that all of them could; only then is anything changed.
+/* load.c: zero_load. First the ranks compare what they find under the path. Then each reads and checks its
+ * part into temporary memory. Values change only after all ranks agree that they could read theirs.
  *
- * Each rank reads the heads of all files, so it knows where every range of every tensor lies, checks that
- * they cover the model once, and reads the parts that meet what it keeps. */
+ * Each rank reads the heads of all files, so it knows where every range of every tensor lies. It checks that
+ * the ranges cover the model once, and reads those that it keeps. A tensor that was frozen when it was saved
+ * may be trained now, or the reverse: a frozen tensor has weights only, in the dtype of the model; a trained
+ * one has fp32 masters and states. */
 #include "comm/verdict.h"
 #include "kernels/alloc.h"
 #include "zero/checkpoint/float_values.h"
@@ -21,7 +23,8 @@ bool zr_loading_is_saved(const struct zr_loading *l, int32_t tensor, int kind)
     return was->trainable && kind < was->n_states;
 }
 
-/* Masters that are read from weights of fewer bytes: those are read to the end of the masters' memory. */
+/* Returns how many bytes per element a master has more than the weight that it is read from. Such weights are
+ * read to the end of the memory of the masters, and widened there. */
 static int64_t bytes_to_widen(const struct zr_loading *l, const struct zr_extent *x)
 {
     bool other = x->kind == ZR_VALUE_MASTER && !zr_loading_is_saved(l, x->tensor, x->kind);
@@ -85,7 +88,7 @@ struct choice {
     ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - ZR_CHECKPOINT_NAME_BYTES);
 };
 
-/* Rank 0 looks, all take what it found. */
+/* Rank 0 chooses the checkpoint, and all ranks take the one that it found. */
 static int choose(struct zero_ctx *z, const char *path, struct zr_loading *l)
 {
     struct choice mine = {0}, *all = z->from_all;
@@ -100,7 +103,8 @@ static int choose(struct zero_ctx *z, const char *path, struct zr_loading *l)
     return err;
 }
 
-/* Ranks of several hosts may have file systems of their own there. A copy of the same files will do. */
+/* Ranks on several hosts may have different file systems under this path. A copy of the same files is enough.
+ */
 #define SAME_FILES "all ranks must find the same files there"
 
 struct opened {
@@ -117,7 +121,7 @@ static int open_chosen(struct zr_loading *l)
                : err;
 }
 
-/* That all ranks could open it, and have read the same manifest: before anything else of it is read. */
+/* Checks that all ranks could open the checkpoint and have read the same manifest, before they read more. */
 static int compare(struct zero_ctx *z, const struct zr_loading *l, int err)
 {
     struct opened mine = {.manifest = l->manifest.sum}, *all = z->from_all;
@@ -151,7 +155,7 @@ static int apply(struct zr_loading *l)
     if (!err)
         err = zr_engine_restore_end(z->engine);
     else
-        zr_engine_drain(z->engine); /* nothing may read staged any more */
+        zr_engine_drain(z->engine); /* Copies may still read the staged memory. */
     if (err)
         return err;
     ZR_TRY(zr_engine_set_step(z->engine, m->t));
@@ -170,8 +174,8 @@ static int apply(struct zr_loading *l)
     return 0;
 }
 
-/* The parameters have no values yet, as before the load. What it read of optimizer states is zeroed again:
- * others may come by zero_write. */
+/* Undoes a failed load into parameters without values. They have none again, and optimizer states are zeroed,
+ * because zero_write may give others. */
 static void give_up(struct zero_ctx *z)
 {
     struct zr_kept kept;
@@ -180,7 +184,7 @@ static void give_up(struct zero_ctx *z)
     zr_say_again(&kept);
 }
 
-/* The path from the root, through links. What lies in it is reached without following any. */
+/* Makes the path absolute, following links. Below it no link is followed. */
 static int resolve(const struct zero_ctx *z, const char *given, char path[ZR_PATH_BYTES])
 {
     ZR_TRY(zr_path_absolute(z->files, given, path));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load_read.c: a rank's part of a checkpoint, read and checked: is it this model's, where is what, and what
- * of it is mine. */
+/* load_read.c: reads and checks a rank's part of a checkpoint: is it of this model, where does each range
+ * lie, and which of them does this rank keep? */
 #include "kernels/alloc.h"
 #include "kernels/asserts.h"
 #include "zero/checkpoint/load_inside.h"
@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* More are opened one at a time: a process has 1024 descriptors at the usual limit, and a file may take two.
- */
+/* The most files that stay open. Further ones are opened when they are read, because a process usually has
+ * 1024 descriptors, and a file may take two. */
 #define MOST_OPEN_SHARDS 32
 
 void zr_loading_free(struct zr_loading *l)
@@ -48,7 +48,7 @@ static int index_names(struct zr_loading *l)
     return 0;
 }
 
-/* NULL: the model has none of that name (n bytes). */
+/* Finds a tensor by its name of n bytes. NULL: the model has none of that name. */
 static const struct zr_tensor *find_tensor(const struct zr_loading *l, const char *name, size_t n)
 {
     int32_t lo = 0, hi = l->z->whole.n;
@@ -124,7 +124,7 @@ static int check_tensor(const struct zr_loading *l, const struct zr_manifest_ten
     return m->trainable && t->grad ? check_optimizer(l, m, t) : 0;
 }
 
-/* As the manifest says. */
+/* Returns how the tensor was cut when it was saved. */
 static struct zr_tp_cut cut_when_saved(const struct zr_manifest_tensor *m)
 {
     int64_t shape[8], n = 1;
@@ -261,7 +261,7 @@ static bool is_of(const struct zr_loading *l, int64_t i, int32_t tensor, int kin
     return i < l->n_ranges && r->tensor == tensor && r->kind == kind && r->part == part;
 }
 
-/* Every value of a part, once: ranges from *i on, which is moved behind them. */
+/* Checks that ranges from *i on cover a part once, and moves *i behind them. */
 static int check_part(const struct zr_loading *l, int32_t t, int kind, int32_t part, int64_t *i)
 {
     const struct zr_tensor *tensor = &l->z->whole.tensors[t];
@@ -288,7 +288,7 @@ static int check_part(const struct zr_loading *l, int32_t t, int kind, int32_t p
                    l->folder, text, (long long)end, (long long)(next - 1), tensor->name, l->n_shards);
 }
 
-/* Every value of every tensor, once. */
+/* Checks that ranges cover every value of every tensor once. */
 static int check_cover(const struct zr_loading *l)
 {
     int64_t i = 0;
@@ -327,7 +327,7 @@ static int open_shards(struct zr_loading *l)
 
 /* ---- what is mine of it? ---- */
 
-/* Of a part of a tensor, the first range that ends after element `first`. */
+/* Returns the first range of a part of a tensor that ends after element `first`. */
 static int64_t find_range(const struct zr_loading *l, const struct zr_extent *x, int32_t part, int64_t first)
 {
     int64_t lo = 0, hi = l->n_ranges;
@@ -353,7 +353,7 @@ struct meeting {
     int64_t *n;
 };
 
-/* Elements [first, first + n) of a saved part, to dst. */
+/* Requests elements [first, first + n) of a saved part, to dst. */
 static void meet_ranges(const struct meeting *m, const struct zr_extent *x, int32_t part, int64_t first,
                         int64_t n, char *dst)
 {
@@ -373,14 +373,14 @@ static void meet_ranges(const struct meeting *m, const struct zr_extent *x, int3
     }
 }
 
-/* What the whole does not have is zero, and so is fresh state, and what another stage gives until it does. */
+/* Zeroes padding, fresh optimizer state, and values that another pipeline stage will send. */
 static void meet_padding(const struct meeting *m, char *dst, int64_t n_bytes)
 {
     if (m->requests)
         memset(dst, 0, (size_t)n_bytes);
 }
 
-/* Run by run through the whole, where the tensor was saved in other parts. */
+/* If the tensor was saved in other parts, goes through the whole tensor run by run. */
 static void meet_extent(const struct meeting *m, const struct zr_extent *wanted)
 {
     struct zr_extent source;
@@ -472,8 +472,8 @@ static int add_bytes(void *arg, const struct zr_run *run)
     return 0;
 }
 
-/* Nothing has values yet that a failure could spoil: they go from the file to their places, without a copy of
- * all of them in between. */
+/* Whether values go directly from the file to their places. That is safe if no parameter has a value that a
+ * failure could spoil. */
 static bool is_direct(const struct zero_ctx *z)
 {
     return zr_init_later_nothing_written(z) && z->device->ops->host_memory;
@@ -509,8 +509,8 @@ int zr_loading_read(struct zr_loading *l)
         return read_direct(l);
     zr_engine_runs_to_load(z->engine, add_bytes, &l->buffers_at);
     bytes = l->buffers_at + z->layout->buffer_bytes;
-    /* Touching memory for the first time may take longer than reading the file: what is reserved is better,
-     * and nobody uses it now. In groups a rank reads more than it saves. */
+    /* Reserved memory is used if it is large enough, because touching new memory may take longer than reading
+     * the file. With groups a rank reads more than it saves. */
     l->staged = zr_engine_snapshot(z->engine);
     if (!l->staged || bytes > z->plan->snapshot_bytes)
         ZR_TRY(ZR_ALLOC(l->staged, bytes + 1, "the %lld bytes that this rank loads", (long long)bytes));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* manifest.c: see manifest.h. */
+/* manifest.c: prints and parses the manifest, and the table of checksums of each file. */
 #include "zero/checkpoint/manifest.h"
 #include "kernels/alloc.h"
 #include "zero/checkpoint/safetensors.h"
@@ -244,7 +244,7 @@ static int check_format(const char *file, const json_t *o)
     return zr_fail(ZR_ERR_IO, "%s: format is \"%s\"; this library reads \"%s\"", file, text, FORMAT);
 }
 
-/* What trains it, and how many states that keeps. */
+/* Reads the optimizer that trains the tensor, and how many states it keeps. */
 static int get_optimizer(const char *file, const json_t *o, struct zr_manifest_tensor *t)
 {
     if (!t->trainable)
@@ -253,7 +253,7 @@ static int get_optimizer(const char *file, const json_t *o, struct zr_manifest_t
     return get_int32(file, o, "states", 0, 4, &t->n_states);
 }
 
-/* Into which parts it is cut, if it is. */
+/* Reads how the tensor is cut over tp, if it is. */
 static int get_cut(const char *file, const json_t *o, const char *name, struct zr_manifest_tensor *t)
 {
     if (!json_object_get(o, "parts"))
@@ -271,7 +271,7 @@ static int get_cut(const char *file, const json_t *o, const char *name, struct z
     return 0;
 }
 
-/* How many steps updated it, or each of its layers. */
+/* Reads how many steps updated the tensor, or each of its layers. */
 static int get_updates(const char *file, const json_t *o, const char *name, int64_t most,
                        struct zr_manifest_tensor *t)
 {
@@ -332,7 +332,7 @@ static int get_tensor(const char *file, const json_t *o, int64_t step, struct zr
     return err;
 }
 
-/* A bare name of a file in the folder: nothing that leads out of it. */
+/* Whether the name is a plain file name, which cannot lead out of the folder. */
 static bool is_plain_name(const char *name)
 {
     return *name && *name != '.' && !strchr(name, '/');
@@ -413,8 +413,8 @@ bool zr_manifest_is_ours(const char *text, int64_t n)
            (n >= TRAILER_BYTES && !memcmp(text + n - TRAILER_BYTES, TRAILER, (size_t)n_trailer));
 }
 
-/* When memory is out, jansson 2.14 may leave characters out of a string or a number and report success. So
- * what was read is printed again and must be what was there. */
+/* Prints what was read, and compares it with the text. Without memory, jansson 2.14 may leave out characters
+ * of a text or a number and still report success. */
 static int check_again(const char *file, const char *text, int64_t n, const struct zr_manifest *m)
 {
     char *again;

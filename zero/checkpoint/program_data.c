@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* program_data.c: data of the program in checkpoints: the job's, which rank 0 gives, and each rank's.
- * zero_set_data keeps a copy for the saves that follow. A save writes it into the file of that rank.
- * zero_read_data reads ranges of it from the checkpoint that was loaded last. */
+/* program_data.c: zero_set_data and zero_read_data: data of the program in checkpoints. Rank 0 gives the data
+ * of the job, and each rank its own. zero_set_data keeps a copy, and each save writes it into the file of the
+ * rank. zero_read_data reads ranges from the checkpoint that was loaded last. */
 #include "zero/checkpoint/save.h"
 #include "zero/checkpoint/shard_file.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* safetensors.c: see safetensors.h. */
+/* safetensors.c: reads and writes headers of safetensors files. */
 #include "zero/checkpoint/safetensors.h"
 #include "kernels/alloc.h"
 
@@ -12,7 +12,7 @@
 
 #define HEAD_ALIGN 64
 
-/* All that the format has: the library's own, and those that are only in files of others. */
+/* All dtypes of the format, including those that the library does not use. */
 static const struct {
     const char *name;
     int64_t bits;
@@ -291,7 +291,7 @@ int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file
 
 /* ---- writing ---- */
 
-/* RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
+/* Checks the rules of RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
 bool zr_is_utf8(const char *text)
 {
     for (const unsigned char *p = (const unsigned char *)text; *p;) {

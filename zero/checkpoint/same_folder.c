@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* same_folder.c: see same_folder.h. */
+/* same_folder.c: writes, finds and removes the mark by which ranks know that they see one folder. */
 #include "zero/checkpoint/same_folder.h"
 
 #include <errno.h>

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save.c: zero_save: who does what when, over all ranks.
+/* save.c: zero_save and zero_save_wait, over all ranks.
  *
- * 1. All ranks agree that it may begin; rank 0 makes the folder, under a name that is no checkpoint's, and
- *    all look whether they see it (same_folder.h).
- * 2. On each, a thread of its own writes the rank's file (save_shard.c) from memory that nobody writes (the
- *    model's thread waits, or, asynchronous, the snapshot is read), and reads the file's head back.
- * 3. All learn that every file is written and synced: by exchanges while they wait, or from the agreement of
- *    a step.
- * 4. Rank 0's thread checks the others' tables, writes the manifest, reads it back, gives the folder its name
- *    and removes old ones.
- * 5. All learn that, or of the failure, by exchanges in zero_save_wait, the next zero_save, zero_load or
- *    zero_unwrap.
+ * 1. All ranks agree to begin. Rank 0 makes the folder, under a name that no checkpoint has, and all ranks
+ * check that they see it (same_folder.h).
+ * 2. On each rank a thread writes the file of the rank (save_shard.c) and reads its head back. It reads
+ * memory that does not change: the thread of the model waits, or the snapshot is read.
+ * 3. All ranks learn that every file is written and synced: by exchanges while they wait, or from the
+ * agreement that ends a step.
+ * 4. The thread of rank 0 checks the tables of the other ranks, writes the manifest, reads it back, renames
+ * the folder and removes old ones.
+ * 5. All ranks learn of this, or of a failure, by exchanges in zero_save_wait, the next zero_save, zero_load
+ * or zero_unwrap.
  *
- * While ranks wait for each other's disks they keep exchanging, so that a slow disk is not a lost peer. */
+ * While ranks wait for the disks of others they keep exchanging, so that a slow disk does not look like a
+ * lost rank. */
 #include "comm/verdict.h"
 #include "kernels/alloc.h"
 #include "zero/checkpoint/same_folder.h"
@@ -25,7 +26,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-/* A hash of the settings that change what is computed; stage, world and the like do not. */
+/* Hashes the settings that change what is computed, but not stage, world and the like. */
 static uint64_t config_hash(const struct zr_options *o)
 {
     double v[] = {
@@ -34,7 +35,7 @@ static uint64_t config_hash(const struct zr_options *o)
     return XXH64(v, sizeof v, XXH64(o->optim, (size_t)o->n_optims * sizeof *o->optim, 0));
 }
 
-/* Of one that is cut: the whole's shape, and into what. */
+/* Fills in how a cut tensor is cut, and the shape of the whole. */
 static void fill_cut(const struct zero_ctx *z, const struct zr_tensor *from, struct zr_manifest_tensor *t)
 {
     const struct zr_tp_cut cut = zr_tp_of_tensor(from, z->mesh.parts);
@@ -99,7 +100,7 @@ static void free_save(struct zr_save *s)
     free(s);
 }
 
-/* Both fit: see open_save. */
+/* Sets the path of the folder. It fits, as open_save has checked. */
 static void name_folder(struct zr_save *s)
 {
     char hidden[ZR_CHECKPOINT_NAME_BYTES + 1];
@@ -107,7 +108,7 @@ static void name_folder(struct zr_save *s)
     zr_path_join(s->folder, s->root, hidden);
 }
 
-/* All that can be found out before anything is written. */
+/* Checks all that can be checked before anything is written. */
 static int open_save(struct zero_ctx *z, const char *dir, const struct zero_save_options *options,
                      struct zr_save **out)
 {
@@ -164,12 +165,12 @@ struct begun {
     ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - ZR_CHECKPOINT_NAME_BYTES - ZR_FOLDER_MARK_BYTES);
 };
 
-/* What each rank was asked for, before anything is written. */
+/* The arguments of each rank, which are compared before anything is written. */
 struct wanted {
     /* bytes of the program's data, by enum zr_data_kind */
     int64_t data[ZR_N_DATA];
     int32_t kept;
-    uint32_t numbers; /* of zero_tune and zero_set_step, hashed */
+    uint32_t numbers; /* hash of the numbers set by zero_tune and zero_set_step */
 };
 
 /* Warns, once for each kind, if the loaded checkpoint has data of the program, and the program has given none
@@ -229,7 +230,7 @@ static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
     return err;
 }
 
-/* Rank 0's part of make_folder. */
+/* The part of make_folder on rank 0. */
 static int begin_folder(struct zero_ctx *z, struct zr_save *s, struct begun *mine)
 {
     struct zr_engine_facts facts;
@@ -241,7 +242,7 @@ static int begin_folder(struct zero_ctx *z, struct zr_save *s, struct begun *min
     return err || z->world.world == 1 ? err : zr_folder_mark(z->files, s->folder, mine->mark);
 }
 
-/* Rank 0 makes the folder, and tells all its name; all see it. */
+/* Rank 0 makes the folder and sends its name. All ranks check that they see it. */
 static int make_folder(struct zero_ctx *z, struct zr_save *s)
 {
     struct begun mine = {0}, *all = z->from_all;
@@ -288,7 +289,7 @@ static enum zr_save_state look(struct zr_save *s, int64_t wait_ns)
     return state;
 }
 
-/* How often a rank that waits tells the others how far it is. */
+/* How often a waiting rank reports its state to the others. */
 static uint64_t tick_ns(const struct zero_ctx *z)
 {
     return (uint64_t)zr_min(z->config.options.timeout_ms / 4, 1000) * 1000000;
@@ -297,7 +298,7 @@ static uint64_t tick_ns(const struct zero_ctx *z)
 static int await_own_end(struct zero_ctx *z, struct zr_save *s)
 {
     while (look(s, (int64_t)tick_ns(z)) < ZR_SAVE_COMMITTED) {
-        int err = zr_engine_check(z->engine); /* its snapshot may never come */
+        int err = zr_engine_check(z->engine); /* The snapshot may never come. */
         if (err)
             return err;
     }
@@ -311,7 +312,7 @@ static void fill_status(struct zr_save *s, enum zr_save_state state, struct stat
         zr_verdict_put(mine, zr_say_again(&s->failure));
 }
 
-/* What follows from where all ranks are. Returns whether all are done, one way or the other. */
+/* Acts on the states of all ranks. Returns whether all are done, or one has failed. */
 static bool follow(struct zr_save *s, const struct status *all)
 {
     int world = s->z->world.world, n_writing = 0, failed = zr_verdict_first(all, world, s->z->world.rank);
@@ -331,7 +332,7 @@ static bool follow(struct zr_save *s, const struct status *all)
     return false;
 }
 
-/* Until every rank is done, one way or the other. */
+/* Exchanges states until all ranks are done or have failed. */
 static int meet(struct zero_ctx *z, struct zr_save *s)
 {
     struct status mine, *all = z->from_all;
@@ -345,8 +346,8 @@ static int meet(struct zero_ctx *z, struct zr_save *s)
     }
 }
 
-/* Waits until the snapshot is complete, which it need not be where a save was given up: its memory will be
- * used again. Ends when the context fails. */
+/* Waits until the snapshot is complete, even if the save was given up, because its memory will be reused.
+ * Ends if the context fails. */
 static int await_copies(struct zero_ctx *z, struct zr_save *s)
 {
     int err = 0;
@@ -370,14 +371,13 @@ int zr_save_end(struct zero_ctx *z)
     if (!s)
         return 0;
     z->save = NULL;
-    zr_engine_await_jobs(
-        z->engine); /* the snapshot's among them: whether it is made is then up to a stream */
+    zr_engine_await_jobs(z->engine); /* Afterwards the snapshot depends on a stream only. */
     int err = zr_engine_check(z->engine);
     if (!err)
         err = meet(z, s);
     if (!err)
         err = await_copies(z, s);
-    zr_engine_forget_snapshot(z->engine); /* after a failure it may still be on the stream */
+    zr_engine_forget_snapshot(z->engine); /* After a failure it may still be on the stream. */
     zr_keep(&kept, err);
     uv_mutex_lock(&s->lock);
     atomic_store(&s->cancelled, true);
@@ -431,7 +431,7 @@ static int start(struct zero_ctx *z, struct zr_save *s)
     return err;
 }
 
-/* What is saved is rank 0's, or of pipeline stages, the first rank's of each. */
+/* Compares buffers. A checkpoint has those of rank 0, or of the first rank of each pipeline stage. */
 static int report_unequal_buffers(struct zero_ctx *z)
 {
     bool equal, strict = z->config.options.check;
@@ -446,10 +446,10 @@ static int report_unequal_buffers(struct zero_ctx *z)
         zr_warn(z->config.options.log, "zero_save saves %s buffers, but %s; call zero_sync_buffers first",
                 z->mesh.stages == 1 ? "rank 0's" : "each pipeline stage's first rank's", zr_error_text());
     z->reported_unequal_buffers = true;
-    return zr_agree_in_run(z, err); /* a rank may check alone */
+    return zr_agree_in_run(z, err); /* One rank alone may be in check mode. */
 }
 
-/* Weights that are not cut, and that ranks of tp have changed each by itself. */
+/* Warns about weights that are not cut over tp, but differ between its ranks. */
 static int report_apart(struct zero_ctx *z)
 {
     bool apart = false;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save_shard.c: one rank's file of a checkpoint; see save.h. */
+/* save_shard.c: writes one rank's file of a checkpoint. save.h describes the format. */
 #include "kernels/alloc.h"
 #include "zero/checkpoint/block_file.h"
 #include "zero/checkpoint/parallel.h"
@@ -62,7 +62,7 @@ void zr_shard_name(int rank, int world, char out[64])
 struct collecting {
     struct zero_ctx *z;
     char *base;
-    /* to save: what other ranks have too, or nobody, is left out */
+    /* to save: leaves out what other ranks save */
     bool saves;
     struct zr_extents *out; /* list NULL: only counted */
     const struct zr_run *run;
@@ -112,7 +112,7 @@ static int in_order(const void *a, const void *b)
     return (x->first > y->first) - (x->first < y->first);
 }
 
-/* Each whole, as one range. base: where their copies are, or NULL. */
+/* Adds each buffer as one range. base: where the copies are, or NULL. */
 static void add_buffers(struct zero_ctx *z, char *base, struct zr_extents *out)
 {
     for (int32_t i = 0; i < z->layout->n_tensors; i++) {
@@ -129,7 +129,7 @@ static void add_buffers(struct zero_ctx *z, char *base, struct zr_extents *out)
     }
 }
 
-/* Of zr_engine_runs, or zr_engine_runs_to_load. */
+/* The type of zr_engine_runs and zr_engine_runs_to_load. */
 typedef int (*runs_fn)(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg);
 
 static int list_extents(struct zero_ctx *z, runs_fn runs, bool saves, char *base, int64_t buffers_at,
@@ -315,7 +315,8 @@ static int write_blocks(const struct zr_files *fs, const char *path, const struc
     return err;
 }
 
-/* Whoever relies on it removes older checkpoints: so it must be what a load accepts, and not only written. */
+/* Reads the file back as a load does. Older checkpoints are removed because this one exists, so it must be
+ * readable, and not only written. */
 static int read_back(const struct zr_files *fs, const char *folder, const struct zr_manifest_file *file)
 {
     struct zr_shard shard;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save_source.c: see save_source.h. */
+/* save_source.c: reads any part of the bytes of a rank's file from memory. */
 #include "zero/checkpoint/save_source.h"
 #include "kernels/alloc.h"
 #include "kernels/asserts.h"
@@ -51,7 +51,7 @@ void zr_source_close(struct zr_source *s)
     *s = (struct zr_source){0};
 }
 
-/* The range that byte `from` belongs to. */
+/* Returns the range that contains byte `from`. */
 static int64_t find_range(const struct zr_source *s, int64_t from)
 {
     int64_t lo = 0, hi = s->x->n;
@@ -65,7 +65,7 @@ static int64_t find_range(const struct zr_source *s, int64_t from)
     return lo;
 }
 
-/* Of the ranges only; by the CPU, or put on the stream. */
+/* Copies bytes of the ranges, by the CPU or on the stream. */
 static int gather(const struct zr_source *s, char *dst, int64_t from, int64_t n)
 {
     int64_t done = 0;
@@ -83,7 +83,7 @@ static int gather(const struct zr_source *s, char *dst, int64_t from, int64_t n)
     return err;
 }
 
-/* Copies the part of bytes [from, from + n) of the file that is the program's data, behind the ranges. */
+/* Copies the program's data within bytes [from, from + n) of the file. It stands after the ranges. */
 static void copy_data(const struct zr_source *s, char *dst, int64_t from, int64_t n)
 {
     int64_t begin = s->at[s->x->n];

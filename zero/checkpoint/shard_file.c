@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shard_file.c: see shard_file.h. */
+/* shard_file.c: opens one rank's file of a checkpoint, reads it and checks its blocks. */
 #include "zero/checkpoint/shard_file.h"
 #include "kernels/alloc.h"
 #include "zero/checkpoint/parallel.h"
@@ -19,7 +19,7 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Before the header is read nobody knows which tensors have these bytes. */
+/* Reports a damaged block. It names tensors only if the header was read. */
 static int damaged(const struct zr_shard *s, int64_t from, int64_t n)
 {
     long long first = from, last = from + n - 1;
@@ -46,7 +46,7 @@ struct fetching {
     int64_t n_blocks;
 };
 
-/* The first request that ends after `from`. */
+/* Returns the first request that ends after `from`. */
 static int64_t find_request(const struct fetching *f, int64_t from)
 {
     int64_t lo = 0, hi = f->n;
@@ -143,8 +143,8 @@ static int read_sums(struct zr_shard *s, const char *folder, const struct zr_man
     return err;
 }
 
-/* When memory is out, jansson 2.14 may leave characters out of a string or a number and report success. So
- * what was read is printed again and must be what was there. */
+/* Prints the header that was read, and compares it with the text. Without memory, jansson 2.14 may leave out
+ * characters of a text or a number and still report success. */
 static int check_again(struct zr_shard *s, const char *json, int64_t n)
 {
     char *head;

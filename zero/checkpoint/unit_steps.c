@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* unit_steps.c: in a checkpoint, how many steps have updated each tensor, for the bias correction of its
- * optimizer.
+/* unit_steps.c: how many steps updated each tensor, for the bias correction of its optimizer.
  *
- * A unit has one count. A checkpoint has it by tensor and layer, so that a model of other pipeline stages or
- * other units finds it. Rank 0 writes the manifest, and the ranks of other pipeline stages tell it what they
- * have. */
+ * A unit has one count. A checkpoint stores it by tensor and layer, so that a model with other pipeline
+ * stages or units can load it. Rank 0 writes the manifest, and ranks of other pipeline stages send it their
+ * counts. */
 #include "kernels/alloc.h"
 #include "zero/checkpoint/load_inside.h"
 #include "zero/checkpoint/save_inside.h"
@@ -61,7 +60,7 @@ static void put_count(struct zr_manifest *m, const struct layer_count *c)
         t->updates[c->layer] = c->t;
 }
 
-/* One number for each layer of each trainable tensor, at first the job's. */
+/* Allocates one number for each layer of each trainable tensor, initially the step of the job. */
 static int open_counts(const struct zero_ctx *z, struct zr_manifest *m)
 {
     for (int32_t i = 0; i < m->n_tensors; i++) {
@@ -106,7 +105,7 @@ static int report_counts(struct zero_ctx *z, const struct listing *own, struct z
     return 0;
 }
 
-/* Layers that are alike need one number. */
+/* Keeps one number if all layers have the same. */
 static void close_counts(struct zr_manifest *m)
 {
     for (int32_t i = 0; i < m->n_tensors; i++) {
@@ -210,14 +209,14 @@ static void find_mixed(void *arg, int32_t unit, struct layer_count c)
     list_mixed(m, &c);
 }
 
-/* A unit has one count, the largest of its tensors'. The bias correction of the others is too small for their
- * young states. */
+/* Warns if tensors of a unit had different counts. The unit takes the largest. For the others its bias
+ * correction is too small, because their states are young. */
 static void report_mixed(const struct zr_loading *l)
 {
     const struct zero_ctx *z = l->z;
     struct mixed m = {.l = l};
     for_layers(z, find_mixed, &m);
-    /* Rank 0 knows the units of its own pipeline stage alone. */
+    /* Rank 0 knows only the units of its pipeline stage. */
     if (m.n && (z->world.rank == 0 || z->mesh.stages > 1))
         zr_warn(
             z->config.options.log,

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weights.c: zero_export: the model's weights alone, in the files that others read and write: either
- * model.safetensors, or several files and model.safetensors.index.json, as Hugging Face's libraries have
- * them. Rank 0 does the input and output, a piece at a time. With several parts or pipeline stages the first
- * rank of each writes what it has, run by run, in the files that rank 0 makes. */
+/* weights.c: zero_export writes the weights in the files of Hugging Face's libraries: model.safetensors, or
+ * several files with model.safetensors.index.json. Rank 0 writes them, a piece at a time. With tp or pipeline
+ * stages the first rank of each part writes its runs into the files that rank 0 makes. */
 #include "comm/verdict.h"
 #include "kernels/alloc.h"
 #include "zero/checkpoint/weights_inside.h"
@@ -20,7 +19,8 @@ static int64_t elem_bytes(const struct zr_weights *ws, const struct zr_weight *w
     return zr_dtype_bytes(ws->z->whole.tensors[w->tensor].dtype);
 }
 
-/* A square of so many elements at a time, whose rows stay in the cache until all columns are used. */
+/* Transposes a square of this many elements at a time. Its rows stay in the cache until all columns are used.
+ */
 #define SQUARE 16
 
 static inline void turn(char *restrict dst, const char *restrict src, int64_t rows, int64_t columns,
@@ -66,8 +66,8 @@ bool zr_weights_has_files(const struct zero_ctx *z)
     return zr_dp_rank(z) == 0;
 }
 
-/* Of the weight, elements [k, k + n) as they lie in the file but for what other parts have, to where they
- * belong in it: run by run. at: byte of the file where the weight begins. */
+/* Writes elements [k, k + n) of this rank's part of a weight to their places in the file, run by run. at:
+ * byte of the file where the weight begins. */
 static int write_runs(struct zr_weights *ws, const struct zr_weight *w, const char *src, int64_t k, int64_t n,
                       int fd, const char *path, int64_t at)
 {
@@ -83,7 +83,7 @@ static int write_runs(struct zr_weights *ws, const struct zr_weight *w, const ch
     return err;
 }
 
-/* What a writing rank writes a weight with. */
+/* What a rank needs to write a weight. */
 struct out {
     char *buffer;
     int64_t buffer_bytes;
@@ -93,9 +93,9 @@ struct out {
     int64_t at;
 };
 
-/* Reads what one tensor has of a weight on all ranks that have it and writes it on the first of them, or of
- * each part on its first. *local keeps the first failure there, after which it only takes part. Only a
- * failure among ranks is returned. */
+/* Reads the part of a weight that is in one tensor, on all ranks that have it. The first of them writes it,
+ * or the first of each part. *local keeps the first failure to write, after which the rank only takes part in
+ * reading. Returns a failure of communication only. */
 static int export_own(struct zr_weights *ws, const struct zr_weight *w, const struct zr_weight_own *own,
                       const struct out *o, int *local)
 {
@@ -126,7 +126,7 @@ static int export_one(struct zr_weights *ws, const struct zr_weight *w, const st
     return err;
 }
 
-/* Rank 0 makes the file; others find where its weights are. */
+/* Rank 0 makes the file. The others compute where its weights lie. */
 static int begin_file(struct zr_weights *ws, const char *id, int32_t file, char path[ZR_PATH_BYTES], int *fd,
                       struct zr_st_entry *entries)
 {
@@ -213,7 +213,7 @@ static int begin_export(struct zr_weights *ws, struct zr_export_folder *f, char 
     return err;
 }
 
-/* Where several ranks write: rank 0's file is there, or all know that it is not, and the others open it. */
+/* If several ranks write, they open the file that rank 0 has made, or all learn that it failed. */
 static int join_file(struct zr_weights *ws, const char *path, int *fd, int *local)
 {
     if (ws->z->mesh.parts * ws->z->mesh.stages == 1)
@@ -224,7 +224,7 @@ static int join_file(struct zr_weights *ws, const char *path, int *fd, int *loca
     return 0;
 }
 
-/* All files, under hidden names, written and synced on all ranks that write. */
+/* Writes and syncs all files under hidden names, on all ranks that write. */
 static int write_files(struct zr_weights *ws, const char *id)
 {
     struct zero_ctx *z = ws->z;

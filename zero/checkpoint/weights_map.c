@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weights_map.c: what zero_export and zero_import are asked for: entries of a map, checked, and where each
- * lies in a file and on this rank. Entries name tensors of the whole model: of one in pipeline stages each
- * rank gives those of its own table, and all ranks have those of all, in the order of the stages. */
+/* weights_map.c: the map of names that zero_export and zero_import get. It checks the entries, and finds
+ * where each lies in a file and on this rank. Entries name tensors of the whole model. With pipeline stages
+ * each rank gives entries of its own table, and all ranks collect them in the order of stages. */
 #include "kernels/alloc.h"
 #include "zero/checkpoint/weights_inside.h"
 
@@ -36,7 +36,7 @@ static int32_t count_dims(const struct zr_tensor *t)
 
 /* ---- this rank's map ---- */
 
-/* Of the table's tensor: -1 is all of it. */
+/* Returns the slice of a tensor that an entry names. -1: all of it. */
 static int resolve_slice(const struct zero_weight *m, int32_t i, const struct zr_tensor *t, int32_t *slice)
 {
     char given[32];
@@ -55,7 +55,7 @@ static int resolve_slice(const struct zero_weight *m, int32_t i, const struct zr
                    i, m->name, given, t->name, (long long)t->shape[0] - 1);
 }
 
-/* From the table's tensors and layers to those of the whole model. */
+/* Checks an entry, and translates this rank's tensors and layers to those of the whole model. */
 static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, int32_t i, struct entry *e)
 {
     int32_t slice;
@@ -100,7 +100,7 @@ static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int
 
 /* ---- those of all stages ---- */
 
-/* How ranks tell others of an entry: this, and the name with its zero. */
+/* An entry as ranks exchange it: this struct, then the name with its terminating zero. */
 struct reported_entry {
     int32_t tensor, slice, of_stage, transposed;
 };
@@ -134,7 +134,8 @@ struct reported_size {
     int64_t bytes, n;
 };
 
-/* What the first ranks of each place of pp say, one behind the other, to *out; *n: entries. */
+/* Collects the entries of the first rank of each place of pp in *out, one after the other. *n: number of
+ * entries. */
 static int exchange_entries(struct zero_ctx *z, const struct entries *own, char **out, int64_t *n)
 {
     int32_t n_stage = z->world.world / z->mesh.stages;
@@ -186,7 +187,7 @@ static int by_name_and_place(const void *a, const void *b)
     return order ? order : (x > y) - (x < y);
 }
 
-/* Names sorted; NULL: there is no memory. */
+/* Returns the entries sorted by name. NULL: no memory. */
 static struct entry **sort(const struct entries *all)
 {
     struct entry **sorted = malloc(((size_t)all->n + 1) * sizeof *sorted);
@@ -204,7 +205,7 @@ static int by_stage(const void *a, const void *b)
                                       : (x->place > y->place) - (x->place < y->place);
 }
 
-/* Those of one stage stay as they are given: a rank may have several, and its map in any order. */
+/* Sorts entries by pipeline stage, and keeps the order inside a stage. */
 static void sort_by_stage(struct entries *all)
 {
     for (int32_t i = 0; i < all->n; i++)
@@ -212,7 +213,7 @@ static void sort_by_stage(struct entries *all)
     qsort(all->list, (size_t)all->n, sizeof *all->list, by_stage);
 }
 
-/* One tensor that several stages have is named by each of them. */
+/* Removes repeated entries: each stage that has a tensor names it. */
 static int leave_out_repeated(struct entries *all)
 {
     struct entry **sorted = sort(all);
@@ -233,7 +234,7 @@ static int leave_out_repeated(struct entries *all)
     return 0;
 }
 
-/* Puts the entries of all ranks in the place of this rank's own. names: what they are called is there. */
+/* Replaces this rank's entries by those of all ranks. names: memory that holds their names. */
 static int take_all(struct zero_ctx *z, struct entries *own, char **names)
 {
     int64_t n;
@@ -398,11 +399,11 @@ static int resolve_one(const struct zero_ctx *z, const struct entry *e, int32_t 
     return place_in_file(z, t, !whole, i, w);
 }
 
-/* Which of the table's tensors are which of the whole model's. */
+/* The tensors of this rank by tensor of the whole model. */
 struct here {
-    /* (the whole's n) one of the table's tensors that are of it, and the copy; -1: none */
+    /* (whole.n) one of this rank's tensors that is part of it, and its copy; -1: none */
     int32_t *some, *copy;
-    /* (the table's) the next one of the same; -1: none */
+    /* (layout.n_tensors) the next tensor of the same one; -1: none */
     int32_t *next;
 };
 
@@ -413,7 +414,8 @@ static void free_here(struct here *h)
     free(h->next);
 }
 
-/* The last stage's copy of a tied tensor takes no part: the first has the same. */
+/* Finds them. The copy of a tied tensor on the last pipeline stage is not used, because the first has the
+ * same. */
 static int find_here(const struct zero_ctx *z, struct here *h)
 {
     size_t n = (size_t)z->whole.n, n_table = (size_t)z->layout->n_tensors;
@@ -432,7 +434,7 @@ static int find_here(const struct zero_ctx *z, struct here *h)
     return 0;
 }
 
-/* own NULL: only counts. */
+/* Lists where a weight lies in this rank's tensors. own NULL: only counts. */
 static int32_t place_here(const struct zero_ctx *z, const struct here *h, const struct zr_weight *w,
                           struct zr_weight_own *own)
 {
