@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* log.c: see log.h. */
+/* log.c: writes log lines to the callback of the program, to stderr or to the file of ZERO_LOG. */
 #include "kernels/log.h"
 #include "kernels/alloc.h"
 #include "kernels/error.h"

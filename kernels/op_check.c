@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* op_check.c: see op_check.h. */
+/* op_check.c: checks the arguments of device operations, so that every device refuses the same ones. */
 #include "kernels/op_check.h"
 
 #include "kernels/agreement.h"

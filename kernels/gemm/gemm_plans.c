@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm_plans.c: see gemm_plans.h. */
+/* gemm_plans.c: a hash table of the plans of matrix products, by their arguments. */
 #include "kernels/gemm/gemm_plans.h"
 #include "kernels/alloc.h"
 
