@@ -43,13 +43,9 @@ static int check_name(const struct zero_config *c)
                    ZR_NAME_CHARS);
 }
 
-static int32_t most_micro_batches(const struct zero_config *c)
-{
-    return c->max_grad_accum_steps ? c->max_grad_accum_steps : c->grad_accum_steps;
-}
-
 static int check_together(const struct zero_config *c)
 {
+    int32_t most = c->max_grad_accum_steps ? c->max_grad_accum_steps : c->grad_accum_steps;
     if (c->launch.world > 0 && c->launch.rank >= c->launch.world)
         return zr_fail(ZR_ERR_ARG, "rank is %d; allowed: 0 to %d (world is %d)", c->launch.rank,
                        c->launch.world - 1, c->launch.world);
@@ -62,13 +58,13 @@ static int check_together(const struct zero_config *c)
                        "max_grad_accum_steps is %d but grad_accum_steps is %d; allowed: 0, or at least "
                        "grad_accum_steps",
                        c->max_grad_accum_steps, c->grad_accum_steps);
-    if (c->memory.grad_in_place && c->deterministic > 0 && most_micro_batches(c) > 1)
+    if (c->memory.grad_in_place && c->deterministic > 0 && most > 1)
         return zr_fail(
             ZR_ERR_ARG,
             "grad_in_place is 1 and deterministic is 1, with %sgrad_accum_steps %d: gradients that "
             "the model adds up itself are not added in the fixed order that deterministic "
             "promises; set only one of the two",
-            c->max_grad_accum_steps ? "max_" : "", most_micro_batches(c));
+            c->max_grad_accum_steps ? "max_" : "", most);
     if (!c->init != (c->init_from != ZERO_INIT_CALL))
         return zr_fail(ZR_ERR_ARG,
                        "init is %s but init_from is %s; allowed: both init and ZERO_INIT_CALL, or neither",
@@ -211,18 +207,16 @@ static float or_default(float value, float fallback)
 
 static struct zr_options resolve_fields(const struct zero_config *c)
 {
-    return (struct zr_options){
+    struct zr_options o = {
         .stage = c->stage,
         .n_optims = 1 + c->n_optim_groups,
         .clip = c->clip,
         .grad_scale = c->grad_scale,
         .grad_accum_steps = c->grad_accum_steps,
-        .max_grad_accum_steps = most_micro_batches(c),
+        .max_grad_accum_steps = c->max_grad_accum_steps,
         .grad_sum = c->grad_sum,
         .prefetch = c->memory.prefetch,
         .param_budget_bytes = c->memory.param_budget_bytes,
-        /* If deterministic is auto, it is turned off instead; see zr_backend_choose. */
-        .deterministic = c->deterministic && !(c->memory.grad_in_place && most_micro_batches(c) > 1),
         .grad_in_place = c->memory.grad_in_place,
         .compares_tp = true,
         .wire_dtype = (enum zr_dtype)c->memory.wire_dtype,
@@ -232,6 +226,9 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .save_keep = c->checkpoint.save_keep,
         .check = c->debug.check,
     };
+    /* deterministic auto is off if the model adds up micro-batches itself; see also zr_backend_choose. */
+    o.deterministic = c->deterministic && !(o.grad_in_place && zr_most_micro_batches(&o) > 1);
+    return o;
 }
 
 /* ---- parameter groups ---- */
