@@ -46,7 +46,7 @@ struct zr_agreement {
     /* The norm's; then of each carried double, 0 of those not carried; then, at ZR_AGREE_RANKS, how many
      * ranks are in it: an all-reduce that failed leaves another number there than that of all. */
     int64_t sum[ZR_AGREE_SUMS];
-    /* Of each word: itself, and its complement, whose largest is of the least. */
+    /* For each word its maximum, and the maximum of its complement, which gives the minimum. */
     uint64_t max[ZR_AGREE_MAXES];
 };
 /* Bit of zr_agreed.differs: the ranks' parts were not put together. */

@@ -92,7 +92,7 @@ enum zr_isa { ZR_ISA_PORTABLE, ZR_ISA_AVX2, ZR_ISA_AVX512, ZR_ISA_COUNT };
 
 #define ZR_MAX_SOURCES 64 /* of sum_tree */
 
-/* From which on a copy may go past the caches. Whoever copies in pieces makes them no smaller. */
+/* Copies of at least this many bytes may go past the caches. */
 enum { ZR_COPY_STREAM_BYTES = 4 << 20 };
 
 struct zr_host_kernels {
@@ -188,7 +188,8 @@ struct zr_device_ops {
      */
     int (*host_alloc)(struct zr_device *dev, int64_t bytes, void **out);
     void (*host_free)(struct zr_device *dev, void *p, int64_t bytes);
-    /* Of the device's own memory. NULL where alloc takes the host's, of which others know more. */
+    /* Free and total bytes of the memory of the device. NULL if alloc takes host memory, which others
+     * count. */
     int (*memory)(struct zr_device *dev, int64_t *free_bytes, int64_t *total_bytes);
 
     /* name: for traces and debuggers, copied. native: the user's stream for ZR_STREAM_CALLER on a GPU, else
@@ -203,10 +204,10 @@ struct zr_device_ops {
      * allowed, and so is NULL. NULL where work that was put on a stream cannot be stopped. */
     void (*stream_leave)(struct zr_stream *s);
 
-    /* Of a stream that holds a bounded number of operations, and makes who puts more on it wait. reserve:
-     * room for n_ops beside those that it holds anyway; before anything is put on it. has_room: n_ops more
-     * can be put without a wait, or the stream is empty. A wait for an event counts as one, a record does
-     * not. NULL where the bound is the driver's; use zr_stream_reserve() and zr_stream_has_room(). */
+    /* For a stream that holds a bounded number of operations, and makes callers wait if it is full. reserve:
+     * makes room for n_ops more operations; called before anything is put on it. has_room: n_ops more can be
+     * put without a wait, or the stream is empty. A wait for an event counts as an operation, a record does
+     * not. NULL if the driver sets the bound; use zr_stream_reserve() and zr_stream_has_room(). */
     int (*stream_reserve)(struct zr_stream *s, int64_t n_ops);
     bool (*stream_has_room)(struct zr_stream *s, int64_t n_ops);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* error.c: the last failure of each thread. */
+/* error.c: the message of the last failure of each thread. */
 #include "kernels/error.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@ static _Thread_local char message[ZR_ERROR_BYTES];
 
 int zr_vfail(int code, const char *fmt, va_list ap)
 {
-    /* Written aside first: an argument may be the old message itself. */
+    /* The message is first written to a buffer, because an argument may be the old message. */
     char text[ZR_ERROR_BYTES];
     vsnprintf(text, sizeof text, fmt, ap);
     memcpy(message, text, sizeof message);

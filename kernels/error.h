@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* error.h: the codes every floor returns, and the message of the last failure on this thread.
+/* error.h: the error codes of all floors, and the message of the last failure on this thread.
  *
  * A function that can fail returns 0 or a negative zr_err. The code that finds the fault writes the message
- * once, with zr_fail(); callers pass the code up untouched, or add a prefix with zr_fail_more(). The message
- * lives in thread-local storage: nothing is shared, nothing is allocated, and it can be read after any
- * failure, out of memory too. zero/zero.h publishes the same numbers as enum zero_err; zero/errors.c asserts
- * at compile time that they agree. */
+ * with zr_fail(). Callers return the code, or add a prefix with zr_fail_more(). The message is in
+ * thread-local storage, so it needs no memory and can be read after any failure. zero/zero.h publishes the
+ * same numbers as enum zero_err, and zero/errors.c asserts that they agree. */
 #ifndef ZR_KERNELS_ERROR_H
 #define ZR_KERNELS_ERROR_H
 
@@ -32,9 +31,18 @@ enum zr_err {
 #undef X
 };
 
+/* Makes the call. If it fails, the enclosing function returns its code. Use it only
+ * while the function holds nothing that it has to free, close or unlock. */
+#define ZR_TRY(call)                                                                                         \
+    do {                                                                                                     \
+        int try_err = (call);                                                                                \
+        if (try_err)                                                                                         \
+            return try_err;                                                                                  \
+    } while (0)
+
 #define ZR_ERROR_BYTES 2048 /* of a message, its terminating zero included; a longer one is cut */
 
-/* Sets this thread's message and returns code. Thread-safe, never allocates. */
+/* Sets this thread's message and returns code. Thread-safe; does not allocate. */
 int zr_fail(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 int zr_vfail(int code, const char *fmt, va_list ap) __attribute__((format(printf, 2, 0)));
 
@@ -44,14 +52,14 @@ int zr_fail_more(int code, const char *fmt, ...) __attribute__((format(printf, 2
 /* This thread's message, "" if nothing failed yet; valid until the thread's next failure. */
 const char *zr_error_text(void);
 
-/* A failure that is put aside, for what comes next may fail too. */
+/* A failure that is kept while later calls may fail too. */
 struct zr_kept {
     int code;
     char text[ZR_ERROR_BYTES];
 };
 /* Keeps code and this thread's message. Returns code. */
 int zr_keep(struct zr_kept *k, int code);
-/* Makes what was kept this thread's message again. Returns the code. */
+/* Sets this thread's message to the kept one. Returns the code. */
 int zr_say_again(const struct zr_kept *k);
 
 /* The short text of a code ("invalid argument"), or "unknown error". */

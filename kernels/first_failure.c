@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* first_failure.c: see first_failure.h. */
+/* first_failure.c: keeps the first failure, which several threads may try to set at once. */
 #include "kernels/first_failure.h"
 
 #include <sched.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* first_failure.h: of failures that several threads may find at the same time, the first is kept: its code
- * and message are what all are told from then on. */
+/* first_failure.h: keeps the first of several failures that threads may find at the same time. Its code and
+ * message are reported to all from then on. */
 #ifndef ZR_KERNELS_FIRST_FAILURE_H
 #define ZR_KERNELS_FIRST_FAILURE_H
 

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <sys/mman.h>
 
-/* What x86-64 has. Where pages are of another size the kernel takes of the advice what fits. */
+/* The size of a huge page on x86-64. */
 #define ZR_HUGE_PAGE_BYTES ((int64_t)2 << 20)
 
 /* Linux 6.1; the C library may be older than the kernel. */

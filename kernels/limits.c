@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* limits.c: see limits.h. */
+/* limits.c: blocks SIGXFSZ around writes, and names the limit that a call has met. */
 #include "kernels/limits.h"
 
 #include <errno.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* log.c: see log.h. */
+/* log.c: writes log lines to the callback of the program, to stderr or to the file of ZERO_LOG. */
 #include "kernels/log.h"
+#include "kernels/alloc.h"
 #include "kernels/error.h"
 #include "kernels/limits.h"
 #include "kernels/standard_fds.h"
@@ -16,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Of the warnings given out; later ones replace the oldest. */
+/* The latest warnings. New ones replace the oldest. */
 enum { REMEMBERED = 64 };
 
 struct zr_log {
@@ -34,10 +35,9 @@ struct zr_log {
 
 int zr_log_open(void (*fn)(void *arg, const char *line), void *fn_arg, const char *where, struct zr_log **out)
 {
-    struct zr_log *log = calloc(1, sizeof *log);
+    struct zr_log *log;
     *out = NULL;
-    if (!log)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a log");
+    ZR_TRY(ZR_ZALLOC(log, 1, "a log"));
     *log = (struct zr_log){.fn = fn, .fn_arg = fn_arg, .fd = -1, .rank = -1};
     where = where ? where : "";
     if (!strcmp(where, "off"))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* op_check.c: see op_check.h. */
+/* op_check.c: checks the arguments of device operations, so that every device refuses the same ones. */
 #include "kernels/op_check.h"
 
 #include "kernels/agreement.h"
@@ -81,20 +81,18 @@ int zr_check_copy_rows(const struct zr_copy_rows *table, int n)
 
 int zr_check_cast(enum zr_dtype dst, enum zr_dtype src, int64_t n)
 {
-    int err = zr_check_dtype("cast", dst);
-    if (!err)
-        err = zr_check_dtype("cast", src);
-    return err ? err : zr_check_count("cast", "n", n);
+    ZR_TRY(zr_check_dtype("cast", dst));
+    ZR_TRY(zr_check_dtype("cast", src));
+    return zr_check_count("cast", "n", n);
 }
 
 int zr_check_sum_tree(int n_src, enum zr_dtype src, int64_t n)
 {
-    int err = zr_check_dtype("sum_tree", src);
-    if (!err)
-        err = zr_check_count("sum_tree", "n", n);
-    if (!err && (n_src < 1 || n_src > ZR_MAX_SOURCES))
-        err = zr_fail(ZR_ERR_ARG, "sum_tree: n_src is %d, must be 1 to %d", n_src, ZR_MAX_SOURCES);
-    return err;
+    ZR_TRY(zr_check_dtype("sum_tree", src));
+    ZR_TRY(zr_check_count("sum_tree", "n", n));
+    if (n_src < 1 || n_src > ZR_MAX_SOURCES)
+        return zr_fail(ZR_ERR_ARG, "sum_tree: n_src is %d, must be 1 to %d", n_src, ZR_MAX_SOURCES);
+    return 0;
 }
 
 int zr_check_sum_ranges(const struct zr_sum_range *table, int n_sums, int n_src, enum zr_dtype src)

@@ -46,7 +46,7 @@ struct zr_optimizer_kind {
     bool keeps_squares;
     /* beta1 is the momentum of its one state: with beta1 0 it keeps none */
     bool momentum_only;
-    /* What each state is, for messages: "first moment". */
+    /* Names of the states, for messages: "first moment". */
     const char *state[ZR_OPTIMIZER_STATES];
     /* Elements whose update needs nothing of other elements: ranges are cut at multiples of it. 1 where
      * every element is on its own. */

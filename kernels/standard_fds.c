@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* standard_fds.c: see standard_fds.h. */
+/* standard_fds.c: opens descriptors 0 to 2 if the program has closed them. */
 #include "kernels/standard_fds.h"
 #include "kernels/error.h"
 #include "kernels/limits.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* thread.c: see thread.h. */
+/* thread.c: starts threads that take no signals of the program. */
 #include "kernels/thread.h"
 #include "kernels/error.h"
 

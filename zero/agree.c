@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* agree.c: before the first collective, ranks exchange what has to be equal among them: what differs is
- * named, and a fault found by one rank is an error on all. */
+/* agree.c: compares the settings and plans of all ranks before the first collective. The message names what
+ * differs. A fault that one rank finds is an error on all ranks. */
 #include "comm/verdict.h"
 #include "zero/context.h"
 
+#include <ctype.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,50 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-struct card {
+/* This process's command line without the folder of its program. Ranks compare it to notice that they run
+ * different programs. */
+struct command_line {
+    /* hash without decimal digits, which may be a rank, a port or a device; 0: not known */
+    uint64_t hash;
+    /* its beginning, on one line */
+    char text[128];
+};
+
+/* Appends an argument with its control characters replaced. A text that does not fit ends in "...". */
+static void append(struct command_line *out, const char *arg)
+{
+    size_t used = strlen(out->text), room = sizeof out->text - used;
+    int n = snprintf(out->text + used, room, "%s%s", used ? " " : "", arg);
+    for (char *p = out->text + used; *p; p++)
+        if (iscntrl((unsigned char)*p))
+            *p = '?';
+    if (n >= (int)room)
+        strcpy(out->text + sizeof out->text - sizeof "...", "...");
+}
+
+static void read_command_line(struct command_line *out)
+{
+    char *arg = NULL;
+    size_t room = 0;
+    memset(out, 0, sizeof *out);
+    FILE *f = fopen("/proc/self/cmdline", "re");
+    for (bool is_first = true; f && getdelim(&arg, &room, 0, f) > 0; is_first = false) {
+        const char *slash = is_first ? strrchr(arg, '/') : NULL, *from = slash ? slash + 1 : arg;
+        size_t n = 0;
+        append(out, from);
+        for (; *from; from++)
+            if (!isdigit((unsigned char)*from))
+                arg[n++] = *from;
+        out->hash = XXH64(arg, n, out->hash + 1);
+    }
+    if (!f || !feof(f))
+        out->hash = 0;
+    free(arg);
+    if (f)
+        fclose(f);
+}
+
+struct fingerprint {
     ZR_VERDICT(ZR_ERROR_BYTES);
     double version, hybrid, dp_replicate, dp_shard, stage, n_optim_groups, clip, grad_scale, grad_sum;
     double save_async, device, backend, copy_engine, check, init_from;
@@ -22,15 +66,15 @@ struct card {
     uint64_t optim_hash, layout_hash, plan_hash, tied_hash, schedule_hash;
     uint64_t groups[ZR_MOST_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
     int64_t host_bytes;
-    /* what need not be equal, but rarely differs on purpose */
+    /* These need not be equal, but rarely differ on purpose. */
     uint64_t sources;
     int64_t save_keep, trace, timeout_ms;
-    struct zr_command_line command;
+    struct command_line command;
 };
 
-/* What must be equal of all ranks, in the order in which a difference is reported: causes before
- * consequences. */
-#define CARD_FIELDS(X)                                                                                       \
+/* Fields that must be equal on all ranks. Causes stand before their consequences, because the first
+ * difference is reported. */
+#define FINGERPRINT_FIELDS(X)                                                                                \
     X(version)                                                                                               \
     X(device)                                                                                                \
     X(backend)                                                                                               \
@@ -58,7 +102,7 @@ struct card {
     X(copy_engine)                                                                                           \
     X(check)
 
-static void fill_card(const struct zero_ctx *z, int err, struct card *c)
+static void fill_fingerprint(const struct zero_ctx *z, int err, struct fingerprint *c)
 {
     memset(c, 0, sizeof *c);
     for (int i = 0; i < z->memory.n_groups; i++)
@@ -68,7 +112,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->save_keep = z->config.user.checkpoint.save_keep;
     c->trace = z->config.user.debug.trace;
     c->timeout_ms = z->config.user.launch.timeout_ms;
-    zr_command_line_read(&c->command);
+    read_command_line(&c->command);
     if (zr_verdict_put(c, err))
         return;
     const struct zr_options *o = &z->config.options;
@@ -100,7 +144,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->wire_dtype = o->wire_dtype;
     c->n_order = o->n_order;
     c->save_async = o->save_async;
-    /* Elsewhere one rank alone may check. At stage 3 check mode has another plan. */
+    /* At other stages one rank may use check mode alone. At stage 3 check mode changes the plan. */
     bool of_all =
         z->plan->place.shards_params || z->plan->hop[ZR_OUTER].sums_whole || o->parts > 1 || zr_stages(z) > 1;
     c->check = z->layout->gaps || (o->check && of_all);
@@ -111,25 +155,25 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->schedule_hash = zr_schedule_file_hash(z->schedule);
 }
 
-/* The lowest rank of r's pipeline stage, by the cards of ranks that agree on their number. */
-static int first_of_stage(const struct zero_ctx *z, const struct card *cards, int r)
+/* Returns the lowest rank of r's pipeline stage. The ranks must agree on pp. */
+static int first_of_stage(const struct zero_ctx *z, const struct fingerprint *prints, int r)
 {
-    int n_stage = z->world.world / (int)cards[0].pp;
+    int n_stage = z->world.world / (int)prints[0].pp;
     return r / n_stage * n_stage;
 }
 
-/* Tensors of the stage that has most. */
-static int32_t most_tensors(const struct zero_ctx *z, const struct card *cards)
+/* Returns the number of tensors of the pipeline stage that has most. */
+static int32_t most_tensors(const struct zero_ctx *z, const struct fingerprint *prints)
 {
     double most = 0;
     for (int r = 0; r < z->world.world; r++)
-        most = cards[r].n_tensors > most ? cards[r].n_tensors : most;
+        most = prints[r].n_tensors > most ? prints[r].n_tensors : most;
     return (int32_t)most;
 }
 
 enum { SHOWN_NAME = 64 };
 
-/* Of tensors[i] as rank r has it, on all ranks alike: stages have others in its place. */
+/* Gives rank r's name of tensors[i] to all ranks. Other pipeline stages have other tensors at that index. */
 static int name_on(struct zero_ctx *z, int32_t i, int32_t r, char out[SHOWN_NAME])
 {
     char mine[SHOWN_NAME] = "", (*all)[SHOWN_NAME] = calloc((size_t)z->world.world, sizeof *all);
@@ -149,20 +193,19 @@ static int name_on(struct zero_ctx *z, int32_t i, int32_t r, char out[SHOWN_NAME
 static int fail_tensor(struct zero_ctx *z, int32_t i, int32_t r, int32_t first)
 {
     char name[SHOWN_NAME];
-    int err = name_on(z, i, r, name);
-    return err ? err
-               : zr_fail(ZR_ERR_MISMATCH,
-                         "tensors[%d] (%s on rank %d): rank %d and rank %d differ in its name, shape, dtype, "
-                         "tp_cut, tp_blocks, tp_size, unit, pp_stage, uses, flags, group, "
-                         "granule or whether it has a gradient",
-                         i, name, r, r, first);
+    ZR_TRY(name_on(z, i, r, name));
+    return zr_fail(ZR_ERR_MISMATCH,
+                   "tensors[%d] (%s on rank %d): rank %d and rank %d differ in its name, shape, dtype, "
+                   "tp_cut, tp_blocks, tp_size, unit, pp_stage, uses, flags, group, "
+                   "granule or whether it has a gradient",
+                   i, name, r, r, first);
 }
 
-/* The first tensor that differs between any rank and the first of its stage. All ranks get the same hashes
- * and come to the same answer. */
-static int name_tensor(struct zero_ctx *z, const struct card *cards)
+/* Names the first tensor that differs between a rank and the first rank of its pipeline stage. All ranks have
+ * the same hashes, so they find the same one. */
+static int name_tensor(struct zero_ctx *z, const struct fingerprint *prints)
 {
-    int32_t n = most_tensors(z, cards), world = z->world.world;
+    int32_t n = most_tensors(z, prints), world = z->world.world;
     uint64_t *mine = calloc((size_t)n, sizeof *mine), *all = malloc((size_t)n * (size_t)world * sizeof *all);
     int err = ZR_ERR_NOMEM;
     if (!mine || !all) {
@@ -175,7 +218,7 @@ static int name_tensor(struct zero_ctx *z, const struct card *cards)
     err = zr_rendezvous_exchange(z->rendezvous, mine, (size_t)n * sizeof *mine, all);
     for (int32_t i = 0; !err && i < n; i++)
         for (int32_t r = 1; !err && r < world; r++) {
-            int first = first_of_stage(z, cards, r);
+            int first = first_of_stage(z, prints, r);
             if (all[(size_t)r * (size_t)n + (size_t)i] != all[(size_t)first * (size_t)n + (size_t)i])
                 err = fail_tensor(z, i, r, first);
         }
@@ -189,7 +232,7 @@ out:
 
 static int fail_field(const char *field, double its, int rank, double of_first, int first, bool of_stage)
 {
-    bool own = !strcmp(field, "optimizer"); /* whose number is 0 */
+    bool own = !strcmp(field, "optimizer"); /* The number of auto is 0. */
     struct zr_value_text a = zr_config_value_text(field, its), b = zr_config_value_text(field, of_first);
     return zr_fail(ZR_ERR_MISMATCH, "%s is %s on rank %d and %s on rank %d; all ranks%s must have the same",
                    field, own && its == 0 ? "optim.update" : a.text, rank,
@@ -206,7 +249,7 @@ static int fail_field(const char *field, double its, int rank, double of_first, 
     X(eps)                                                                                                   \
     X(weight_decay)
 
-/* The first number of rank r's groups that differs from rank 0's, in entry i of a group's table. */
+/* Names the first number of a parameter group that differs between rank r and rank 0. */
 static int compare_group(const struct zr_optim *its, const struct zr_optim *of_first, int32_t i, int r)
 {
     int err = 0;
@@ -218,7 +261,7 @@ static int compare_group(const struct zr_optim *its, const struct zr_optim *of_f
     return err && i ? zr_fail_more(err, "optim_groups[%d]", i - 1) : err;
 }
 
-/* Ranks have as many parameter groups, and differ in some. */
+/* Names the parameter group that differs. All ranks have equally many groups. */
 static int name_group(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
@@ -236,37 +279,41 @@ static int name_group(struct zero_ctx *z)
     return err;
 }
 
-/* A number at this offset of the card, of the ranks of each pipeline stage, which have the same tensors. */
-static int compare_in_stages(const struct zero_ctx *z, const struct card *cards, const char *field, size_t at)
+/* Compares the number at this offset of the fingerprint among the ranks of each pipeline stage, which have
+ * the same tensors. */
+static int compare_in_stages(const struct zero_ctx *z, const struct fingerprint *prints, const char *field,
+                             size_t at)
 {
     for (int r = 1; r < z->world.world; r++) {
-        int first = first_of_stage(z, cards, r);
+        int first = first_of_stage(z, prints, r);
         double its, of_first;
-        memcpy(&its, (const char *)&cards[r] + at, sizeof its);
-        memcpy(&of_first, (const char *)&cards[first] + at, sizeof of_first);
+        memcpy(&its, (const char *)&prints[r] + at, sizeof its);
+        memcpy(&of_first, (const char *)&prints[first] + at, sizeof of_first);
         if (its != of_first)
-            return fail_field(field, its, r, of_first, first, cards[0].pp > 1);
+            return fail_field(field, its, r, of_first, first, prints[0].pp > 1);
     }
     return 0;
 }
 
-/* Before what ranks found wrong, which may be a consequence: which tensors are of the last stage, say. */
-static int compare_stages(const struct zero_ctx *z, const struct card *cards)
+/* Runs before the errors of single ranks are reported, because those may be consequences. For example, which
+ * tensors a rank checks depends on its pipeline stage. */
+static int compare_stages(const struct zero_ctx *z, const struct fingerprint *prints)
 {
     for (int r = 1; r < z->world.world; r++)
-        if (cards[r].stages_per_rank != cards[0].stages_per_rank)
-            return fail_field("stages_per_rank", cards[r].stages_per_rank, r, cards[0].stages_per_rank, 0,
+        if (prints[r].stages_per_rank != prints[0].stages_per_rank)
+            return fail_field("stages_per_rank", prints[r].stages_per_rank, r, prints[0].stages_per_rank, 0,
                               false);
     return 0;
 }
 
-/* Of the first and the last pipeline stage; ranks of one have the same. */
-static int compare_ties(const struct zero_ctx *z, const struct card *cards)
+/* Compares the tied tensors of the first and the last pipeline stage. The ranks of one stage have the same
+ * ones. */
+static int compare_ties(const struct zero_ctx *z, const struct fingerprint *prints)
 {
-    int last = first_of_stage(z, cards, z->world.world - 1);
-    if (cards[0].tied_hash == cards[last].tied_hash)
+    int last = first_of_stage(z, prints, z->world.world - 1);
+    if (prints[0].tied_hash == prints[last].tied_hash)
         return 0;
-    int without = !cards[0].tied_hash ? 0 : !cards[last].tied_hash ? last : -1;
+    int without = !prints[0].tied_hash ? 0 : !prints[last].tied_hash ? last : -1;
     if (without >= 0)
         return zr_fail(ZR_ERR_MISMATCH,
                        "rank %d has a tensor with ZERO_TIED, and rank %d has none: the first and the last "
@@ -279,75 +326,71 @@ static int compare_ties(const struct zero_ctx *z, const struct card *cards)
                    last, 0);
 }
 
-static int compare(struct zero_ctx *z, const struct card *cards)
+static int compare(struct zero_ctx *z, const struct fingerprint *prints)
 {
     int world = z->world.world;
     for (int r = 1; r < world; r++) {
 #define COMPARE(field)                                                                                       \
-    if (cards[r].field != cards[0].field)                                                                    \
-        return fail_field(#field, cards[r].field, r, cards[0].field, 0, false);
-        CARD_FIELDS(COMPARE)
+    if (prints[r].field != prints[0].field)                                                                  \
+        return fail_field(#field, prints[r].field, r, prints[0].field, 0, false);
+        FINGERPRINT_FIELDS(COMPARE)
 #undef COMPARE
     }
     for (int r = 1; r < world; r++)
-        if (cards[r].optim_hash != cards[0].optim_hash)
+        if (prints[r].optim_hash != prints[0].optim_hash)
             return name_group(z);
-    int err = compare_in_stages(z, cards, "n_tensors", offsetof(struct card, n_tensors));
-    if (err)
-        return err;
+    ZR_TRY(compare_in_stages(z, prints, "n_tensors", offsetof(struct fingerprint, n_tensors)));
     for (int r = 1; r < world; r++)
-        if (cards[r].schedule_hash != cards[0].schedule_hash)
+        if (prints[r].schedule_hash != prints[0].schedule_hash)
             return zr_fail(ZR_ERR_MISMATCH,
                            "rank %d and rank 0 read different schedules from schedule_file, or only one of "
                            "them has set it",
                            r);
     for (int r = 1; r < world; r++)
-        if (cards[r].layout_hash != cards[first_of_stage(z, cards, r)].layout_hash)
-            return name_tensor(z, cards);
-    /* Without an order of the program's own it follows from the tensors. */
-    err = compare_in_stages(z, cards, "n_order", offsetof(struct card, n_order));
-    if (err)
-        return err;
+        if (prints[r].layout_hash != prints[first_of_stage(z, prints, r)].layout_hash)
+            return name_tensor(z, prints);
+    /* An order that the program does not declare follows from the tensors. */
+    ZR_TRY(compare_in_stages(z, prints, "n_order", offsetof(struct fingerprint, n_order)));
     for (int r = 1; r < world; r++)
-        if (cards[r].plan_hash != cards[first_of_stage(z, cards, r)].plan_hash)
+        if (prints[r].plan_hash != prints[first_of_stage(z, prints, r)].plan_hash)
             return zr_fail(ZR_ERR_MISMATCH,
                            "order on rank %d differs from rank %d's; all ranks must make the same calls", r,
-                           first_of_stage(z, cards, r));
-    return compare_ties(z, cards);
+                           first_of_stage(z, prints, r));
+    return compare_ties(z, prints);
 }
 
-/* Appends what rank r has in place of what rank 0 has. */
+/* Appends a value of rank r beside the one of rank 0. */
 static int say_other(char *text, size_t n_text, const char *field, int64_t its, int r, int64_t of_first)
 {
     return snprintf(text, n_text, "; %s is %lld on rank %d and %lld on rank 0", field, (long long)its, r,
                     (long long)of_first);
 }
 
-/* The first rank that differs from rank 0 in each of these. Ranks go on, and rank 0 tells the log. */
-static void report_others(const struct zero_ctx *z, const struct card *cards)
+/* For each of these fields, rank 0 logs the first rank that differs from it. Training goes on. */
+static void report_others(const struct zero_ctx *z, const struct fingerprint *prints)
 {
     char text[768] = "";
     size_t used = 0;
     bool sources = true, save_keep = true, trace = true, timeout_ms = true, command = true;
     for (int r = 1; z->world.rank == 0 && r < z->world.world; r++) {
-        if (cards[0].err || cards[r].err) /* its configuration may not be known */
+        if (prints[0].err || prints[r].err) /* The configuration of that rank may be unknown. */
             continue;
-        if (sources && cards[r].sources != cards[0].sources) {
+        if (sources && prints[r].sources != prints[0].sources) {
             used += (size_t)snprintf(text + used, sizeof text - used,
                                      "; rank %d's libzero was built from different sources than rank 0's", r);
             sources = false;
         }
 #define COMPARE(field)                                                                                       \
-    if (field && cards[r].field != cards[0].field) {                                                         \
+    if (field && prints[r].field != prints[0].field) {                                                       \
         used +=                                                                                              \
-            (size_t)say_other(text + used, sizeof text - used, #field, cards[r].field, r, cards[0].field);   \
+            (size_t)say_other(text + used, sizeof text - used, #field, prints[r].field, r, prints[0].field); \
         field = false;                                                                                       \
     }
         COMPARE(save_keep)
         COMPARE(trace)
         COMPARE(timeout_ms)
 #undef COMPARE
-        const struct zr_command_line *its = &cards[r].command, *of_first = &cards[0].command;
+        const struct command_line *its = &prints[r].command, *of_first = &prints[0].command;
         if (command && its->hash && of_first->hash && its->hash != of_first->hash) {
             used += (size_t)snprintf(text + used, sizeof text - used,
                                      "; the command line is \"%.127s\" on rank %d and \"%.127s\" on rank 0",
@@ -359,21 +402,21 @@ static void report_others(const struct zero_ctx *z, const struct card *cards)
         zr_warn(z->config.options.log, "ranks differ, which is probably a mistake: %s", text + 2);
 }
 
-/* A group's number is one of its machine: other machines have the same. */
-static void note_sharers(struct zero_ctx *z, const struct card *cards)
+/* Memory control groups are numbered by machine, so another machine may use the same number. */
+static void note_sharers(struct zero_ctx *z, const struct fingerprint *prints)
 {
     for (int r = 0; r < z->world.world; r++) {
         struct zr_sharer *s = &z->sharers[r];
         *s = (struct zr_sharer){.machine = zr_topology_same_machine(&z->topology, r),
-                                .bytes = cards[r].host_bytes};
+                                .bytes = prints[r].host_bytes};
         for (int i = 0; s->machine && i < z->memory.n_groups; i++)
             for (int k = 0; k < ZR_MOST_MEMORY_GROUPS; k++)
-                if (cards[r].groups[k] == z->memory.group[i].id)
+                if (prints[r].groups[k] == z->memory.group[i].id)
                     s->groups |= UINT32_C(1) << i;
     }
 }
 
-/* The other ranks wait to compare: they get this rank's error instead. */
+/* Sends the error to the other ranks, which wait for this rank. */
 static int no_memory_to_compare(struct zero_ctx *z, int local_err)
 {
     int err = local_err ? local_err : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d ranks", z->world.world);
@@ -385,10 +428,10 @@ int zr_agree_on_plan(struct zero_ctx *z, int local_err)
     zr_host_memory_look("", &z->memory);
     if (!z->rendezvous)
         return local_err;
-    struct card mine, *all = malloc((size_t)z->world.world * sizeof *all);
+    struct fingerprint mine, *all = malloc((size_t)z->world.world * sizeof *all);
     if (!all)
         return no_memory_to_compare(z, local_err);
-    fill_card(z, local_err, &mine);
+    fill_fingerprint(z, local_err, &mine);
     int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
     if (!err)
         report_others(z, all);

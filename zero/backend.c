@@ -11,7 +11,7 @@
 ZERO_BACKEND_MAP(DECLARED)
 #undef DECLARED
 
-/* By number; 0 is auto. */
+/* Backends by their number. 0 is auto. */
 static const struct zr_backend *const backends[] = {NULL,
 #define ROW(name, value, key, text) [value] = &zr_backend_##key,
                                                     ZERO_BACKEND_MAP(ROW)
@@ -54,13 +54,13 @@ const struct zr_backend *zr_backend_of_lent(const struct zero_config *c, void **
     return i < ZR_BACKEND_COUNT ? backends[i] : NULL;
 }
 
-/* Whether a program on the device may choose it, in a world of that size. */
+/* Whether a program on this device may choose the backend in a world of this size. */
 static bool is_for(const struct zr_backend *b, const char *device, int world)
 {
     return (!b->device || strcmp(b->device, device) == 0) && (!b->alone || world == 1);
 }
 
-/* "auto, shm, self": those made for the device come first. */
+/* Writes "auto, shm, self". Backends made for the device come first. */
 static void list_allowed(const char *device, int world, bool lent, char *text, size_t n_text)
 {
     int n = snprintf(text, n_text, "auto");
@@ -73,7 +73,7 @@ static void list_allowed(const char *device, int world, bool lent, char *text, s
         }
 }
 
-/* The one that was asked for. */
+/* Checks the backend that the configuration names. */
 static int check_asked(const struct zr_config *config, const struct zr_backend *b, int world)
 {
     const char *device = device_name(config);
@@ -93,7 +93,7 @@ static int check_asked(const struct zr_config *config, const struct zr_backend *
     return 0;
 }
 
-/* The first that will do. */
+/* Returns the first backend that fits. */
 static const struct zr_backend *choose_any(const struct zr_config *config, int world)
 {
     const char *device = device_name(config);
@@ -110,9 +110,7 @@ static const struct zr_backend *choose_any(const struct zr_config *config, int w
 int zr_backend_choose(struct zr_config *config, int world, const struct zr_backend **out)
 {
     const struct zr_backend *b = zr_backend_row(config->user.launch.backend);
-    int err = b ? check_asked(config, b, world) : 0;
-    if (err)
-        return err;
+    ZR_TRY(b ? check_asked(config, b, world) : 0);
     b = b ? b : choose_any(config, world);
     if (!b)
         return zr_fail(ZR_ERR_NOTSUP, "there is no backend for device %s with world %d", device_name(config),
@@ -130,7 +128,7 @@ int zr_backend_choose(struct zr_config *config, int world, const struct zr_backe
     return 0;
 }
 
-/* "backend nccl (device cuda)": those that join ranks of several hosts. */
+/* Writes the backends that join ranks of several hosts: "backend nccl (device cuda)". */
 static void list_for_hosts(char *text, size_t n_text)
 {
     int n = 0;
@@ -156,13 +154,159 @@ int zr_backend_check_hosts(const struct zero_ctx *z)
     return zr_fail(err, "%s (%s); several hosts need %s", why.text, hosts, others);
 }
 
+/* ---- what a backend is asked to move, role by role, and what it needs of the plan ---- */
+
+struct asking {
+    const struct zr_backend *backend;
+    const struct zr_layout *layout;
+    const struct zr_options *options;
+};
+
+/* The slices of a flat that one axis moves: bytes of the largest slice (at least and at most), whether they
+ * must be packed even if all others are large, and whether any of them travel. */
+struct slices {
+    int64_t least, most;
+    bool must_pack, travel;
+};
+
+/* The last slices may be short, so they are packed. Slices in a list of places are packed if they are small.
+ */
+static struct slices packed_alone(struct slices s, const struct zr_cut *c, bool is_short, int64_t small_bytes)
+{
+    s.must_pack = c->at ? s.least <= small_bytes : is_short;
+    s.most = c->at ? zr_min(s.most, small_bytes) : s.most;
+    return s;
+}
+
+/* If every rank keeps all gradient sums, these are gathered too, in fp32. */
+static int64_t largest_inner(const struct asking *a, const struct zr_flat *f)
+{
+    bool sums = a->layout->outer == 1 && zr_placement_asked(a->options).all_reduces && f->trainable;
+    return f->inner_elems * (sums ? (int64_t)sizeof(float) : zr_dtype_bytes(f->dtype));
+}
+
+/* Gradients may travel in a narrower dtype. */
+static struct slices inner_slices(const struct asking *a, const struct zr_flat *f)
+{
+    const struct zr_options *o = a->options;
+    int64_t own = f->inner_elems * zr_dtype_bytes(f->dtype);
+    const struct slices s = {
+        .least = o->wire_dtype ? zr_min(own, f->inner_elems * zr_dtype_bytes(o->wire_dtype)) : own,
+        .most = largest_inner(a, f),
+        .travel = f->trainable || zr_placement_asked(o).shards_params};
+    return packed_alone(s, &f->inner, f->inner.total < own * a->layout->inner, a->backend->small_bytes);
+}
+
+/* Returns the size of the largest slice of a part, for the part where it is smallest. Each part has groups of
+ * its own that move it. */
+static int64_t least_of_groups(const struct zr_layout *l, const struct zr_flat *f)
+{
+    int64_t least = f->fine_elems * zr_dtype_bytes(f->dtype);
+    for (int32_t k = 0; f->fine.at && k < l->inner; k++) {
+        const struct zr_cut groups = zr_flat_groups_cut(f, k);
+        least = groups.total > 0 ? zr_min(least, zr_cut_most(&groups, l->outer)) : least;
+    }
+    return least;
+}
+
+/* Between groups, parameters and fp32 sums travel. */
+static struct slices outer_slices(const struct asking *a, const struct zr_flat *f)
+{
+    const struct slices s = {.least = least_of_groups(a->layout, f),
+                             .most = f->fine_elems * (int64_t)sizeof(float),
+                             .travel = true};
+    return packed_alone(s, &f->fine, f->fine.total < s.least * a->layout->world, a->backend->small_bytes);
+}
+
+typedef struct slices slices_of(const struct asking *a, const struct zr_flat *f);
+
+/* Returns the most bytes that one rank packs for one unit. Slices are packed if they are small or unequal. */
+static int64_t packed_bytes(const struct asking *a, slices_of *of)
+{
+    const struct zr_layout *l = a->layout;
+    int64_t most = 0;
+    for (int32_t u = 0; u < l->n_units; u++) {
+        int64_t bytes = 0;
+        int n = 0;
+        bool any_alone = false;
+        for (int32_t i = 0; i < l->units[u].n_flats; i++) {
+            const struct slices s = of(a, &l->flats[l->units[u].first_flat + i]);
+            if (!s.travel || (!s.must_pack && s.least > a->backend->small_bytes))
+                continue;
+            bytes += s.most;
+            any_alone |= s.must_pack;
+            n++;
+        }
+        if (any_alone || n > 1)
+            most = zr_max(most, bytes);
+    }
+    return most;
+}
+
+/* Sets what the communicator of each role has to move, but not its group. */
+static void ask_roles(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o,
+                      struct zr_role_ask ask[ZR_ROLES])
+{
+    const struct asking a = {b, l, o};
+    int64_t inner = 0, outer = 0;
+    memset(ask, 0, ZR_ROLES * sizeof *ask);
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        inner = f->trainable ? zr_max(inner, f->inner_elems * zr_dtype_bytes(f->dtype)) : inner;
+        outer = f->trainable ? zr_max(outer, f->fine_elems * (int64_t)sizeof(float)) : outer;
+    }
+    ask[ZR_ROLE_REDUCE].largest_bytes = inner;
+    ask[ZR_ROLE_REDUCE_OUTER].largest_bytes = outer;
+    ask[ZR_ROLE_GATHER].packed_bytes = ask[ZR_ROLE_REDUCE].packed_bytes = packed_bytes(&a, inner_slices);
+    ask[ZR_ROLE_GATHER_OUTER].packed_bytes = ask[ZR_ROLE_REDUCE_OUTER].packed_bytes =
+        packed_bytes(&a, outer_slices);
+}
+
+/* Whether some slices, or their sums, are too large to be packed. */
+static bool is_ragged(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o)
+{
+    const struct asking a = {b, l, o};
+    bool ragged = false;
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        bool large = largest_inner(&a, f) > b->small_bytes;
+        ragged |= f->inner.at && large && inner_slices(&a, f).travel;
+    }
+    return ragged;
+}
+
+void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, const struct zr_layout *layout)
+{
+    struct zr_options *o = &config->options;
+    struct zr_role_ask ask[ZR_ROLES];
+    int64_t bytes[ZR_ROLES] = {0};
+    const struct zr_group sizes[] = {
+        {.size = layout->inner}, {.size = layout->outer}, {.size = layout->world}};
+    if (!b->reserve)
+        return;
+    ask_roles(b, layout, o, ask);
+    for (int r = 0; r < (layout->outer > 1 ? ZR_ROLE_MODEL : ZR_ROLE_GATHER_OUTER); r++) {
+        ask[r].group = &sizes[r / 2]; /* Roles come in pairs that share a group. */
+        bytes[r] = b->reserve((enum zr_role)r, &ask[r], o->deterministic);
+    }
+    o->gather_scratch_bytes = bytes[ZR_ROLE_GATHER] + bytes[ZR_ROLE_GATHER_OUTER];
+    o->reduce_scratch_bytes = bytes[ZR_ROLE_REDUCE] + bytes[ZR_ROLE_REDUCE_OUTER];
+    o->control_scratch_bytes = bytes[ZR_ROLE_CONTROL];
+    o->gather_packs_up_to = b->small_bytes;
+    /* The fixed tree of deterministic sums packs nothing. */
+    o->reduce_packs_up_to = o->deterministic ? 0 : b->small_bytes;
+}
+
+/* ---- opening and closing ---- */
+
 int zr_backend_open_device(struct zero_ctx *z)
 {
     bool gpu = z->lent_of ? strcmp(z->lent_of->device, "cuda") == 0 : on_gpu(&z->config);
     return gpu ? zr_cuda_device_open(ZR_CUDA_CURRENT, &z->device) : zr_host_device_open(&z->device);
 }
 
-/* Whose ranks a role joins; NULL: there are no groups, and it is nobody's or another's. */
+/* Returns the group of ranks that a role's communicator joins. NULL: this role has no communicator of its
+ * own. */
 static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role role)
 {
     bool groups = z->plan->place.size[ZR_OUTER] > 1, parts = z->mesh.parts > 1, stages = z->mesh.stages > 1;
@@ -199,14 +343,14 @@ int zr_backend_open_comms(struct zero_ctx *z)
     const struct zr_backend_config config = {.timeout_ms = o->timeout_ms,
                                              .start_timeout_ms = z->start_ms,
                                              .deterministic = o->deterministic,
-                                             .ragged = zr_backend_is_ragged(z->backend, z->layout, o),
+                                             .ragged = is_ragged(z->backend, z->layout, o),
                                              .copy_engine = z->config.user.launch.copy_engine == 1,
                                              .topology = &z->topology,
                                              .lent = z->lent,
                                              .found_by = z->world.is_given ? NULL : z->world.size_from,
                                              .log = o->log};
     struct zr_role_ask ask[ZR_ROLES];
-    zr_backend_ask_roles(z->backend, z->layout, o, ask);
+    ask_roles(z->backend, z->layout, o, ask);
     for (int r = 0; r < ZR_ROLES; r++)
         ask[r].group = group_of(z, (enum zr_role)r);
     int err = z->backend->open(z->rendezvous, z->device, &config, ask, z->comm);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* buffers.c: zero_sync_buffers, and what other calls have to know of buffers: that each has memory, and
- * whether all ranks' are equal. */
+/* buffers.c: zero_sync_buffers, and the checks of buffers that other calls need: does each have memory, and
+ * are they equal on all ranks? */
 #include "zero/context.h"
 
 #include <stdio.h>
@@ -36,7 +36,7 @@ bool zr_buffers_are_saved_here(const struct zero_ctx *z)
     return z->world.rank % (z->world.world / z->mesh.stages) == 0;
 }
 
-/* The first element of a rank's that is not its first rank's, and in which tensor; -1: all are. */
+/* The first buffer element that differs from the one on the first rank, and its tensor. -1: all are equal. */
 struct unequal {
     int64_t element;
     int32_t tensor;
@@ -44,7 +44,8 @@ struct unequal {
 };
 _Static_assert(sizeof(struct unequal) <= ZR_EXCHANGE_BYTES, "as one part of an exchange");
 
-/* Stages have different buffers, so each compares its own, and all ranks tell each other once. */
+/* Pipeline stages have different buffers, so each stage compares its own, and then all ranks exchange the
+ * result. */
 int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal)
 {
     struct unequal mine = {.element = -1}, *all = z->from_all;
@@ -85,7 +86,7 @@ static const char *how_name(int32_t how)
     return how == ZERO_SYNC_MEAN ? "ZERO_SYNC_MEAN" : "ZERO_SYNC_RANK0";
 }
 
-/* Before anything moves: NCCL would wait for what the others do not send. */
+/* Compares the argument before data moves. Otherwise NCCL would wait for data that other ranks never send. */
 static int agree_how(struct zero_ctx *z, int32_t how)
 {
     int32_t *all = z->from_all;
@@ -119,23 +120,13 @@ static int sync_all(struct zero_ctx *z, enum zero_sync how)
 
 int zero_sync_buffers(zero_ctx *z, int32_t how)
 {
-    ZR_IN_CALL(z, ZR_CALLED_SYNC_BUFFERS, false, -1);
-    if (!z)
-        return zr_fail(ZR_ERR_ARG, "zero_sync_buffers: z is NULL");
-    int err = zr_engine_check(z->engine);
-    if (err)
-        return err;
+    ZR_BEGIN_CALL(z, ZR_CALLED_SYNC_BUFFERS);
     if (how != ZERO_SYNC_MEAN && how != ZERO_SYNC_RANK0)
         return zr_fail(ZR_ERR_ARG,
                        "zero_sync_buffers: how is %d; allowed: ZERO_SYNC_MEAN (1), ZERO_SYNC_RANK0 (2)", how);
-    err = zr_refuse_in_bracket(z, "zero_sync_buffers");
-    if (!err)
-        err = zr_refuse_in_actions(z, "zero_sync_buffers");
-    if (err)
-        return err;
     zr_engine_called(z->engine, ZR_CALLED_SYNC_BUFFERS, -1, (uint64_t)how);
     if (!zr_buffers_exist(z))
         return 0;
-    err = sync_all(z, (enum zero_sync)how);
+    int err = sync_all(z, (enum zero_sync)how);
     return err ? zr_fail_more(err, "zero_sync_buffers") : 0;
 }

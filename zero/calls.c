@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* calls.c: the calls of a training loop and the collective reads and writes: arguments checked, errors named,
- * the rest is the engine's. */
+/* calls.c: the calls of a training loop, zero_read and zero_write. They check their arguments, and the engine
+ * does the work. */
 #include "zero/checkpoint/save.h"
 #include "zero/context.h"
 
@@ -9,52 +9,14 @@
 #include <string.h>
 #include <xxhash.h>
 
-static int need_context(const struct zero_ctx *z, const char *call)
-{
-    return z ? 0 : zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
-}
-
-/* A context that has failed says so whatever it is asked: the arguments may be wrong only because of the
- * failure. */
-static int need_healthy(struct zero_ctx *z, const char *call)
-{
-    int err = need_context(z, call);
-    return err ? err : zr_engine_check(z->engine);
-}
-
-int zr_refuse_in_bracket(const struct zero_ctx *z, const char *call)
-{
-    int32_t open = zr_engine_open_unit(z->engine);
-    return open < 0 ? 0 : zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
-}
-
-int zr_need_no_step(struct zero_ctx *z, const char *call)
-{
-    int err = need_healthy(z, call);
-    if (!err)
-        err = zr_refuse_in_bracket(z, call);
-    if (!err)
-        err = zr_refuse_in_actions(z, call);
-    if (err)
-        return err;
-    if (!zr_engine_between_steps(z->engine))
-        return zr_fail(ZR_ERR_ORDER,
-                       "%s: a step has begun; call it before the step's first backward or after zero_step",
-                       call);
-    return 0;
-}
-
 static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase)
 {
+    enum zr_called_name name = kind == ZR_EV_BEGIN ? ZR_CALLED_BEGIN : ZR_CALLED_END;
     const char *call = kind == ZR_EV_BEGIN ? "zero_begin" : "zero_end";
-    int err = need_context(z, call);
-    if (err)
-        return err;
+    ZR_TRY(zr_call_check(z, name));
     bool known_phase = phase >= ZERO_FORWARD && phase <= ZERO_BACKWARD_WEIGHT;
     if (!known_phase || unit < 0 || unit >= z->layout->n_units) {
-        err = need_healthy(z, call);
-        if (err)
-            return err;
+        ZR_TRY(zr_need_healthy(z, call));
         if (!known_phase)
             return zr_fail(ZR_ERR_ARG,
                            "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD, ZERO_BACKWARD_INPUT, "
@@ -62,19 +24,16 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
                            call, (int)phase);
         return zr_fail(ZR_ERR_ARG, "%s: unit is %d; allowed: 0..%d", call, unit, z->layout->n_units - 1);
     }
-    err = zr_awaited_refuse(z, call, -1);
-    if (err)
-        return err;
     struct zr_core_event ev = {.kind = kind,
                                .unit = unit,
                                .backward = phase == ZERO_BACKWARD || phase == ZERO_BACKWARD_WEIGHT,
                                .apart = phase >= ZERO_BACKWARD_INPUT};
     if (kind == ZR_EV_BEGIN && !zr_engine_has_failed(z->engine))
-        err = zr_schedule_bracket(z, call, &ev);
-    err = err ? err : zr_engine_call(z->engine, &ev);
-    if (!err && kind == ZR_EV_END)
-        zr_left_out_count(z, unit, phase);
-    return err;
+        ZR_TRY(zr_schedule_bracket(z, call, &ev));
+    ZR_TRY(zr_engine_call(z->engine, &ev));
+    if (kind == ZR_EV_END)
+        zr_missing_brackets_count(z, unit, phase);
+    return 0;
 }
 
 int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase)
@@ -91,15 +50,12 @@ int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase)
 
 int zero_micro(zero_ctx *z)
 {
-    ZR_IN_CALL(z, ZR_CALLED_MICRO, false, -1);
-    int err = need_context(z, "zero_micro");
-    if (!err)
-        err = zr_awaited_refuse(z, "zero_micro", -1);
-    if (!err && zr_stages(z) > 1)
+    ZR_BEGIN_CALL(z, ZR_CALLED_MICRO);
+    if (zr_stages(z) > 1)
         return zr_fail(ZR_ERR_ORDER,
                        "zero_micro: a pipeline's schedule ends the micro-batches; do not call zero_micro");
     struct zr_core_event ev = {.kind = ZR_EV_MICRO};
-    return err ? err : zr_engine_call(z->engine, &ev);
+    return zr_engine_call(z->engine, &ev);
 }
 
 static void give_step_info(const struct zr_step_result *r, struct zero_step_info *info)
@@ -113,47 +69,23 @@ static void give_step_info(const struct zr_step_result *r, struct zero_step_info
     memcpy(info->carried, r->carried, (size_t)r->n_carried * sizeof *info->carried);
 }
 
-static int need_gradients(const struct zero_ctx *z, const char *call)
-{
-    if (!zr_engine_wrote_nothing(z->engine) || zr_engine_open_unit(z->engine) >= 0)
-        return 0;
-    return zr_fail(ZR_ERR_ORDER,
-                   "%s: no backward bracket has ended since the last step; call it once for every "
-                   "grad_accum_steps backward passes",
-                   call);
-}
-
 int zero_norm(zero_ctx *z, double *norm)
 {
-    ZR_IN_CALL(z, ZR_CALLED_NORM, false, -1);
-    int err = need_healthy(z, "zero_norm");
-    if (err)
-        return err;
+    ZR_BEGIN_CALL(z, ZR_CALLED_NORM);
     if (!norm)
         return zr_fail(ZR_ERR_ARG, "zero_norm: norm is NULL");
-    err = zr_awaited_refuse(z, "zero_norm", -1);
-    if (!err)
-        err = zr_schedule_over(z, "zero_norm");
-    if (!err)
-        err = need_gradients(z, "zero_norm");
-    return err ? err : zr_engine_norm(z->engine, norm);
+    return zr_engine_norm(z->engine, norm);
 }
 
 int zero_drop(zero_ctx *z)
 {
-    ZR_IN_CALL(z, ZR_CALLED_DROP, false, -1);
-    int err = need_healthy(z, "zero_drop");
-    if (!err)
-        err = zr_schedule_drop(z);
-    if (!err)
-        err = zr_engine_drop(z->engine);
-    if (!err)
-        zr_schedule_step(z);
-    if (!err)
-        zr_loss_scale_drop(z);
-    if (!err)
-        zr_left_out_drop(z);
-    return err;
+    ZR_BEGIN_CALL(z, ZR_CALLED_DROP);
+    ZR_TRY(zr_schedule_drop(z));
+    ZR_TRY(zr_engine_drop(z->engine));
+    zr_schedule_step(z);
+    zr_loss_scale_drop(z);
+    zr_missing_brackets_drop(z);
+    return 0;
 }
 
 static void report_progress(struct zero_ctx *z)
@@ -178,44 +110,28 @@ static int check_lr(const struct zero_ctx *z, float lr)
 int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 {
     ZR_IN_CALL(z, ZR_CALLED_STEP, false, -1);
-    int err = need_healthy(z, "zero_step");
-    if (err)
-        return err;
-    err = check_lr(z, lr);
-    if (!err)
-        err = zr_awaited_refuse(z, "zero_step", -1);
-    if (!err)
-        err = zr_schedule_over(z, "zero_step");
-    if (!err)
-        err = need_gradients(z, "zero_step");
-    if (err)
-        return err;
+    ZR_TRY(zr_need_healthy(z, "zero_step"));
+    ZR_TRY(check_lr(z, lr));
+    ZR_TRY(zr_call_check(z, ZR_CALLED_STEP));
     struct zr_step_result r;
-    err = zr_engine_step(z->engine, lr, info ? &r : NULL);
-    if (!err) {
-        z->n_micro += (int64_t)zr_engine_tuned(z->engine)->grad_accum_steps * zr_dp_world(z);
-        report_progress(z);
-        zr_loss_scale_step(z);
-        zr_left_out_step(z);
-        zr_schedule_step(z);
-        zr_save_notice(z);
-        err = zr_engine_tied_step(z->engine);
-        if (!err)
-            err = zr_engine_compare_gradients(z->engine);
-        if (!err)
-            err = zr_engine_check_replicas(z->engine);
-    }
-    if (!err && info)
+    ZR_TRY(zr_engine_step(z->engine, lr, info ? &r : NULL));
+    z->n_micro += (int64_t)zr_engine_tuned(z->engine)->grad_accum_steps * zr_dp_world(z);
+    report_progress(z);
+    zr_loss_scale_step(z);
+    zr_missing_brackets_step(z);
+    zr_schedule_step(z);
+    zr_save_notice(z);
+    ZR_TRY(zr_engine_tied_step(z->engine));
+    ZR_TRY(zr_engine_compare_gradients(z->engine));
+    ZR_TRY(zr_engine_check_replicas(z->engine));
+    if (info)
         give_step_info(&r, info);
-    return err;
+    return 0;
 }
 
 int zero_carry(zero_ctx *z, const double *values, int32_t n)
 {
-    ZR_IN_CALL(z, ZR_CALLED_CARRY, false, -1);
-    int err = need_healthy(z, "zero_carry");
-    if (err)
-        return err;
+    ZR_BEGIN_CALL(z, ZR_CALLED_CARRY);
     if (n < 0 || n > ZR_MAX_CARRIED || (n && !values))
         return zr_fail(ZR_ERR_ARG, "zero_carry: n is %d, values is %s; allowed: n 0..%d and values not NULL",
                        n, values ? "set" : "NULL", ZR_MAX_CARRIED);
@@ -228,32 +144,26 @@ int zero_last_step(zero_ctx *z, struct zero_step_info *info)
 {
     struct zr_step_result r;
     bool known;
-    int err = need_healthy(z, "zero_last_step");
-    if (err)
-        return err;
+    ZR_TRY(zr_need_healthy(z, "zero_last_step"));
     if (!info)
         return zr_fail(ZR_ERR_ARG, "zero_last_step: info is NULL");
     struct zr_engine_facts facts;
     zr_engine_facts(z->engine, &facts);
     if (facts.n_steps == 0)
         return zr_fail(ZR_ERR_ORDER, "zero_last_step: there was no zero_step yet");
-    err = zr_engine_last(z->engine, &known, &r);
-    if (err)
-        return err;
+    ZR_TRY(zr_engine_last(z->engine, &known, &r));
     if (!known)
         return ZERO_PENDING;
     give_step_info(&r, info);
     return 0;
 }
 
-/* Checks a range and turns the public value into the engine's. */
+/* Checks the arguments of zero_read and zero_write, and translates the value into the engine's kind. */
 static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t value, int64_t first,
                        int64_t n, int *kind)
 {
     const char *call = writes ? "zero_write" : "zero_read";
-    int err = need_healthy(z, call);
-    if (err)
-        return err;
+    ZR_TRY(zr_need_healthy(z, call));
     if (tensor < 0 || tensor >= z->layout->n_tensors)
         return zr_fail(ZR_ERR_ARG, "%s: tensor is %d; allowed: 0..%d", call, tensor,
                        z->layout->n_tensors - 1);
@@ -275,7 +185,8 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
         return zr_fail(ZR_ERR_ARG,
                        "%s: tensor %s is a buffer: it has no master weights, no states and no gradient", call,
                        t->name);
-    bool given = writes && value == ZERO_VALUE_MASTER && t->tied_grad; /* the first stage's go to both */
+    /* The values of the first pipeline stage go to both. */
+    bool given = writes && value == ZERO_VALUE_MASTER && t->tied_grad;
     if (value != ZERO_VALUE_PARAM && t->tie == ZR_TIE_COPY && !given)
         return zr_fail(ZR_ERR_ARG,
                        "%s: tensor %s is ZERO_TIED: the first pipeline stage has its master weights, states "
@@ -291,11 +202,7 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
         return zr_fail(ZR_ERR_ARG,
                        "%s: first is %lld, n is %lld; allowed: a range within the %lld elements of tensor %s",
                        call, (long long)first, (long long)n, (long long)n_elems, t->name);
-    err = zr_refuse_in_bracket(z, call);
-    if (!err)
-        err = zr_refuse_in_actions(z, call);
-    if (err)
-        return err;
+    ZR_TRY(zr_call_check(z, writes ? ZR_CALLED_WRITE : ZR_CALLED_READ));
     *kind = value == ZERO_VALUE_PARAM    ? ZR_VALUE_PARAM
             : value == ZERO_VALUE_MASTER ? ZR_VALUE_MASTER
             : grad                       ? ZR_VALUE_GRAD
@@ -303,7 +210,7 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
     return 0;
 }
 
-/* What ranks must give alike, besides the tensor, as one number. */
+/* Hashes the arguments that must be equal on all ranks, except the tensor. */
 static uint64_t hash_range(int32_t value, int64_t first, int64_t n)
 {
     const int64_t words[] = {value, first, n};
@@ -314,33 +221,33 @@ int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, 
 {
     if (!z->layout->tensors[tensor].buffer)
         return zr_engine_read(z->engine, tensor, kind, first, n, dst);
-    int err = zr_agree_in_stage(z, zr_buffers_check(z));
-    return err ? err : zr_engine_read_buffer(z->engine, tensor, first, n, dst);
+    ZR_TRY(zr_agree_in_stage(z, zr_buffers_check(z)));
+    return zr_engine_read_buffer(z->engine, tensor, first, n, dst);
 }
 
-/* given: by the program, which counts elements as ZERO_WHOLE says. What both pipeline stages have of tied
- * tensors is then made equal; both of them make this call. */
+/* given: the program wrote these values, and counts elements as ZERO_WHOLE says. Both pipeline stages of a
+ * tied tensor make this call, and then have equal values. */
 static int write_values(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n,
                         const void *src, bool given)
 {
     enum zr_tie tie = z->layout->tensors[tensor].tie;
     bool whole = given && z->layout->tensors[tensor].given_whole;
     if (z->layout->tensors[tensor].buffer) {
-        int err = zr_agree_in_stage(z, zr_buffers_check(z));
-        return err ? err : zr_engine_write_buffer(z->engine, tensor, first, n, src);
+        ZR_TRY(zr_agree_in_stage(z, zr_buffers_check(z)));
+        return zr_engine_write_buffer(z->engine, tensor, first, n, src);
     }
-    bool awaited = z->awaited != NULL;
-    int err = awaited ? zr_agree_in_stage(z, zr_awaited_reserve(z, tensor)) : 0;
-    if (!err && tie != ZR_TIE_COPY)
-        err = whole ? zr_engine_write_whole(z->engine, tensor, kind, first, n, src)
-                    : zr_engine_write(z->engine, tensor, kind, first, n, src);
-    if (!err && given && tie != ZR_TIE_NONE && kind < 0)
-        err = zr_engine_tied_values(z->engine);
-    if (!err && kind < 0)
-        zr_awaited_note(z, tensor, whole, first, n);
-    if (!err && awaited && !z->awaited && z->mesh.stages == 1) /* the model has its values */
-        err = zr_engine_compare_parts(z->engine);
-    return err;
+    bool lacks_values = z->init_later != NULL;
+    if (lacks_values)
+        ZR_TRY(zr_agree_in_stage(z, zr_init_later_reserve(z, tensor)));
+    if (tie != ZR_TIE_COPY)
+        ZR_TRY(whole ? zr_engine_write_whole(z->engine, tensor, kind, first, n, src)
+                     : zr_engine_write(z->engine, tensor, kind, first, n, src));
+    if (given && tie != ZR_TIE_NONE && kind < 0)
+        ZR_TRY(zr_engine_tied_values(z->engine));
+    if (kind < 0)
+        zr_init_later_note(z, tensor, whole, first, n);
+    bool all_have_values = lacks_values && !z->init_later;
+    return all_have_values && z->mesh.stages == 1 ? zr_engine_compare_parts(z->engine) : 0;
 }
 
 int zr_values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, const void *src)
@@ -348,7 +255,7 @@ int zr_values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first,
     return write_values(z, tensor, kind, first, n, src, false);
 }
 
-/* The step's gradients are complete afterwards. */
+/* Completes the step's gradients. */
 static int complete_gradients(struct zero_ctx *z)
 {
     double norm;
@@ -359,10 +266,8 @@ static int complete_gradients(struct zero_ctx *z)
                        "zero_read: the gradients of this step are not complete; with pp %d, call zero_norm "
                        "on the ranks of all pipeline stages first",
                        z->mesh.stages);
-    int err = need_gradients(z, "zero_read");
-    if (err)
-        return err;
-    err = zr_engine_norm(z->engine, &norm);
+    ZR_TRY(zr_need_gradients(z, "zero_read"));
+    int err = zr_engine_norm(z->engine, &norm);
     return err ? zr_fail_more(err, "zero_read of a gradient") : 0;
 }
 
@@ -372,11 +277,9 @@ int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t
     int kind = 0, err = check_range(z, false, tensor, value, first, n, &kind);
     if (err)
         return err;
-    err = zr_awaited_refuse(z, "zero_read", tensor);
-    if (!err && kind == ZR_VALUE_GRAD)
-        err = complete_gradients(z);
-    if (err)
-        return err;
+    ZR_TRY(zr_init_later_require(z, "zero_read", tensor));
+    if (kind == ZR_VALUE_GRAD)
+        ZR_TRY(complete_gradients(z));
     zr_engine_called(z->engine, ZR_CALLED_READ, tensor, hash_range(value, first, n));
     return zr_values_read(z, tensor, kind, first, n, dst);
 }
@@ -389,9 +292,6 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
         return err;
     if (value == ZERO_VALUE_GRAD)
         return zr_fail(ZR_ERR_ARG, "zero_write: value is ZERO_VALUE_GRAD, which can only be read");
-    err = zr_refuse_in_all(z, "zero_write");
-    if (err)
-        return err;
     bool counts = zr_dp_rank(z) == 0 && z->layout->tensors[tensor].tie != ZR_TIE_COPY;
     if (!src && counts && n)
         return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank %d, which must give the values",
@@ -402,16 +302,10 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
 
 int zero_mean(zero_ctx *z, double *values, int32_t n)
 {
-    ZR_IN_CALL(z, ZR_CALLED_MEAN, false, -1);
-    int err = need_healthy(z, "zero_mean");
-    if (err)
-        return err;
+    ZR_BEGIN_CALL(z, ZR_CALLED_MEAN);
     if (!values || n < 0 || n > 64)
         return zr_fail(ZR_ERR_ARG, "zero_mean: n is %d, values is %s; allowed: n 0..64 and values not NULL",
                        n, values ? "set" : "NULL");
-    err = zr_refuse_in_actions(z, "zero_mean");
-    if (err)
-        return err;
     zr_engine_called(z->engine, ZR_CALLED_MEAN, -1, (uint64_t)n);
     return zr_engine_mean(z->engine, values, n);
 }

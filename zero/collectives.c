@@ -26,11 +26,6 @@ static int64_t bytes_of(const struct asked *a)
     return a->n * zr_dtype_bytes((enum zr_dtype)a->dtype);
 }
 
-static int check_context(struct zero_ctx *z, const char *call)
-{
-    return z ? zr_engine_check(z->engine) : zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
-}
-
 static int check_dtype(const struct asked *a, bool computes)
 {
     if (computes && a->dtype != ZERO_F32 && a->dtype != ZERO_BF16)
@@ -42,18 +37,14 @@ static int check_dtype(const struct asked *a, bool computes)
     return 0;
 }
 
-/* computes: it adds or compares elements. */
+/* computes: the call adds or compares elements. */
 static int check_call(struct zero_ctx *z, const struct asked *a, bool computes)
 {
-    int err = check_context(z, a->call);
-    if (err)
-        return err;
+    ZR_TRY(zr_need_healthy(z, a->call));
     if (a->axis != ZERO_AXIS_TP && a->axis != ZERO_AXIS_CP)
         return zr_fail(ZR_ERR_ARG, "%s: axis is %d; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP", a->call,
                        (int)a->axis);
-    err = check_dtype(a, computes);
-    if (err)
-        return err;
+    ZR_TRY(check_dtype(a, computes));
     const int64_t most = INT64_MAX / (int64_t)sizeof(int64_t) / axis_size(z, a->axis);
     if (a->n < 0 || a->n > most)
         return zr_fail(ZR_ERR_ARG, "%s: n is %lld; allowed: 0 to %lld", a->call, (long long)a->n,
@@ -63,7 +54,8 @@ static int check_call(struct zero_ctx *z, const struct asked *a, bool computes)
     return 0;
 }
 
-/* dst and src lie apart, or the part is where this rank has it in the whole. */
+/* Checks that dst and src do not overlap, or that the part lies exactly where this rank has it in the whole.
+ */
 static int check_memory(const struct zero_ctx *z, const struct asked *a, const void *whole, const void *part)
 {
     const int64_t bytes = bytes_of(a);
@@ -78,7 +70,7 @@ static int check_memory(const struct zero_ctx *z, const struct asked *a, const v
                    a->call, rank);
 }
 
-/* What ranks of tp compare, also of calls that move nothing. what: the dtype, or the root. */
+/* Records the call for comparison over tp, even if it moves nothing. what: the dtype, or the root. */
 static void say(struct zero_ctx *z, enum zr_called_name name, int64_t n, int32_t what)
 {
     const int64_t said[] = {name, n, what};
@@ -87,8 +79,8 @@ static void say(struct zero_ctx *z, enum zr_called_name name, int64_t n, int32_t
     zr_engine_called(z->engine, name, -1, hash);
 }
 
-/* With cfg.debug.check, compares the bits of n elements over tp. A whole activation is the same on all ranks;
- * one that is added up most likely is not. */
+/* With cfg.debug.check, compares the bits of n elements over tp. A whole activation must be equal on all
+ * ranks. A partial sum most likely is not. */
 static int compare(struct zero_ctx *z, const struct asked *a, int64_t n, bool whole)
 {
     return zr_engine_compare_activation(z->engine, a->name, a->src, n, (enum zr_dtype)a->dtype, whole);
@@ -101,8 +93,8 @@ static int all_reduce(struct zero_ctx *z, const struct asked *a, void *dst)
     say(z, a->name, a->n, (int32_t)a->dtype);
     if (a->name == ZR_CALLED_ALL_REDUCE_MAX)
         return zr_engine_most_of_parts(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
-    int err = compare(z, a, a->n, false);
-    return err ? err : zr_engine_sum_parts(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
+    ZR_TRY(compare(z, a, a->n, false));
+    return zr_engine_sum_parts(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
 }
 
 int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
@@ -111,11 +103,9 @@ int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
     enum zr_called_name name = op == ZERO_MAX ? ZR_CALLED_ALL_REDUCE_MAX : ZR_CALLED_ALL_REDUCE_SUM;
     ZR_IN_CALL(z, name, false, -1);
     const struct asked a = {"zero_all_reduce", name, axis, dst, src, n, dtype};
-    int err = check_call(z, &a, true);
-    if (!err && op != ZERO_SUM && op != ZERO_MAX)
-        err = zr_fail(ZR_ERR_ARG, "zero_all_reduce: op is %d; allowed: ZERO_SUM, ZERO_MAX", (int)op);
-    if (err)
-        return err;
+    ZR_TRY(check_call(z, &a, true));
+    if (op != ZERO_SUM && op != ZERO_MAX)
+        return zr_fail(ZR_ERR_ARG, "zero_all_reduce: op is %d; allowed: ZERO_SUM, ZERO_MAX", (int)op);
     const uintptr_t to = (uintptr_t)dst, from = (uintptr_t)src, bytes = (uintptr_t)bytes_of(&a);
     if (to != from && to < from + bytes && from < to + bytes)
         return zr_fail(
@@ -129,11 +119,8 @@ int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
 {
     ZR_IN_CALL(z, ZR_CALLED_ALL_GATHER, false, -1);
     const struct asked a = {"zero_all_gather", ZR_CALLED_ALL_GATHER, axis, dst, src, n, dtype};
-    int err = check_call(z, &a, false);
-    if (!err)
-        err = check_memory(z, &a, dst, src);
-    if (err)
-        return err;
+    ZR_TRY(check_call(z, &a, false));
+    ZR_TRY(check_memory(z, &a, dst, src));
     const int32_t size = axis_size(z, axis);
     if (size == 1)
         return zr_engine_copy(z->engine, dst, src, bytes_of(&a));
@@ -146,17 +133,14 @@ int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void 
 {
     ZR_IN_CALL(z, ZR_CALLED_REDUCE_SCATTER, false, -1);
     const struct asked a = {"zero_reduce_scatter", ZR_CALLED_REDUCE_SCATTER, axis, dst, src, n, dtype};
-    int err = check_call(z, &a, true);
-    if (!err)
-        err = check_memory(z, &a, src, dst);
-    if (err)
-        return err;
+    ZR_TRY(check_call(z, &a, true));
+    ZR_TRY(check_memory(z, &a, src, dst));
     const int32_t size = axis_size(z, axis);
     if (size == 1)
         return zr_engine_copy(z->engine, dst, src, bytes_of(&a));
     say(z, a.name, n, (int32_t)dtype);
-    err = compare(z, &a, n * size, false);
-    return err ? err : zr_engine_scatter_parts(z->engine, a.name, dst, src, n * size, (enum zr_dtype)dtype);
+    ZR_TRY(compare(z, &a, n * size, false));
+    return zr_engine_scatter_parts(z->engine, a.name, dst, src, n * size, (enum zr_dtype)dtype);
 }
 
 int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t n, enum zero_dtype dtype)
@@ -187,9 +171,7 @@ static int broadcast_over_pp(struct zero_ctx *z, int32_t root, void *buf, int64_
 int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes)
 {
     ZR_IN_CALL(z, axis == ZERO_AXIS_PP ? ZR_CALLED_BROADCAST_PP : ZR_CALLED_BROADCAST_TP, false, -1);
-    int err = check_context(z, "zero_broadcast");
-    if (err)
-        return err;
+    ZR_TRY(zr_need_healthy(z, "zero_broadcast"));
     if (axis < ZERO_AXIS_TP || axis > ZERO_AXIS_PP)
         return zr_fail(ZR_ERR_ARG,
                        "zero_broadcast: axis is %d; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP, ZERO_AXIS_PP",
@@ -201,9 +183,9 @@ int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, in
         return zr_fail(ZR_ERR_ARG, "zero_broadcast: bytes is %lld, buf is %s; allowed: 0 and more, not NULL",
                        (long long)bytes, buf ? "set" : "NULL");
     if (axis == ZERO_AXIS_PP)
-        err = zr_refuse_in_actions(z, "zero_broadcast");
-    if (err || axis_size(z, axis) == 1)
-        return err;
+        ZR_TRY(zr_call_check(z, ZR_CALLED_BROADCAST_PP));
+    if (axis_size(z, axis) == 1)
+        return 0;
     return axis == ZERO_AXIS_TP ? broadcast_over_tp(z, root, buf, bytes)
                                 : broadcast_over_pp(z, root, buf, bytes);
 }

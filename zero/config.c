@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config.c: resolves a configuration: defaults, and what can only be checked with several fields in hand. */
+/* config.c: resolves a configuration. It fills in defaults, checks the head (size and version) that tells
+ * which zero.h the program was built with, and checks what depends on several fields. */
 #include "zero/config.h"
 #include "comm/meet/rendezvous.h"
+#include "kernels/alloc.h"
 #include "shard/plan.h"
 
 #include <stdlib.h>
@@ -41,13 +43,9 @@ static int check_name(const struct zero_config *c)
                    ZR_NAME_CHARS);
 }
 
-static int32_t most_micro_batches(const struct zero_config *c)
-{
-    return c->max_grad_accum_steps ? c->max_grad_accum_steps : c->grad_accum_steps;
-}
-
 static int check_together(const struct zero_config *c)
 {
+    int32_t most = c->max_grad_accum_steps ? c->max_grad_accum_steps : c->grad_accum_steps;
     if (c->launch.world > 0 && c->launch.rank >= c->launch.world)
         return zr_fail(ZR_ERR_ARG, "rank is %d; allowed: 0 to %d (world is %d)", c->launch.rank,
                        c->launch.world - 1, c->launch.world);
@@ -60,13 +58,13 @@ static int check_together(const struct zero_config *c)
                        "max_grad_accum_steps is %d but grad_accum_steps is %d; allowed: 0, or at least "
                        "grad_accum_steps",
                        c->max_grad_accum_steps, c->grad_accum_steps);
-    if (c->memory.grad_in_place && c->deterministic > 0 && most_micro_batches(c) > 1)
+    if (c->memory.grad_in_place && c->deterministic > 0 && most > 1)
         return zr_fail(
             ZR_ERR_ARG,
             "grad_in_place is 1 and deterministic is 1, with %sgrad_accum_steps %d: gradients that "
             "the model adds up itself are not added in the fixed order that deterministic "
             "promises; set only one of the two",
-            c->max_grad_accum_steps ? "max_" : "", most_micro_batches(c));
+            c->max_grad_accum_steps ? "max_" : "", most);
     if (!c->init != (c->init_from != ZERO_INIT_CALL))
         return zr_fail(ZR_ERR_ARG,
                        "init is %s but init_from is %s; allowed: both init and ZERO_INIT_CALL, or neither",
@@ -120,7 +118,7 @@ static int check_brackets(const struct zr_call *order, struct place *places, int
 {
     qsort(places, (size_t)n, sizeof *places, by_unit);
     int n_open =
-        0; /* the open brackets of the unit at hand are kept in places[0..n_open), which was read already */
+        0; /* places[0..n_open) holds the open brackets of this unit. Those places were read already. */
     for (int i = 0; i < n; i++) {
         struct place p = places[i];
         const struct zr_call *call = &order[p.at];
@@ -149,17 +147,18 @@ static int check_brackets(const struct zr_call *order, struct place *places, int
     return 0;
 }
 
-/* Checks the order and hands out a copy in the lower floors' own form. */
+/* Checks the order and copies it in the form of the lower floors. */
 static int resolve_order(const struct zero_config *c, struct zr_call **out)
 {
     int n = c->memory.n_order, err = 0;
     *out = NULL;
     if (n == 0)
         return 0;
-    struct zr_call *calls = calloc((size_t)n, sizeof *calls);
-    struct place *places = calloc((size_t)n, sizeof *places);
-    if (!calls || !places)
-        err = zr_fail(ZR_ERR_NOMEM, "no memory for an order of %d calls", n);
+    struct zr_call *calls;
+    struct place *places = NULL;
+    err = ZR_ZALLOC(calls, n, "an order of %d calls", n);
+    if (!err)
+        err = ZR_ZALLOC(places, n, "an order of %d calls", n);
     for (int i = 0; !err && i < n; i++) {
         const struct zero_call *call = &c->memory.order[i];
         err = check_call(call, i);
@@ -180,7 +179,7 @@ static int resolve_order(const struct zero_config *c, struct zr_call **out)
     return err;
 }
 
-/* As long as PyTorch lets a process group of NCCL start, and torchrun its agents meet. */
+/* PyTorch waits as long for an NCCL process group, and torchrun for its agents. */
 enum { START_MS = 600000 };
 
 int64_t zr_config_start_ms(const struct zero_config *c)
@@ -208,18 +207,16 @@ static float or_default(float value, float fallback)
 
 static struct zr_options resolve_fields(const struct zero_config *c)
 {
-    return (struct zr_options){
+    struct zr_options o = {
         .stage = c->stage,
         .n_optims = 1 + c->n_optim_groups,
         .clip = c->clip,
         .grad_scale = c->grad_scale,
         .grad_accum_steps = c->grad_accum_steps,
-        .max_grad_accum_steps = most_micro_batches(c),
+        .max_grad_accum_steps = c->max_grad_accum_steps,
         .grad_sum = c->grad_sum,
         .prefetch = c->memory.prefetch,
         .param_budget_bytes = c->memory.param_budget_bytes,
-        /* deterministic that nobody asked for is turned off instead; see zr_backend_choose. */
-        .deterministic = c->deterministic && !(c->memory.grad_in_place && most_micro_batches(c) > 1),
         .grad_in_place = c->memory.grad_in_place,
         .compares_tp = true,
         .wire_dtype = (enum zr_dtype)c->memory.wire_dtype,
@@ -229,11 +226,14 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .save_keep = c->checkpoint.save_keep,
         .check = c->debug.check,
     };
+    /* deterministic auto is off if the model adds up micro-batches itself; see also zr_backend_choose. */
+    o.deterministic = c->deterministic && !(o.grad_in_place && zr_most_micro_batches(&o) > 1);
+    return o;
 }
 
 /* ---- parameter groups ---- */
 
-/* A program's own update takes lr_scale, and no other number. */
+/* With its own update, a group has lr_scale and no other number. */
 static int check_own_update(const struct zero_optim *g)
 {
     if (g->optimizer != ZERO_ADAMW)
@@ -293,8 +293,8 @@ static int copy_groups(const struct zero_config *c, struct zero_optim **out)
                        "optim_groups is %s but n_optim_groups is %d; allowed: both given, or NULL and 0",
                        c->optim_groups ? "set" : "NULL", c->n_optim_groups);
     int32_t n = 1 + c->n_optim_groups;
-    struct zero_optim *groups = malloc((size_t)n * sizeof *groups);
-    int err = groups ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d parameter groups", n);
+    struct zero_optim *groups;
+    int err = ZR_ALLOC(groups, n, "%d parameter groups", n);
     for (int32_t i = 0; !err && i < n; i++) {
         groups[i] = i ? c->optim_groups[i - 1] : c->optim;
         err = check_group(&groups[i]);
@@ -308,7 +308,7 @@ static int copy_groups(const struct zero_config *c, struct zero_optim **out)
     return err;
 }
 
-/* The update divides by the root of the second moment, which is 0 until a weight has had a gradient. */
+/* The update divides by the root of the second moment, which is 0 for a weight that never had a gradient. */
 static void report_zero_eps(const struct zr_config *c)
 {
     for (int32_t i = 0; i < c->options.n_optims; i++) {
@@ -326,12 +326,11 @@ static void report_zero_eps(const struct zr_config *c)
 static int resolve(const struct zero_config *user, bool has_log, struct zr_config *out)
 {
     struct zr_config c = {0};
-    int err = zr_config_check_head(user);
-    if (err)
-        return err;
+    int err;
+    ZR_TRY(zr_config_check_head(user));
     c.user = *user;
-    if (has_log && (err = zr_log_open(c.user.debug.log, c.user.debug.log_arg, getenv("ZERO_LOG"), &c.log)))
-        return err;
+    if (has_log)
+        ZR_TRY(zr_log_open(c.user.debug.log, c.user.debug.log_arg, getenv("ZERO_LOG"), &c.log));
     if ((err = zr_config_apply_env(&c.user, c.log)) || (err = copy_groups(&c.user, &c.groups)) ||
         (err = zr_config_check_fields(&c.user)) || (err = check_name(&c.user)) ||
         (err = check_together(&c.user)) || (err = resolve_order(&c.user, &c.order))) {
@@ -394,8 +393,39 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
         return err;
     }
     apply_groups(o, tensors, n_tensors);
-    /* Where the memory behind a gradient cannot be closed to the model. */
+    /* If guards cannot close the memory behind a gradient to the model, gaps in the layout do. */
     bool gaps = o->check && place.model_holds && config->user.device != ZERO_DEVICE_CUDA;
     return zr_layout_make(tensors, n_tensors, place.size[ZR_INNER], place.size[ZR_OUTER], place.model_holds,
                           gaps, out);
+}
+
+int zr_config_check_head(const struct zero_config *cfg)
+{
+    if (!cfg)
+        return zr_fail(
+            ZR_ERR_ARG,
+            "cfg is NULL; it must be a configuration initialised by ZERO_CONFIG_INIT or zero_config_init");
+    if (cfg->size == sizeof *cfg && cfg->version == ZERO_ABI_VERSION)
+        return 0;
+    if (cfg->size == 0 && cfg->version == 0)
+        return zr_fail(ZR_ERR_ARG, "the configuration was not initialised: its size and version are 0; "
+                                   "initialise it by ZERO_CONFIG_INIT or zero_config_init");
+    return zr_fail(
+        ZR_ERR_ARG,
+        "version is 0x%x and size is %zu; allowed: 0x%x and %zu, those of this library (%s): the program was "
+        "built with another zero.h, or did not initialise cfg by ZERO_CONFIG_INIT or zero_config_init",
+        cfg->version, cfg->size, ZERO_ABI_VERSION, sizeof *cfg, zero_version());
+}
+
+int zero_config_init(struct zero_config *cfg, size_t size)
+{
+    if (!cfg)
+        return zr_fail(ZR_ERR_ARG, "zero_config_init: cfg is NULL");
+    if (size != sizeof *cfg)
+        return zr_fail(ZR_ERR_ARG,
+                       "zero_config_init: size is %zu; allowed: %zu, the bytes of struct zero_config of this "
+                       "library (%s): the program was built with another zero.h",
+                       size, sizeof *cfg, zero_version());
+    *cfg = (struct zero_config)ZERO_CONFIG_INIT;
+    return 0;
 }

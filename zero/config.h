@@ -85,8 +85,6 @@ void zr_config_release(struct zr_config *config);
 int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, int32_t n_tensors, int world,
                      struct zr_layout **out);
 
-/* In config_abi.c. */
-
 /* Checks that the configuration was begun with this library's zero.h. Reads only its size and version. NULL
  * is an error too. */
 int zr_config_check_head(const struct zero_config *cfg);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config_keys.c: the table of configuration fields, and what is done field by field: set from text, set from
- * the environment, checked. */
+/* config_keys.c: the table of configuration fields, and what works field by field: setting from text, setting
+ * from the environment, and checking. */
 #include "zero/config.h"
 
 #include <ctype.h>
@@ -53,12 +53,12 @@ struct field {
     enum kind kind;
     enum where where;
     const struct choice *names;
-    bool may_be_auto;    /* ZERO_AUTO, as a text "auto", besides lo to hi */
+    bool may_be_auto;    /* ZERO_AUTO is allowed too, as the text "auto". */
     double lo, hi;       /* inclusive */
-    const char *allowed; /* of KIND_FIXED: why it cannot be set by text */
+    const char *allowed; /* KIND_FIXED: why text cannot set it */
 };
 
-/* Fails to compile when the kind is not the field's type. */
+/* Fails to compile if the kind does not match the field's type. */
 #define BYTES_OF_KIND_INT32  4
 #define BYTES_OF_KIND_INT64  8
 #define BYTES_OF_KIND_BYTES  8
@@ -87,7 +87,7 @@ struct field {
 #define POINTER     "a pointer: set the field itself"
 #define HEAD        "set by ZERO_CONFIG_INIT"
 
-/* In the struct's order. */
+/* The fields in the order of the struct. */
 static const struct field fields[] = {
     FIXED(, size, HEAD),
     FIXED(, version, HEAD),
@@ -167,7 +167,7 @@ static const struct field fields[] = {
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 
-/* Variables that other parts read; never a misspelt field. */
+/* Variables that other parts of libzero read. They are not misspelt fields. */
 static const char *const other_variables[] = {
     "ZERO_RANK",       "ZERO_WORLD_SIZE",   "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS", "ZERO_JOB",
     "ZERO_JOB_KEY",    "ZERO_JOB_KEY_FILE", "ZERO_ATTEMPT",    "ZERO_ISA",        "ZERO_POISON",
@@ -190,7 +190,7 @@ static bool in_range(const struct field *f, union value v)
     double x = is_real(f) ? v.f : (double)v.i;
     if (f->may_be_auto && x == ZERO_AUTO)
         return true;
-    bool zero_scale = f->kind == KIND_DOUBLE && x == 0; /* the one double is a factor of every gradient */
+    bool zero_scale = f->kind == KIND_DOUBLE && x == 0; /* The only double is a factor of every gradient. */
     return isfinite(x) && x >= f->lo && x <= f->hi && !zero_scale;
 }
 
@@ -246,7 +246,7 @@ static void store(struct zero_config *cfg, const struct field *f, union value v)
     }
 }
 
-/* Decimal digits with at most one sign, nothing before or after but, for sizes, a unit. */
+/* Parses decimal digits with at most one sign. Sizes may end in a unit. */
 static bool parse_integer(const char *text, bool with_unit, int64_t *out)
 {
     static const struct {
@@ -285,7 +285,7 @@ static bool parse_integer(const char *text, bool with_unit, int64_t *out)
     return !__builtin_mul_overflow((int64_t)n, factor, out);
 }
 
-/* A finite number, written with a point whatever the program's locale. */
+/* Parses a finite number with a decimal point, whatever the locale of the program is. */
 static bool parse_real(const char *text, bool is_float, double *out)
 {
     if (!*text || isspace((unsigned char)*text))
@@ -324,7 +324,7 @@ static bool parse(const struct field *f, const char *text, union value *out)
                       : parse_integer(text, f->kind == KIND_BYTES, &out->i);
 }
 
-/* label: what the user wrote it under, a key or a variable. */
+/* label: the key or variable that the user wrote. */
 static int set_text(struct zero_config *cfg, const struct field *f, const char *label, const char *text)
 {
     union value v = {0};
@@ -385,11 +385,8 @@ int zr_config_check_number(const char *key, double value, double *out)
 
 int zr_config_check_fields(const struct zero_config *cfg)
 {
-    for (size_t i = 0; i < N_FIELDS; i++) {
-        int err = fields[i].kind == KIND_FIXED ? 0 : check_field(cfg, &fields[i]);
-        if (err)
-            return err;
-    }
+    for (size_t i = 0; i < N_FIELDS; i++)
+        ZR_TRY(fields[i].kind == KIND_FIXED ? 0 : check_field(cfg, &fields[i]));
     return 0;
 }
 
@@ -404,8 +401,7 @@ int zr_config_check_optim(const struct zero_optim *group)
     return err;
 }
 
-/* Insertions, deletions and replacements that make b of a (Levenshtein), case ignored. Only the first 63
- * characters count. */
+/* Returns the Levenshtein distance of two texts, ignoring case. Only the first 63 characters count. */
 static int distance(const char *a, const char *b)
 {
     enum { MAX = 63 };
@@ -426,7 +422,7 @@ static int distance(const char *a, const char *b)
     return row[n_b];
 }
 
-/* Keys that an earlier version had: the key that does their work now, or what else does it. */
+/* Keys of earlier versions, with the key or the call that replaces them. */
 static const struct earlier {
     const char *key, *now, *how;
 } earlier_keys[] = {{"shard_group", "dp_replicate", NULL},
@@ -441,7 +437,7 @@ static const struct earlier *find_earlier(const char *key)
     return NULL;
 }
 
-/* The first of the least distance, among those the environment can set or among all. */
+/* Returns the nearest field, among those that the environment can set or among all. */
 static const struct field *nearest(const char *key, bool env_only, int *best)
 {
     const struct field *found = NULL;
@@ -487,7 +483,7 @@ int zero_config_set(struct zero_config *cfg, const char *key, const char *value)
                    nearest(key, false, &d)->key);
 }
 
-/* "ZERO_" and the key in capitals. */
+/* Writes the name of the variable: "ZERO_" and the key in capitals. */
 static void variable_name(const struct field *f, char *out, size_t out_bytes)
 {
     snprintf(out, out_bytes, "ZERO_%s", f->key);
@@ -512,8 +508,8 @@ static int nearest_variable(const char *name, char known[VARIABLE_CHARS])
     return best;
 }
 
-/* Warns of each variable that the library does not know: it is most likely misspelt, or no longer there.
- * Those of libzero's own tests are left alone. */
+/* Warns of each ZERO_ variable that the library does not know, because it is most likely misspelt. Variables
+ * of libzero's own tests are ignored. */
 static void warn_of_unknown(struct zr_log *log)
 {
     for (char **e = environ; e && *e; e++) {
@@ -535,7 +531,7 @@ static void warn_of_unknown(struct zr_log *log)
     }
 }
 
-/* Of a field that is not of texts alone. */
+/* Applies the variable of one field. A field that only zero_config_set can set is skipped. */
 static int apply_variable(struct zero_config *cfg, const struct field *f)
 {
     char name[64];
@@ -548,11 +544,8 @@ static int apply_variable(struct zero_config *cfg, const struct field *f)
 
 int zr_config_apply_env(struct zero_config *cfg, struct zr_log *log)
 {
-    for (size_t i = 0; i < N_FIELDS; i++) {
-        int err = apply_variable(cfg, &fields[i]);
-        if (err)
-            return err;
-    }
+    for (size_t i = 0; i < N_FIELDS; i++)
+        ZR_TRY(apply_variable(cfg, &fields[i]));
     warn_of_unknown(log);
     return 0;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* context.h: what a zero_ctx holds, from the device up. */
+/* context.h: what a zero_ctx holds, and what the files of zero/ call of each other. */
 #ifndef ZR_ZERO_CONTEXT_H
 #define ZR_ZERO_CONTEXT_H
 
@@ -39,7 +39,7 @@ struct zr_whole {
     void *trained;
 };
 
-/* memory.c: what another rank has to do with the memory that this rank uses. */
+/* memory.c: how another rank shares memory with this one. */
 struct zr_sharer {
     /* it runs on this rank's machine */
     bool machine;
@@ -74,7 +74,7 @@ struct zero_ctx {
     struct zr_rendezvous *rendezvous;
     /* this context's name in the process's list; NULL: it has no other ranks, or its name was taken */
     struct zr_open_name *open_name;
-    /* how it waits for the other ranks */
+    /* how zero_wrap waits for the other ranks */
     struct zr_waiting waiting;
 
     struct zr_device *device;
@@ -85,7 +85,7 @@ struct zero_ctx {
     /* (world) by rank */
     struct zr_sharer *sharers;
 
-    /* what watches device and communicators; NULL: cfg.debug.check is off */
+    /* check mode: watches the device and the communicators. NULL: cfg.debug.check is off */
     struct zr_check *check;
 
     /* Communicators by role (struct zr_engine_parts). One may have several roles, and is closed once. */
@@ -106,8 +106,8 @@ struct zero_ctx {
     struct zr_folder_locks locks;
     /* the save under way; NULL: none */
     struct zr_save *save;
-    /* elements without values so far (awaited.c); NULL: all elements have values */
-    struct zr_awaited *awaited;
+    /* elements without values so far (init_later.c); NULL: all elements have values */
+    struct zr_init_later *init_later;
     /* with pipeline stages: all ranks have agreed that every tensor has values */
     bool stages_have_values;
     /* saves begun so far */
@@ -123,8 +123,8 @@ struct zero_ctx {
     bool has_loss_scale, had_loss_scale;
     /* the warning about a step without zero_loss_scale was given */
     bool reported_no_loss_scale;
-    /* counts the brackets of this step (left_out.c) */
-    struct zr_left_out *left_out;
+    /* counts the brackets of this step (missing_brackets.c) */
+    struct zr_missing_brackets *missing_brackets;
     /* tells zero-run how far this rank is */
     struct zr_progress_map progress;
     /* the program's own data for the next saves, by enum zr_data_kind; NULL: none */
@@ -160,6 +160,20 @@ static inline void zr_leave_call(struct zero_ctx **z)
         zr_engine_leave((*z)->engine);
 }
 
+/* call_rules.c. z may be NULL.
+ *   call_check      ZR_ERR_ORDER if the rules of this call do not hold; ZR_ERR_ARG if z is NULL; or the
+ *                   failure of a context that has failed
+ *   need_healthy    the same for a call that needs no more than a context that has not failed
+ *   need_gradients  ZR_ERR_ORDER if no backward bracket has ended since the last step; z is not NULL */
+int zr_call_check(struct zero_ctx *z, enum zr_called_name name);
+int zr_need_healthy(struct zero_ctx *z, const char *call);
+int zr_need_gradients(const struct zero_ctx *z, const char *call);
+/* Begins a call of the program: tells the flight recorder, and returns from the function if its rules do not
+ * hold. */
+#define ZR_BEGIN_CALL(z, name)                                                                               \
+    ZR_IN_CALL(z, name, false, -1);                                                                          \
+    ZR_TRY(zr_call_check(z, name))
+
 /* The number of data-parallel ranks, and this rank's number among them. Data-parallel ranks have the same
  * part of the model. Before the mesh is made, all ranks count as data-parallel. */
 static inline int32_t zr_dp_world(const struct zero_ctx *z)
@@ -177,9 +191,9 @@ static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
     return r / n_stage * n_stage + r % z->mesh.parts;
 }
 
-/* whole.c. Collects the tensors of all pipeline stages, once the plan is agreed on. Collective over the
- * rendezvous with pipeline stages, otherwise local. ZR_ERR_MISMATCH if two stages use a name for different
- * tensors; ZR_ERR_NOMEM. */
+/* whole.c. Collects the tensors of all pipeline stages, once the plans agree. Collective over the rendezvous
+ * with pipeline stages, otherwise local. ZR_ERR_MISMATCH if two stages use a name for different tensors;
+ * ZR_ERR_NOMEM. */
 int zr_whole_make(struct zero_ctx *z);
 /* A zeroed struct is allowed. */
 void zr_whole_free(struct zr_whole *w);
@@ -213,7 +227,7 @@ enum zr_values_in zr_values_in(const struct zero_ctx *z);
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
                      enum zr_values_in values, struct zr_tensor **out);
 
-/* prepare.c. Chooses the backend and makes the layout, the schedule and the plan. Local. On failure the
+/* wrap.c. Chooses the backend and makes the layout, the schedule and the plan. Local. On failure the
  * caller frees what out holds. */
 struct zr_prepared {
     const struct zr_backend *backend;
@@ -245,9 +259,6 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
 void zr_schedule_free(struct zr_schedule *s);
 const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s);
 uint64_t zr_schedule_file_hash(const struct zr_schedule *s);
-struct zr_pipeline;
-/* schedule_file.c: reads cfg.pipeline.schedule_file. The caller closes *out, on failure too. */
-int zr_schedule_read(const struct zr_config *c, struct zr_pipeline **out);
 int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct zr_core_event *ev);
 int zr_schedule_over(const struct zero_ctx *z, const char *call);
 int zr_schedule_drop(const struct zero_ctx *z);
@@ -275,14 +286,8 @@ void zr_backend_abort_comms(struct zero_ctx *z, int err);
 void zr_backend_close_comms(struct zero_ctx *z);
 const char *zr_backend_path(const struct zero_ctx *z);
 
-/* backend_asks.c. Local; gives the same result on all ranks.
- *   ask_roles  what each role's communicator has to move; does not choose its group
- *   is_ragged  whether some slices, or their sums, are too large to be packed
- *   reserve    sets what the communicators need of the plan (options.gather_scratch_bytes, pack and so on)
- */
-void zr_backend_ask_roles(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o,
-                          struct zr_role_ask ask[ZR_ROLES]);
-bool zr_backend_is_ragged(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o);
+/* backend.c. Sets what the communicators need of the plan (options.gather_scratch_bytes and so on). Local.
+ * The result is equal on all ranks. */
 void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, const struct zr_layout *layout);
 
 /* agree.c: compares the plans of all ranks. Collective over the rendezvous; local for world 1. Every rank
@@ -300,7 +305,7 @@ int zr_agree_in_run(struct zero_ctx *z, int local_err);
 /* The same among the ranks of one pipeline stage. An error that one rank has alone ends the context. */
 int zr_agree_in_stage(struct zero_ctx *z, int local_err);
 
-/* awaited.c.
+/* init_later.c.
  *   refuse           ZR_ERR_ORDER if the tensor, or with a negative number any tensor, lacks values. Returns
  *                    the failure of a context that has failed
  *   refuse_all       the same for all tensors, and with pipeline stages for those of every stage; collective
@@ -309,14 +314,14 @@ int zr_agree_in_stage(struct zero_ctx *z, int local_err);
  *   reserve          grows the list before a write, so that note cannot fail
  *   note             records a write of this part's elements, or with whole set of the whole tensor's
  *   loaded           records that every tensor has values */
-int zr_awaited_open(struct zero_ctx *z);
-void zr_awaited_close(struct zero_ctx *z);
-int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor);
-int zr_awaited_refuse_all(struct zero_ctx *z, const char *call);
-bool zr_awaited_nothing_written(const struct zero_ctx *z);
-int zr_awaited_reserve(struct zero_ctx *z, int32_t tensor);
-void zr_awaited_note(struct zero_ctx *z, int32_t tensor, bool whole, int64_t first, int64_t n);
-void zr_awaited_loaded(struct zero_ctx *z);
+int zr_init_later_open(struct zero_ctx *z);
+void zr_init_later_close(struct zero_ctx *z);
+int zr_init_later_require(struct zero_ctx *z, const char *call, int32_t tensor);
+int zr_init_later_require_all(struct zero_ctx *z, const char *call);
+bool zr_init_later_nothing_written(const struct zero_ctx *z);
+int zr_init_later_reserve(struct zero_ctx *z, int32_t tensor);
+void zr_init_later_note(struct zero_ctx *z, int32_t tensor, bool whole, int64_t first, int64_t n);
+void zr_init_later_loaded(struct zero_ctx *z);
 
 /* first_values.c. Warns about the first NaN or infinity among the weights that this rank owns. Local. */
 void zr_first_values_report(struct zero_ctx *z);
@@ -381,15 +386,6 @@ int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
 /* Returns a hash of the sources that this library was built from (source_hash.py). */
 uint64_t zr_source_hash(void);
 
-/* command_line.c. This process's command line without the folder of its program. */
-struct zr_command_line {
-    /* hash without decimal digits, which may be a rank, a port or a device; 0: not known */
-    uint64_t hash;
-    /* its beginning, on one line */
-    char text[128];
-};
-void zr_command_line_read(struct zr_command_line *out);
-
 /* wrap_report.c. Writes the log lines of a successful zero_wrap. */
 void zr_wrap_report(struct zero_ctx *z);
 
@@ -397,29 +393,20 @@ void zr_wrap_report(struct zero_ctx *z);
  * leaving the rendezvous may fail after a rank was lost. */
 void zr_tear_down(struct zero_ctx *z);
 
-/* calls.c. Refuses the call while a bracket is open. */
-int zr_refuse_in_bracket(const struct zero_ctx *z, const char *call);
-/* Refuses the call while zero_gather_all holds all parameters, which it would change. */
-int zr_refuse_in_all(const struct zero_ctx *z, const char *call);
-
-/* Refuses the call if the context has failed, a bracket is open, or calls show that the gradients of a step
- * have begun. z may be NULL. */
-int zr_need_no_step(struct zero_ctx *z, const char *call);
-
 /* loss_scale.c. Called when a step ends: by zero_step, and by zero_drop. */
 void zr_loss_scale_step(struct zero_ctx *z);
 void zr_loss_scale_drop(struct zero_ctx *z);
 
-/* left_out.c: counts the brackets that end, to find units that a step leaves out. step and drop end a step as
- * above. */
-int zr_left_out_open(struct zero_ctx *z);
-void zr_left_out_close(struct zero_ctx *z);
-void zr_left_out_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase);
-void zr_left_out_step(struct zero_ctx *z);
-void zr_left_out_drop(struct zero_ctx *z);
+/* missing_brackets.c: counts the brackets that end, to find units that a step leaves out. step is called by
+ * zero_step, drop by zero_drop. */
+int zr_missing_brackets_open(struct zero_ctx *z);
+void zr_missing_brackets_close(struct zero_ctx *z);
+void zr_missing_brackets_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase);
+void zr_missing_brackets_step(struct zero_ctx *z);
+void zr_missing_brackets_drop(struct zero_ctx *z);
 
-/* given_up.c: with cfg.debug.check, fills the memory that the model's pointers still point at with NaN. */
-void zr_given_up_fill(const struct zero_ctx *z);
+/* old_params.c: with cfg.debug.check, fills the memory that the model's pointers still point at with NaN. */
+void zr_old_params_fill(const struct zero_ctx *z);
 
 /* stats.c */
 void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out);

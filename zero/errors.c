@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* errors.c: the public face of the last failure, and the proof that public and internal numbers are the same.
- */
+/* errors.c: the public error calls, and compile-time checks that public and internal numbers are equal. */
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "zero/zero.h"
 
-/* Both ways, so that neither list can grow alone. */
+/* Checks in both directions, so that neither list can grow alone. */
 #define SAME(name, value, ...)                                                                               \
     _Static_assert((int)ZERO_ERR_##name == (int)ZR_ERR_##name && (int)ZERO_ERR_##name == (value),            \
                    "ZERO_ERR_" #name " differs from ZR_ERR_" #name);
@@ -19,7 +18,7 @@ SAME(BF16);
 SAME(F16);
 #undef SAME
 
-/* Numbers and names of the optimizers, both ways. */
+/* The same for numbers and names of the optimizers. */
 #define PUBLIC(name, value, key, text) PUBLIC_##name##_##key = value,
 enum { ZERO_OPTIMIZER_MAP(PUBLIC) PUBLIC_END };
 #undef PUBLIC

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* find_place.c: which rank this process is, and its place in cfg.mesh, for zero_wrap, zero_plan, and programs
- * that must know both before the wrap. */
+/* find_place.c: finds the rank of this process and its place in cfg.mesh. zero_wrap and zero_plan use it, and
+ * programs that need both before the wrap. */
 #include "zero/context.h"
 
 #include <stdio.h>
@@ -15,16 +15,15 @@ int zr_find_rank(const struct zero_config *cfg, struct zr_world *out)
         return (asked && asked->world_meet ? zr_world_find_by_mpi : zr_world_find)(
             cfg->launch.rank, cfg->launch.world, cfg->launch.rendezvous, out);
     ranks.name = of->lent_name;
-    int err = of->lent_world(lent, zr_config_start_ms(cfg), &ranks.rank, &ranks.world);
-    if (!err && of->job_world)
-        err = of->job_world(zr_config_start_ms(cfg), &ranks.job_rank, &ranks.job_world);
-    return err ? err
-               : zr_world_lent(&ranks, cfg->launch.rank, cfg->launch.world, cfg->launch.rendezvous, out);
+    ZR_TRY(of->lent_world(lent, zr_config_start_ms(cfg), &ranks.rank, &ranks.world));
+    if (of->job_world)
+        ZR_TRY(of->job_world(zr_config_start_ms(cfg), &ranks.job_rank, &ranks.job_world));
+    return zr_world_lent(&ranks, cfg->launch.rank, cfg->launch.world, cfg->launch.rendezvous, out);
 }
 
 /* ---- the mesh ---- */
 
-/* "pp 1, dp_replicate auto, dp_shard 4, cp 1, tp 2" */
+/* Writes "pp 1, dp_replicate auto, dp_shard 4, cp 1, tp 2". */
 static void list_sizes(const struct zero_config *c, char *text, size_t n_text)
 {
     char replicate[16] = "auto";
@@ -34,7 +33,7 @@ static void list_sizes(const struct zero_config *c, char *text, size_t n_text)
              c->mesh.dp_shard, c->mesh.cp, c->mesh.tp);
 }
 
-/* The numbers of ranks; those of dp are -1 where only the hosts decide. */
+/* Computes the size of each axis. The dp axes are -1 if only the hosts decide. */
 static int size_axes(const struct zero_config *c, struct zero_place *p)
 {
     const int32_t size[] = {c->mesh.pp, c->mesh.cp, c->mesh.tp,
@@ -87,11 +86,8 @@ static int refuse_later_axes(const struct zero_config *c)
 int zr_config_mesh(struct zr_config *c, int32_t rank, int32_t world)
 {
     struct zero_place p = {.rank = rank, .world = world};
-    int err = refuse_later_axes(&c->user);
-    if (!err)
-        err = size_axes(&c->user, &p);
-    if (err)
-        return err;
+    ZR_TRY(refuse_later_axes(&c->user));
+    ZR_TRY(size_axes(&c->user, &p));
     int32_t left = rank;
     p.tp = left % p.n_tp;
     left /= p.n_tp;
@@ -112,11 +108,8 @@ int zr_config_mesh(struct zr_config *c, int32_t rank, int32_t world)
 static int find_place(struct zr_config *c, struct zero_place *out)
 {
     struct zr_world found;
-    int err = zr_find_rank(&c->user, &found);
-    if (!err)
-        err = zr_config_mesh(c, found.rank, found.world);
-    if (err)
-        return err;
+    ZR_TRY(zr_find_rank(&c->user, &found));
+    ZR_TRY(zr_config_mesh(c, found.rank, found.world));
     *out = c->place;
     out->local_rank = found.local_rank;
     return 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* first_values.c: a look at the weights that a model begins with. A NaN or an infinity among them spoils
- * every step, so each rank looks through what it owns, once, and says where the first one is. */
+/* first_values.c: looks for NaN and infinity among the first weights, because one spoils every step. Each
+ * rank searches the weights that it owns once, and logs the first one. */
+#include "kernels/alloc.h"
 #include "zero/checkpoint/float_values.h"
 #include "zero/checkpoint/save_source.h"
 
@@ -8,7 +9,7 @@
 
 #define MOST_PIECE_BYTES (1 << 20)
 
-/* *found: the first in the extent, counted over the tensor; -1: none. */
+/* found: the index in the tensor of the first such element. -1: none. */
 static int look_through(struct zr_source *s, const struct zr_extent *x, int64_t at, enum zr_dtype dtype,
                         char *piece, int64_t piece_bytes, int64_t *found, float *value)
 {
@@ -44,7 +45,7 @@ static int report(struct zero_ctx *z, struct zr_source *s, char *piece, int64_t 
     return err;
 }
 
-/* How much is read at a time: the largest value that this rank owns, or MOST_PIECE_BYTES of it. */
+/* Returns how much to read at a time: the largest value that this rank owns, but at most MOST_PIECE_BYTES. */
 static int64_t bytes_of_a_piece(const struct zr_extents *own)
 {
     int64_t bytes = (int64_t)sizeof(float);
@@ -65,9 +66,7 @@ void zr_first_values_report(struct zero_ctx *z)
         err = zr_extents_of(z, NULL, -1, &own);
     if (!err) {
         bytes = bytes_of_a_piece(&own);
-        piece = malloc((size_t)bytes);
-        if (!piece)
-            err = zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes", (long long)bytes);
+        err = ZR_ALLOC(piece, bytes, "%lld bytes", (long long)bytes);
     }
     if (!err)
         err = zr_source_open("", 0, &own, dev->ops->host_memory ? NULL : dev, bytes, &s);

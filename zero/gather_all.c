@@ -3,25 +3,7 @@
  * the engine's (gather_all.c). */
 #include "zero/context.h"
 
-static int check_call(struct zero_ctx *z, const char *call)
-{
-    if (!z)
-        return zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
-    int err = zr_engine_check(z->engine);
-    if (!err)
-        err = zr_refuse_in_bracket(z, call);
-    return err ? err : zr_refuse_in_actions(z, call);
-}
-
-int zr_refuse_in_all(const struct zero_ctx *z, const char *call)
-{
-    if (!zr_engine_holds_all(z->engine))
-        return 0;
-    return zr_fail(ZR_ERR_ORDER, "%s: zero_gather_all holds all parameters; call zero_release_all first",
-                   call);
-}
-
-/* The budget is for gathered parameters where the model computes: the slots are in it already. */
+/* The budget counts gathered parameters where the model computes. The slots are part of it already. */
 static int check_budget(const struct zero_ctx *z, int64_t bytes)
 {
     int64_t budget = z->config.options.param_budget_bytes, slots = 0;
@@ -35,7 +17,7 @@ static int check_budget(const struct zero_ctx *z, int64_t bytes)
                    (long long)bytes, (long long)slots, (long long)budget);
 }
 
-/* Apart from where the model has them: copies of a GPU's, on the host. */
+/* Whether the parameters go to host memory as copies, while the model computes on a GPU. */
 static bool are_apart(const struct zero_ctx *z, int where)
 {
     return !z->device->ops->host_memory && where == ZERO_DEVICE_HOST;
@@ -46,28 +28,22 @@ static int64_t all_bytes(const struct zero_ctx *z, int where)
     return zr_engine_all_bytes(z->engine, are_apart(z, where));
 }
 
-/* What this rank finds out alone. */
+/* Checks and allocates without other ranks. */
 static int take_room(struct zero_ctx *z, int where)
 {
     bool gpu = !z->device->ops->host_memory, on_host = where == ZERO_DEVICE_HOST, apart = are_apart(z, where);
     struct zr_core_event ev = {.kind = ZR_EV_GATHER_ALL, .unit = where};
     int64_t bytes = all_bytes(z, where);
-    int err = zr_pointers_check(z->engine, &ev);
-    if (!err && !on_host)
-        err = check_budget(z, bytes);
-    if (!err)
-        err = zr_memory_check_room(z, bytes, !gpu || on_host);
-    if (!err)
-        err = zr_engine_all_open(z->engine, apart);
-    return err;
+    ZR_TRY(zr_pointers_check(z->engine, &ev));
+    if (!on_host)
+        ZR_TRY(check_budget(z, bytes));
+    ZR_TRY(zr_memory_check_room(z, bytes, !gpu || on_host));
+    return zr_engine_all_open(z->engine, apart);
 }
 
 int zero_gather_all(zero_ctx *z, int where)
 {
-    ZR_IN_CALL(z, ZR_CALLED_GATHER_ALL, false, -1);
-    int err = check_call(z, "zero_gather_all");
-    if (err)
-        return err;
+    ZR_BEGIN_CALL(z, ZR_CALLED_GATHER_ALL);
     bool gpu = !z->device->ops->host_memory;
     if (where != 0 && where != ZERO_DEVICE_HOST && (where != ZERO_DEVICE_CUDA || !gpu))
         return zr_fail(ZR_ERR_ARG, "zero_gather_all: where is %d; allowed: 0, ZERO_DEVICE_HOST%s", where,
@@ -75,14 +51,9 @@ int zero_gather_all(zero_ctx *z, int where)
     if (zr_engine_holds_all(z->engine))
         return zr_fail(ZR_ERR_ORDER,
                        "zero_gather_all: all parameters are already gathered; call zero_release_all first");
-    err = zr_awaited_refuse_all(z, "zero_gather_all");
-    if (err)
-        return err;
     zr_engine_called(z->engine, ZR_CALLED_GATHER_ALL, -1, (uint64_t)where);
-    err = zr_memory_ask(z, all_bytes(z, where));
-    if (err)
-        return err;
-    err = zr_agree_in_run(z, take_room(z, where));
+    ZR_TRY(zr_memory_ask(z, all_bytes(z, where)));
+    int err = zr_agree_in_run(z, take_room(z, where));
     if (!err)
         err = zr_engine_all_gather(z->engine, where);
     else
@@ -92,7 +63,6 @@ int zero_gather_all(zero_ctx *z, int where)
 
 int zero_release_all(zero_ctx *z)
 {
-    ZR_IN_CALL(z, ZR_CALLED_RELEASE_ALL, false, -1);
-    int err = check_call(z, "zero_release_all");
-    return err ? err : zr_engine_all_release(z->engine);
+    ZR_BEGIN_CALL(z, ZR_CALLED_RELEASE_ALL);
+    return zr_engine_all_release(z->engine);
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* groups.c: what dp_replicate, dp_shard and hybrid come to in a world: how many ranks share one copy of the
+/* groups.c: turns dp_replicate, dp_shard and hybrid into the number of ranks that share one copy of the
  * parameters. */
 #include "comm/topology.h"
 #include "shard/placement.h"
 #include "zero/config.h"
 
-/* dp_replicate auto takes each host for a replica, so the ranks of a host are consecutive, and hosts have
- * equal numbers of them. */
+/* dp_replicate auto makes each host a replica. So the ranks of a host must be consecutive, and all hosts must
+ * have equally many. */
 static int check_hosts(const struct zr_topology *t)
 {
     char hosts[512];
@@ -28,12 +28,10 @@ static int check_hosts(const struct zr_topology *t)
     return 0;
 }
 
-/* Ranks of a host that share a copy: those of one pipeline stage that have the same part of it. */
+/* Counts the ranks of a host that share a copy: they have the same part of one pipeline stage. */
 static int replicate_hosts(struct zero_place *p, const struct zr_topology *t)
 {
-    int err = t ? check_hosts(t) : 0;
-    if (err)
-        return err;
+    ZR_TRY(t ? check_hosts(t) : 0);
     if (!t && p->n_data > 1)
         return zr_fail(ZR_ERR_ARG,
                        "dp_replicate is auto, one replica per host, but a plan knows no hosts: give "
@@ -51,7 +49,8 @@ static int replicate_hosts(struct zero_place *p, const struct zr_topology *t)
     return 0;
 }
 
-/* What has no effect, or less than its name says: one line. shards: the stage has replicas. */
+/* Logs in one line which settings have no effect, or less than their name says. shards: the stage has
+ * replicas. */
 static void report(const struct zr_config *c, bool shards)
 {
     const struct zero_place *p = &c->place;
@@ -79,9 +78,7 @@ int zr_config_groups(struct zr_config *c, const struct zr_topology *t)
 {
     struct zr_options *o = &c->options;
     struct zero_place *p = &c->place;
-    int err = p->n_dp_replicate == ZERO_AUTO ? replicate_hosts(p, t) : 0;
-    if (err)
-        return err;
+    ZR_TRY(p->n_dp_replicate == ZERO_AUTO ? replicate_hosts(p, t) : 0);
     o->hybrid = ZR_HYBRID_NONE;
     o->dp_shard = p->n_data;
     bool hfsdp = c->user.hybrid == ZERO_HFSDP, shards = zr_placement_asked(o).shards_params;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loss_scale.c: one normaliser for a step whose ranks and micro-batches have different numbers of tokens.
+/* loss_scale.c: zero_loss_scale, for steps whose ranks and micro-batches have different numbers of tokens.
  *
- * zero_step divides by ranks and micro-batches, as if each had as many tokens. What a program multiplies its
- * loss by takes that back, and divides by the tokens of all instead: once, before backward, so that nothing
- * afterwards has to know of it. */
+ * zero_step divides by the number of ranks and micro-batches, as if each had as many tokens. The scale undoes
+ * this and divides by the tokens of all ranks instead. The program multiplies its loss by it before backward,
+ * so nothing else has to know. */
 #include "kernels/exact_sum.h"
 #include "zero/context.h"
 
 #include <math.h>
 
-/* Those that have parts of one stage are neighbours, and train on the same tokens. */
+/* Checks the count of rank r. Ranks of tp are neighbours, and train on the same tokens. */
 static int check_count(const struct zero_ctx *z, const double *count, int r)
 {
     int first = r - r % z->mesh.parts;
@@ -24,8 +24,8 @@ static int check_count(const struct zero_ctx *z, const double *count, int r)
     return 0;
 }
 
-/* All ranks have the same counts, and come to the same answer. Tokens count once: where the loss is, in the
- * last pipeline stage, on the first of the ranks that have its parts. */
+/* Adds up the tokens. All ranks have the same counts, so they compute the same sum. Tokens count once, on the
+ * first rank of tp in the last pipeline stage, which has the loss. */
 static int add_up(const struct zero_ctx *z, double *sum)
 {
     const double *count = z->from_all;
@@ -33,9 +33,7 @@ static int add_up(const struct zero_ctx *z, double *sum)
     int last = z->world.world - z->world.world / z->mesh.stages;
     zr_exact_reset(&exact);
     for (int r = 0; r < z->world.world; r++) {
-        int err = check_count(z, count, r);
-        if (err)
-            return err;
+        ZR_TRY(check_count(z, count, r));
         if (r >= last && r % z->mesh.parts == 0)
             zr_exact_add(&exact, count[r]);
     }
@@ -43,7 +41,7 @@ static int add_up(const struct zero_ctx *z, double *sum)
     return 0;
 }
 
-/* What one token's loss is multiplied by. */
+/* Computes the factor for the loss of one token. */
 static int scale_of(const struct zero_ctx *z, double sum, double *scale)
 {
     const struct zr_options *o = &z->config.options;
@@ -61,27 +59,20 @@ static int scale_of(const struct zero_ctx *z, double sum, double *scale)
 
 int zero_loss_scale(zero_ctx *z, double count, double *scale)
 {
-    ZR_IN_CALL(z, ZR_CALLED_LOSS_SCALE, false, -1);
+    ZR_BEGIN_CALL(z, ZR_CALLED_LOSS_SCALE);
     double sum = 0, found = 0;
-    int err = zr_need_no_step(z, "zero_loss_scale");
-    if (err)
-        return err;
     if (!scale)
         return zr_fail(ZR_ERR_ARG, "zero_loss_scale: scale is NULL");
     zr_engine_called(z->engine, ZR_CALLED_LOSS_SCALE, -1, 0);
-    err = zr_engine_exchange(z->engine, &count, sizeof count, z->from_all);
-    if (!err)
-        err = add_up(z, &sum);
-    if (!err)
-        err = scale_of(z, sum, &found);
-    if (err)
-        return err;
+    ZR_TRY(zr_engine_exchange(z->engine, &count, sizeof count, z->from_all));
+    ZR_TRY(add_up(z, &sum));
+    ZR_TRY(scale_of(z, sum, &found));
     z->has_loss_scale = true;
     *scale = found;
     return 0;
 }
 
-/* The scale of the step before belongs to other counts. */
+/* A scale holds for one step, because it depends on the counts. */
 void zr_loss_scale_step(struct zero_ctx *z)
 {
     if (z->had_loss_scale && !z->has_loss_scale && !z->reported_no_loss_scale && z->world.rank == 0) {

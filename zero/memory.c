@@ -11,17 +11,17 @@
 
 enum { WHERE_BYTES = ZR_GROUP_PATH_BYTES + 64 };
 
-/* What some ranks take together of one memory, and what there is. */
+/* What some ranks need of one memory together, and how much is free. */
 struct shared {
     int64_t wanted, free_bytes;
     int n_ranks;
-    /* each of them wants as much as this rank */
+    /* each of them needs as much as this rank */
     bool alike;
     /* "2 ranks on this machine" */
     char where[WHERE_BYTES];
 };
 
-/* group: bits, 0: those of this machine. */
+/* Adds up the ranks that share a memory. group: bits of a control group. 0: the memory of the machine. */
 static void add_sharers(const struct zero_ctx *z, uint32_t group, struct shared *s)
 {
     *s = (struct shared){.alike = true};
@@ -36,7 +36,8 @@ static void add_sharers(const struct zero_ctx *z, uint32_t group, struct shared 
     }
 }
 
-/* The bit of a group that was seen when ranks agreed on the plan; of another, one that no rank has. */
+/* Returns the bit of a group that was seen when ranks agreed on the plan. An unknown group gets a bit that no
+ * rank has. */
 static uint32_t bit_of_group(const struct zero_ctx *z, const struct zr_memory_group *g)
 {
     int k = 0;
@@ -45,8 +46,8 @@ static uint32_t bit_of_group(const struct zero_ctx *z, const struct zr_memory_gr
     return UINT32_C(1) << k;
 }
 
-/* Whether the host, and each of its memory control groups that this rank is in, has what the ranks take of
- * it; else out is of the first that has not. */
+/* Whether the host and each memory control group of this rank have what their ranks need. If not, out
+ * describes the first that lacks memory. */
 static bool fits_host(const struct zero_ctx *z, struct shared *out)
 {
     struct zr_host_memory m;
@@ -74,8 +75,8 @@ static int refuse(const struct zr_plan *plan, int64_t wanted, const char *where,
                    (long long)wanted, where, (long long)free_bytes, more, table);
 }
 
-/* cudaMalloc and ncclMemAlloc map memory in pieces of 2 MiB (cuMemGetAllocationGranularity). What is smaller
- * may share one with others; that is not counted on. */
+/* cudaMalloc and ncclMemAlloc map memory in pieces of 2 MiB (cuMemGetAllocationGranularity). Smaller
+ * allocations may share a piece, but this is not counted on. */
 enum { GPU_PIECE_BYTES = 2 << 20, GPU_ALIGN_BYTES = 4096 };
 
 static int64_t on_gpu(int64_t bytes)
@@ -83,7 +84,7 @@ static int64_t on_gpu(int64_t bytes)
     return bytes ? zr_round_up(bytes + GPU_ALIGN_BYTES, GPU_PIECE_BYTES) : 0;
 }
 
-/* Allocation by allocation, as the engine makes them. */
+/* Counts each allocation that the engine makes. */
 static int64_t gpu_bytes(const struct zero_ctx *z)
 {
     const struct zr_plan *p = z->plan;
@@ -110,9 +111,7 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators)
                                      exact = z->plan->total_bytes - z->plan->host_bytes;
     if (!z->device->ops->memory || (communicators && !z->backend->library))
         return 0;
-    int err = z->device->ops->memory(z->device, &free_bytes, &total_bytes);
-    if (err)
-        return err;
+    ZR_TRY(z->device->ops->memory(z->device, &free_bytes, &total_bytes));
     char more[256] = "";
     int64_t taken = z->gpu_free_bytes - free_bytes;
     if (wanted > free_bytes && exact <= free_bytes)
@@ -124,7 +123,7 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators)
     if (wanted > free_bytes)
         return refuse(z->plan, exact, "rank on its GPU", free_bytes, more);
     z->gpu_free_bytes = free_bytes;
-    /* A guess, and so not refused. */
+    /* This is an estimate, so it is not a reason to refuse. */
     int64_t later = z->backend->library_bytes * n_communicators(z);
     if (communicators && wanted + later > free_bytes)
         zr_warn(

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* progress.c: see progress.h. */
+/* progress.c: writes how far this rank is into a file that zero-run maps. progress.h has the protocol. */
 #include "zero/progress.h"
 #include "kernels/log.h"
 
@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* "PATH:NUMBER". */
+/* Parses "PATH:NUMBER". */
 static bool split(const char *text, char path[64], int64_t *number)
 {
     const char *colon = strrchr(text, ':');
@@ -26,7 +26,7 @@ static bool split(const char *text, char path[64], int64_t *number)
     return !*end && *number < 65536;
 }
 
-/* True, or why says why not. */
+/* Maps the file. On failure returns false with the reason in why. */
 static bool map(struct zr_progress_map *m, const char *path, int64_t number, char *why, size_t n_why)
 {
     const int64_t one = (int64_t)sizeof(struct zr_progress);
@@ -56,7 +56,8 @@ static bool map(struct zr_progress_map *m, const char *path, int64_t number, cha
     return false;
 }
 
-/* A process has one context that counts: the first, and the next when that is closed. */
+/* Whether this context reports. A process reports for one context at a time: the first one, and the next one
+ * after that is closed. */
 static bool claim(struct zr_progress *p)
 {
     int32_t nobody = 0;
@@ -104,7 +105,7 @@ bool zr_progress_has_ended(void *arg, int rank, char *how, size_t n_how)
     if (!m->n_wraps || at < 0 || at >= m->n_bytes / (int64_t)sizeof *m->all)
         return false;
     int32_t ended = atomic_load(&m->all[at].ended);
-    bool knows = m->rank == 0; /* who has come; the others tell it by the number of wraps */
+    bool knows = m->rank == 0; /* Others see from the number of wraps who has come. */
     if (!ended || (!knows && atomic_load(&m->all[at].n_wraps) >= m->n_wraps))
         return false;
     if (ended > 0)

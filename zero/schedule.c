@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* schedule.c: a model in pipeline stages: which action comes next on this rank, and what moves in between.
+/* schedule.c: pipeline schedules, and the calls that follow them: zero_evaluate, zero_next, zero_finish.
  *
- * The schedule is made and checked before anything runs (shard/pipeline/). Its row for this rank has what is
- * computed, each action a stage's forward or backward of one micro-batch, which zero_next gives to the
- * program, and the messages between, which go by themselves as the row comes to them. A rank has one stage or
- * several. With one in all a row is forward and backward of each micro-batch in turn, and nothing moves. */
+ * A schedule is made, or read from cfg.pipeline.schedule_file, and checked before anything runs
+ * (shard/pipeline/). Each rank takes its row: the forward and backward actions that zero_next gives to the
+ * program, and the messages between them, which the library sends. A rank has one pipeline stage or several.
+ * Without a pipeline a row is forward and backward of each micro-batch in turn, and nothing is sent. */
+#include "kernels/alloc.h"
 #include "kernels/asserts.h"
 #include "shard/engine/walk.h"
 #include "shard/pipeline/pipeline.h"
@@ -17,20 +18,20 @@
 #include <xxhash.h>
 
 struct zr_schedule {
-    /* this rank's rows of a step and of an evaluation, and where it is in them */
+    /* this rank's rows of a step and of an evaluation, and its position */
     struct zr_walk walk;
-    /* of what all ranks do, by cfg.pipeline.schedule_file; 0: there is none */
+    /* hash of the rows of all ranks in cfg.pipeline.schedule_file; 0: there is no file */
     uint64_t file_hash;
     struct zr_pipe_room room;
     /* (n_order) the calls of a step */
     struct zr_call *order;
     int32_t n_order;
-    /* (n_units) of this rank's stages, which each unit is of */
+    /* (n_units) which of this rank's stages each unit belongs to */
     int32_t *stage_of;
     int32_t n_units;
 };
 
-/* Of a step, of which the order is known from the first on. */
+/* The most calls of a step whose order is known from the first step on. */
 #define MOST_CALLS (1 << 20)
 
 /* ---- made with the plan ---- */
@@ -55,7 +56,8 @@ static enum zr_pipeline_kind kind_of(const struct zr_config *c)
     return kind[c->user.pipeline.schedule];
 }
 
-/* Of one that need not be told: a file's number of micro-batches may be no multiple. */
+/* Returns a schedule for evaluations, which need not be in the file. A file may have any number of
+ * micro-batches. */
 static enum zr_pipeline_kind kind_of_evaluation(const struct zr_config *c, const struct zr_walk *w)
 {
     if (!c->user.pipeline.schedule_file || w->per_rank == 1)
@@ -63,7 +65,7 @@ static enum zr_pipeline_kind kind_of_evaluation(const struct zr_config *c, const
     return w->n_micro > w->pp && w->n_micro % (w->n_micro / w->pp) ? ZR_GPIPE : ZR_INTERLEAVED;
 }
 
-/* What an action is of, of this rank's stages. */
+/* Returns which of this rank's stages the action belongs to. */
 static int32_t stage_here(const struct zr_walk *w, const struct zr_pipe_action *a)
 {
     return a->stage / w->pp;
@@ -72,9 +74,7 @@ static int32_t stage_here(const struct zr_walk *w, const struct zr_pipe_action *
 static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
 {
     s->n_units = l->n_units;
-    s->stage_of = malloc((size_t)l->n_units * sizeof *s->stage_of);
-    if (!s->stage_of)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the stages of %d units", l->n_units);
+    ZR_TRY(ZR_ALLOC(s->stage_of, l->n_units, "the stages of %d units", l->n_units));
     for (int32_t u = 0; u < l->n_units; u++)
         s->stage_of[u] = -1;
     for (int32_t t = 0; t < l->n_tensors; t++) {
@@ -91,30 +91,25 @@ static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
     return 0;
 }
 
-/* This rank's row of what is checked and lowered, and the slots that it takes. */
+/* Copies this rank's row of a checked schedule, and counts the message slots that it needs. */
 static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
 {
     int32_t n_onward, n_back;
-    int err = zr_pipeline_slots(all, &n_onward, &n_back);
-    if (err)
-        return err;
+    ZR_TRY(zr_pipeline_slots(all, &n_onward, &n_back));
     s->room.n_onward = (int32_t)zr_max(s->room.n_onward, n_onward);
     s->room.n_back = (int32_t)zr_max(s->room.n_back, n_back);
     row->n = all->rows[s->walk.pp_at].n;
-    row->actions = malloc((size_t)row->n * sizeof *row->actions);
-    if (!row->actions)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule of %d micro-batches", s->walk.n_micro);
+    ZR_TRY(ZR_ALLOC(row->actions, row->n, "a schedule of %d micro-batches", s->walk.n_micro));
     memcpy(row->actions, all->rows[s->walk.pp_at].at, (size_t)row->n * sizeof *row->actions);
     return 0;
 }
 
-/* Sums have the plain program's bits where gradients are added in the order of micro-batches. */
+/* Checks a schedule and takes this rank's row. Gradients must be added in the order of micro-batches, so that
+ * sums have the bits of a program without a pipeline. */
 static int check_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
 {
     struct zr_pipe_report report;
-    int err = zr_pipeline_check(all, zr_pipe_assumed_cost(), &report);
-    if (err)
-        return err;
+    ZR_TRY(zr_pipeline_check(all, zr_pipe_assumed_cost(), &report));
     bool in_order = report.in_order;
     if (row == &s->walk.step)
         s->room.n_tied = zr_pipeline_tied_slots(all, &report);
@@ -139,6 +134,53 @@ static int make_row(struct zr_schedule *s, enum zr_pipeline_kind kind, bool forw
     return err;
 }
 
+static int check_action(const struct zr_pipe_action *a, int32_t rank, int32_t n_ranks)
+{
+    char text[ZR_PIPE_TEXT];
+    if (a->stage % n_ranks != rank)
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "rank %d: %s; allowed: actions of stage %d, and with stages_per_rank above 1 of every "
+                       "%dth after it",
+                       rank, zr_pipe_text(*a, text), rank, n_ranks);
+    if (a->with_next)
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "rank %d: %s overlaps another action; allowed: F, B, I and W, one after the other",
+                       rank, zr_pipe_text(*a, text));
+    return 0;
+}
+
+static int check_actions(const struct zr_pipeline *p)
+{
+    int err = 0;
+    for (int32_t r = 0; r < p->n_ranks; r++)
+        for (int64_t i = 0; i < p->rows[r].n && !err; i++)
+            err = check_action(&p->rows[r].at[i], r, p->n_ranks);
+    return err;
+}
+
+static int read_file(const struct zr_config *c, struct zr_pipeline **out)
+{
+    const char *path = c->user.pipeline.schedule_file;
+    int32_t pp = c->options.pp, n_micro = c->options.grad_accum_steps;
+    int err = zr_pipeline_read(out, path);
+    if (err)
+        return zr_fail_more(err, "schedule_file");
+    const struct zr_pipeline *p = *out;
+    if (c->user.pipeline.schedule != ZERO_SCHEDULE_1F1B)
+        err = zr_fail(ZR_ERR_ARG, "schedule is set too; allowed: one of schedule and schedule_file");
+    else if (p->n_ranks != pp)
+        err = zr_fail(ZR_ERR_ARG, "%d ranks; allowed: a line for each of pp, which is %d", p->n_ranks, pp);
+    else if (p->n_stages != pp * c->user.pipeline.stages_per_rank)
+        err = zr_fail(ZR_ERR_ARG, "%d stages; allowed: %d, as pp is %d and stages_per_rank %d", p->n_stages,
+                      pp * c->user.pipeline.stages_per_rank, pp, c->user.pipeline.stages_per_rank);
+    else if (p->n_micro_batches != n_micro)
+        err = zr_fail(ZR_ERR_ARG, "%d micro-batches; allowed: grad_accum_steps, which is %d",
+                      p->n_micro_batches, n_micro);
+    else
+        err = check_actions(p);
+    return err ? zr_fail_more(err, "schedule_file %s", path) : 0;
+}
+
 static uint64_t hash_rows(const struct zr_pipeline *p)
 {
     uint64_t hash = 1;
@@ -151,11 +193,11 @@ static uint64_t hash_rows(const struct zr_pipeline *p)
     return hash;
 }
 
-/* Of a step, as the program's own file has it, with messages or without. */
+/* Takes the row of a step from the program's schedule file, which may have messages or not. */
 static int read_row(const struct zr_config *c, struct zr_schedule *s, struct zr_walk_row *row)
 {
     struct zr_pipeline *given = NULL, *lowered = NULL;
-    int err = zr_schedule_read(c, &given);
+    int err = read_file(c, &given);
     bool whole = !err && given->has_messages;
     if (!err) {
         s->file_hash = hash_rows(given);
@@ -168,8 +210,9 @@ static int read_row(const struct zr_config *c, struct zr_schedule *s, struct zr_
     return err;
 }
 
-/* As a backward's action makes the call, if it does. Of one that is apart: a whole backward bracket is one of
- * inputs, and one of weights; forward brackets inside it are made with the inputs. */
+/* Changes a call to the form that it has in an action of this kind. Returns false if the action does not make
+ * the call. If backward is split, a whole backward bracket becomes one of inputs and one of weights. Forward
+ * brackets inside it belong to the one of inputs. */
 static bool call_in(enum zr_pipe_kind kind, struct zr_call *call)
 {
     bool whole = call->backward && !call->apart;
@@ -184,7 +227,7 @@ static bool call_in(enum zr_pipe_kind kind, struct zr_call *call)
                                              : true;
 }
 
-/* Those of n calls that are of units of one stage go to the step's: an action's. */
+/* Appends the calls of one stage's units to the order of the step. */
 static void add_calls(struct zr_schedule *s, const struct zr_call *calls, int64_t n, int32_t stage,
                       enum zr_pipe_kind kind)
 {
@@ -198,31 +241,29 @@ static void add_calls(struct zr_schedule *s, const struct zr_call *calls, int64_
         s->order[s->n_order - 1].ends_action = 1;
 }
 
-/* The micro-batch's calls up to the first of backward are those of a forward action, but for what opens there
- * and is open in it, as forward brackets inside backward ones are; the others, those of a backward action.
- * The row puts them in the order of the step. */
+/* Makes the order of calls in a step. The calls of a micro-batch before its first backward belong to forward
+ * actions, the others to backward actions. But a bracket that opens before and is still open then belongs to
+ * backward: forward brackets may be inside backward ones. The row puts the actions in order. */
 static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_schedule *s)
 {
     struct zr_options *o = &c->options;
     bool assumed = o->n_order == 0;
     struct zr_call *own = NULL;
     int32_t n_own = 0;
-    int err = assumed ? zr_plan_assume_order(l, &own, &n_own) : 0;
-    if (err)
-        return err;
+    ZR_TRY(assumed ? zr_plan_assume_order(l, &own, &n_own) : 0);
     const struct zr_call *micro = assumed ? own : o->order;
     int64_t n = assumed ? n_own : o->n_order, forward = 0,
-            all = 2 * n * s->walk.n_micro; /* at most: backwards may be apart */
+            all = 2 * n * s->walk.n_micro; /* at most, because backward may be split */
     if (all > MOST_CALLS)
-        all = 0; /* units are then gathered as they are asked for, until calls are seen to repeat */
+        all = 0; /* Units are gathered on request then, until the core sees that calls repeat. */
     for (int32_t i = 0; i < o->n_order; i++)
         if (micro[i].unit >= l->n_units)
             return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, micro[i].unit,
                            l->n_units - 1);
-    s->order = malloc((size_t)(all + 1) * sizeof *s->order);
-    if (!s->order) {
+    int err = ZR_ALLOC(s->order, all + 1, "the calls of %d micro-batches", s->walk.n_micro);
+    if (err) {
         free(own);
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the calls of %d micro-batches", s->walk.n_micro);
+        return err;
     }
     for (int64_t i = 0, n_open = 0; i < n && !micro[i].backward && !micro[i].apart; i++) {
         n_open += micro[i].is_end ? -1 : 1;
@@ -280,7 +321,7 @@ static int check_stages(const struct zr_config *c)
     return 0;
 }
 
-/* With one stage. Rows of several are made. */
+/* Sets the length of rows without a pipeline, which need no actions. */
 static void set_micro_batches(struct zr_walk *w, int32_t n)
 {
     w->n_micro = n;
@@ -291,10 +332,9 @@ static void set_micro_batches(struct zr_walk *w, int32_t n)
 int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_schedule **out)
 {
     const struct zr_options *o = &c->options;
-    struct zr_schedule *s = calloc(1, sizeof *s);
+    struct zr_schedule *s;
+    ZR_TRY(ZR_ZALLOC(s, 1, "a schedule"));
     *out = s;
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule");
     s->walk.pp = o->pp > 1 ? o->pp : 1;
     s->walk.pp_at = c->place.pp;
     s->walk.per_rank = c->user.pipeline.stages_per_rank;
@@ -362,12 +402,7 @@ static const char *name_phase(const struct zr_pipe_action *a)
     return zr_phase_name(zr_pipe_gives_weights(a->kind), zr_pipe_is_apart(a->kind));
 }
 
-static int need_healthy(struct zero_ctx *z, const char *call)
-{
-    return z ? zr_engine_check(z->engine) : zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
-}
-
-/* The next action is the step's first. */
+/* Ends an evaluation. The next action is the first of a step. */
 static int end_evaluation(struct zero_ctx *z)
 {
     struct zr_schedule *s = z->schedule;
@@ -399,20 +434,12 @@ int zr_schedule_tune(struct zero_ctx *z, int32_t n)
 int zero_evaluate(zero_ctx *z)
 {
     ZR_IN_CALL(z, ZR_CALLED_EVALUATE, false, -1);
-    int err = need_healthy(z, "zero_evaluate");
-    if (err)
-        return err;
+    ZR_TRY(zr_need_healthy(z, "zero_evaluate"));
     struct zr_schedule *s = z->schedule;
     if (s->walk.evaluates || s->walk.at > 0 || s->walk.open)
         return zr_fail(ZR_ERR_ORDER, "zero_evaluate: %s has begun; take its other actions by zero_next first",
                        s->walk.evaluates ? "an evaluation" : "a step");
-    err = zr_need_no_step(z, "zero_evaluate");
-    if (!err)
-        err = zr_refuse_in_all(z, "zero_evaluate");
-    if (!err)
-        err = zr_awaited_refuse_all(z, "zero_evaluate");
-    if (err)
-        return err;
+    ZR_TRY(zr_call_check(z, ZR_CALLED_EVALUATE));
     zr_engine_called(z->engine, ZR_CALLED_EVALUATE, -1, 0);
     s->walk.evaluates = true;
     return 0;
@@ -430,19 +457,9 @@ static struct zero_action action_of(const struct zr_walk *w, const struct zr_wal
 
 int zero_next(zero_ctx *z, struct zero_action *action)
 {
-    ZR_IN_CALL(z, ZR_CALLED_NEXT, false, -1);
-    int err = need_healthy(z, "zero_next");
-    if (err)
-        return err;
+    ZR_BEGIN_CALL(z, ZR_CALLED_NEXT);
     if (!action)
         return zr_fail(ZR_ERR_ARG, "zero_next: action is NULL");
-    err = zr_awaited_refuse_all(z, "zero_next");
-    if (!err)
-        err = zr_refuse_in_bracket(z, "zero_next");
-    if (!err)
-        err = zr_refuse_in_all(z, "zero_next");
-    if (err)
-        return err;
     struct zr_schedule *s = z->schedule;
     struct zero_action out = {.micro_batch = -1};
     struct zr_walk_given given;
@@ -454,13 +471,11 @@ int zero_next(zero_ctx *z, struct zero_action *action)
     }
     if (s->walk.at == 0)
         zr_engine_begins_pass(z->engine, s->walk.evaluates);
-    err = zr_walk_next(z->engine, &s->walk, &given, &more);
-    if (!err && more)
+    ZR_TRY(zr_walk_next(z->engine, &s->walk, &given, &more));
+    if (more)
         out = action_of(&s->walk, &given);
-    else if (!err && s->walk.evaluates)
-        err = end_evaluation(z);
-    if (err)
-        return err;
+    else if (s->walk.evaluates)
+        ZR_TRY(end_evaluation(z));
     zr_engine_called(z->engine, ZR_CALLED_NEXT, -1, (uint64_t)(out.micro_batch + 1));
     *action = out;
     return 0;
@@ -468,27 +483,20 @@ int zero_next(zero_ctx *z, struct zero_action *action)
 
 int zero_finish(zero_ctx *z)
 {
-    ZR_IN_CALL(z, ZR_CALLED_FINISH, false, -1);
-    int err = need_healthy(z, "zero_finish");
-    if (!err)
-        err = zr_refuse_in_bracket(z, "zero_finish");
-    if (err)
-        return err;
+    ZR_BEGIN_CALL(z, ZR_CALLED_FINISH);
     struct zr_schedule *s = z->schedule;
     if (!s->walk.open)
         return zr_fail(ZR_ERR_ORDER, "zero_finish: no action is under way; zero_next gives one");
     struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
-    err = zr_walk_finish(z->engine, &s->walk);
-    if (err)
-        return err;
+    ZR_TRY(zr_walk_finish(z->engine, &s->walk));
     zr_engine_called(z->engine, ZR_CALLED_FINISH, -1, (uint64_t)(a.micro_batch + 1));
     return zr_walk_move(z->engine, &s->walk);
 }
 
 /* ---- what other calls have to do with it ---- */
 
-/* Forward brackets are in any action, which may compute anew; others in backward actions, both parts of one
- * that is apart in a whole one, too. */
+/* Whether an action has such brackets. Forward brackets may be in any action, because backward may recompute.
+ * Backward brackets are in backward actions. A whole backward action may have split brackets, too. */
 static bool has_bracket(enum zr_pipe_kind kind, const struct zr_core_event *ev)
 {
     if (!ev->backward && !ev->apart)
@@ -520,8 +528,7 @@ int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct
                    zr_phase_name(ev->backward, ev->apart), name_phase(&a), a.micro_batch);
 }
 
-/* Between two actions of a pipeline another stage may be about to wait for this one, which would wait for
- * all. */
+/* The call would wait for all ranks, but between two actions another pipeline stage may wait for this one. */
 int zr_refuse_in_actions(const struct zero_ctx *z, const char *call)
 {
     const struct zr_schedule *s = z->schedule;
@@ -557,7 +564,7 @@ int zr_schedule_drop(const struct zero_ctx *z)
     bool several = zr_walk_stages(&s->walk) > 1,
          messages = several && s->walk.at > 0 && !zr_walk_is_over(&s->walk);
     if (several && s->walk.at == 0 && !s->walk.open &&
-        !s->walk.evaluates) /* of all stages, the frozen ones too */
+        !s->walk.evaluates) /* This holds for all pipeline stages, frozen ones too. */
         return zr_fail(ZR_ERR_ORDER,
                        "zero_drop: no action of the step has begun, so there is nothing to drop");
     return messages || s->walk.open || s->walk.evaluates ? zr_schedule_over(z, "zero_drop") : 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stats.c: what a plan promises and what a context has done, in zero.h's terms; and the timeline. */
+/* stats.c: zero_plan, zero_get_stats and zero_trace_write. */
 #include "zero/context.h"
 
 void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out)
@@ -28,7 +28,7 @@ static void to_traffic(bool all_reduces, int64_t n_gather, int64_t n_reduce, int
                                  .wire_bytes = wire_bytes};
 }
 
-/* Ranks that share one copy of what is held so. */
+/* Returns how many ranks share one copy of data with this placement. */
 static double shares(const struct zr_plan *p, const uint8_t hold[ZR_AXES])
 {
     double n = 1;
@@ -73,15 +73,13 @@ static void fill_info(int stage, const struct zr_plan *p, struct zero_plan_info 
     out->traffic.outer_bytes = p->traffic.outer_bytes;
 }
 
-/* A plan knows no hosts: it takes each group for one. */
+/* Resolves groups without knowing hosts: each group counts as a host. */
 static int plan_groups(struct zr_config *c)
 {
-    int err = zr_config_mesh(c, c->user.launch.rank, c->user.launch.world > 0 ? c->user.launch.world : 1);
-    if (!err)
-        err = zr_config_groups(c, NULL);
-    if (!err)
-        zr_config_mind_network(c, c->options.dp_shard < c->place.n_data);
-    return err;
+    ZR_TRY(zr_config_mesh(c, c->user.launch.rank, c->user.launch.world > 0 ? c->user.launch.world : 1));
+    ZR_TRY(zr_config_groups(c, NULL));
+    zr_config_mind_network(c, c->options.dp_shard < c->place.n_data);
+    return 0;
 }
 
 int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
@@ -157,6 +155,6 @@ int zero_trace_write(zero_ctx *z, const char *path)
         return zr_fail(
             ZR_ERR_ARG,
             "zero_trace_write: trace is 0; set cfg.debug.trace = 1 (or ZERO_TRACE=1) before zero_wrap");
-    int err = zr_engine_check_process(z->engine);
-    return err ? err : zr_engine_trace_write(z->engine, path);
+    ZR_TRY(zr_engine_check_process(z->engine));
+    return zr_engine_trace_write(z->engine, path);
 }

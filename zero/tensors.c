@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tensors.c: checks the model's tensor table field by field and copies it. */
+#include "kernels/alloc.h"
 #include "shard/tp_cut.h"
 #include "zero/context.h"
 
@@ -10,8 +11,8 @@
     (ZERO_STACKED | ZERO_NO_DECAY | ZERO_GRAD_OVERWRITE | ZERO_RESIDENT | ZERO_POINTER_PER_BEGIN |           \
      ZERO_BUFFER | ZERO_TIED | ZERO_TP_PARTIAL | ZERO_WHOLE)
 
-/* Of all tensors together. With these no sum of bytes over states, gradient sums, ranks and padding leaves an
- * int64_t, and no table over units needs offsets of more than 32 bits. */
+/* The most elements of all tensors together. Then no sum of bytes over states, gradient sums, ranks and
+ * padding overflows int64_t, and tables over units need only 32-bit offsets. */
 #define MOST_ELEMS  (INT64_C(1) << 48)
 #define MOST_LAYERS (1 << 24)
 #define MOST_USES   1000
@@ -21,7 +22,7 @@ static int bad(const struct zero_tensor *t, int32_t i, const char *what)
     return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): %s", i, t->name && *t->name ? t->name : "no name", what);
 }
 
-/* The product of the shape, or -1 with a message. */
+/* Returns the product of the shape, or -1 with a message. */
 static int64_t count_elems(const struct zero_tensor *t, int32_t i)
 {
     int64_t n = 1;
@@ -48,7 +49,7 @@ static int64_t count_elems(const struct zero_tensor *t, int32_t i)
     return n;
 }
 
-/* n: elements of the tensor, or of a layer. */
+/* n: elements of the tensor, or of one layer. */
 static int check_granule(const struct zero_tensor *t, int32_t i, int64_t n)
 {
     if (t->granule >= 0 && t->granule <= n)
@@ -58,7 +59,7 @@ static int check_granule(const struct zero_tensor *t, int32_t i, int64_t n)
                    t->flags & ZERO_STACKED ? "a layer" : "the tensor");
 }
 
-/* How the tensor is cut over tp. */
+/* Checks how the tensor is cut over tp. */
 static int check_cut(const struct zero_tensor *t, int32_t i)
 {
     int32_t n_dims = 0, d = t->tp_cut - 1;
@@ -113,7 +114,7 @@ static int check_buffer(const struct zero_tensor *t, int32_t i)
 ZR_DTYPES(X)
 #undef X
 
-/* Of what is in the table of a model. */
+/* Checks a tensor's dtype. */
 static int check_dtype(const struct zero_tensor *t, int32_t i, bool for_plan)
 {
     bool buffer = t->flags & ZERO_BUFFER;
@@ -159,15 +160,13 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
     if (values == ZR_VALUES_IN_RANK0 && !*t->param)
         return bad(t, i,
                    "*param is NULL on rank 0, which must give the values (init_from is ZERO_INIT_RANK0)");
-    int err = check_dtype(t, i, for_plan);
-    if (err)
-        return err;
+    ZR_TRY(check_dtype(t, i, for_plan));
     if (t->flags & ~(uint32_t)KNOWN_FLAGS)
         return zr_fail(ZR_ERR_ARG,
                        "tensors[%d] (%s): flags is 0x%x with unknown bits 0x%x; allowed: those of 0x%x", i,
                        t->name, t->flags, t->flags & ~(uint32_t)KNOWN_FLAGS, KNOWN_FLAGS);
-    if (buffer && (err = check_buffer(t, i)))
-        return err;
+    if (buffer)
+        ZR_TRY(check_buffer(t, i));
     if (t->unit < 0 && !buffer)
         return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): unit is %d; allowed: 0 and more", i, t->name, t->unit);
     if (t->uses < 0 || t->uses > MOST_USES)
@@ -181,10 +180,8 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
         return zr_fail(ZR_ERR_ARG,
                        "tensors[%d] (%s): shape[0] is %lld layers; allowed for ZERO_STACKED: 1..%d", i,
                        t->name, (long long)t->shape[0], 1 << 20);
-    if ((err = check_granule(t, i, stacked ? n / t->shape[0] : n)))
-        return err;
-    if ((err = check_cut(t, i)))
-        return err;
+    ZR_TRY(check_granule(t, i, stacked ? n / t->shape[0] : n));
+    ZR_TRY(check_cut(t, i));
     if ((t->flags & ZERO_TP_PARTIAL) && t->tp_cut)
         return bad(t, i,
                    "ZERO_TP_PARTIAL with tp_cut; allowed: one of them, because each rank of tp has the "
@@ -231,7 +228,7 @@ static int by_name(const void *a, const void *b)
     return order ? order : (x->pp_stage > y->pp_stage) - (x->pp_stage < y->pp_stage);
 }
 
-/* Layers of one tensor, in two stages of the rank. */
+/* Whether two stacked tensors are one stack in two pipeline stages of this rank. */
 static bool is_one_stack(const struct zr_tensor *a, const struct zr_tensor *b)
 {
     return a->stacked && b->stacked && a->pp_stage != b->pp_stage;
@@ -239,9 +236,8 @@ static bool is_one_stack(const struct zr_tensor *a, const struct zr_tensor *b)
 
 static int check_names(const struct zr_tensor *t, int32_t n)
 {
-    const struct zr_tensor **sorted = malloc((size_t)n * sizeof *sorted);
-    if (!sorted)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to check %d tensors", n);
+    const struct zr_tensor **sorted;
+    ZR_TRY(ZR_ALLOC(sorted, n, "checking %d tensors", n));
     int err = 0;
     for (int32_t i = 0; i < n; i++)
         sorted[i] = &t[i];
@@ -268,7 +264,7 @@ static int by_place(const void *a, const void *b)
     return (x->at > y->at) - (x->at < y->at);
 }
 
-/* The first two that share memory, or false. Sorts. */
+/* Finds the first two ranges that overlap. Sorts r. */
 static bool find_overlap(struct range *r, size_t n, const struct range **one, const struct range **other)
 {
     qsort(r, n, sizeof *r, by_place);
@@ -284,9 +280,9 @@ static bool find_overlap(struct range *r, size_t n, const struct range **one, co
     return false;
 }
 
-/* One of the model's pointers in two tensors would be re-pointed twice; and two tensors over the same
- * weights, as tied ones are, would be given places of their own and part. Where the values come from
- * elsewhere, what *param points at is not looked at, and may be one placeholder for all. */
+/* Checks that no two tensors share memory. A pointer in two tensors would be set twice. Two tensors over the
+ * same weights, such as tied ones, would become separate parameters. If values come from elsewhere, *param is
+ * not followed, and all may point to one placeholder. */
 static int check_pointers(const struct zr_tensor *t, int32_t n, int32_t tp, enum zr_values_in values)
 {
     struct range *r = malloc(2 * (size_t)n * sizeof *r);
@@ -338,9 +334,8 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
         return zr_fail(ZR_ERR_ARG, "tensors is NULL");
     if (n < 1)
         return refuse_none(n, cfg);
-    struct zr_tensor *t = calloc((size_t)n, sizeof *t);
-    if (!t)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d tensors", n);
+    struct zr_tensor *t;
+    ZR_TRY(ZR_ZALLOC(t, n, "%d tensors", n));
     int64_t slices = 0, elems = 0;
     int err = 0;
     for (int32_t i = 0; !err && i < n; i++) {

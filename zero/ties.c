@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ties.c: tensors that the first and the last pipeline stage have (ZERO_TIED): what each of the two makes of
- * its own, and whether they mean the same. */
+/* ties.c: tensors that the first and the last pipeline stage share (ZERO_TIED). It decides which stage owns
+ * each one, and hashes what must be equal on both. */
 #include "zero/context.h"
 
 #include <string.h>
@@ -42,11 +42,9 @@ int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n)
                            "tensors[%d] (%s): ZERO_TIED with pp 1 and stages_per_rank %d, so this rank has "
                            "both the first and the last stage; allowed: stages_per_rank 1",
                            i, t[i].name, c->user.pipeline.stages_per_rank);
-        if (c->options.pp < 2) /* one tensor for both uses */
+        if (c->options.pp < 2) /* Without a pipeline one tensor has both uses. */
             continue;
-        int err = check_tied(c, &t[i], i);
-        if (err)
-            return err;
+        ZR_TRY(check_tied(c, &t[i], i));
         t[i].tie = c->place.pp == 0 ? ZR_TIE_OWNER : ZR_TIE_COPY;
         if (t[i].tie == ZR_TIE_COPY) {
             t[i].tied_grad = t[i].grad;

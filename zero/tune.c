@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tune.c: what a step is taken with, changed between steps: clip, grad_scale, the parameter groups' numbers,
- * the micro-batches of a step, and its number. */
+/* tune.c: zero_tune and zero_set_step, which change between steps what the next step is taken with: clip,
+ * grad_scale, numbers of parameter groups, micro-batches, and the step number. */
 #include "zero/checkpoint/checkpoint_dir.h"
 #include "zero/context.h"
 
@@ -10,7 +10,7 @@
 static const struct {
     const char *key;
     enum zr_called_name called;
-    bool of_groups; /* the others are of the step */
+    bool of_groups; /* set for a group; the others hold for the step */
 } knobs[] = {{"clip", ZR_CALLED_TUNE_CLIP, false},
              {"grad_scale", ZR_CALLED_TUNE_GRAD_SCALE, false},
              {"grad_accum_steps", ZR_CALLED_TUNE_ACCUM, false},
@@ -35,7 +35,7 @@ static int check_range(const struct zero_ctx *z, int32_t group, int knob)
                    n - 1);
 }
 
-/* What a group can be given: what its optimizer uses, and has memory for. */
+/* Checks that the optimizer of a group uses this number and has memory for it. */
 static int check_group(const struct zero_ctx *z, int32_t i, int knob, double x)
 {
     const struct zr_optim *g = &z->config.options.optim[i];
@@ -63,7 +63,7 @@ static int check_group(const struct zero_ctx *z, int32_t i, int knob, double x)
     return 0;
 }
 
-/* The last to be checked: the schedule has n micro-batches then. */
+/* Checks grad_accum_steps last, because on success the schedule has x micro-batches. */
 static int check_accum(struct zero_ctx *z, double x)
 {
     int32_t most = zr_most_micro_batches(&z->config.options);
@@ -101,9 +101,8 @@ static void set(struct zr_optim *g, int knob, float x)
 
 int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
 {
-    int err = zr_need_no_step(z, "zero_tune"), knob = 0;
-    if (err)
-        return err;
+    ZR_TRY(zr_call_check(z, ZR_CALLED_TUNE_CLIP));
+    int knob = 0;
     while (key && knob < N_KNOBS && strcmp(key, knobs[knob].key) != 0)
         knob++;
     if (!key || knob == N_KNOBS)
@@ -112,7 +111,7 @@ int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
                        "beta1, beta2, eps, weight_decay",
                        key ? "\"" : "", key ? key : "NULL", key ? "\"" : "");
     double x = value;
-    err = check_range(z, group, knob);
+    int err = check_range(z, group, knob);
     if (!err && knob == ACCUM)
         err = check_accum(z, value);
     else if (!err && (err = zr_config_check_number(key, value, &x)))
@@ -142,10 +141,7 @@ int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
 
 int zero_set_step(zero_ctx *z, int64_t t)
 {
-    ZR_IN_CALL(z, ZR_CALLED_SET_STEP, false, -1);
-    int err = zr_need_no_step(z, "zero_set_step");
-    if (err)
-        return err;
+    ZR_BEGIN_CALL(z, ZR_CALLED_SET_STEP);
     if (t < 0 || t > ZR_MOST_STEPS)
         return zr_fail(ZR_ERR_ARG, "zero_set_step: t is %lld; allowed: 0 to %lld", (long long)t,
                        (long long)ZR_MOST_STEPS);

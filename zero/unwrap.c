@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* unwrap.c: closes a context, or leaves it behind. */
+/* unwrap.c: zero_unwrap, which closes a context, or leaves it in memory if something still uses it. */
 #include "kernels/check/check_device.h"
 #include "zero/context.h"
 
@@ -13,10 +13,9 @@ static void on_stop(void *arg)
         zr_rendezvous_close(z->rendezvous);
 }
 
-/* Contexts that nobody will close: a forked child's, of whose memory a part is the parent's too, and whose
- * threads are not in the child; and those of which a thread, the loop's or a stream's, or a GPU has not come
- * back from somewhere, and goes on with all of it when it does. They end with the process. A leak checker
- * finds them here until then. */
+/* Contexts that nobody can close. A forked child shares their memory with its parent, and has none of their
+ * threads. Or one of their threads or a GPU is stuck, and will use their memory when it continues. They end
+ * with the process. The list lets a leak checker find them. */
 static zero_ctx *_Atomic all_left;
 
 static void leave(zero_ctx *z)
@@ -26,7 +25,7 @@ static void leave(zero_ctx *z)
         ;
 }
 
-/* who has not come back: it is left behind, and with it what it may touch. */
+/* Leaves the context in memory because `who` has not returned and may still use it. */
 static void leave_to(struct zero_ctx *z, const char *who)
 {
     struct zr_log *log = z->config.options.log;
@@ -72,8 +71,8 @@ void zr_tear_down(struct zero_ctx *z)
     zr_mesh_free(&z->mesh);
     zr_topology_free(&z->topology);
     zr_config_release(&z->config);
-    zr_awaited_close(z);
-    zr_left_out_close(z);
+    zr_init_later_close(z);
+    zr_missing_brackets_close(z);
     for (int kind = 0; kind < ZR_N_DATA; kind++)
         zr_data_drop(z->data[kind]);
     zr_loaded_free(z->loaded);
@@ -84,7 +83,7 @@ void zr_tear_down(struct zero_ctx *z)
     zr_say_again(&kept);
 }
 
-/* Gradients that no zero_step has used. */
+/* Warns about gradients that no zero_step has used. */
 static void report_unused_gradients(const struct zero_ctx *z)
 {
     if (zr_engine_between_steps(z->engine))

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* whole.c: the tensors of the whole model, where each pipeline stage has a table of its own. Files speak of
- * the whole, so that they say nothing of stages.
+/* whole.c: the list of the tensors of the whole model. With pipeline stages each rank has its own table, but
+ * checkpoint files speak of the whole model, so that they do not depend on stages.
  *
- * Tensors of one name and ZERO_STACKED in several stages are one tensor, whose layers follow each other as
- * the stages do. A tied tensor is the first stage's. Any other is in one stage alone. */
+ * ZERO_STACKED tensors with one name in several stages are one tensor, whose layers follow each other in the
+ * order of the stages. A tied tensor belongs to the first stage. Any other tensor is in one stage only. */
+#include "kernels/alloc.h"
 #include "zero/context.h"
 
 #include <stdlib.h>
@@ -12,8 +13,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-/* What the first of those ranks that have the same stages tells the others: this, a row for each tensor, and
- * the names, each with its zero behind it. */
+/* The message about the tensors of a rank: this head, a row for each tensor, and the names with their
+ * terminating zeros. One rank speaks for all that have the same stages. */
 struct head {
     int64_t n_bytes, n_tensors;
     uint64_t layout_hash;
@@ -25,15 +26,15 @@ struct row {
     uint8_t stacked, trained, buffer, cut;
 };
 
-/* A row of some stage. */
+/* A row of the table of a stage. */
 struct listed {
     struct row row;
     const char *name;
     int32_t pp_at, index;
-    /* the first of its name, in the list of all; and there, which tensor of the whole it is */
+    /* first: index of the first row with this name. number: index of the tensor in the whole model */
     int64_t first;
     int32_t number;
-    /* layers of earlier stages; of the first of its name, those of all */
+    /* layers in earlier stages; in the first row of a name, layers in all stages */
     int64_t before, layers;
 };
 
@@ -81,18 +82,16 @@ static void fill_message(const struct zr_layout *l, int64_t n_bytes, char *out)
     }
 }
 
-/* One rank has all stages. */
+/* This rank has all stages. */
 static int take_own_table(const struct zero_ctx *z, char **out, int64_t *each)
 {
     *each = message_bytes(z->layout);
-    *out = malloc((size_t)*each);
-    if (!*out)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the tables of 1 ranks");
+    ZR_TRY(ZR_ALLOC(*out, *each, "this rank's table of tensors"));
     fill_message(z->layout, *each, *out);
     return 0;
 }
 
-/* *out: of every rank a message of *each bytes. */
+/* out: a message of *each bytes from every rank. */
 static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
 {
     if (!z->rendezvous)
@@ -122,7 +121,7 @@ static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
     return err;
 }
 
-/* pp_at: of pp, whose. */
+/* Returns the message of the ranks at this place of pp. */
 static const char *message_of(const struct zero_ctx *z, const char *all, int64_t each, int32_t pp_at)
 {
     return all + pp_at * (z->world.world / z->mesh.stages) * each;
@@ -139,7 +138,7 @@ static int64_t count_rows(const struct zero_ctx *z, const char *all, int64_t eac
     return n;
 }
 
-/* Of one stage, from the message of a rank that has it. Returns the end of the list. */
+/* Lists the tensors of one stage from the message of a rank that has it. Returns the end of the list. */
 static struct listed *list_stage(const struct zero_ctx *z, const char *at, int32_t stage, struct listed *list)
 {
     struct head h;
@@ -154,7 +153,7 @@ static struct listed *list_stage(const struct zero_ctx *z, const char *at, int32
     return list;
 }
 
-/* Of all stages, one after the other. */
+/* Lists the tensors of all stages in order. */
 static void list_rows(struct zero_ctx *z, const char *all, int64_t each, struct listed *list)
 {
     uint64_t hash = 0;
@@ -177,7 +176,7 @@ static int by_name_and_stage(const void *a, const void *b)
     return order ? order : (x > y) - (x < y);
 }
 
-/* Layers of one stack. */
+/* Whether two rows are layers of one stack. */
 static bool alike(const struct row *a, const struct row *b)
 {
     return !memcmp(a->shape + 1, b->shape + 1, sizeof a->shape - sizeof *a->shape) && a->dtype == b->dtype &&
@@ -185,7 +184,7 @@ static bool alike(const struct row *a, const struct row *b)
            a->cut == b->cut && a->cut_dim == b->cut_dim && a->cut_blocks == b->cut_blocks;
 }
 
-/* x is of the same name as an earlier stage's. */
+/* Checks a row that has the name of a row in an earlier stage. */
 static int check_same_name(const struct zero_ctx *z, const struct listed *first, const struct listed *x)
 {
     int32_t n_stage = z->world.world / z->mesh.stages;
@@ -205,11 +204,11 @@ static int check_same_name(const struct zero_ctx *z, const struct listed *first,
     return 0;
 }
 
-/* Which rows are of one tensor, and where each one's layers are in it. */
+/* Finds the rows that form one tensor, and the first layer of each in it. */
 static int join_rows(const struct zero_ctx *z, struct listed *list, int64_t n)
 {
-    struct listed **sorted = malloc((size_t)n * sizeof *sorted), *first = NULL;
-    int err = sorted ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory to compare %lld tensors", (long long)n);
+    struct listed **sorted, *first = NULL;
+    int err = ZR_ALLOC(sorted, n, "comparing %lld tensors", (long long)n);
     for (int64_t i = 0; !err && i < n; i++)
         sorted[i] = &list[i];
     if (!err)
@@ -253,7 +252,7 @@ static int add_whole(struct zr_whole *w, const struct listed *x)
     return 0;
 }
 
-/* In the order of stages and their tables. */
+/* Numbers the tensors in the order of stages and of their tables. */
 static int number_tensors(struct zero_ctx *z, struct listed *list, int64_t n)
 {
     struct zr_whole *w = &z->whole;
@@ -262,10 +261,8 @@ static int number_tensors(struct zero_ctx *z, struct listed *list, int64_t n)
         return zr_fail(ZR_ERR_ARG, "the pipeline stages have %lld tensors; allowed: %d", (long long)n,
                        INT32_MAX / 2);
     w->own_memory = true;
-    w->tensors = calloc((size_t)n, sizeof *w->tensors);
-    w->own = calloc((size_t)z->layout->n_tensors, sizeof *w->own);
-    if (!w->tensors || !w->own)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld tensors of all pipeline stages", (long long)n);
+    ZR_TRY(ZR_ZALLOC(w->tensors, n, "the %lld tensors of all pipeline stages", (long long)n));
+    ZR_TRY(ZR_ZALLOC(w->own, z->layout->n_tensors, "the places of this rank's tensors"));
     for (int64_t i = 0; !err && i < n; i++) {
         struct listed *x = &list[i], *first = &list[x->first];
         if (x == first) {

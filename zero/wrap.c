@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wrap.c: opens a context.
+/* wrap.c: zero_wrap opens a context, in phases.
  *
- * Opening goes in phases. A rank reads its configuration, finds out who it is and meets the others; they ask
- * who shares a host with whom (comm/topology.h). What a rank can then find out alone follows, up to the plan,
- * and ranks compare (agree.c), so that a fault on one is an error on all; then memory is taken, and compared
- * again; the model's own pointers are touched last, when nothing can fail any more. */
+ * First a rank reads its configuration, finds its number and meets the other ranks. They learn who shares a
+ * host with whom (comm/topology.h). Each rank then makes its plan alone, and the ranks compare plans
+ * (agree.c), so that a fault on one rank is an error on all. Then memory is allocated, and the ranks agree
+ * again. The model's pointers are set last, when nothing can fail any more. */
+#include "kernels/alloc.h"
 #include "kernels/check/check_device.h"
 #include "kernels/standard_fds.h"
 #include "zero/context.h"
@@ -16,11 +17,11 @@
 
 enum {
     QUEUE_JOBS = 4096,
-    LEAST_LIMIT_MS = 5000, /* of the loop: a driver's first calls take their time */
-    REMIND_MS = 30000      /* between lines that say for whom zero_wrap waits */
+    LEAST_LIMIT_MS = 5000, /* limit of the loop, because the first calls of a driver take time */
+    REMIND_MS = 30000      /* between log lines about a missing rank */
 };
 
-/* Calls optim.update, which is given zero.h's struct. */
+/* Calls optim.update with the struct of zero.h. */
 static int user_update(void *arg, const struct zr_user_update *u)
 {
     const struct zero_ctx *z = arg;
@@ -39,7 +40,8 @@ static int user_update(void *arg, const struct zr_user_update *u)
     return group->update(group->update_arg, &out);
 }
 
-/* A forked child is the same rank as its parent, and both may wrap. By this name children meet children. */
+/* A forked child has the same rank as its parent, and both may wrap. This name makes children meet children.
+ */
 static void name_fork(struct zr_world *w)
 {
     char name[sizeof w->name];
@@ -59,7 +61,7 @@ static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
     return err;
 }
 
-/* This context may not be confused with another of this process. */
+/* Takes a name, so that this context is not confused with another one of this process. */
 static int take_name(struct zero_ctx *z)
 {
     char lent[48];
@@ -90,9 +92,9 @@ enum zr_values_in zr_values_in(const struct zero_ctx *z)
     return ZR_VALUES_IN_MODEL;
 }
 
-/* Makes places ranks with deterministic, whose bits do not depend on where ranks are, and with dp_replicate,
- * whose groups are of consecutive ranks. If the ranks of a host are not consecutive, sums can then not be
- * made host by host. */
+/* Orders places by rank, instead of by host, with deterministic or dp_replicate. The bits of deterministic
+ * must not depend on hosts, and replicas are groups of consecutive ranks. Sums by host are then impossible if
+ * the ranks of a host are not consecutive. */
 static void order_places(struct zero_ctx *z)
 {
     char hosts[512];
@@ -107,24 +109,56 @@ static void order_places(struct zero_ctx *z)
             hosts, deterministic ? "deterministic is on" : "dp_replicate has groups of consecutive ranks");
 }
 
-/* Who shares what with whom, how the model is laid out among them, and the plan. */
+/* ---- the plan ---- */
+
+/* Checks tp_size: padded parts must hold the whole dimension together. */
+static int check_sizes(const struct zr_layout *l, int32_t parts)
+{
+    for (int32_t i = 0; i < l->n_tensors; i++) {
+        const struct zr_tensor *t = &l->tensors[i];
+        int64_t most = t->shape[0] > INT64_MAX / parts ? INT64_MAX : t->shape[0] * parts;
+        if (t->cut_size > most || (t->cut_size && parts == 1 && t->cut_size != most))
+            return zr_fail(ZR_ERR_ARG,
+                           "tensors[%d] (%s): tp_size is %lld, but shape[0] is %lld on %d ranks of tp; "
+                           "allowed: %s%lld",
+                           i, t->name, (long long)t->cut_size, (long long)t->shape[0], parts,
+                           parts > 1 ? "1.." : "", (long long)most);
+    }
+    return 0;
+}
+
+int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors, int32_t n_tensors,
+               enum zr_values_in values, struct zr_prepared *out)
+{
+    struct zr_tensor *t;
+    *out = (struct zr_prepared){0};
+    ZR_TRY(zr_backend_choose(c, world * zr_model_ranks(&c->options), &out->backend));
+    ZR_TRY(zr_tensors_check(tensors, n_tensors, &c->user, values, &t));
+    int err = zr_ties_take(c, t, n_tensors);
+    if (err) {
+        zr_tensors_free(t, n_tensors);
+        return err;
+    }
+    ZR_TRY(zr_config_layout(c, t, n_tensors, world, &out->layout));
+    ZR_TRY(check_sizes(out->layout, c->options.parts > 1 ? c->options.parts : 1));
+    zr_backend_reserve(c, out->backend, out->layout);
+    ZR_TRY(zr_schedule_make(c, out->layout, &out->schedule));
+    return zr_plan_make(out->layout, &c->options, &out->plan);
+}
+
+/* Makes the mesh, the layout and the plan. */
 static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors)
 {
     struct zr_prepared made;
-    int err = zr_config_mesh(&z->config, z->world.rank, z->world.world);
-    if (!err)
-        err = zr_config_groups(&z->config, &z->topology);
-    if (!err) /* which knows whether deterministic is on */
-        err = zr_backend_choose(&z->config, z->world.world, &made.backend);
-    if (err)
-        return err;
+    ZR_TRY(zr_config_mesh(&z->config, z->world.rank, z->world.world));
+    ZR_TRY(zr_config_groups(&z->config, &z->topology));
+    /* The mesh below needs to know whether deterministic is on, which this sets. */
+    ZR_TRY(zr_backend_choose(&z->config, z->world.world, &made.backend));
     const struct zr_options *o = &z->config.options;
     order_places(z);
-    err = zr_mesh_make(&z->topology, o->pp, o->parts, o->dp_shard, &z->mesh);
-    if (err)
-        return err;
+    ZR_TRY(zr_mesh_make(&z->topology, o->pp, o->parts, o->dp_shard, &z->mesh));
     zr_config_mind_network(&z->config, z->mesh.outer > 1 && z->mesh.outer_spans_hosts);
-    err = zr_prepare(&z->config, z->config.place.n_data, tensors, n_tensors, zr_values_in(z), &made);
+    int err = zr_prepare(&z->config, z->config.place.n_data, tensors, n_tensors, zr_values_in(z), &made);
     z->backend = made.backend;
     z->layout = made.layout;
     z->schedule = made.schedule;
@@ -132,7 +166,7 @@ static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int
     return err ? err : zr_backend_check_hosts(z);
 }
 
-/* Everything that needs no other rank, but who is where. */
+/* Prepares all that needs no other rank. */
 static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors)
 {
     for (int32_t i = 0; i < z->config.options.n_optims; i++)
@@ -140,36 +174,32 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
             z->config.options.update = user_update;
             z->config.options.update_arg = z;
         }
-    z->from_all = malloc((size_t)z->world.world * ZR_EXCHANGE_BYTES);
-    z->sharers = calloc((size_t)z->world.world, sizeof *z->sharers);
-    if (!z->from_all || !z->sharers)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the words of %d ranks", z->world.world);
-    int err = plan_model(z, tensors, n_tensors);
-    if (!err)
-        err = zr_left_out_open(z);
-    if (!err && !z->device)
-        err = zr_backend_open_device(z);
-    if (!err)
-        err = zr_memory_check_gpu(z, false);
-    if (!err && z->config.options.check)
-        err = zr_check_open(z->device, z->world.rank, z->world.world, &z->check);
-    return err;
+    z->from_all = zr_alloc(z->world.world, ZR_EXCHANGE_BYTES, false, "exchanges of %d ranks", z->world.world);
+    if (!z->from_all)
+        return ZR_ERR_NOMEM;
+    ZR_TRY(ZR_ZALLOC(z->sharers, z->world.world, "the memory use of %d ranks", z->world.world));
+    ZR_TRY(plan_model(z, tensors, n_tensors));
+    ZR_TRY(zr_missing_brackets_open(z));
+    if (!z->device)
+        ZR_TRY(zr_backend_open_device(z));
+    ZR_TRY(zr_memory_check_gpu(z, false));
+    if (z->config.options.check)
+        ZR_TRY(zr_check_open(z->device, z->world.rank, z->world.world, &z->check));
+    return 0;
 }
 
-/* The ranks of a communicator that is lent learn over it where rank 0 waits for them. */
+/* With a communicator of the program, ranks learn over it where rank 0 waits. */
 static int meet_over_lent(struct zero_ctx *z, int *held)
 {
     bool left;
-    int err = zr_backend_open_device(z);
-    if (err)
-        return err;
-    err = z->lent_of->lent_meet(z->device, z->lent, z->start_ms, &z->world, held, &left);
-    if (left) /* a call of NCCL's did not come back: the device is left to it */
+    ZR_TRY(zr_backend_open_device(z));
+    int err = z->lent_of->lent_meet(z->device, z->lent, z->start_ms, &z->world, held, &left);
+    if (left) /* A call of NCCL has not returned, and may still use the device. */
         z->device = NULL;
     return err;
 }
 
-/* Those of a launcher that says no more tell each other over its MPI. */
+/* If the launcher says no more, ranks learn over its MPI where rank 0 waits. */
 static int meet_over_mpi(struct zero_ctx *z, int *held)
 {
     const struct zr_backend_config config = {.start_timeout_ms = z->start_ms, .log = z->config.options.log};
@@ -186,18 +216,18 @@ static int begin_to_open(struct zero_ctx *z)
                    (long long)z->start_ms);
 }
 
-/* Where a communicator is used by one context after the other, a context that begins goes on until its own
- * communicators are open. So the order in which ranks met is that of all that follows. */
+/* Contexts may use one communicator of the program one after the other. A context that begins holds it until
+ * its own communicators are open, so all later openings have the order of this one. */
 static int meet_over_communicator(struct zero_ctx *z, int *held)
 {
     bool by_lent = z->lent && z->world.world > 1;
     if (!by_lent && !z->world.by_mpi)
         return 0;
-    int err = by_lent && z->lent_of->lent_in_turn ? begin_to_open(z) : 0;
-    return err ? err : by_lent ? meet_over_lent(z, held) : meet_over_mpi(z, held);
+    ZR_TRY(by_lent && z->lent_of->lent_in_turn ? begin_to_open(z) : 0);
+    return by_lent ? meet_over_lent(z, held) : meet_over_mpi(z, held);
 }
 
-/* The log hears of a long wait, and under zero-run a rank that has ended is not waited for. */
+/* Logs a long wait. Under zero-run it also stops waiting for a rank that has ended. */
 static void begin_to_wait(struct zero_ctx *z)
 {
     zr_progress_open(&z->progress, z->config.options.log);
@@ -220,7 +250,7 @@ static int connect_ranks(struct zero_ctx *z)
     return err;
 }
 
-/* What the program of a rank did last: of one that is lost, for the others. */
+/* Describes the last call of a rank that was lost, for messages of other ranks. */
 static void describe_last_call(void *arg, int rank, char *text, size_t n_text)
 {
     zr_flight_peers_last_call(arg, rank, text, n_text);
@@ -231,18 +261,16 @@ static void see_rank(void *arg, int rank, struct zr_rank_seen *out)
     zr_flight_peers_see(arg, rank, out);
 }
 
-/* From here on every rank can say what each other one of its host does last. */
+/* From here on, ranks of a host can read each other's last calls. */
 static int open_flight_peers(struct zero_ctx *z)
 {
     if (!z->rendezvous)
         return 0;
-    int err =
-        zr_flight_peers_open(z->rendezvous, &z->topology, z->flight, z->config.options.log, &z->flight_peers);
-    if (!err) {
-        zr_rendezvous_describe(z->rendezvous, describe_last_call, z->flight_peers);
-        zr_rendezvous_watch(z->rendezvous, see_rank, z->flight_peers);
-    }
-    return err;
+    ZR_TRY(zr_flight_peers_open(z->rendezvous, &z->topology, z->flight, z->config.options.log,
+                                &z->flight_peers));
+    zr_rendezvous_describe(z->rendezvous, describe_last_call, z->flight_peers);
+    zr_rendezvous_watch(z->rendezvous, see_rank, z->flight_peers);
+    return 0;
 }
 
 static void on_lost(void *arg, int rank, const char *why)
@@ -260,8 +288,8 @@ static void on_failed(void *arg, int code, const char *text)
     zr_engine_remote_failure(z->engine, code, text);
 }
 
-/* With NCCL another rank's failure shows only as a collective that does not end. Here the rendezvous says
- * what it was. */
+/* With NCCL, the failure of another rank only shows as a collective that does not end. The rendezvous says
+ * what happened. */
 static void report_ranks(void *arg, int code, const char *text)
 {
     struct zero_ctx *z = arg;
@@ -305,13 +333,13 @@ static void on_start(void *arg)
         zr_engine_fail(z->engine, err, zr_error_text());
 }
 
-/* The parameters, from where the configuration says. */
+/* Takes the first values of parameters from the place that cfg.init_from names. */
 static int take_values(struct zero_ctx *z)
 {
     int err = 0;
     switch ((enum zero_init)z->config.user.init_from) {
     case ZERO_INIT_LATER:
-        err = zr_agree_in_run(z, zr_awaited_open(z));
+        err = zr_agree_in_run(z, zr_init_later_open(z));
         return err ? err : zr_engine_adopt(z->engine, false);
     case ZERO_INIT_CALL:
         err = zr_engine_init(z->engine, z->config.user.init, z->config.user.init_arg);
@@ -322,8 +350,8 @@ static int take_values(struct zero_ctx *z)
     case ZERO_INIT_RANK0:
         break;
     }
-    err = zr_engine_adopt(z->engine, true);
-    return err ? err : zr_engine_compare_parts(z->engine);
+    ZR_TRY(zr_engine_adopt(z->engine, true));
+    return zr_engine_compare_parts(z->engine);
 }
 
 static int start(struct zero_ctx *z)
@@ -333,17 +361,18 @@ static int start(struct zero_ctx *z)
         zr_rendezvous_detach(z->rendezvous, on_lost, on_failed, z);
     }
     int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(&z->topology), on_start, z) : 0;
-    if (err) /* the others are told when the rendezvous is closed */
+    if (err) /* Closing the rendezvous tells the other ranks. */
         return zr_engine_fail(z->engine, err, zr_error_text());
     err = take_values(z);
-    if (err || z->awaited)
+    if (err || z->init_later)
         return err;
     zr_first_values_report(z);
     return zr_engine_tied_values(z->engine);
 }
 
-/* Of a configuration that is refused: the others are to hear of it, if they can be found with what is legible
- * of it, or by the environment alone; else the world is this rank alone. Keeps this thread's message. */
+/* Finds the other ranks although the configuration was refused, so that they learn of the error. Uses the
+ * fields that can be read, or the environment alone. If that fails, the world is this rank. Keeps the message
+ * of this thread. */
 static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
 {
     struct zero_config legible;
@@ -353,7 +382,7 @@ static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
     z->config.options.timeout_ms = legible.launch.timeout_ms;
     if (find_world(z, &legible))
         z->world.world = 1;
-    if (legible.launch.start_timeout_ms == ZERO_AUTO) /* this rank's own error is what its user waits for */
+    if (legible.launch.start_timeout_ms == ZERO_AUTO) /* The user waits for the error of this rank. */
         z->start_ms = legible.launch.timeout_ms;
     (void)zr_world_interface(legible.launch.interface, &z->world);
     zr_say_again(&kept);
@@ -367,7 +396,7 @@ static void report_world(const struct zero_ctx *z)
             z->world.size_from, z->world.way[0] ? "; where ranks meet, in: " : "", z->world.way);
     if (z->world.note[0])
         zr_warn(log, "%s", z->world.note);
-    bool makes_key = z->lent || z->world.by_mpi; /* and tells it to the others */
+    bool makes_key = z->lent || z->world.by_mpi; /* Rank 0 sends the key to the others. */
     if (z->world.world > 1 && z->world.rank == 0 && !z->world.key.n_bytes && !makes_key)
         zr_warn(log, "this job has no key, so ranks meet on loopback only, and any program on this host can "
                      "pose as a rank: start it with zero-run, which makes a key, or set ZERO_JOB_KEY to the "
@@ -385,37 +414,34 @@ static void report_standard_fds(struct zr_log *log, unsigned opened)
                     fd, name[fd]);
 }
 
-/* The configuration, and who this rank is. Where it fails, z->world.world is 1 if there is nobody to tell. */
+/* Reads the configuration and finds the rank. After a failure z->world.world is 1 if there is no other rank
+ * to tell. */
 static int resolve(struct zero_ctx *z, const struct zero_config *cfg)
 {
     unsigned opened;
     z->world.world = 1;
-    int err = zr_standard_fds_open(&opened);
-    if (err)
-        return err;
-    err = zr_config_resolve(cfg, &z->config);
+    ZR_TRY(zr_standard_fds_open(&opened));
+    int err = zr_config_resolve(cfg, &z->config);
     report_standard_fds(z->config.options.log, opened);
     if (err) {
         find_world_anyway(z, cfg);
         return err;
     }
-    err = find_world(z, &z->config.user);
-    if (err)
-        return err;
-    err = zr_world_interface(z->config.user.launch.interface, &z->world);
-    if (!err)
-        report_world(z);
-    return err;
+    ZR_TRY(find_world(z, &z->config.user));
+    ZR_TRY(zr_world_interface(z->config.user.launch.interface, &z->world));
+    report_world(z);
+    return 0;
 }
 
-/* One rank needs no others, unless it is made to use a communicator that has them. */
+/* Whether the context needs a thread for communication. One rank does only if it has to use a communicator
+ * for several. */
 static bool needs_loop(const struct zero_ctx *z)
 {
     const struct zr_backend *asked = zr_backend_row(z->config.user.launch.backend);
     return z->world.world > 1 || z->lent || (asked && !asked->alone);
 }
 
-/* Once they have met: ranks that tell each other over MPI or NCCL where know it only then. */
+/* Logs the interface after ranks have met. Ranks that find each other over MPI or NCCL know it only then. */
 static void report_interface(const struct zero_ctx *z)
 {
     if (z->rendezvous && z->world.interface[0] && zr_world_is_on_loopback(&z->world))
@@ -423,7 +449,8 @@ static void report_interface(const struct zero_ctx *z)
                 z->world.interface, z->world.host);
 }
 
-/* A launcher that counts a host's ranks otherwise may have given two of them one GPU. */
+/* Warns if two ranks may share a GPU, which happens if a launcher numbers the ranks of a host in another way.
+ */
 static void report_topology(const struct zero_ctx *z)
 {
     const struct zr_topology *t = &z->topology;
@@ -440,8 +467,8 @@ static void report_topology(const struct zero_ctx *z)
                 z->world.source, z->world.local_rank, t->local_size, t->local_rank);
 }
 
-/* Meets the others, and asks who is where. err, with this thread's message: of what this rank has met before,
- * which they hear of. */
+/* Meets the other ranks and learns their hosts. err, with the message of this thread, is an earlier error
+ * that they hear of. */
 static int meet(struct zero_ctx *z, int err)
 {
     struct zr_kept kept;
@@ -480,18 +507,16 @@ static int open_flight(struct zero_ctx *z)
     return err;
 }
 
-/* Opening communicators waits for other ranks inside a library that may let one thread in at a time. So the
- * contexts of a process open theirs one after the other, in the order that rank 0 has: the others begin once
- * rank 0 has begun. MPI's see to that themselves, as ranks may have other numbers in another context. */
+/* Opens communicators in the order that rank 0 has. Opening waits for other ranks inside a library that may
+ * let in one thread at a time, so the contexts of a process take turns. The other ranks begin after rank 0
+ * has begun. MPI keeps an order itself, because ranks may have other numbers in another context. */
 static int open_comms_in_turn(struct zero_ctx *z)
 {
     bool is_first = z->world.rank == 0;
     if (z->backend->opens_in_turn)
         return zr_agree_on_success(z, zr_backend_open_comms(z));
-    int err = zr_agree_on_success(z, is_first ? begin_to_open(z) : 0);
-    if (err)
-        return err;
-    err = is_first ? 0 : begin_to_open(z);
+    ZR_TRY(zr_agree_on_success(z, is_first ? begin_to_open(z) : 0));
+    int err = is_first ? 0 : begin_to_open(z);
     err = zr_agree_on_success(z, err ? err : zr_backend_open_comms(z));
     zr_open_name_end(z->open_name);
     return err;
@@ -503,7 +528,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     struct zr_kept resolved;
     zr_keep(&resolved, resolve(z, cfg));
     int err = take_name(z);
-    if (err) /* its ranks cannot be met: they would take this context for the other one */
+    if (err) /* Its ranks cannot be met: they would take this context for the other one. */
         return resolved.code ? zr_say_again(&resolved) : err;
     err = zr_say_again(&resolved);
     if (!err)
@@ -513,23 +538,18 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     err = meet(z, err);
     if (err)
         return err;
-    err = zr_agree_on_plan(z, prepare(z, tensors, n_tensors));
-    if (!err)
-        err = zr_whole_make(z);
-    if (!err)
-        err = open_flight_peers(z);
-    if (!err) /* all ranks are here, so what they had before is free */
-        err = zr_agree_on_success(z, zr_memory_check(z));
-    if (!err)
-        err = open_comms_in_turn(z);
-    if (!err)
-        err = zr_agree_on_success(z, zr_memory_check_gpu(z, true));
-    if (!err)
-        err = open_engine(z);
-    return err ? err : start(z);
+    ZR_TRY(zr_agree_on_plan(z, prepare(z, tensors, n_tensors)));
+    ZR_TRY(zr_whole_make(z));
+    ZR_TRY(open_flight_peers(z));
+    /* All ranks are here, so memory of their earlier contexts is free. */
+    ZR_TRY(zr_agree_on_success(z, zr_memory_check(z)));
+    ZR_TRY(open_comms_in_turn(z));
+    ZR_TRY(zr_agree_on_success(z, zr_memory_check_gpu(z, true)));
+    ZR_TRY(open_engine(z));
+    return start(z);
 }
 
-/* Of a context that does not come about. Keeps this thread's message. */
+/* Saves the flight recorder of a context that failed to open. Keeps the message of this thread. */
 static void save_flight(struct zero_ctx *z, int err)
 {
     struct zr_kept kept;
@@ -548,9 +568,8 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     if (!out)
         return zr_fail(ZR_ERR_ARG, "zero_wrap: out is NULL");
     *out = NULL;
-    struct zero_ctx *z = calloc(1, sizeof *z);
-    if (!z)
-        return zr_fail(ZR_ERR_NOMEM, "zero_wrap: no memory for a context");
+    struct zero_ctx *z;
+    ZR_TRY(ZR_ZALLOC(z, 1, "a context"));
     z->files = &zr_files_posix;
     int err = zr_engine_new(&z->engine);
     if (!err)
@@ -565,10 +584,10 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
         zr_tear_down(z);
         return err;
     }
-    zr_given_up_fill(z);
-    zr_engine_point(z->engine, !z->awaited);
+    zr_old_params_fill(z);
+    zr_engine_point(z->engine, !z->init_later);
     zr_wrap_report(z);
-    if (!z->loop) /* it has met nobody */
+    if (!z->loop) /* This context has no other ranks. */
         zr_progress_open(&z->progress, z->config.options.log);
     zr_progress_begin(&z->progress, z->config.options.grad_accum_steps);
     zr_flight_leave(z->flight);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wrap_report.c: what zero_wrap tells the log of a context that has come about: what the configuration came
- * to, and what is allowed but is rarely meant. */
+/* wrap_report.c: the log lines of a successful zero_wrap: what the configuration means here, and what is
+ * allowed but rarely meant. */
 #include "zero/context.h"
 
 /* Says how gradients are added up if cfg.memory.grad_in_place is set. */
@@ -17,7 +17,7 @@ static void report_how_gradients_add_up(struct zero_ctx *z)
                 zr_most_micro_batches(o));
 }
 
-/* Right only where the model's kernels run there, which cannot be seen. */
+/* The default stream is right only if the kernels of the model run there, which the library cannot see. */
 static void report_default_stream(struct zero_ctx *z)
 {
     if (z->config.user.device == ZERO_DEVICE_CUDA && !z->config.user.stream)
@@ -66,7 +66,7 @@ static void report_nothing_sharded(const struct zero_ctx *z)
                 n_declared);
 }
 
-/* A table that says nothing of parts: all ranks of tp train the same model, each of them whole. */
+/* Warns if the table cuts nothing, because then all ranks of tp train the same whole model. */
 static void report_parts(const struct zero_ctx *z)
 {
     for (int32_t i = 0; i < z->layout->n_tensors; i++)
@@ -77,7 +77,7 @@ static void report_parts(const struct zero_ctx *z)
                 "tp is %d, but no tensor has tp_cut: every rank of tp has the whole model", z->mesh.parts);
 }
 
-/* Stages wait for each other at the beginning and at the end of a step. */
+/* Logs how long pipeline stages wait for each other at the beginning and the end of a step. */
 static void report_bubble(const struct zero_ctx *z)
 {
     int n = z->config.options.grad_accum_steps, pp = z->mesh.stages;

@@ -2,6 +2,7 @@
 /* check_device.c: the checking device: memory and operations, passed on, and what was found; see
  * check_device.h. */
 #include "kernels/agreement.h"
+#include "kernels/alloc.h"
 #include "kernels/check/check_device_inside.h"
 #include "kernels/op_check.h"
 
@@ -144,9 +145,7 @@ static int copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
 
 static int copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int n)
 {
-    int err = zr_check_copy_rows(table, n);
-    if (err)
-        return err;
+    ZR_TRY(zr_check_copy_rows(table, n));
     struct zr_line *l = zr_check_issue(s, "copy_rows");
     struct zr_recorder *rec = &s->check->rec;
     for (int i = 0; i < n; i++) {
@@ -164,9 +163,7 @@ static int copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int 
 static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
                 int64_t n)
 {
-    int err = zr_check_cast(dt, st, n);
-    if (err)
-        return err;
+    ZR_TRY(zr_check_cast(dt, st, n));
     note(s, "cast", src, n * zr_dtype_bytes(st), dst, n * zr_dtype_bytes(dt), false);
     return s->check->inner->ops->cast(s->inner, dst, dt, src, st, n);
 }
@@ -185,11 +182,8 @@ static int stamp(struct zr_stream *s, int64_t *out_ns)
 
 static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
 {
-    int err = zr_check_dtype("add", st);
-    if (!err)
-        err = zr_check_count("add", "n", n);
-    if (err)
-        return err;
+    ZR_TRY(zr_check_dtype("add", st));
+    ZR_TRY(zr_check_count("add", "n", n));
     note(s, "add", src, n * zr_dtype_bytes(st), dst, n * (int64_t)sizeof *dst, true);
     return s->check->inner->ops->add(s->inner, dst, src, st, n);
 }
@@ -197,9 +191,7 @@ static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype s
 static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
                     int64_t n, bool accumulate)
 {
-    int err = zr_check_sum_tree(n_src, st, n);
-    if (err)
-        return err;
+    ZR_TRY(zr_check_sum_tree(n_src, st, n));
     struct zr_line *l = zr_check_issue(s, "sum_tree");
     for (int i = 0; i < n_src; i++)
         zr_shadow_read(&s->check->rec, l, src[i], n * zr_dtype_bytes(st));
@@ -213,9 +205,7 @@ static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int
 static int sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
                       const void *const *src, int n_src, enum zr_dtype st)
 {
-    int err = zr_check_sum_ranges(table, n_sums, n_src, st);
-    if (err)
-        return err;
+    ZR_TRY(zr_check_sum_ranges(table, n_sums, n_src, st));
     struct zr_line *l = zr_check_issue(s, "sum_ranges");
     struct zr_recorder *rec = &s->check->rec;
     int64_t size = zr_dtype_bytes(st);
@@ -234,9 +224,7 @@ static int sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int
 static int agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
 {
     const struct zr_access used[] = {{b->own, sizeof *b->own, false}, {b->out, sizeof *b->out, true}};
-    int err = zr_check_agree_begin(b);
-    if (err)
-        return err;
+    ZR_TRY(zr_check_agree_begin(b));
     struct zr_line *l = zr_check_issue(s, "agree_begin");
     zr_shadow_touch(&s->check->rec, l, used, 2);
     zr_check_issued(s);
@@ -248,9 +236,7 @@ static int agree_end(struct zr_stream *s, const struct zr_agree_end *e)
     const struct zr_access used[] = {{e->all, sizeof *e->all, false},
                                      {e->scalars, sizeof *e->scalars, true},
                                      {e->agreed, sizeof *e->agreed, true}};
-    int err = zr_check_agree_end(e);
-    if (err)
-        return err;
+    ZR_TRY(zr_check_agree_end(e));
     struct zr_line *l = zr_check_issue(s, "agree_end");
     zr_shadow_touch(&s->check->rec, l, used, 3);
     zr_check_issued(s);
@@ -295,9 +281,7 @@ static void touch_update(struct zr_stream *s, struct zr_line *l, const struct zr
 
 static int update(struct zr_stream *s, const struct zr_update *u)
 {
-    int err = zr_check_update(u);
-    if (err)
-        return err;
+    ZR_TRY(zr_check_update(u));
     touch_update(s, zr_check_issue(s, "update"), u);
     zr_check_issued(s);
     return s->check->inner->ops->update(s->inner, u);
@@ -306,9 +290,7 @@ static int update(struct zr_stream *s, const struct zr_update *u)
 static int update_spans(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
                         int n_spans)
 {
-    int err = zr_check_update_spans(u, spans, n_spans);
-    if (err)
-        return err;
+    ZR_TRY(zr_check_update_spans(u, spans, n_spans));
     struct zr_line *l = zr_check_issue(s, "update");
     for (int i = 0; i < n_spans; i++) {
         const struct zr_update part = zr_update_of_span(u, &spans[i]);
@@ -375,9 +357,8 @@ int zr_check_open(struct zr_device *inner, int rank, int world, struct zr_check 
 {
     static const char *const thread[] = {"model's thread", "loop", "reader"};
     *out = NULL;
-    struct zr_check *c = calloc(1, sizeof *c);
-    if (!c)
-        return zr_fail(ZR_ERR_NOMEM, "check: no memory for a device of %zu bytes", sizeof *c);
+    struct zr_check *c;
+    ZR_TRY(ZR_ZALLOC(c, 1, "check mode"));
     int err = zr_recorder_open(&c->rec, 2 * ZR_CHECK_LINES);
     if (err) {
         free(c);

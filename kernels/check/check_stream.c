@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* check_stream.c: a check's streams and events, passed on, and what they order. */
+#include "kernels/alloc.h"
 #include "kernels/check/check_device_inside.h"
 
 #include <stdlib.h>
@@ -32,10 +33,9 @@ int zr_check_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const 
                          struct zr_stream **out)
 {
     struct zr_check *c = zr_check_of(dev);
-    struct zr_stream *s = calloc(1, sizeof *s);
+    struct zr_stream *s;
     *out = NULL;
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "check: no memory for a stream");
+    ZR_TRY(ZR_ZALLOC(s, 1, "a stream"));
     bool caller = kind == ZR_STREAM_CALLER && c->inner->ops->compute_on_caller;
     int i = caller ? ZR_CHECK_MODEL : ZR_CHECK_FIRST_STREAM;
     pthread_mutex_lock(&c->lock);
@@ -137,10 +137,9 @@ struct zr_stream *zr_check_inner(struct zr_stream *s)
 int zr_check_event_open(struct zr_device *dev, struct zr_event **out)
 {
     struct zr_check *c = zr_check_of(dev);
-    struct zr_event *e = calloc(1, sizeof *e);
+    struct zr_event *e;
     *out = NULL;
-    if (!e)
-        return zr_fail(ZR_ERR_NOMEM, "check: no memory for an event");
+    ZR_TRY(ZR_ZALLOC(e, 1, "an event"));
     e->check = c;
     int err = c->inner->ops->event_open(c->inner, &e->inner);
     if (err)
@@ -164,9 +163,7 @@ void zr_check_event_close(struct zr_event *e)
 /* Passed on first: whoever finds this record in the clocks has it beneath as well. */
 int zr_check_event_record(struct zr_event *e, struct zr_stream *s)
 {
-    int err = e->check->inner->ops->event_record(e->inner, s->inner);
-    if (err)
-        return err;
+    ZR_TRY(e->check->inner->ops->event_record(e->inner, s->inner));
     struct zr_line *l = zr_check_issue(s, "record");
     zr_vclock_drop(e->clock);
     e->clock = zr_vclock_hold(l);

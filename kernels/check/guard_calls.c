@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* guard_calls.c: see guard_calls.h. */
+/* guard_calls.c: replaces entries in the tables of imported functions, so that system calls look at guarded
+ * memory first. */
 #include "kernels/check/guard_calls.h"
 
 #include <dlfcn.h>

@@ -2,6 +2,7 @@
 /* guard_report.c: see guard_report.h. Two event descriptors: reading, writing and polling them is allowed in
  * a handler. */
 #include "kernels/check/guard_report.h"
+#include "kernels/alloc.h"
 #include "kernels/error.h"
 #include "kernels/limits.h"
 #include "kernels/thread.h"
@@ -87,9 +88,8 @@ static void free_reporter(struct zr_reporter *r)
 int zr_reporter_open(void (*report)(void *arg), void *arg, struct zr_reporter **out)
 {
     *out = NULL;
-    struct zr_reporter *r = calloc(1, sizeof *r);
-    if (!r)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a guard's reporter");
+    struct zr_reporter *r;
+    ZR_TRY(ZR_ZALLOC(r, 1, "a guard's reporter"));
     r->process = getpid();
     r->report = report;
     r->arg = arg;

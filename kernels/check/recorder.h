@@ -49,7 +49,7 @@ struct zr_line {
     uint32_t info;
 };
 
-/* What an operation is, for reports. */
+/* An operation, for reports. */
 struct zr_info {
     const char *name, *during;
     int32_t line, unit;
@@ -84,7 +84,7 @@ void zr_recorder_close(struct zr_recorder *r);
 
 /* A fault was found. The first one's text is kept. */
 void zr_report(struct zr_recorder *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Of an operation that is not too long ago; else one that says so. */
+/* Returns the operation with this number, or one that says that it is too long ago. */
 const struct zr_info *zr_info_at(const struct zr_recorder *r, uint32_t number);
 
 /* Clocks. They may be NULL where a recorder is broken.
@@ -103,7 +103,7 @@ void zr_line_begin(struct zr_recorder *r, struct zr_line *l, const char *name, c
 
 /* ---- shadow.c ---- */
 
-/* What a byte range stands for, element by element. */
+/* The content of a byte range, element by element. */
 enum zr_content_kind {
     ZR_CONTENT_UNKNOWN,
     ZR_CONTENT_ZERO,

@@ -2,6 +2,7 @@
 /* cuda_device.c: a GPU as a device: what is refused at opening, and memory. Streams are in cuda_stream.c,
  * operations in cuda_ops.c, kernels in cuda_kernels.cu and cuda_copy.cu. */
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/alloc.h"
 #include "kernels/cuda/cuda_kernels.h"
 
 #include <stdlib.h>
@@ -39,11 +40,10 @@ int zr_cuda_thread_begin(struct zr_device *base)
 {
     const struct zr_cuda_device *dev = (struct zr_cuda_device *)base;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    int err = zr_cuda_check(dev, "cudaSetDevice", cudaSetDevice(dev->ordinal));
+    ZR_TRY(zr_cuda_check(dev, "cudaSetDevice", cudaSetDevice(dev->ordinal)));
     /* Not before: it makes a context on the current device. */
-    return err ? err
-               : zr_cuda_check(dev, "cudaThreadExchangeStreamCaptureMode",
-                               cudaThreadExchangeStreamCaptureMode(&mode));
+    return zr_cuda_check(dev, "cudaThreadExchangeStreamCaptureMode",
+                         cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
 /* --- memory --- */
@@ -95,9 +95,7 @@ static int block_open(struct zr_cuda_device *dev, bool on_host, int64_t bytes, v
     *out = NULL;
     if (bytes <= 0)
         return zr_fail(ZR_ERR_ARG, "%s: bytes is %lld, must be above 0", what, (long long)bytes);
-    b = calloc(1, sizeof *b);
-    if (!b)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for its record", what);
+    ZR_TRY(ZR_ZALLOC(b, 1, "the record of %s", what));
     size_t whole = (size_t)bytes + PAGE_BYTES;
     int failed = ZR_CUDA_OUTSIDE(dev, on_host ? "cudaHostAlloc" : "cudaMalloc",
                                  block_alloc(dev->poison, on_host, &b->base, whole));
@@ -256,19 +254,16 @@ int zr_cuda_device_open(int ordinal, struct zr_device **out)
 {
     const char *poison = getenv("ZERO_POISON");
     *out = NULL;
-    int err = check_gpu(&ordinal);
-    if (err)
-        return err;
-    struct zr_cuda_device *dev = calloc(1, sizeof *dev);
-    if (!dev)
-        return zr_fail(ZR_ERR_NOMEM, "GPU %d: no memory for %zu bytes", ordinal, sizeof *dev);
+    ZR_TRY(check_gpu(&ordinal));
+    struct zr_cuda_device *dev;
+    ZR_TRY(ZR_ZALLOC(dev, 1, "the device of GPU %d", ordinal));
     dev->base.ops = &zr_cuda_ops;
     dev->ordinal = ordinal;
     dev->poison = poison && strcmp(poison, "1") == 0;
     pthread_mutex_init(&dev->lock, NULL);
     int lowest;
-    err = ZR_CUDA(dev, "cudaDeviceGetStreamPriorityRange",
-                  cudaDeviceGetStreamPriorityRange(&lowest, &dev->priority));
+    int err = ZR_CUDA(dev, "cudaDeviceGetStreamPriorityRange",
+                      cudaDeviceGetStreamPriorityRange(&lowest, &dev->priority));
     if (!err)
         err = ZR_CUDA(dev, "cudaDeviceGetAttribute",
                       cudaDeviceGetAttribute(&dev->n_processors, cudaDevAttrMultiProcessorCount, ordinal));

@@ -23,14 +23,14 @@ static int op_copy(struct zr_stream *s, void *dst, const void *src, int64_t byte
 
 static int op_copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int n)
 {
-    int err = zr_check_copy_rows(table, n);
-    return err ? err : ZR_CUDA(s->dev, "copy_rows", zr_cuda_copy_rows(s->native, table, n));
+    ZR_TRY(zr_check_copy_rows(table, n));
+    return ZR_CUDA(s->dev, "copy_rows", zr_cuda_copy_rows(s->native, table, n));
 }
 
 static int op_put(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
 {
-    int err = zr_check_put(bytes);
-    return err ? err : ZR_CUDA(s->dev, "put", zr_cuda_put(s->native, dst, src, bytes));
+    ZR_TRY(zr_check_put(bytes));
+    return ZR_CUDA(s->dev, "put", zr_cuda_put(s->native, dst, src, bytes));
 }
 
 static int op_stamp(struct zr_stream *s, int64_t *out_ns)
@@ -41,9 +41,7 @@ static int op_stamp(struct zr_stream *s, int64_t *out_ns)
 static int op_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
                    int64_t n)
 {
-    int err = zr_check_cast(dt, st, n);
-    if (err)
-        return err;
+    ZR_TRY(zr_check_cast(dt, st, n));
     if (dt == st)
         return dst == src ? 0 : op_copy(s, dst, src, n * zr_dtype_bytes(dt));
     return ZR_CUDA(s->dev, "cast", zr_cuda_cast(s->native, dst, dt, src, n));
@@ -51,26 +49,23 @@ static int op_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void 
 
 static int op_add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
 {
-    int err = zr_check_dtype("add", st);
-    if (!err)
-        err = zr_check_count("add", "n", n);
-    return err ? err : ZR_CUDA(s->dev, "add", zr_cuda_add(s->native, dst, src, st, n));
+    ZR_TRY(zr_check_dtype("add", st));
+    ZR_TRY(zr_check_count("add", "n", n));
+    return ZR_CUDA(s->dev, "add", zr_cuda_add(s->native, dst, src, st, n));
 }
 
 static int op_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
                        int64_t n, bool accumulate)
 {
-    int err = zr_check_sum_tree(n_src, st, n);
-    return err ? err
-               : ZR_CUDA(s->dev, "sum_tree", zr_cuda_sum_tree(s->native, dst, src, n_src, st, n, accumulate));
+    ZR_TRY(zr_check_sum_tree(n_src, st, n));
+    return ZR_CUDA(s->dev, "sum_tree", zr_cuda_sum_tree(s->native, dst, src, n_src, st, n, accumulate));
 }
 
 static int op_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
                          const void *const *src, int n_src, enum zr_dtype st)
 {
-    int err = zr_check_sum_ranges(table, n_sums, n_src, st);
-    return err ? err
-               : ZR_CUDA(s->dev, "sum_ranges", zr_cuda_sum_ranges(s->native, table, n_sums, src, n_src, st));
+    ZR_TRY(zr_check_sum_ranges(table, n_sums, n_src, st));
+    return ZR_CUDA(s->dev, "sum_ranges", zr_cuda_sum_ranges(s->native, table, n_sums, src, n_src, st));
 }
 
 /* sum_squares' tile leaves room for six blocks on a multiprocessor of 228 KB of shared memory, four on one of
@@ -81,24 +76,23 @@ static int op_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const f
                           const struct zr_largest *largest)
 {
     const struct zr_largest none = {.word = NULL};
-    int err = zr_check_count("sum_squares", "n", n);
-    return err ? err
-               : ZR_CUDA(s->dev, "sum_squares",
-                         zr_cuda_sum_squares(s->native, acc, x, n, largest ? largest : &none,
-                                             SQUARES_BLOCKS * s->dev->n_processors));
+    ZR_TRY(zr_check_count("sum_squares", "n", n));
+    return ZR_CUDA(s->dev, "sum_squares",
+                   zr_cuda_sum_squares(s->native, acc, x, n, largest ? largest : &none,
+                                       SQUARES_BLOCKS * s->dev->n_processors));
 }
 
 static int op_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)
 {
-    int err = zr_check_count("scale", "n", n);
-    return err ? err : ZR_CUDA(s->dev, "scale", zr_cuda_scale(s->native, x, n, scalars));
+    ZR_TRY(zr_check_count("scale", "n", n));
+    return ZR_CUDA(s->dev, "scale", zr_cuda_scale(s->native, x, n, scalars));
 }
 
 static int op_update_spans(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
                            int n_spans)
 {
-    int err = zr_check_update_spans(u, spans, n_spans);
-    return err ? err : ZR_CUDA(s->dev, "update", zr_cuda_update_spans(s->native, u, spans, n_spans));
+    ZR_TRY(zr_check_update_spans(u, spans, n_spans));
+    return ZR_CUDA(s->dev, "update", zr_cuda_update_spans(s->native, u, spans, n_spans));
 }
 
 static int op_update(struct zr_stream *s, const struct zr_update *u)
@@ -109,14 +103,14 @@ static int op_update(struct zr_stream *s, const struct zr_update *u)
 
 static int op_agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
 {
-    int err = zr_check_agree_begin(b);
-    return err ? err : ZR_CUDA(s->dev, "agree_begin", zr_cuda_agree_begin(s->native, b));
+    ZR_TRY(zr_check_agree_begin(b));
+    return ZR_CUDA(s->dev, "agree_begin", zr_cuda_agree_begin(s->native, b));
 }
 
 static int op_agree_end(struct zr_stream *s, const struct zr_agree_end *e)
 {
-    int err = zr_check_agree_end(e);
-    return err ? err : ZR_CUDA(s->dev, "agree_end", zr_cuda_agree_end(s->native, e));
+    ZR_TRY(zr_check_agree_end(e));
+    return ZR_CUDA(s->dev, "agree_end", zr_cuda_agree_end(s->native, e));
 }
 
 const struct zr_device_ops zr_cuda_ops = {

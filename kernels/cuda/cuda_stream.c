@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_stream.c: streams, events and host functions of the CUDA device. */
+#include "kernels/alloc.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/op_check.h"
 
@@ -19,11 +20,11 @@ static int stream_native(struct zr_cuda_device *dev, enum zr_stream_kind kind, v
                        cudaStreamCreateWithPriority(&s->native, cudaStreamNonBlocking, dev->priority));
     }
     /* The NULL stream is whichever device's is current. */
-    int err = native ? ZR_CUDA(dev, "cudaStreamGetDevice", cudaStreamGetDevice(native, &owner)) : 0;
-    if (!err && owner != dev->ordinal)
-        err = zr_fail(ZR_ERR_ARG, "stream open: the stream is of GPU %d, the device is GPU %d", owner,
-                      dev->ordinal);
-    return err;
+    ZR_TRY(native ? ZR_CUDA(dev, "cudaStreamGetDevice", cudaStreamGetDevice(native, &owner)) : 0);
+    if (owner != dev->ordinal)
+        return zr_fail(ZR_ERR_ARG, "stream open: the stream is of GPU %d, the device is GPU %d", owner,
+                       dev->ordinal);
+    return 0;
 }
 
 int zr_cuda_stream_open(struct zr_device *base, enum zr_stream_kind kind, const char *name, void *native,
@@ -37,9 +38,8 @@ int zr_cuda_stream_open(struct zr_device *base, enum zr_stream_kind kind, const 
                        (int)ZR_STREAM_QUEUE, (int)ZR_STREAM_CALLER);
     if (kind == ZR_STREAM_QUEUE && native)
         return zr_fail(ZR_ERR_ARG, "stream open: a queue is the library's own stream, native must be NULL");
-    struct zr_stream *s = calloc(1, sizeof *s);
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "stream open: no memory for %zu bytes", sizeof *s);
+    struct zr_stream *s;
+    ZR_TRY(ZR_ZALLOC(s, 1, "a stream"));
     s->dev = dev;
     int err = stream_native(dev, kind, native, s);
     if (err) {
@@ -83,10 +83,9 @@ void *zr_cuda_stream_native(struct zr_stream *s)
 int zr_cuda_event_open(struct zr_device *base, struct zr_event **out)
 {
     struct zr_cuda_device *dev = (struct zr_cuda_device *)base;
-    struct zr_event *e = calloc(1, sizeof *e);
+    struct zr_event *e;
     *out = NULL;
-    if (!e)
-        return zr_fail(ZR_ERR_NOMEM, "event open: no memory for %zu bytes", sizeof *e);
+    ZR_TRY(ZR_ZALLOC(e, 1, "an event"));
     e->dev = dev;
     int err = ZR_CUDA(dev, "cudaEventCreateWithFlags",
                       cudaEventCreateWithFlags(&e->native, cudaEventDisableTiming));
@@ -124,12 +123,12 @@ int zr_cuda_event_sync(struct zr_event *e)
 int zr_cuda_event_query(struct zr_event *e)
 {
     bool late = false;
-    int err = ZR_CUDA_OUTSIDE(e->dev, "cudaEventQuery", ({
-                                  cudaError_t got = cudaEventQuery(e->native);
-                                  late = got == cudaErrorNotReady;
-                                  late ? cudaGetLastError(), cudaSuccess : got;
-                              }));
-    return err ? err : !late;
+    ZR_TRY(ZR_CUDA_OUTSIDE(e->dev, "cudaEventQuery", ({
+                               cudaError_t got = cudaEventQuery(e->native);
+                               late = got == cudaErrorNotReady;
+                               late ? cudaGetLastError(), cudaSuccess : got;
+                           })));
+    return !late;
 }
 
 /* --- host functions --- */
@@ -171,16 +170,14 @@ static struct zr_cuda_closure *closure_get(struct zr_stream *s)
 
 int zr_cuda_stream_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes)
 {
-    int err = zr_check_call(bytes);
-    if (err)
-        return err;
+    ZR_TRY(zr_check_call(bytes));
     struct zr_cuda_closure *c = closure_get(s);
     if (!c)
         return zr_fail(ZR_ERR_NOMEM, "call: no memory for %zu bytes", sizeof *c);
     c->fn = fn;
     if (bytes)
         memcpy(c->arg, arg, bytes);
-    err = ZR_CUDA(s->dev, "cudaLaunchHostFunc", cudaLaunchHostFunc(s->native, run_closure, c));
+    int err = ZR_CUDA(s->dev, "cudaLaunchHostFunc", cudaLaunchHostFunc(s->native, run_closure, c));
     if (err)
         closure_put(c);
     return err;

@@ -67,15 +67,15 @@ static int check_epilogue(const struct zr_gemm_args *a)
 
 static int check_args(const struct zr_gemm_args *a)
 {
-    int err = check_sizes(a);
-    err = err ? err : check_types(a);
-    return err ? err : check_epilogue(a);
+    ZR_TRY(check_sizes(a));
+    ZR_TRY(check_types(a));
+    return check_epilogue(a);
 }
 
 int zr_gemm_run(struct zr_gemm *g, const struct zr_gemm_args *args)
 {
-    int err = check_args(args);
-    return err ? err : g->ops->run(g, args);
+    ZR_TRY(check_args(args));
+    return g->ops->run(g, args);
 }
 
 bool zr_gemm_can(struct zr_gemm *g, const struct zr_gemm_args *args)

@@ -33,8 +33,7 @@ int zr_gemm_open_cuda(struct zr_device *dev, struct zr_stream *s, int64_t worksp
 /* NULL is allowed; on a GPU waits for the stream. */
 void zr_gemm_close(struct zr_gemm *g);
 
-/* What is done with a product P = op(A) * op(B) + bias on its way to C. GELU is the tanh form (Hendrycks and
- * Gimpel 2016). */
+/* How a product P = op(A) * op(B) + bias becomes C. GELU is the tanh form (Hendrycks and Gimpel 2016). */
 enum zr_gemm_epilogue {
     /* C = P + beta * C */
     ZR_GEMM_PLAIN,

@@ -9,6 +9,7 @@
  * the size of our workspace, no alignment above 16 bytes, and splits of k added up in fp32 in a fixed order
  * (not in place, and not rounded to C's type in between). So it depends on the shape, the kind of GPU and the
  * library's version, and on nothing that differs between ranks or runs. */
+#include "kernels/alloc.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/gemm/cublaslt_api.h"
 #include "kernels/gemm/gemm.h"
@@ -90,7 +91,7 @@ static void plan_free(struct zr_gemm_plan *base)
     free(p);
 }
 
-/* Of a matrix that is rows x columns, row-major. */
+/* Describes a row-major matrix of rows x columns. */
 static cublasStatus_t make_layout(cublasLtMatrixLayout_t *out, int32_t dtype, int64_t rows, int64_t columns,
                                   int64_t ld, const struct zr_gemm_key *k, int64_t stride)
 {
@@ -234,16 +235,12 @@ static int check_pointers(const struct zr_gemm_args *a, int32_t *align)
 static int plan_get(struct cuda_gemm *g, const struct zr_gemm_args *a, struct plan **out)
 {
     struct zr_gemm_key k = zr_gemm_key_of(a);
-    int err = check_pointers(a, &k.align);
-    if (err)
-        return err;
+    ZR_TRY(check_pointers(a, &k.align));
     struct plan *p = (struct plan *)zr_gemm_plans_find(&g->plans, &k);
     if (!p) {
-        p = calloc(1, sizeof *p);
-        if (!p)
-            return zr_fail(ZR_ERR_NOMEM, "gemm: no memory for %zu bytes", sizeof *p);
+        ZR_TRY(ZR_ZALLOC(p, 1, "a plan of cuBLASLt"));
         p->base.key = k;
-        err = status_error(plan_build(g, p, a->bias || a->sum), "making a plan");
+        int err = status_error(plan_build(g, p, a->bias || a->sum), "making a plan");
         err = err ? zr_fail_more(err, "%s", describe(&k).text) : zr_gemm_plans_add(&g->plans, &p->base);
         if (err) {
             plan_free(&p->base);
@@ -311,9 +308,7 @@ static bool cut_long_side(const struct zr_gemm_args *a, struct zr_gemm_args *res
 static int run_one(struct cuda_gemm *g, const struct zr_gemm_args *a)
 {
     struct plan *p;
-    int err = plan_get(g, a, &p);
-    if (err)
-        return err;
+    ZR_TRY(plan_get(g, a, &p));
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
     if (a->bias || a->sum)
         s = set_pointer(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, a->bias ? a->bias : a->sum);
@@ -323,7 +318,7 @@ static int run_one(struct cuda_gemm *g, const struct zr_gemm_args *a)
     if (s == CUBLAS_STATUS_SUCCESS)
         s = lt.Matmul(g->handle, p->desc, &alpha, a->b, p->a, a->a, p->b, &a->beta, a->c, p->c, a->c, p->c,
                       &p->algo, p->workspace_bytes ? g->workspace : NULL, p->workspace_bytes, g->native);
-    err = status_error(s, "a product");
+    int err = status_error(s, "a product");
     return err ? zr_fail_more(err, "%s", describe(&p->base.key).text) : 0;
 }
 
@@ -332,8 +327,8 @@ static int cuda_run(struct zr_gemm *base, const struct zr_gemm_args *a)
     struct cuda_gemm *g = (struct cuda_gemm *)base;
     struct zr_gemm_args rest, most;
     bool two = cut_long_side(a, &rest, &most);
-    int err = two ? run_one(g, &rest) : 0;
-    return err ? err : run_one(g, &most);
+    ZR_TRY(two ? run_one(g, &rest) : 0);
+    return run_one(g, &most);
 }
 
 static bool cuda_can(struct zr_gemm *base, const struct zr_gemm_args *a)
@@ -387,20 +382,17 @@ int zr_gemm_open_cuda(struct zr_device *dev, struct zr_stream *s, int64_t worksp
         return zr_fail(ZR_ERR_ARG, "gemm: workspace_bytes is %lld, must not be negative",
                        (long long)workspace_bytes);
     struct zr_cuda_device *cuda = (struct zr_cuda_device *)dev;
-    int err = cublaslt_load();
-    err = err ? err : zr_cuda_check(cuda, "cudaSetDevice", cudaSetDevice(cuda->ordinal));
-    if (err)
-        return err;
-    struct cuda_gemm *g = calloc(1, sizeof *g);
-    if (!g)
-        return zr_fail(ZR_ERR_NOMEM, "gemm: no memory to open");
+    ZR_TRY(cublaslt_load());
+    ZR_TRY(zr_cuda_check(cuda, "cudaSetDevice", cudaSetDevice(cuda->ordinal)));
+    struct cuda_gemm *g;
+    ZR_TRY(ZR_ZALLOC(g, 1, "matrix products"));
     g->base.ops = &cuda_ops;
     g->dev = dev;
     g->stream = s;
     g->native = dev->ops->stream_native(s);
     g->workspace_bytes = workspace_bytes ? workspace_bytes : ZR_GEMM_WORKSPACE_BYTES;
     g->f32_compute = tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    err = zr_gemm_plans_open(&g->plans);
+    int err = zr_gemm_plans_open(&g->plans);
     if (!err)
         err = status_error(lt.Create(&g->handle), "opening");
     if (!err)

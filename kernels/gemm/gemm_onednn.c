@@ -5,6 +5,7 @@
  * only pointers change. Scratch memory is one buffer as large as the hungriest primitive asks for.
  * Where the CPU has no bf16 products (oneDNN wants AVX-512), the matrices are widened to f32, multiplied, and
  * rounded once. */
+#include "kernels/alloc.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_plans.h"
 #include "kernels/gemm/onednn_api.h"
@@ -12,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of the OpenMP runtime that oneDNN uses; declared here because a compiler may bring another runtime's omp.h.
- */
+/* Functions of the OpenMP runtime that oneDNN uses. They are declared here because a compiler may bring the
+ * omp.h of another runtime. */
 void omp_set_num_threads(int n);
 int omp_get_max_threads(void);
 
@@ -162,9 +163,8 @@ static int product_get(struct host_gemm *g, const struct zr_gemm_key *k, struct 
     *out = (struct product *)zr_gemm_plans_find(&g->plans, k);
     if (*out)
         return 0;
-    struct product *p = calloc(1, sizeof *p);
-    if (!p)
-        return zr_fail(ZR_ERR_NOMEM, "gemm: no memory for %zu bytes", sizeof *p);
+    struct product *p;
+    ZR_TRY(ZR_ZALLOC(p, 1, "a plan of oneDNN"));
     p->plan.key = *k;
     size_t scratch_bytes = 0;
     dnnl_status_t s = product_build(g, p, &scratch_bytes);
@@ -244,9 +244,7 @@ static int run_widened(struct host_gemm *g, const struct zr_gemm_args *a, const 
     int64_t rows_a = a->trans_a ? a->k : a->m, columns_a = a->trans_a ? a->m : a->k;
     int64_t rows_b = a->trans_b ? a->n : a->k, columns_b = a->trans_b ? a->k : a->n;
     int64_t n_a = rows_a * columns_a, n_b = rows_b * columns_b, n_c = a->m * a->n;
-    int err = buffer_reserve(&g->wide, (size_t)(a->n_batch * (n_a + n_b + n_c)) * sizeof(float));
-    if (err)
-        return err;
+    ZR_TRY(buffer_reserve(&g->wide, (size_t)(a->n_batch * (n_a + n_b + n_c)) * sizeof(float)));
     float *wa = g->wide.p, *wb = wa + a->n_batch * n_a, *wc = wb + a->n_batch * n_b;
     convert(g, wa, ZR_F32, n_a, columns_a, a->a, a->ab_dtype, a->stride_a, a->lda, a->n_batch, rows_a,
             columns_a);
@@ -259,10 +257,9 @@ static int run_widened(struct host_gemm *g, const struct zr_gemm_args *a, const 
     f.a = wa, f.b = wb, f.c = wc;
     f.lda = columns_a, f.ldb = columns_b, f.ldc = a->n;
     f.stride_a = n_a, f.stride_b = n_b, f.stride_c = n_c;
-    err = run_with_bias(g, &f, bias);
-    if (!err)
-        convert(g, a->c, a->c_dtype, a->stride_c, a->ldc, wc, ZR_F32, n_c, a->n, a->n_batch, a->m, a->n);
-    return err;
+    ZR_TRY(run_with_bias(g, &f, bias));
+    convert(g, a->c, a->c_dtype, a->stride_c, a->ldc, wc, ZR_F32, n_c, a->n, a->n_batch, a->m, a->n);
+    return 0;
 }
 
 /* bias is f32 or NULL. */
@@ -271,23 +268,17 @@ static int run_with_bias(struct host_gemm *g, const struct zr_gemm_args *a, cons
     struct zr_gemm_key k = zr_gemm_key_of(a);
     k.has_bias = bias != NULL;
     struct product *p;
-    int err = product_get(g, &k, &p);
-    if (err)
-        return err;
+    ZR_TRY(product_get(g, &k, &p));
     return p->widen ? run_widened(g, a, bias) : run_primitive(g, p, a, bias);
 }
 
 static int host_run(struct zr_gemm *base, const struct zr_gemm_args *a)
 {
     struct host_gemm *g = (struct host_gemm *)base;
-    int err = check_host(a);
-    if (err)
-        return err;
+    ZR_TRY(check_host(a));
     const void *bias = a->bias;
     if (bias && a->bias_dtype != ZR_F32) {
-        err = buffer_reserve(&g->bias, (size_t)a->n * sizeof(float));
-        if (err)
-            return err;
+        ZR_TRY(buffer_reserve(&g->bias, (size_t)a->n * sizeof(float)));
         g->kernels->cast(g->bias.p, ZR_F32, bias, a->bias_dtype, a->n);
         bias = g->bias.p;
     }
@@ -295,7 +286,7 @@ static int host_run(struct zr_gemm *base, const struct zr_gemm_args *a)
     int before = omp_get_max_threads();
     if (before != g->n_threads)
         omp_set_num_threads(g->n_threads);
-    err = run_with_bias(g, a, bias);
+    int err = run_with_bias(g, a, bias);
     if (before != g->n_threads)
         omp_set_num_threads(before);
     return err;
@@ -322,9 +313,8 @@ int zr_gemm_open(int n_threads, struct zr_gemm **out)
     *out = NULL;
     if (n_threads < 1)
         return zr_fail(ZR_ERR_ARG, "gemm: n_threads is %d, must be at least 1", n_threads);
-    struct host_gemm *g = calloc(1, sizeof *g);
-    if (!g)
-        return zr_fail(ZR_ERR_NOMEM, "gemm: no memory to open");
+    struct host_gemm *g;
+    ZR_TRY(ZR_ZALLOC(g, 1, "matrix products"));
     g->base.ops = &host_ops;
     g->n_threads = n_threads;
     g->kernels = zr_host_kernels_best();

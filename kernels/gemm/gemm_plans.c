@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm_plans.c: see gemm_plans.h. */
+/* gemm_plans.c: a hash table of the plans of matrix products, by their arguments. */
 #include "kernels/gemm/gemm_plans.h"
+#include "kernels/alloc.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -58,8 +59,7 @@ static struct zr_gemm_plan **place_of(const struct zr_gemm_plans *p, const struc
 int zr_gemm_plans_open(struct zr_gemm_plans *p)
 {
     *p = (struct zr_gemm_plans){.n_places = 64};
-    p->table = calloc(p->n_places, sizeof *p->table);
-    return p->table ? 0 : zr_fail(ZR_ERR_NOMEM, "gemm: no memory for a table of %zu products", p->n_places);
+    return ZR_ZALLOC(p->table, p->n_places, "a table of %zu products", p->n_places);
 }
 
 void zr_gemm_plans_close(struct zr_gemm_plans *p, void (*free_plan)(struct zr_gemm_plan *plan))
@@ -80,9 +80,8 @@ static int grow(struct zr_gemm_plans *p)
 {
     struct zr_gemm_plan **old = p->table;
     size_t n_old = p->n_places;
-    struct zr_gemm_plan **table = calloc(2 * n_old, sizeof *table);
-    if (!table)
-        return zr_fail(ZR_ERR_NOMEM, "gemm: no memory for a table of %zu products", 2 * n_old);
+    struct zr_gemm_plan **table;
+    ZR_TRY(ZR_ZALLOC(table, 2 * n_old, "a table of %zu products", 2 * n_old));
     p->table = table;
     p->n_places = 2 * n_old;
     for (size_t i = 0; i < n_old; i++)
@@ -94,11 +93,8 @@ static int grow(struct zr_gemm_plans *p)
 
 int zr_gemm_plans_add(struct zr_gemm_plans *p, struct zr_gemm_plan *plan)
 {
-    if (2 * (p->n_used + 1) > p->n_places) {
-        int err = grow(p);
-        if (err)
-            return err;
-    }
+    if (2 * (p->n_used + 1) > p->n_places)
+        ZR_TRY(grow(p));
     plan->hash = hash_key(&plan->key);
     *place_of(p, &plan->key, plan->hash) = plan;
     p->n_used++;

@@ -48,10 +48,9 @@ static void device_free(struct zr_device *dev, void *p, int64_t bytes)
 
 static int host_alloc(struct zr_device *dev, int64_t bytes, void **out)
 {
-    int err = device_alloc(dev, bytes, out);
-    if (!err)
-        memset(*out, 0, (size_t)bytes);
-    return err;
+    ZR_TRY(device_alloc(dev, bytes, out));
+    memset(*out, 0, (size_t)bytes);
+    return 0;
 }
 
 static void *stream_native(struct zr_stream *s)

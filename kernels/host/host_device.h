@@ -128,7 +128,7 @@ int zr_host_event_query(struct zr_event *e);
 /* Runs fn on a copy of arg in stream order: at once on a caller stream, else on the stream's thread. Waits
  * while the ring is full. Never fails. bytes <= ZR_CALL_BYTES. */
 void zr_host_put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes);
-/* Of what may wait for somebody: who leaves the stream does not wait for it to end. */
+/* Puts an operation that may wait for somebody. Leaving the stream does not wait for its end. */
 void zr_host_put_waiting(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes);
 
 /* host_ops.c: the kernels and call as operations. */

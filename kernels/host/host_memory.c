@@ -12,7 +12,7 @@
 
 enum { ROOT_BYTES = 256, PATH_BYTES = ROOT_BYTES + ZR_GROUP_PATH_BYTES + 64, N_CACHE = 3 };
 
-/* What one version calls its files. */
+/* The names of the files in one version of control groups. */
 struct version {
     const char *mount, *limit, *used;
     /* Version 2 limits swap by itself, version 1 memory and swap together. */

@@ -9,10 +9,9 @@
 
 int zr_host_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes)
 {
-    int err = zr_check_call(bytes);
-    if (!err)
-        zr_host_put_waiting(s, fn, arg, bytes);
-    return err;
+    ZR_TRY(zr_check_call(bytes));
+    zr_host_put_waiting(s, fn, arg, bytes);
+    return 0;
 }
 
 /* The arguments of every kernel but update; each uses what it needs. */
@@ -33,10 +32,9 @@ static void zero_op(void *arg)
 int zr_host_zero(struct zr_stream *s, void *dst, int64_t bytes)
 {
     struct args a = {.k = s->dev->kernels, .dst = dst, .n = bytes};
-    int err = zr_check_count("zero", "bytes", bytes);
-    if (!err)
-        zr_host_put(s, zero_op, &a, sizeof a);
-    return err;
+    ZR_TRY(zr_check_count("zero", "bytes", bytes));
+    zr_host_put(s, zero_op, &a, sizeof a);
+    return 0;
 }
 
 static void copy_op(void *arg)
@@ -48,10 +46,9 @@ static void copy_op(void *arg)
 int zr_host_copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
 {
     struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = bytes};
-    int err = zr_check_count("copy", "bytes", bytes);
-    if (!err)
-        zr_host_put(s, copy_op, &a, sizeof a);
-    return err;
+    ZR_TRY(zr_check_count("copy", "bytes", bytes));
+    zr_host_put(s, copy_op, &a, sizeof a);
+    return 0;
 }
 
 /* More copies than fit into a closure: it carries their address. */
@@ -102,10 +99,9 @@ int zr_host_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *s
                  int64_t n)
 {
     struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = n, .dst_dtype = dt, .src_dtype = st};
-    int err = zr_check_cast(dt, st, n);
-    if (!err)
-        zr_host_put(s, cast_op, &a, sizeof a);
-    return err;
+    ZR_TRY(zr_check_cast(dt, st, n));
+    zr_host_put(s, cast_op, &a, sizeof a);
+    return 0;
 }
 
 struct put_args {
@@ -123,9 +119,7 @@ static void put_op(void *arg)
 int zr_host_put_value(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
 {
     struct put_args a = {.dst = dst, .bytes = bytes};
-    int err = zr_check_put(bytes);
-    if (err)
-        return err;
+    ZR_TRY(zr_check_put(bytes));
     memcpy(a.value, src, (size_t)bytes);
     zr_host_put(s, put_op, &a, sizeof a);
     return 0;
@@ -154,12 +148,10 @@ static void add_op(void *arg)
 int zr_host_add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
 {
     struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = n, .src_dtype = st};
-    int err = zr_check_dtype("add", st);
-    if (!err)
-        err = zr_check_count("add", "n", n);
-    if (!err)
-        zr_host_put(s, add_op, &a, sizeof a);
-    return err;
+    ZR_TRY(zr_check_dtype("add", st));
+    ZR_TRY(zr_check_count("add", "n", n));
+    zr_host_put(s, add_op, &a, sizeof a);
+    return 0;
 }
 
 /* More sources than fit into a closure: it carries their address. */
@@ -180,9 +172,7 @@ static void tree_op(void *arg)
 int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
                      int64_t n, bool accumulate)
 {
-    int err = zr_check_sum_tree(n_src, st, n);
-    if (err)
-        return err;
+    ZR_TRY(zr_check_sum_tree(n_src, st, n));
     struct tree *t = zr_host_take(s->dev, sizeof *t);
     if (!t)
         return zr_fail(ZR_ERR_NOMEM, "sum_tree: no memory for %d sources", n_src);
@@ -254,10 +244,9 @@ int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const flo
     struct squares_args a = {.a = {.k = s->dev->kernels, .dst = acc, .src = x, .n = n}};
     if (largest)
         a.largest = *largest;
-    int err = zr_check_count("sum_squares", "n", n);
-    if (!err)
-        zr_host_put(s, sum_squares_op, &a, sizeof a);
-    return err;
+    ZR_TRY(zr_check_count("sum_squares", "n", n));
+    zr_host_put(s, sum_squares_op, &a, sizeof a);
+    return 0;
 }
 
 static void scale_op(void *arg)
@@ -271,10 +260,9 @@ static void scale_op(void *arg)
 int zr_host_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)
 {
     struct args a = {.k = s->dev->kernels, .dst = x, .src = scalars, .n = n};
-    int err = zr_check_count("scale", "n", n);
-    if (!err)
-        zr_host_put(s, scale_op, &a, sizeof a);
-    return err;
+    ZR_TRY(zr_check_count("scale", "n", n));
+    zr_host_put(s, scale_op, &a, sizeof a);
+    return 0;
 }
 
 struct update_args {
@@ -292,10 +280,9 @@ static void update_op(void *arg)
 int zr_host_update(struct zr_stream *s, const struct zr_update *u)
 {
     struct update_args a = {.k = s->dev->kernels, .u = *u};
-    int err = zr_check_update(u);
-    if (!err)
-        zr_host_put(s, update_op, &a, sizeof a);
-    return err;
+    ZR_TRY(zr_check_update(u));
+    zr_host_put(s, update_op, &a, sizeof a);
+    return 0;
 }
 
 /* As many operations: on the host one costs little, and none needs memory of its own. */
@@ -318,10 +305,9 @@ _Static_assert(sizeof(struct zr_agree_begin) <= ZR_CALL_BYTES, "must fit into a 
 
 int zr_host_agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
 {
-    int err = zr_check_agree_begin(b);
-    if (!err)
-        zr_host_put(s, agree_write_op, b, sizeof *b);
-    return err;
+    ZR_TRY(zr_check_agree_begin(b));
+    zr_host_put(s, agree_write_op, b, sizeof *b);
+    return 0;
 }
 
 static void agree_read_op(void *arg)
@@ -332,8 +318,7 @@ _Static_assert(sizeof(struct zr_agree_end) <= ZR_CALL_BYTES, "must fit into a cl
 
 int zr_host_agree_end(struct zr_stream *s, const struct zr_agree_end *e)
 {
-    int err = zr_check_agree_end(e);
-    if (!err)
-        zr_host_put(s, agree_read_op, e, sizeof *e);
-    return err;
+    ZR_TRY(zr_check_agree_end(e));
+    zr_host_put(s, agree_read_op, e, sizeof *e);
+    return 0;
 }

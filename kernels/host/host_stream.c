@@ -96,7 +96,7 @@ static void gate_wait(struct zr_host_gate *g, uint64_t ticket, int spin_ns)
         gate_sleep(g, ticket, NULL);
 }
 
-/* By a thread that is not of the device. */
+/* Called from a thread outside the device. */
 static int gate_wait_asking(struct zr_host_device *dev, struct zr_host_gate *g, uint64_t ticket)
 {
     if (gate_spin(g, ticket, dev->spin_ns))
@@ -188,7 +188,7 @@ void zr_host_put_waiting(struct zr_stream *s, void (*fn)(void *arg), const void 
 
 /* --- streams --- */
 
-/* In place of the one that there is. */
+/* Makes a ring, and replaces the old one. */
 static int make_ring(struct zr_host_device *dev, struct zr_stream *s, uint64_t n)
 {
     struct zr_host_op *ring = zr_host_take(dev, n * sizeof *ring);

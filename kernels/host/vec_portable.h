@@ -54,7 +54,7 @@ ZR_HOST_DEVICE vec vec_sqrt(vec a)
     return sqrtf(a);
 }
 
-/* By which many vectors are divided. */
+/* A number that many vectors are divided by. */
 typedef struct {
     vec by;
 } vec_divisor;

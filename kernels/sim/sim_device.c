@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sim_device.c: a simulated world: its ranks, their memory, and which host thread speaks. */
+#include "kernels/alloc.h"
 #include "kernels/sim/sim_device_inside.h"
 
 #include <stdlib.h>
@@ -138,9 +139,8 @@ int zr_sim_open(const struct zr_sim_options *opt, struct zr_sim **out)
 {
     static const char *const thread[] = {
         [ZR_SIM_MODEL] = "model thread", [ZR_SIM_LOOP] = "loop", [ZR_SIM_READER] = "snapshot's reader"};
-    struct zr_sim *w = calloc(1, sizeof *w);
-    if (!w)
-        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a world");
+    struct zr_sim *w;
+    ZR_TRY(ZR_ZALLOC(w, 1, "a simulation"));
     w->opt = *opt;
     w->opt.n_streams = opt->n_streams ? opt->n_streams : 5;
     int32_t n_lines = opt->world * lines_of_rank(w);

@@ -97,7 +97,7 @@ struct zr_sim_options {
     /* true: the call is left out (a mutant). event and stream may be NULL. */
     bool (*drop)(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event,
                  const struct zr_stream *stream);
-    /* What a gradient of flat must have added up to in `step`. */
+    /* Returns the content that the sum of gradients of a flat must have in `step`. */
     struct zr_content (*whole_grad)(void *arg, int32_t flat, uint32_t step);
     /* A gradient of this rank is not a number in this step. */
     bool (*poisoned)(void *arg, int rank, uint32_t step);
@@ -115,7 +115,7 @@ struct zr_sim_options {
     int64_t launch_ns, near_ns, far_ns;
     int ranks_per_node;
     enum zr_sim_links links;
-    /* What bytes hold is not looked at: some that would have written them are not simulated. */
+    /* Values of bytes are not checked, because some operations that would write them are not simulated. */
     bool contents_unknown;
 };
 
@@ -147,7 +147,7 @@ void zr_sim_mark(struct zr_sim *w, const void *at, int64_t bytes, struct zr_cont
 /* Bytes that rank holds now, and the most it ever held, registered memory not counted. */
 int64_t zr_sim_held(const struct zr_sim *w, int rank, int64_t *peak);
 
-/* What was done and found so far. */
+/* The record of what was done and found so far. */
 struct zr_recorder *zr_sim_recorder(struct zr_sim *w);
 
 int64_t zr_sim_now(const struct zr_line *line);

@@ -161,8 +161,8 @@ static void agree_write_value(void *arg)
 static int agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
 {
     const struct zr_access a[] = {{b->own, sizeof *b->own, false}, {b->out, sizeof *b->out, true}};
-    int err = zr_check_agree_begin(b);
-    return err ? err : call_with(s, "agree_begin", agree_write_value, b, sizeof *b, a, 2);
+    ZR_TRY(zr_check_agree_begin(b));
+    return call_with(s, "agree_begin", agree_write_value, b, sizeof *b, a, 2);
 }
 
 static void agree_read_value(void *arg)
@@ -175,8 +175,8 @@ static int agree_end(struct zr_stream *s, const struct zr_agree_end *e)
     const struct zr_access a[] = {{e->all, sizeof *e->all, false},
                                   {e->scalars, sizeof *e->scalars, true},
                                   {e->agreed, sizeof *e->agreed, true}};
-    int err = zr_check_agree_end(e);
-    return err ? err : call_with(s, "agree_end", agree_read_value, e, sizeof *e, a, 3);
+    ZR_TRY(zr_check_agree_end(e));
+    return call_with(s, "agree_end", agree_read_value, e, sizeof *e, a, 3);
 }
 
 struct stamping {

@@ -3,6 +3,7 @@
  *
  * Operations run as soon as what they wait for has run: since every access is checked against the clocks, one
  * order stands for all. */
+#include "kernels/alloc.h"
 #include "kernels/sim/sim_device_inside.h"
 
 #include <stdlib.h>
@@ -284,9 +285,8 @@ int zr_sim_event_record(struct zr_event *e, struct zr_stream *s)
 {
     if (zr_sim_dropped(s->dev->w, ZR_SIM_RECORD, s->dev->rank, e, s) || s->dev->dead)
         return 0;
-    struct zr_sim_record *r = calloc(1, sizeof *r);
-    if (!r)
-        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a record");
+    struct zr_sim_record *r;
+    ZR_TRY(ZR_ZALLOC(r, 1, "an event's record"));
     r->refs = 2;
     unref_record(e->latest);
     e->latest = r;

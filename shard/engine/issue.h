@@ -5,14 +5,6 @@
 
 #include "shard/engine/internal.h"
 
-/* A device or communicator call; the first failure ends the job. */
-#define ZR_TRY(call)                                                                                         \
-    do {                                                                                                     \
-        int try_err = (call);                                                                                \
-        if (try_err)                                                                                         \
-            return try_err;                                                                                  \
-    } while (0)
-
 static inline struct zr_tag zr_job_tag(const struct zr_job *job)
 {
     return (struct zr_tag){

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* block_file.c: see block_file.h. */
+/* block_file.c: reads and writes blocks of a large file, past the page cache where that works, and otherwise
+ * through it. */
 #include "zero/checkpoint/block_file.h"
 
 #include <errno.h>
@@ -12,7 +13,8 @@
 /* Below this a second descriptor costs more than it saves. */
 #define LEAST_DIRECT (1 << 20) /* bytes */
 
-/* Without it everything works, only slower: so its failure is none. */
+/* Opens a second descriptor past the page cache. A failure is no error, because without it everything works,
+ * only slower. */
 static void open_direct(struct zr_block_file *f, int flags)
 {
     do
@@ -23,27 +25,25 @@ static void open_direct(struct zr_block_file *f, int flags)
 int zr_block_file_create(const struct zr_files *fs, const char *path, int64_t bytes, struct zr_block_file *f)
 {
     *f = (struct zr_block_file){.fs = fs, .path = path, .fd = -1, .direct = -1};
-    int err = zr_file_open(fs, path, O_WRONLY | O_CREAT | O_EXCL, &f->fd);
-    if (!err)
-        err = zr_file_allocate(fs, f->fd, path, bytes);
-    if (!err && O_DIRECT != 0 && bytes >= LEAST_DIRECT)
+    ZR_TRY(zr_file_open(fs, path, O_WRONLY | O_CREAT | O_EXCL, &f->fd));
+    ZR_TRY(zr_file_allocate(fs, f->fd, path, bytes));
+    if (O_DIRECT != 0 && bytes >= LEAST_DIRECT)
         open_direct(f, O_WRONLY);
-    return err;
+    return 0;
 }
 
 int zr_block_file_open(const struct zr_files *fs, const char *path, int64_t bytes, struct zr_block_file *f)
 {
     bool missing;
     *f = (struct zr_block_file){.fs = fs, .path = path, .fd = -1, .direct = -1};
-    int err = zr_file_find(fs, path, &missing, &f->fd);
-    if (!err && O_DIRECT != 0 && bytes >= LEAST_DIRECT &&
-        !(fs->is_cached && fs->is_cached(fs->arg, f->fd, bytes)))
+    ZR_TRY(zr_file_find(fs, path, &missing, &f->fd));
+    if (O_DIRECT != 0 && bytes >= LEAST_DIRECT && !(fs->is_cached && fs->is_cached(fs->arg, f->fd, bytes)))
         open_direct(f, O_RDONLY);
-    return err;
+    return 0;
 }
 
-/* Bytes that were moved past the cache: whole pages from the beginning, as far as that worked. A failure is
- * not reported here: the call that moves the rest meets it too. */
+/* Moves whole pages from the beginning past the cache, and returns how many bytes that were. A failure is not
+ * reported here, because the call that moves the rest meets it too. */
 static int64_t move_direct(struct zr_block_file *f, char *buf, int64_t n, int64_t at, bool write)
 {
     const struct zr_files *fs = f->fs;
@@ -67,11 +67,11 @@ static int64_t move_direct(struct zr_block_file *f, char *buf, int64_t n, int64_
 int zr_block_write(struct zr_block_file *f, const char *buf, int64_t n, int64_t at)
 {
     int64_t done = move_direct(f, (char *)(uintptr_t)buf, n, at, true);
-    int err = zr_file_write(f->fs, f->fd, f->path, buf + done, n - done, at + done);
-    /* So that the disk works while the rest is made, not only at the sync. */
-    if (!err && done < n && f->fs->start_sync)
+    ZR_TRY(zr_file_write(f->fs, f->fd, f->path, buf + done, n - done, at + done));
+    /* The disk begins to write now, and not only at the sync. */
+    if (done < n && f->fs->start_sync)
         f->fs->start_sync(f->fs->arg, f->fd, at + done, n - done);
-    return err;
+    return 0;
 }
 
 int zr_block_read(struct zr_block_file *f, char *buf, int64_t n, int64_t at)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkpoint_dir.c: see checkpoint_dir.h. */
+/* checkpoint_dir.c: names, lists, seals, opens and removes the checkpoints in a folder. */
 #include "zero/checkpoint/checkpoint_dir.h"
+#include "kernels/alloc.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -14,13 +15,13 @@
 
 struct name {
     int64_t serial, t;
-    bool hidden; /* being written, or left so */
+    bool hidden; /* still being written, or never finished */
     bool kept;   /* never removed, once it is finished */
     char text[ZR_CHECKPOINT_NAME_BYTES];
 };
 
 #define KEPT "-kept"
-/* A name has 18 digits for it. */
+/* A name has 18 digits for the serial number. */
 #define MOST_SERIAL INT64_C(999999999999999999)
 
 static void print_name(int64_t serial, int64_t t, bool kept, char out[ZR_CHECKPOINT_NAME_BYTES])
@@ -58,10 +59,7 @@ static int add(void *arg, const char *text)
     struct name name;
     if (!parse_name(text, &name))
         return 0;
-    struct name *more = realloc(l->names, (l->n + 1) * sizeof *more);
-    if (!more)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the names of checkpoints");
-    l->names = more;
+    ZR_TRY(ZR_GROW(l->names, l->n + 1, "the names of checkpoints"));
     l->names[l->n++] = name;
     return 0;
 }
@@ -78,18 +76,19 @@ static int newest_first(const void *a, const void *b)
 static int list_saves(const struct zr_files *fs, const char *root, bool *missing, struct list *l)
 {
     *l = (struct list){0};
-    int err = zr_folder_walk(fs, root, missing, add, l);
-    if (!err && l->n)
+    ZR_TRY(zr_folder_walk(fs, root, missing, add, l));
+    if (l->n)
         qsort(l->names, l->n, sizeof *l->names, newest_first);
-    return err;
+    return 0;
 }
 
 /* ---- saving ---- */
 
-/* Says whether a manifest.json in the folder itself makes it a checkpoint. */
+/* What a manifest.json in the folder itself says. */
 enum root_manifest { NO_MANIFEST, OF_ANOTHER_PROGRAM, OF_CHECKPOINT };
 
-/* A damaged manifest of libzero's counts as one, so that the folder is called damaged and not empty. */
+/* Looks for a manifest in the folder itself. A damaged one of libzero counts as a checkpoint, so that the
+ * folder is called damaged and not empty. */
 static int find_manifest(const struct zr_files *fs, const char *root, enum root_manifest *found)
 {
     char path[ZR_PATH_BYTES], *text;
@@ -106,7 +105,7 @@ static int find_manifest(const struct zr_files *fs, const char *root, enum root_
     return 0;
 }
 
-/* A save into a checkpoint would not be found: zero_load takes the folder itself. */
+/* Refuses to save into a checkpoint, because zero_load would take the folder itself. */
 static int refuse_checkpoint(const struct zr_files *fs, const char *root)
 {
     enum root_manifest found;
@@ -136,14 +135,10 @@ int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks
     if (strlen(root) + 2 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
         return zr_fail(ZR_ERR_ARG, "%.200s...: the path has %zu characters; allowed: %d", root, strlen(root),
                        ZR_PATH_BYTES - 2 * ZR_CHECKPOINT_NAME_BYTES - 1);
-    int err = make_root(fs, root);
-    if (!err)
-        err = refuse_checkpoint(fs, root);
-    if (!err)
-        err = zr_folder_lock(locks, fs, root, log);
-    if (err)
-        return err;
-    err = list_saves(fs, root, &missing, &l);
+    ZR_TRY(make_root(fs, root));
+    ZR_TRY(refuse_checkpoint(fs, root));
+    ZR_TRY(zr_folder_lock(locks, fs, root, log));
+    int err = list_saves(fs, root, &missing, &l);
     int64_t last = !err && l.n ? l.names[0].serial : 0;
     if (last == MOST_SERIAL)
         err = zr_fail(ZR_ERR_ARG,
@@ -155,8 +150,8 @@ int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks
         return err;
     print_name(last + 1, t, kept, name);
     snprintf(hidden, sizeof hidden, ".%s", name);
-    err = zr_path_join(path, root, hidden);
-    return err ? err : zr_folder_make(fs, path, NULL);
+    ZR_TRY(zr_path_join(path, root, hidden));
+    return zr_folder_make(fs, path, NULL);
 }
 
 int zr_checkpoint_seal(const struct zr_files *fs, const char *folder, const struct zr_manifest *m)
@@ -193,7 +188,7 @@ int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const cha
     return err ? err : zr_folder_sync(fs, root);
 }
 
-/* What a folder with the name of a save holds. missing: it is a link, or no folder. */
+/* What a folder with the name of a save contains. missing: it is a link, or no folder. */
 struct contents {
     bool missing, has_manifest;
     size_t n, n_folders;
@@ -245,12 +240,10 @@ static int remove_save(const struct zr_files *fs, const char *root, const char *
     if (c.n_folders)
         return zr_folder_remove(fs, path, ZR_MANIFEST_NAME);
     snprintf(hidden, sizeof hidden, ".%s", name);
-    err = zr_path_join(to, root, hidden);
-    if (!err)
-        err = zr_file_rename(fs, path, to);
-    if (!err)
-        err = zr_folder_sync(fs, root);
-    return err ? err : zr_folder_remove(fs, to, NULL);
+    ZR_TRY(zr_path_join(to, root, hidden));
+    ZR_TRY(zr_file_rename(fs, path, to));
+    ZR_TRY(zr_folder_sync(fs, root));
+    return zr_folder_remove(fs, to, NULL);
 }
 
 void zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char *name, int keep,
@@ -343,7 +336,7 @@ int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *brok
     return err;
 }
 
-/* *found: whether the save can be loaded; where it cannot, the log says that it is skipped. */
+/* found: whether the save can be loaded. If it cannot, a log line says that it is skipped. */
 static int try_save(const struct zr_files *fs, const char *root, const struct name *save, struct zr_log *log,
                     bool *found)
 {
@@ -355,11 +348,9 @@ static int try_save(const struct zr_files *fs, const char *root, const struct na
         zr_warn(log, "%s/%s was never finished: skipped", root, save->text);
         return 0;
     }
-    int err = zr_path_join(path, root, save->text);
-    if (err)
-        return err;
-    err = zr_checkpoint_open(fs, path, &broken, &m);
-    if (err && !broken) /* it may be a good one: to take an older instead would lose it without a word */
+    ZR_TRY(zr_path_join(path, root, save->text));
+    int err = zr_checkpoint_open(fs, path, &broken, &m);
+    if (err && !broken) /* It may be a good one. Taking an older one instead would lose it silently. */
         return err;
     *found = !err;
     if (*found)

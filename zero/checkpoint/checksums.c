@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checksums.c: see checksums.h. */
+/* checksums.c: computes, prints and parses the two checksums of a block. */
 #include "zero/checkpoint/checksums.h"
 
 #include <stdio.h>

@@ -86,9 +86,7 @@ static int read_index_id(const struct zr_files *fs, const char *path, char id[ZR
     int64_t n;
     bool missing;
     json_error_t why;
-    int err = zr_file_load(fs, path, ZR_WEIGHTS_MAX_INDEX, &missing, &text, &n);
-    if (err)
-        return err;
+    ZR_TRY(zr_file_load(fs, path, ZR_WEIGHTS_MAX_INDEX, &missing, &text, &n));
     json_t *index = json_loadb(text, (size_t)n, 0, &why);
     free(text);
     zr_st_export_id(json_object_get(index, "metadata"), id);
@@ -136,8 +134,8 @@ static void append(char *list, size_t bytes, const char *name, int32_t n)
 static int remove_in(const struct zr_export_folder *f, const char *name)
 {
     char path[ZR_PATH_BYTES];
-    int err = zr_path_join(path, f->path, name);
-    return err ? err : zr_file_remove(f->fs, path);
+    ZR_TRY(zr_path_join(path, f->path, name));
+    return zr_file_remove(f->fs, path);
 }
 
 /* Nothing is removed unless the whole folder can be written to. */
@@ -185,16 +183,14 @@ int zr_export_begin(const struct zr_files *fs, const struct zr_folder_locks *hel
 {
     bool exists, is_locked = false;
     *f = (struct zr_export_folder){.fs = fs, .n_files = n_files};
-    int err = zr_path_absolute(fs, path, f->path);
-    if (!err && zr_folder_make(fs, f->path, &exists) && !exists)
-        err = ZR_ERR_IO;
-    if (!err)
-        err = zr_folder_is_locked(held, fs, f->path, &is_locked);
-    if (!err && !is_locked)
-        err = zr_folder_lock(&f->locks, fs, f->path, log);
-    if (!err)
-        err = examine(f);
-    return err ? err : draw_id(f->id);
+    ZR_TRY(zr_path_absolute(fs, path, f->path));
+    if (zr_folder_make(fs, f->path, &exists) && !exists)
+        return ZR_ERR_IO;
+    ZR_TRY(zr_folder_is_locked(held, fs, f->path, &is_locked));
+    if (!is_locked)
+        ZR_TRY(zr_folder_lock(&f->locks, fs, f->path, log));
+    ZR_TRY(examine(f));
+    return draw_id(f->id);
 }
 
 /* Renames a hidden file to its last name. */
@@ -202,22 +198,21 @@ static int reveal(const struct zr_export_folder *f, int32_t file, const char *na
 {
     char hidden[ZR_EXPORT_NAME_BYTES], from[ZR_PATH_BYTES], to[ZR_PATH_BYTES];
     zr_export_hidden_name(f->id, file, hidden);
-    int err = zr_path_join(from, f->path, hidden);
-    if (!err)
-        err = zr_path_join(to, f->path, name);
-    return err ? err : zr_file_rename(f->fs, from, to);
+    ZR_TRY(zr_path_join(from, f->path, hidden));
+    ZR_TRY(zr_path_join(to, f->path, name));
+    return zr_file_rename(f->fs, from, to);
 }
 
 static int store_index(const struct zr_export_folder *f, const char *text)
 {
     char hidden[ZR_EXPORT_NAME_BYTES], path[ZR_PATH_BYTES];
     zr_export_hidden_name(f->id, -1, hidden);
-    int err = zr_path_join(path, f->path, hidden);
-    return err ? err : zr_file_store(f->fs, path, text, (int64_t)strlen(text));
+    ZR_TRY(zr_path_join(path, f->path, hidden));
+    return zr_file_store(f->fs, path, text, (int64_t)strlen(text));
 }
 
-/* Where an old index or an old single file stands beside what replaces it, it goes before the old shards do:
- * it names them, or stands before the new index. */
+/* Removes the files of the old export. An old index or single file goes before the old shards, because
+ * loaders find it first. */
 static int remove_old(struct zr_export_folder *f)
 {
     const char *head = f->n_files == 1 ? ZR_WEIGHTS_INDEX : ZR_WEIGHTS_SINGLE;
@@ -252,10 +247,9 @@ int zr_export_publish(struct zr_export_folder *f, const char *index)
     if (err)
         return err;
     f->is_switched = true; /* even if the rename reports a failure, it may have happened */
-    err = is_single ? reveal(f, 0, ZR_WEIGHTS_SINGLE) : reveal(f, -1, ZR_WEIGHTS_INDEX);
-    if (!err)
-        err = zr_folder_sync(f->fs, f->path);
-    return err ? err : remove_old(f);
+    ZR_TRY(is_single ? reveal(f, 0, ZR_WEIGHTS_SINGLE) : reveal(f, -1, ZR_WEIGHTS_INDEX));
+    ZR_TRY(zr_folder_sync(f->fs, f->path));
+    return remove_old(f);
 }
 
 void zr_export_end(struct zr_export_folder *f)

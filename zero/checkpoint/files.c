@@ -90,7 +90,7 @@ static int find(const struct zr_files *fs, const char *path, int flags, bool *mi
 {
     int got;
     RETRY(got, fs->open(fs->arg, path, O_RDONLY | flags, 0));
-    /* Other programs take a file that they follow links to, and do not find, for missing. */
+    /* Other programs that follow links report a dangling one as a missing file. */
     *missing = got == -ENOENT || got == -ENOTDIR || (got == -ZR_LINK_TO_NOTHING && !(flags & O_NOFOLLOW));
     if (got < 0)
         return fail_io(path, "open", got);
@@ -295,10 +295,10 @@ static int by_text(const void *a, const void *b)
 int zr_folder_list(const struct zr_files *fs, const char *path, bool *missing, struct zr_names *l)
 {
     *l = (struct zr_names){0};
-    int err = zr_folder_walk(fs, path, missing, add_name, l);
-    if (!err && l->n)
+    ZR_TRY(zr_folder_walk(fs, path, missing, add_name, l));
+    if (l->n)
         qsort(l->name, l->n, sizeof *l->name, by_text);
-    return err;
+    return 0;
 }
 
 int zr_file_remove(const struct zr_files *fs, const char *path)
@@ -308,13 +308,12 @@ int zr_file_remove(const struct zr_files *fs, const char *path)
     return err < 0 && err != -ENOENT ? fail_io(path, "remove", err) : 0;
 }
 
-/* *is_folder: it is one, and stays. */
+/* is_folder: it is a folder, which stays. */
 static int remove_file(const struct zr_files *fs, const char *folder, const char *name, bool *is_folder)
 {
     char path[ZR_PATH_BYTES];
-    int err = zr_path_join(path, folder, name);
-    if (err)
-        return err;
+    ZR_TRY(zr_path_join(path, folder, name));
+    int err;
     RETRY(err, fs->unlink(fs->arg, path));
     *is_folder = err == -EISDIR;
     return err < 0 && err != -ENOENT && !*is_folder ? fail_io(path, "remove", err) : 0;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* float_values.c: see float_values.h. Values go through float, which holds every BF16 and F16 exactly. */
+/* float_values.c: converts floating-point values and finds NaN and infinity. Values go through float, which
+ * holds every BF16 and F16 exactly. */
 #include "zero/checkpoint/float_values.h"
 
 #include <math.h>
@@ -29,7 +30,7 @@ static uint32_t widen_f16(uint16_t half)
     return sign | bits_of((float)fraction * 0x1p-24f);
 }
 
-/* As the kernels do it: a NaN keeps its sign and its upper payload, and is quiet. */
+/* Rounds as the kernels do: a NaN keeps its sign and upper payload, and becomes quiet. */
 static uint16_t round_to_bf16(uint32_t bits)
 {
     if ((bits & UINT32_C(0x7fffffff)) > UINT32_C(0x7f800000))

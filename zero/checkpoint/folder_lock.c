@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder_lock.c: see folder_lock.h. */
+/* folder_lock.c: takes, finds and gives back the lock file of a folder. */
 #include "zero/checkpoint/folder_lock.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@ static void print_host(char host[HOST_BYTES])
         snprintf(host, HOST_BYTES, "unknown");
 }
 
-/* Only for messages: where it cannot be written there is a lock all the same. */
+/* Writes who holds the lock, for messages only. The lock holds even if this fails. */
 static void write_holder(const struct zr_files *fs, int fd, const char *path)
 {
     char text[HOLDER_BYTES + 1], host[HOST_BYTES];
@@ -67,20 +67,19 @@ static int read_holder(const struct zr_files *fs, int fd, const char *path, char
 {
     int64_t n;
     memset(text, 0, HOLDER_BYTES + 1);
-    int err = zr_file_size(fs, fd, path, &n);
-    if (!err && n <= HOLDER_BYTES)
-        err = zr_file_read(fs, fd, path, text, n, 0);
-    if (err)
-        return err;
+    ZR_TRY(zr_file_size(fs, fd, path, &n));
+    if (n <= HOLDER_BYTES)
+        ZR_TRY(zr_file_read(fs, fd, path, text, n, 0));
     *maker = n > HOLDER_BYTES ? USER : find_maker(text, n);
     if (*maker == UNKNOWN)
         *text = 0;
     if (*maker == USER)
-        err = zr_fail(ZR_ERR_ARG,
-                      "%s: libzero did not make this file and does not change it, but needs its name for the "
-                      "folder's lock; allowed: a folder without such a file",
-                      path);
-    return err;
+        return zr_fail(
+            ZR_ERR_ARG,
+            "%s: libzero did not make this file and does not change it, but needs its name for the "
+            "folder's lock; allowed: a folder without such a file",
+            path);
+    return 0;
 }
 
 static int fail_held(const char *folder, char text[HOLDER_BYTES + 1])
@@ -214,9 +213,7 @@ int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, con
     struct zr_folder_lock *list = locks->list, found = {.fs = fs, .pid = (int64_t)getpid()};
     int at;
     bool in_place;
-    int err = find(locks, fs, folder, &at, &in_place);
-    if (err)
-        return err;
+    ZR_TRY(find(locks, fs, folder, &at, &in_place));
     if (at < locks->n && !in_place) {
         give_back(&list[at]);
         memmove(list + at, list + at + 1, (size_t)(--locks->n - at) * sizeof *list);
@@ -226,9 +223,7 @@ int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, con
         found = list[at];
     } else {
         snprintf(found.folder, sizeof found.folder, "%s", folder);
-        err = take(fs, folder, log, &found);
-        if (err)
-            return err;
+        ZR_TRY(take(fs, folder, log, &found));
         if (locks->n == ZR_MOST_FOLDER_LOCKS)
             give_back(&list[--locks->n]);
         at = locks->n++;

@@ -1,22 +1,94 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load.c: zero_load. The ranks compare what they find by one path. Then everything is read and checked, into
- * memory of its own; then they agree that all of them could; only then is anything changed.
+/* load.c: zero_load. First the ranks compare what they find under the path. Then each reads and checks its
+ * part into temporary memory. Values change only after all ranks agree that they could read theirs.
  *
- * Each rank reads the heads of all files, so it knows where every range of every tensor lies, checks that
- * they cover the model once, and reads the parts that meet what it keeps. */
+ * Each rank reads the heads of all files, so it knows where every range of every tensor lies. It checks that
+ * the ranges cover the model once, and reads those that it keeps. A tensor that was frozen when it was saved
+ * may be trained now, or the reverse: a frozen tensor has weights only, in the dtype of the model; a trained
+ * one has fp32 masters and states. */
 #include "comm/verdict.h"
+#include "kernels/alloc.h"
+#include "zero/checkpoint/float_values.h"
 #include "zero/checkpoint/load_inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+bool zr_loading_is_saved(const struct zr_loading *l, int32_t tensor, int kind)
+{
+    const struct zr_manifest_tensor *was = l->was[tensor];
+    if (kind == ZR_VALUE_PARAM)
+        return !was->trainable || l->z->whole.tensors[tensor].dtype != ZR_F32;
+    return was->trainable && kind < was->n_states;
+}
+
+/* Returns how many bytes per element a master has more than the weight that it is read from. Such weights are
+ * read to the end of the memory of the masters, and widened there. */
+static int64_t bytes_to_widen(const struct zr_loading *l, const struct zr_extent *x)
+{
+    bool other = x->kind == ZR_VALUE_MASTER && !zr_loading_is_saved(l, x->tensor, x->kind);
+    return other ? x->size - zr_dtype_bytes(l->z->whole.tensors[x->tensor].dtype) : 0;
+}
+
+bool zr_loading_source(const struct zr_loading *l, const struct zr_extent *x, struct zr_extent *from)
+{
+    int64_t more = bytes_to_widen(l, x);
+    *from = *x;
+    if (zr_loading_is_saved(l, x->tensor, x->kind))
+        return true;
+    from->kind = x->kind == ZR_VALUE_PARAM ? ZR_VALUE_MASTER : ZR_VALUE_PARAM;
+    from->size = x->size - more;
+    from->at = x->at + x->n * more;
+    return x->kind < 0;
+}
+
+void zr_loading_widen(const struct zr_loading *l)
+{
+    for (int64_t i = 0; i < l->own.n; i++) {
+        const struct zr_extent *x = &l->own.list[i];
+        int64_t more = bytes_to_widen(l, x);
+        if (more)
+            zr_floats_copy(x->at, ZR_F32, x->at + x->n * more,
+                           zr_st_dtype_of(l->z->whole.tensors[x->tensor].dtype), x->n);
+    }
+}
+
+/* Prints how many tensors have changed, and the first one's name; "" if none has. */
+static void print_changed(const struct zr_loading *l, bool was_trained, const char *what, char out[300])
+{
+    const struct zr_whole *whole = &l->z->whole;
+    const char *first = NULL;
+    int32_t n = 0;
+    for (int32_t i = 0; i < whole->n; i++) {
+        bool is_trained = whole->tensors[i].grad != NULL;
+        if (l->was[i]->trainable != was_trained || is_trained == was_trained)
+            continue;
+        first = first ? first : whole->tensors[i].name;
+        n++;
+    }
+    *out = 0;
+    if (n)
+        snprintf(out, 300, " %d of its tensors %s (%.100s%s)", n, what, first, n > 1 ? ", ..." : "");
+}
+
+/* Warns once if any tensor was frozen and is trained now, or the reverse. */
+static void report_kinds(const struct zr_loading *l)
+{
+    char thawed[300], frozen[300];
+    print_changed(l, false, "were frozen and are trained now, with fresh optimizer state", thawed);
+    print_changed(l, true, "were trained and are frozen now, without their optimizer state", frozen);
+    if (*thawed || *frozen)
+        zr_warn(l->z->config.options.log, "%s:%s%s%s", l->folder, thawed, *thawed && *frozen ? ";" : "",
+                frozen);
+}
+
 struct choice {
     char name[ZR_CHECKPOINT_NAME_BYTES];
     ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - ZR_CHECKPOINT_NAME_BYTES);
 };
 
-/* Rank 0 looks, all take what it found. */
+/* Rank 0 chooses the checkpoint, and all ranks take the one that it found. */
 static int choose(struct zero_ctx *z, const char *path, struct zr_loading *l)
 {
     struct choice mine = {0}, *all = z->from_all;
@@ -31,7 +103,8 @@ static int choose(struct zero_ctx *z, const char *path, struct zr_loading *l)
     return err;
 }
 
-/* Ranks of several hosts may have file systems of their own there. A copy of the same files will do. */
+/* Ranks on several hosts may have different file systems under this path. A copy of the same files is enough.
+ */
 #define SAME_FILES "all ranks must find the same files there"
 
 struct opened {
@@ -48,7 +121,7 @@ static int open_chosen(struct zr_loading *l)
                : err;
 }
 
-/* That all ranks could open it, and have read the same manifest: before anything else of it is read. */
+/* Checks that all ranks could open the checkpoint and have read the same manifest, before they read more. */
 static int compare(struct zero_ctx *z, const struct zr_loading *l, int err)
 {
     struct opened mine = {.manifest = l->manifest.sum}, *all = z->from_all;
@@ -82,18 +155,13 @@ static int apply(struct zr_loading *l)
     if (!err)
         err = zr_engine_restore_end(z->engine);
     else
-        zr_engine_drain(z->engine); /* nothing may read staged any more */
+        zr_engine_drain(z->engine); /* Copies may still read the staged memory. */
     if (err)
         return err;
-    err = zr_engine_set_step(z->engine, m->t);
-    if (!err)
-        zr_unit_steps_load(l);
-    if (!err)
-        zr_engine_renumber(z->engine, m->t);
-    if (!err)
-        err = zr_engine_tied_values(z->engine);
-    if (err)
-        return err;
+    ZR_TRY(zr_engine_set_step(z->engine, m->t));
+    zr_unit_steps_load(l);
+    zr_engine_renumber(z->engine, m->t);
+    ZR_TRY(zr_engine_tied_values(z->engine));
     zr_engine_set_skipped(z->engine, m->n_skipped);
     z->n_micro = m->n_micro;
     zr_loaded_use(z, l->loaded);
@@ -102,12 +170,12 @@ static int apply(struct zr_loading *l)
         zr_info(z->config.options.log, "loaded %s: step %lld, saved at stage %d by %d ranks", l->folder,
                 (long long)m->t, m->stage, m->world);
     if (z->world.rank == 0)
-        zr_loading_report_kinds(l);
+        report_kinds(l);
     return 0;
 }
 
-/* The parameters have no values yet, as before the load. What it read of optimizer states is zeroed again:
- * others may come by zero_write. */
+/* Undoes a failed load into parameters without values. They have none again, and optimizer states are zeroed,
+ * because zero_write may give others. */
 static void give_up(struct zero_ctx *z)
 {
     struct zr_kept kept;
@@ -116,14 +184,14 @@ static void give_up(struct zero_ctx *z)
     zr_say_again(&kept);
 }
 
-/* The path from the root, through links. What lies in it is reached without following any. */
+/* Makes the path absolute, following links. Below it no link is followed. */
 static int resolve(const struct zero_ctx *z, const char *given, char path[ZR_PATH_BYTES])
 {
-    int err = zr_path_absolute(z->files, given, path);
-    if (!err && strlen(path) + 4 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
-        err = zr_fail(ZR_ERR_ARG, "%.200s...: the path from the root has %zu characters; allowed: %d", path,
-                      strlen(path), ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
-    return err;
+    ZR_TRY(zr_path_absolute(z->files, given, path));
+    if (strlen(path) + 4 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
+        return zr_fail(ZR_ERR_ARG, "%.200s...: the path from the root has %zu characters; allowed: %d", path,
+                       strlen(path), ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
+    return 0;
 }
 
 static int load(struct zero_ctx *z, const char *given)
@@ -133,16 +201,12 @@ static int load(struct zero_ctx *z, const char *given)
         return zr_fail(ZR_ERR_ARG, "path has %zu characters; allowed: %d", strlen(given),
                        ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
     snprintf(copy, sizeof copy, "%s", given); /* zero_save_wait's path changes when a save ends */
-    int err = zr_save_end(z);
-    if (!err)
-        err = zr_engine_settle(z->engine);
+    ZR_TRY(zr_save_end(z));
+    ZR_TRY(zr_engine_settle(z->engine));
+    struct zr_loading *l;
+    int err = ZR_ZALLOC(l, 1, "loading");
     if (err)
-        return err;
-    struct zr_loading *l = calloc(1, sizeof *l);
-    if (!l) {
-        err = zr_fail(ZR_ERR_NOMEM, "no memory to load");
         return zr_agree_in_run(z, err);
-    }
     l->z = z;
     err = zr_agree_in_run(z, resolve(z, copy, path));
     if (!err)
@@ -160,7 +224,7 @@ static int load(struct zero_ctx *z, const char *given)
     if (!err)
         err = apply(l);
     if (!err)
-        zr_awaited_loaded(z);
+        zr_init_later_loaded(z);
     zr_loading_free(l);
     free(l);
     return err;
@@ -168,23 +232,10 @@ static int load(struct zero_ctx *z, const char *given)
 
 int zero_load(zero_ctx *z, const char *path)
 {
-    ZR_IN_CALL(z, ZR_CALLED_LOAD, false, -1);
-    if (!z || !path || !*path)
-        return zr_fail(ZR_ERR_ARG, "zero_load: %s", !z ? "z is NULL" : "path is NULL or empty");
-    int err = zr_refuse_in_bracket(z, "zero_load");
-    if (!err)
-        err = zr_refuse_in_actions(z, "zero_load");
-    if (!err)
-        err = zr_refuse_in_all(z, "zero_load");
-    if (err)
-        return err;
-    if (!zr_engine_between_steps(z->engine))
-        return zr_fail(ZR_ERR_ORDER,
-                       "zero_load: a step has begun; load before the first backward or after zero_step");
-    err = zr_engine_check(z->engine);
-    if (!err) {
-        zr_engine_called(z->engine, ZR_CALLED_LOAD, -1, 0);
-        err = load(z, path);
-    }
+    ZR_BEGIN_CALL(z, ZR_CALLED_LOAD);
+    if (!path || !*path)
+        return zr_fail(ZR_ERR_ARG, "zero_load: path is NULL or empty");
+    zr_engine_called(z->engine, ZR_CALLED_LOAD, -1, 0);
+    int err = load(z, path);
     return err ? zr_fail_more(err, "zero_load") : 0;
 }

@@ -49,14 +49,12 @@ void zr_unit_steps_load(const struct zr_loading *l);
 int zr_loading_read(struct zr_loading *l);
 void zr_loading_free(struct zr_loading *l);
 
-/* load_kinds.c. Whether the checkpoint has values of this kind of a tensor. */
+/* load.c. Whether the checkpoint has values of this kind of a tensor. */
 bool zr_loading_is_saved(const struct zr_loading *l, int32_t tensor, int kind);
 /* Gives in *from which saved values are read for an extent of this rank, and to which memory. Returns false
  * if there are none: the extent begins at zero. */
 bool zr_loading_source(const struct zr_loading *l, const struct zr_extent *x, struct zr_extent *from);
 /* Once everything is read: makes masters of weights that were read in their place. */
 void zr_loading_widen(const struct zr_loading *l);
-/* One warning, if any tensor was frozen and is trained now, or the reverse. */
-void zr_loading_report_kinds(const struct zr_loading *l);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load_read.c: a rank's part of a checkpoint, read and checked: is it this model's, where is what, and what
- * of it is mine. */
+/* load_read.c: reads and checks a rank's part of a checkpoint: is it of this model, where does each range
+ * lie, and which of them does this rank keep? */
+#include "kernels/alloc.h"
 #include "kernels/asserts.h"
 #include "zero/checkpoint/load_inside.h"
 
@@ -9,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* More are opened one at a time: a process has 1024 descriptors at the usual limit, and a file may take two.
- */
+/* The most files that stay open. Further ones are opened when they are read, because a process usually has
+ * 1024 descriptors, and a file may take two. */
 #define MOST_OPEN_SHARDS 32
 
 void zr_loading_free(struct zr_loading *l)
@@ -40,16 +41,14 @@ static int compare_names(const void *a, const void *b)
 static int index_names(struct zr_loading *l)
 {
     const struct zr_whole *whole = &l->z->whole;
-    l->by_name = malloc((size_t)whole->n * sizeof *l->by_name);
-    if (!l->by_name)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d names", whole->n);
+    ZR_TRY(ZR_ALLOC(l->by_name, whole->n, "%d names", whole->n));
     for (int32_t i = 0; i < whole->n; i++)
         l->by_name[i] = &whole->tensors[i];
     qsort(l->by_name, (size_t)whole->n, sizeof *l->by_name, compare_names);
     return 0;
 }
 
-/* NULL: the model has none of that name (n bytes). */
+/* Finds a tensor by its name of n bytes. NULL: the model has none of that name. */
 static const struct zr_tensor *find_tensor(const struct zr_loading *l, const char *name, size_t n)
 {
     int32_t lo = 0, hi = l->z->whole.n;
@@ -125,7 +124,7 @@ static int check_tensor(const struct zr_loading *l, const struct zr_manifest_ten
     return m->trainable && t->grad ? check_optimizer(l, m, t) : 0;
 }
 
-/* As the manifest says. */
+/* Returns how the tensor was cut when it was saved. */
 static struct zr_tp_cut cut_when_saved(const struct zr_manifest_tensor *m)
 {
     int64_t shape[8], n = 1;
@@ -262,7 +261,7 @@ static bool is_of(const struct zr_loading *l, int64_t i, int32_t tensor, int kin
     return i < l->n_ranges && r->tensor == tensor && r->kind == kind && r->part == part;
 }
 
-/* Every value of a part, once: ranges from *i on, which is moved behind them. */
+/* Checks that ranges from *i on cover a part once, and moves *i behind them. */
 static int check_part(const struct zr_loading *l, int32_t t, int kind, int32_t part, int64_t *i)
 {
     const struct zr_tensor *tensor = &l->z->whole.tensors[t];
@@ -289,7 +288,7 @@ static int check_part(const struct zr_loading *l, int32_t t, int kind, int32_t p
                    l->folder, text, (long long)end, (long long)(next - 1), tensor->name, l->n_shards);
 }
 
-/* Every value of every tensor, once. */
+/* Checks that ranges cover every value of every tensor once. */
 static int check_cover(const struct zr_loading *l)
 {
     int64_t i = 0;
@@ -306,9 +305,7 @@ static int open_shards(struct zr_loading *l)
     const struct zr_manifest *m = &l->manifest;
     int64_t n = 0;
     int err = 0;
-    l->shards = calloc((size_t)m->n_files, sizeof *l->shards);
-    if (!l->shards)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d files", m->n_files);
+    ZR_TRY(ZR_ZALLOC(l->shards, m->n_files, "%d files", m->n_files));
     for (; !err && l->n_shards < m->n_files; l->n_shards += !err) {
         err = zr_shard_open(l->z->files, l->folder, &m->files[l->n_shards], &l->shards[l->n_shards]);
         if (err)
@@ -319,9 +316,7 @@ static int open_shards(struct zr_loading *l)
     }
     if (err)
         return err;
-    l->ranges = malloc((size_t)(n + 1) * sizeof *l->ranges);
-    if (!l->ranges)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)n);
+    ZR_TRY(ZR_ALLOC(l->ranges, n + 1, "%lld ranges", (long long)n));
     for (int32_t f = 0; !err && f < l->n_shards; f++)
         err = read_entries(l, f);
     if (err)
@@ -332,7 +327,7 @@ static int open_shards(struct zr_loading *l)
 
 /* ---- what is mine of it? ---- */
 
-/* Of a part of a tensor, the first range that ends after element `first`. */
+/* Returns the first range of a part of a tensor that ends after element `first`. */
 static int64_t find_range(const struct zr_loading *l, const struct zr_extent *x, int32_t part, int64_t first)
 {
     int64_t lo = 0, hi = l->n_ranges;
@@ -358,7 +353,7 @@ struct meeting {
     int64_t *n;
 };
 
-/* Elements [first, first + n) of a saved part, to dst. */
+/* Requests elements [first, first + n) of a saved part, to dst. */
 static void meet_ranges(const struct meeting *m, const struct zr_extent *x, int32_t part, int64_t first,
                         int64_t n, char *dst)
 {
@@ -378,14 +373,14 @@ static void meet_ranges(const struct meeting *m, const struct zr_extent *x, int3
     }
 }
 
-/* What the whole does not have is zero, and so is fresh state, and what another stage gives until it does. */
+/* Zeroes padding, fresh optimizer state, and values that another pipeline stage will send. */
 static void meet_padding(const struct meeting *m, char *dst, int64_t n_bytes)
 {
     if (m->requests)
         memset(dst, 0, (size_t)n_bytes);
 }
 
-/* Run by run through the whole, where the tensor was saved in other parts. */
+/* If the tensor was saved in other parts, goes through the whole tensor run by run. */
 static void meet_extent(const struct meeting *m, const struct zr_extent *wanted)
 {
     struct zr_extent source;
@@ -444,15 +439,15 @@ static int add_data(const struct zr_loading *l, int32_t file, struct zr_request 
 static int fetch(struct zr_loading *l)
 {
     size_t n_files = (size_t)l->n_shards;
-    struct zr_request **requests = calloc(n_files, sizeof *requests);
-    int64_t *n = calloc(n_files, sizeof *n);
-    int err = requests && n ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d files", l->n_shards);
+    struct zr_request **requests;
+    int64_t *n = NULL;
+    int err = ZR_ZALLOC(requests, n_files, "%d files", l->n_shards);
+    if (!err)
+        err = ZR_ZALLOC(n, n_files, "%d files", l->n_shards);
     if (!err)
         meet(l, NULL, n);
     for (size_t f = 0; !err && f < n_files; f++) {
-        requests[f] = malloc((size_t)(n[f] + ZR_N_DATA + 1) * sizeof **requests);
-        if (!requests[f])
-            err = zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)n[f]);
+        err = ZR_ALLOC(requests[f], n[f] + ZR_N_DATA + 1, "%lld ranges", (long long)n[f]);
     }
     if (!err) {
         memset(n, 0, n_files * sizeof *n);
@@ -477,20 +472,18 @@ static int add_bytes(void *arg, const struct zr_run *run)
     return 0;
 }
 
-/* Nothing has values yet that a failure could spoil: they go from the file to their places, without a copy of
- * all of them in between. */
+/* Whether values go directly from the file to their places. That is safe if no parameter has a value that a
+ * failure could spoil. */
 static bool is_direct(const struct zero_ctx *z)
 {
-    return zr_awaited_nothing_written(z) && z->device->ops->host_memory;
+    return zr_init_later_nothing_written(z) && z->device->ops->host_memory;
 }
 
 static int read_direct(struct zr_loading *l)
 {
     const struct zr_layout *layout = l->z->layout;
-    l->staged = malloc((size_t)layout->buffer_bytes + 1);
-    if (!l->staged)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld bytes of the buffers",
-                       (long long)layout->buffer_bytes);
+    ZR_TRY(ZR_ALLOC(l->staged, layout->buffer_bytes + 1, "the %lld bytes of the buffers",
+                    (long long)layout->buffer_bytes));
     int err = zr_extents_to_load(l->z, NULL, 0, &l->own);
     char *at = l->staged;
     for (int32_t t = 0; !err && t < layout->n_tensors; t++) { /* as the table has them */
@@ -508,26 +501,19 @@ int zr_loading_read(struct zr_loading *l)
 {
     struct zero_ctx *z = l->z;
     int64_t bytes = 0;
-    int err = check_model(l);
-    if (!err)
-        err = open_shards(l);
-    if (err)
-        return err;
-    err = zr_buffers_check(z);
-    if (err)
-        return err;
+    ZR_TRY(check_model(l));
+    ZR_TRY(open_shards(l));
+    ZR_TRY(zr_buffers_check(z));
     l->direct = is_direct(z);
     if (l->direct)
         return read_direct(l);
     zr_engine_runs_to_load(z->engine, add_bytes, &l->buffers_at);
     bytes = l->buffers_at + z->layout->buffer_bytes;
-    /* Touching memory for the first time may take longer than reading the file: what is reserved is better,
-     * and nobody uses it now. In groups a rank reads more than it saves. */
+    /* Reserved memory is used if it is large enough, because touching new memory may take longer than reading
+     * the file. With groups a rank reads more than it saves. */
     l->staged = zr_engine_snapshot(z->engine);
     if (!l->staged || bytes > z->plan->snapshot_bytes)
-        l->staged = malloc((size_t)bytes + 1);
-    if (!l->staged)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld bytes that this rank loads", (long long)bytes);
-    err = zr_extents_to_load(z, l->staged, l->buffers_at, &l->own);
-    return err ? err : fetch(l);
+        ZR_TRY(ZR_ALLOC(l->staged, bytes + 1, "the %lld bytes that this rank loads", (long long)bytes));
+    ZR_TRY(zr_extents_to_load(z, l->staged, l->buffers_at, &l->own));
+    return fetch(l);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* manifest.c: see manifest.h. */
+/* manifest.c: prints and parses the manifest, and the table of checksums of each file. */
 #include "zero/checkpoint/manifest.h"
+#include "kernels/alloc.h"
 #include "zero/checkpoint/safetensors.h"
 
 #include <inttypes.h>
@@ -156,9 +157,7 @@ int zr_manifest_check(const struct zr_manifest *m)
 int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
 {
     char *text = NULL, *all = NULL;
-    int err = check_names(m);
-    if (err)
-        return err;
+    ZR_TRY(check_names(m));
     json_t *root = json_object();
     bool ok = root != NULL;
 #define SET(key, value) ok = ok && !json_object_set_new(root, key, value)
@@ -231,9 +230,7 @@ static int get_text(const char *file, const json_t *o, const char *key, char *ou
 static int get_hash(const char *file, const json_t *o, const char *key, uint64_t *out)
 {
     char text[20], *end;
-    int err = get_text(file, o, key, text, sizeof text);
-    if (err)
-        return err;
+    ZR_TRY(get_text(file, o, key, text, sizeof text));
     *out = strtoull(text, &end, 16);
     return strlen(text) == 16 && !*end ? 0 : bad(file, key, "is not 16 hexadecimal digits");
 }
@@ -247,29 +244,24 @@ static int check_format(const char *file, const json_t *o)
     return zr_fail(ZR_ERR_IO, "%s: format is \"%s\"; this library reads \"%s\"", file, text, FORMAT);
 }
 
-/* What trains it, and how many states that keeps. */
+/* Reads the optimizer that trains the tensor, and how many states it keeps. */
 static int get_optimizer(const char *file, const json_t *o, struct zr_manifest_tensor *t)
 {
     if (!t->trainable)
         return 0;
-    int err = get_text(file, o, "optimizer", t->optimizer, sizeof t->optimizer);
-    return err ? err : get_int32(file, o, "states", 0, 4, &t->n_states);
+    ZR_TRY(get_text(file, o, "optimizer", t->optimizer, sizeof t->optimizer));
+    return get_int32(file, o, "states", 0, 4, &t->n_states);
 }
 
-/* Into which parts it is cut, if it is. */
+/* Reads how the tensor is cut over tp, if it is. */
 static int get_cut(const char *file, const json_t *o, const char *name, struct zr_manifest_tensor *t)
 {
     if (!json_object_get(o, "parts"))
         return 0;
-    int err = get_int32(file, o, "parts", 2, 1 << 24, &t->parts);
-    if (!err)
-        err = get_int32(file, o, "dim", 0, t->n_dims - 1, &t->dim);
-    if (!err)
-        err = get_int(file, o, "rows", 1, t->shape[t->dim], &t->rows);
-    if (!err)
-        err = get_int32(file, o, "blocks", 1, INT32_MAX, &t->blocks);
-    if (err)
-        return err;
+    ZR_TRY(get_int32(file, o, "parts", 2, 1 << 24, &t->parts));
+    ZR_TRY(get_int32(file, o, "dim", 0, t->n_dims - 1, &t->dim));
+    ZR_TRY(get_int(file, o, "rows", 1, t->shape[t->dim], &t->rows));
+    ZR_TRY(get_int32(file, o, "blocks", 1, INT32_MAX, &t->blocks));
     int64_t all = t->rows * t->parts, whole = t->shape[t->dim];
     bool padded = all != whole;
     if (t->buffer || t->rows > INT64_MAX / t->parts || all < whole || t->rows % t->blocks ||
@@ -279,7 +271,7 @@ static int get_cut(const char *file, const json_t *o, const char *name, struct z
     return 0;
 }
 
-/* How many steps updated it, or each of its layers. */
+/* Reads how many steps updated the tensor, or each of its layers. */
 static int get_updates(const char *file, const json_t *o, const char *name, int64_t most,
                        struct zr_manifest_tensor *t)
 {
@@ -290,9 +282,7 @@ static int get_updates(const char *file, const json_t *o, const char *name, int6
     if (json_is_array(v) && (n < 2 || (int64_t)n != t->shape[0]))
         return zr_fail(ZR_ERR_IO, "%s: tensor %s: updates has %zu numbers; allowed: 1, or as many as layers",
                        file, name, n);
-    t->updates = calloc(n, sizeof *t->updates);
-    if (!t->updates)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for the updates of tensor %s", file, name);
+    ZR_TRY(ZR_ZALLOC(t->updates, n, "the updates of tensor %s of %s", name, file));
     t->n_updates = (int32_t)n;
     for (size_t i = 0; i < n; i++) {
         const json_t *x = json_is_array(v) ? json_array_get(v, i) : v;
@@ -311,16 +301,12 @@ static int get_tensor(const char *file, const json_t *o, int64_t step, struct zr
     const json_t *buffer = json_object_get(o, "buffer");
     if (!name || !*name)
         return bad(file, "tensors", "one has no name");
-    int err = get_text(file, o, "dtype", t->dtype, sizeof t->dtype);
-    if (err)
-        return err;
+    ZR_TRY(get_text(file, o, "dtype", t->dtype, sizeof t->dtype));
     if (!json_is_boolean(trainable) || (buffer && (!json_is_true(buffer) || json_is_true(trainable))) ||
         json_array_size(shape) < 1 || json_array_size(shape) > 8 || !zr_st_dtype_bytes(t->dtype))
         return zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype, shape or trainable is not valid", file, name);
     t->trainable = json_is_true(trainable);
-    err = get_optimizer(file, o, t);
-    if (err)
-        return err;
+    ZR_TRY(get_optimizer(file, o, t));
     t->buffer = buffer != NULL;
     t->n_dims = (int32_t)json_array_size(shape);
     int64_t n = 8;
@@ -332,7 +318,7 @@ static int get_tensor(const char *file, const json_t *o, int64_t step, struct zr
                            "%s: tensor %s: shape is not made of whole numbers of 1 and more, or is too large",
                            file, name);
     }
-    err = get_cut(file, o, name, t);
+    int err = get_cut(file, o, name, t);
     if (!err)
         err = get_updates(file, o, name, step, t);
     if (!err) {
@@ -346,7 +332,7 @@ static int get_tensor(const char *file, const json_t *o, int64_t step, struct zr
     return err;
 }
 
-/* A bare name of a file in the folder: nothing that leads out of it. */
+/* Whether the name is a plain file name, which cannot lead out of the folder. */
 static bool is_plain_name(const char *name)
 {
     return *name && *name != '.' && !strchr(name, '/');
@@ -398,10 +384,8 @@ static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
         err = bad(file, "files", "is not an array with one entry per rank");
     if (err)
         return err;
-    m->tensors = calloc(json_array_size(tensors), sizeof *m->tensors);
-    m->files = calloc(json_array_size(files), sizeof *m->files);
-    if (!m->tensors || !m->files)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for %zu tensors", file, json_array_size(tensors));
+    ZR_TRY(ZR_ZALLOC(m->tensors, json_array_size(tensors), "the tensors of %s", file));
+    ZR_TRY(ZR_ZALLOC(m->files, json_array_size(files), "the files of %s", file));
     for (size_t i = 0; !err && i < json_array_size(tensors); i++, m->n_tensors += !err)
         err = get_tensor(file, json_array_get(tensors, i), m->t, &m->tensors[i]);
     for (size_t i = 0; !err && i < json_array_size(files); i++, m->n_files += !err)
@@ -429,15 +413,13 @@ bool zr_manifest_is_ours(const char *text, int64_t n)
            (n >= TRAILER_BYTES && !memcmp(text + n - TRAILER_BYTES, TRAILER, (size_t)n_trailer));
 }
 
-/* When memory is out, jansson 2.14 may leave characters out of a string or a number and report success. So
- * what was read is printed again and must be what was there. */
+/* Prints what was read, and compares it with the text. Without memory, jansson 2.14 may leave out characters
+ * of a text or a number and still report success. */
 static int check_again(const char *file, const char *text, int64_t n, const struct zr_manifest *m)
 {
     char *again;
     int64_t n_again;
-    int err = zr_manifest_print(m, &again, &n_again);
-    if (err)
-        return err;
+    ZR_TRY(zr_manifest_print(m, &again, &n_again));
     bool same = n == n_again && !memcmp(text, again, (size_t)n);
     free(again);
     return same ? 0
@@ -501,9 +483,8 @@ int zr_blocks_parse(const char *file, const unsigned char *data, int64_t n, int6
     if (reported != (uint64_t)bytes)
         return zr_fail(ZR_ERR_IO, "%s: the checksums of a file of %llu bytes, not of %lld", file,
                        (unsigned long long)reported, (long long)bytes);
-    struct zr_checksum *s = malloc((size_t)(count + 1) * sizeof *s);
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the checksums of %lld blocks", (long long)count);
+    struct zr_checksum *s;
+    ZR_TRY(ZR_ALLOC(s, count + 1, "the checksums of %lld blocks", (long long)count));
     for (int64_t i = 0; i < count; i++)
         zr_checksum_load(data + 16 + i * ZR_SUM_BYTES, &s[i]);
     *sums = s;

@@ -33,8 +33,8 @@ struct zr_manifest_tensor {
     char optimizer[16];
     /* fp32 arrays that it keeps per weight */
     int32_t n_states;
-    /* Of one that is cut over tp: parts, more than 1, and the dimension, rows of a part along it, and blocks;
-     * shape is the whole's. Else 0. */
+    /* How the tensor is cut over tp: the number of parts, the dimension, rows of a part along it, and blocks.
+     * shape is the one of the whole tensor. All 0 if it is not cut. */
     int32_t parts, dim, blocks;
     int64_t rows;
     /* (n_updates) The steps that updated the tensor, if it is trainable: one number, or one for each layer

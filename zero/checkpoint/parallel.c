@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* parallel.c: see parallel.h. */
+/* parallel.c: threads that process the blocks of a file together. */
 #include "zero/checkpoint/parallel.h"
 #include "kernels/first_failure.h"
 #include "kernels/thread.h"
@@ -24,7 +24,7 @@ static void fail(struct work *w, int err)
     zr_first_keep(&w->failure, err, zr_error_text());
 }
 
-/* False when there is no memory for a buffer. */
+/* Processes blocks until none is left. Returns false if there is no memory for a buffer. */
 static bool work(struct work *w)
 {
     char *memory = malloc((size_t)w->buffer_bytes + ZR_DIRECT_ALIGN);

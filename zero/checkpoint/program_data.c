@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* program_data.c: data of the program in checkpoints: the job's, which rank 0 gives, and each rank's.
- * zero_set_data keeps a copy for the saves that follow. A save writes it into the file of that rank.
- * zero_read_data reads ranges of it from the checkpoint that was loaded last. */
+/* program_data.c: zero_set_data and zero_read_data: data of the program in checkpoints. Rank 0 gives the data
+ * of the job, and each rank its own. zero_set_data keeps a copy, and each save writes it into the file of the
+ * rank. zero_read_data reads ranges from the checkpoint that was loaded last. */
 #include "zero/checkpoint/save.h"
 #include "zero/checkpoint/shard_file.h"
 
@@ -111,11 +111,9 @@ static int read_range(const struct zero_ctx *z, const struct zr_manifest_file *f
 {
     struct zr_shard s;
     const struct zr_st_entry *e;
-    int err = zr_shard_open(z->files, z->loaded->folder, f, &s);
-    if (err)
-        return err;
+    ZR_TRY(zr_shard_open(z->files, z->loaded->folder, f, &s));
     /* The entry was there when the checkpoint was loaded, but the file may have been replaced since. */
-    err = zr_shard_find_data(&s, f, kind, &e);
+    int err = zr_shard_find_data(&s, f, kind, &e);
     if (!err)
         err = zr_shard_fetch(&s, &(struct zr_request){.at = e->begin + first, .n = n, .dst = dst}, 1);
     zr_shard_close(&s);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* safetensors.c: see safetensors.h. */
+/* safetensors.c: reads and writes headers of safetensors files. */
 #include "zero/checkpoint/safetensors.h"
+#include "kernels/alloc.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,7 +12,7 @@
 
 #define HEAD_ALIGN 64
 
-/* All that the format has: the library's own, and those that are only in files of others. */
+/* All dtypes of the format, including those that the library does not use. */
 static const struct {
     const char *name;
     int64_t bits;
@@ -143,11 +144,8 @@ static int read_entry(const char *file, const char *name, const json_t *o, int64
     if (!json_is_object(o) || json_object_size(o) != 3)
         return bad(file, name, "is not described by dtype, shape and data_offsets alone");
     int64_t bytes = 0;
-    int err = read_dtype(file, name, o, e);
-    if (!err)
-        err = read_shape(file, name, o, e, &bytes);
-    if (err)
-        return err;
+    ZR_TRY(read_dtype(file, name, o, e));
+    ZR_TRY(read_shape(file, name, o, e, &bytes));
     const json_t *at = json_object_get(o, "data_offsets"), *begin = json_array_get(at, 0),
                  *end = json_array_get(at, 1);
     if (json_array_size(at) != 2 || !json_is_integer(begin) || !json_is_integer(end))
@@ -219,9 +217,8 @@ static int read_entries(const char *file, const json_t *root, int64_t data_at, i
     const char *key;
     json_t *value;
     int err = 0;
-    out->entries = calloc(json_object_size(root) + 1, sizeof *out->entries);
-    if (!out->entries)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for %zu tensors", file, json_object_size(root));
+    ZR_TRY(ZR_ZALLOC(out->entries, json_object_size(root) + 1, "%zu tensors of %s", json_object_size(root),
+                     file));
     json_object_foreach((json_t *)(uintptr_t)root, key, value)
     {
         if (!strcmp(key, "__metadata__")) {
@@ -269,26 +266,23 @@ int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file
         return zr_fail(ZR_ERR_IO,
                        "%s: has %" PRId64 " bytes, fewer than the 8 that a safetensors file begins with",
                        file, file_bytes);
-    int err = zr_file_read(fs, fd, file, length, sizeof length, 0);
-    if (err)
-        return err;
+    ZR_TRY(zr_file_read(fs, fd, file, length, sizeof length, 0));
     for (int i = 0; i < 8; i++)
         n |= (uint64_t)length[i] << 8 * i;
     if (!memcmp(length, LFS_POINTER, sizeof length)) {
         char text[sizeof LFS_POINTER - 1];
         int64_t n_text = file_bytes < (int64_t)sizeof text ? file_bytes : (int64_t)sizeof text;
-        err = zr_file_read(fs, fd, file, text, n_text, 0);
-        if (err || zr_is_lfs_pointer(text, n_text))
-            return err ? err : zr_fail(ZR_ERR_IO, ZR_LFS_POINTER, file);
+        ZR_TRY(zr_file_read(fs, fd, file, text, n_text, 0));
+        if (zr_is_lfs_pointer(text, n_text))
+            return zr_fail(ZR_ERR_IO, ZR_LFS_POINTER, file);
     }
     if (n > ZR_ST_MAX_HEADER || n > (uint64_t)file_bytes - 8)
         return zr_fail(ZR_ERR_IO,
                        "%s: the header has %" PRIu64 " bytes; allowed: %d, and within the file's %" PRId64,
                        file, n, ZR_ST_MAX_HEADER, file_bytes);
-    char *json = malloc((size_t)n + 1);
-    if (!json)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a header of %" PRIu64 " bytes", file, n);
-    err = zr_file_read(fs, fd, file, json, (int64_t)n, 8);
+    char *json;
+    ZR_TRY(ZR_ALLOC(json, (int64_t)n + 1, "the header of %s, which has %" PRIu64 " bytes", file, n));
+    int err = zr_file_read(fs, fd, file, json, (int64_t)n, 8);
     if (!err)
         err = zr_st_parse(file, json, (int64_t)n, file_bytes, out);
     free(json);
@@ -297,7 +291,7 @@ int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file
 
 /* ---- writing ---- */
 
-/* RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
+/* Checks the rules of RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
 bool zr_is_utf8(const char *text)
 {
     for (const unsigned char *p = (const unsigned char *)text; *p;) {

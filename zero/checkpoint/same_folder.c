@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* same_folder.c: see same_folder.h. */
+/* same_folder.c: writes, finds and removes the mark by which ranks know that they see one folder. */
 #include "zero/checkpoint/same_folder.h"
 
 #include <errno.h>
@@ -47,6 +47,6 @@ int zr_folder_same(const struct zr_files *fs, const char *folder,
 int zr_folder_unmark(const struct zr_files *fs, const char *folder)
 {
     char path[ZR_PATH_BYTES];
-    int err = zr_path_join(path, folder, ZR_FOLDER_MARK);
-    return err ? err : zr_file_remove(fs, path);
+    ZR_TRY(zr_path_join(path, folder, ZR_FOLDER_MARK));
+    return zr_file_remove(fs, path);
 }

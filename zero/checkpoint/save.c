@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save.c: zero_save: who does what when, over all ranks.
+/* save.c: zero_save and zero_save_wait, over all ranks.
  *
- * 1. All ranks agree that it may begin; rank 0 makes the folder, under a name that is no checkpoint's, and
- *    all look whether they see it (same_folder.h).
- * 2. On each, a thread of its own writes the rank's file (save_shard.c) from memory that nobody writes (the
- *    model's thread waits, or, asynchronous, the snapshot is read), and reads the file's head back.
- * 3. All learn that every file is written and synced: by exchanges while they wait, or from the agreement of
- *    a step.
- * 4. Rank 0's thread checks the others' tables, writes the manifest, reads it back, gives the folder its name
- *    and removes old ones.
- * 5. All learn that, or of the failure, by exchanges in zero_save_wait, the next zero_save, zero_load or
- *    zero_unwrap.
+ * 1. All ranks agree to begin. Rank 0 makes the folder, under a name that no checkpoint has, and all ranks
+ * check that they see it (same_folder.h).
+ * 2. On each rank a thread writes the file of the rank (save_shard.c) and reads its head back. It reads
+ * memory that does not change: the thread of the model waits, or the snapshot is read.
+ * 3. All ranks learn that every file is written and synced: by exchanges while they wait, or from the
+ * agreement that ends a step.
+ * 4. The thread of rank 0 checks the tables of the other ranks, writes the manifest, reads it back, renames
+ * the folder and removes old ones.
+ * 5. All ranks learn of this, or of a failure, by exchanges in zero_save_wait, the next zero_save, zero_load
+ * or zero_unwrap.
  *
- * While ranks wait for each other's disks they keep exchanging, so that a slow disk is not a lost peer. */
+ * While ranks wait for the disks of others they keep exchanging, so that a slow disk does not look like a
+ * lost rank. */
 #include "comm/verdict.h"
+#include "kernels/alloc.h"
 #include "zero/checkpoint/same_folder.h"
 #include "zero/checkpoint/save_inside.h"
 
@@ -21,9 +23,84 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+/* Hashes the settings that change what is computed, but not stage, world and the like. */
+static uint64_t config_hash(const struct zr_options *o)
+{
+    double v[] = {
+        (double)o->clip,      o->grad_scale, o->grad_sum, o->deterministic, (double)o->grad_accum_steps,
+        (double)o->wire_dtype};
+    return XXH64(v, sizeof v, XXH64(o->optim, (size_t)o->n_optims * sizeof *o->optim, 0));
+}
+
+/* Fills in how a cut tensor is cut, and the shape of the whole. */
+static void fill_cut(const struct zero_ctx *z, const struct zr_tensor *from, struct zr_manifest_tensor *t)
+{
+    const struct zr_tp_cut cut = zr_tp_of_tensor(from, z->mesh.parts);
+    if (cut.parts == 1)
+        return;
+    t->parts = cut.parts;
+    t->dim = from->cut_dim;
+    t->blocks = (int32_t)cut.blocks;
+    t->rows = cut.each;
+    t->shape[t->dim] = cut.rows;
+}
+
+/* Fills in what the manifest says of the model before anything is written. On failure the caller frees what
+ * there is of it. */
+static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
+{
+    const struct zr_whole *l = &z->whole;
+    const struct zr_options *o = &z->config.options;
+    struct zr_engine_facts facts;
+    zr_engine_facts(z->engine, &facts);
+    *m = (struct zr_manifest){.t = facts.t,
+                              .n_skipped = facts.n_skipped,
+                              .n_micro = z->n_micro,
+                              .world = z->world.world,
+                              .stage = o->stage,
+                              .config_hash = config_hash(o),
+                              .layout_hash = l->hash};
+    snprintf(m->version, sizeof m->version, "%s", zero_version());
+    m->tensors = calloc((size_t)l->n, sizeof *m->tensors);
+    m->files = calloc((size_t)m->world, sizeof *m->files);
+    bool ok = m->tensors && m->files;
+    for (int32_t i = 0; ok && i < l->n; i++, m->n_tensors++) {
+        struct zr_manifest_tensor *t = &m->tensors[i];
+        t->name = strdup(l->tensors[i].name);
+        snprintf(t->dtype, sizeof t->dtype, "%s", zr_kind_dtype(&l->tensors[i], ZR_VALUE_PARAM));
+        t->n_dims = zr_tensor_dims(&l->tensors[i]);
+        memcpy(t->shape, l->tensors[i].shape, sizeof t->shape);
+        t->trainable = l->tensors[i].grad != NULL;
+        if (t->trainable) {
+            snprintf(t->optimizer, sizeof t->optimizer, "%s", zr_optimizer_name(l->tensors[i].optimizer));
+            t->n_states = l->tensors[i].n_states;
+        }
+        t->buffer = l->tensors[i].buffer;
+        fill_cut(z, &l->tensors[i], t);
+        ok = t->name != NULL;
+    }
+    for (int32_t r = 0; ok && r < m->world; r++, m->n_files++)
+        zr_shard_name(r, m->world, m->files[r].name);
+    return ok ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a manifest of %d tensors", l->n);
+}
+
 /* ---- beginning ---- */
 
-/* Both fit: see open_save. */
+static void free_save(struct zr_save *s)
+{
+    free(s->extents.list);
+    for (int kind = 0; kind < ZR_N_DATA; kind++)
+        zr_data_drop(s->data[kind]);
+    zr_manifest_free(&s->manifest);
+    uv_mutex_destroy(&s->lock);
+    uv_cond_destroy(&s->changed);
+    free(s);
+}
+
+/* Sets the path of the folder. It fits, as open_save has checked. */
 static void name_folder(struct zr_save *s)
 {
     char hidden[ZR_CHECKPOINT_NAME_BYTES + 1];
@@ -31,16 +108,15 @@ static void name_folder(struct zr_save *s)
     zr_path_join(s->folder, s->root, hidden);
 }
 
-/* All that can be found out before anything is written. */
+/* Checks all that can be checked before anything is written. */
 static int open_save(struct zero_ctx *z, const char *dir, const struct zero_save_options *options,
                      struct zr_save **out)
 {
     int32_t kept = options ? options->kept : 0;
     if (kept != 0 && kept != 1)
         return zr_fail(ZR_ERR_ARG, "options->kept is %d; allowed: 0 and 1", kept);
-    struct zr_save *s = calloc(1, sizeof *s);
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a save");
+    struct zr_save *s;
+    ZR_TRY(ZR_ZALLOC(s, 1, "a save"));
     if (uv_mutex_init(&s->lock)) {
         free(s);
         return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");
@@ -74,9 +150,9 @@ static int open_save(struct zero_ctx *z, const char *dir, const struct zero_save
     if (!err)
         err = zr_shard_check(z->whole.tensors, &s->extents);
     if (!err && z->world.rank == 0)
-        err = zr_save_fill_manifest(z, &s->manifest);
+        err = fill_manifest(z, &s->manifest);
     if (err) {
-        zr_save_free(s);
+        free_save(s);
         return err;
     }
     *out = s;
@@ -89,12 +165,12 @@ struct begun {
     ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - ZR_CHECKPOINT_NAME_BYTES - ZR_FOLDER_MARK_BYTES);
 };
 
-/* What each rank was asked for, before anything is written. */
+/* The arguments of each rank, which are compared before anything is written. */
 struct wanted {
     /* bytes of the program's data, by enum zr_data_kind */
     int64_t data[ZR_N_DATA];
     int32_t kept;
-    uint32_t numbers; /* of zero_tune and zero_set_step, hashed */
+    uint32_t numbers; /* hash of the numbers set by zero_tune and zero_set_step */
 };
 
 /* Warns, once for each kind, if the loaded checkpoint has data of the program, and the program has given none
@@ -154,7 +230,7 @@ static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
     return err;
 }
 
-/* Rank 0's part of make_folder. */
+/* The part of make_folder on rank 0. */
 static int begin_folder(struct zero_ctx *z, struct zr_save *s, struct begun *mine)
 {
     struct zr_engine_facts facts;
@@ -166,7 +242,7 @@ static int begin_folder(struct zero_ctx *z, struct zr_save *s, struct begun *min
     return err || z->world.world == 1 ? err : zr_folder_mark(z->files, s->folder, mine->mark);
 }
 
-/* Rank 0 makes the folder, and tells all its name; all see it. */
+/* Rank 0 makes the folder and sends its name. All ranks check that they see it. */
 static int make_folder(struct zero_ctx *z, struct zr_save *s)
 {
     struct begun mine = {0}, *all = z->from_all;
@@ -188,21 +264,149 @@ static int make_folder(struct zero_ctx *z, struct zr_save *s)
     return zr_agree_in_run(z, z->world.rank ? zr_folder_same(z->files, s->folder, mine.mark) : 0);
 }
 
-/* ---- the calls ---- */
+/* ---- the end of a save ---- */
 
-static int check_call(struct zero_ctx *z)
+struct status {
+    int32_t state;
+    ZR_VERDICT(ZR_EXCHANGE_BYTES - 2 * sizeof(int32_t));
+};
+
+static enum zr_save_state look(struct zr_save *s, int64_t wait_ns)
 {
-    static const char call[] = "zero_save";
-    int err = zr_refuse_in_bracket(z, call);
-    if (!err)
-        err = zr_refuse_in_actions(z, call);
-    if (err)
-        return err;
-    if (!zr_engine_between_steps(z->engine))
-        return zr_fail(ZR_ERR_ORDER,
-                       "%s: a step has begun; call it before the first backward or after zero_step", call);
-    return zr_engine_check(z->engine);
+    int64_t until = zr_now_ns() + wait_ns;
+    uv_mutex_lock(&s->lock);
+    bool rank0 = s->z->world.rank == 0;
+    for (;;) {
+        int64_t left = until - zr_now_ns();
+        bool busy = s->state == ZR_SAVE_WRITING ||
+                    (rank0 && s->commit_reported && s->state == ZR_SAVE_WRITTEN && !s->cancelled);
+        if (!busy || left <= 0)
+            break;
+        uv_cond_timedwait(&s->changed, &s->lock, (uint64_t)left);
+    }
+    enum zr_save_state state = s->state;
+    uv_mutex_unlock(&s->lock);
+    return state;
 }
+
+/* How often a waiting rank reports its state to the others. */
+static uint64_t tick_ns(const struct zero_ctx *z)
+{
+    return (uint64_t)zr_min(z->config.options.timeout_ms / 4, 1000) * 1000000;
+}
+
+static int await_own_end(struct zero_ctx *z, struct zr_save *s)
+{
+    while (look(s, (int64_t)tick_ns(z)) < ZR_SAVE_COMMITTED) {
+        int err = zr_engine_check(z->engine); /* The snapshot may never come. */
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+static void fill_status(struct zr_save *s, enum zr_save_state state, struct status *mine)
+{
+    *mine = (struct status){.state = (int32_t)state};
+    if (state == ZR_SAVE_FAILED)
+        zr_verdict_put(mine, zr_say_again(&s->failure));
+}
+
+/* Acts on the states of all ranks. Returns whether all are done, or one has failed. */
+static bool follow(struct zr_save *s, const struct status *all)
+{
+    int world = s->z->world.world, n_writing = 0, failed = zr_verdict_first(all, world, s->z->world.rank);
+    for (int r = 0; r < world; r++)
+        n_writing += all[r].state == ZR_SAVE_WRITING;
+    if (failed) {
+        atomic_store(&s->cancelled, true);
+        if (n_writing)
+            return false;
+        zr_keep(&s->failure, failed);
+        return true;
+    }
+    if (all[0].state == ZR_SAVE_COMMITTED)
+        return true;
+    if (!n_writing && !s->commit_reported)
+        zr_save_raise(s, &s->commit_reported);
+    return false;
+}
+
+/* Exchanges states until all ranks are done or have failed. */
+static int meet(struct zero_ctx *z, struct zr_save *s)
+{
+    struct status mine, *all = z->from_all;
+    if (z->world.world == 1)
+        return await_own_end(z, s);
+    for (;;) {
+        fill_status(s, look(s, (int64_t)tick_ns(z)), &mine);
+        int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
+        if (err || follow(s, all))
+            return err;
+    }
+}
+
+/* Waits until the snapshot is complete, even if the save was given up, because its memory will be reused.
+ * Ends if the context fails. */
+static int await_copies(struct zero_ctx *z, struct zr_save *s)
+{
+    int err = 0;
+    bool complete = !s->copying;
+    while (!complete && !err) {
+        uv_mutex_lock(&s->lock);
+        if (!s->readable)
+            uv_cond_timedwait(&s->changed, &s->lock, tick_ns(z));
+        complete = s->readable;
+        uv_mutex_unlock(&s->lock);
+        if (!complete)
+            err = zr_engine_check(z->engine);
+    }
+    return err;
+}
+
+int zr_save_end(struct zero_ctx *z)
+{
+    struct zr_save *s = z->save;
+    struct zr_kept kept;
+    if (!s)
+        return 0;
+    z->save = NULL;
+    zr_engine_await_jobs(z->engine); /* Afterwards the snapshot depends on a stream only. */
+    int err = zr_engine_check(z->engine);
+    if (!err)
+        err = meet(z, s);
+    if (!err)
+        err = await_copies(z, s);
+    zr_engine_forget_snapshot(z->engine); /* After a failure it may still be on the stream. */
+    zr_keep(&kept, err);
+    uv_mutex_lock(&s->lock);
+    atomic_store(&s->cancelled, true);
+    uv_cond_broadcast(&s->changed);
+    uv_mutex_unlock(&s->lock);
+    if (s->started)
+        zr_thread_join(&s->thread);
+    zr_engine_snapshot_read(z->engine);
+    if (!err && s->failure.code) {
+        kept = s->failure;
+        err = kept.code;
+        if (z->world.rank == 0 && zr_folder_remove(z->files, s->folder, ZR_MANIFEST_NAME))
+            zr_warn(z->config.options.log, "the files of a failed save could not be removed: %s",
+                    zr_error_text());
+    }
+    if (!err)
+        zr_path_join(z->saved_path, s->root, s->name); /* fits: see open_save */
+    free_save(s);
+    return err ? zr_say_again(&kept) : 0;
+}
+
+void zr_save_notice(struct zero_ctx *z)
+{
+    struct zr_save *s = z->save;
+    if (s && zr_engine_least(z->engine) >= (uint64_t)s->number && !s->commit_reported)
+        zr_save_raise(s, &s->commit_reported);
+}
+
+/* ---- the calls ---- */
 
 static int start(struct zero_ctx *z, struct zr_save *s)
 {
@@ -227,7 +431,7 @@ static int start(struct zero_ctx *z, struct zr_save *s)
     return err;
 }
 
-/* What is saved is rank 0's, or of pipeline stages, the first rank's of each. */
+/* Compares buffers. A checkpoint has those of rank 0, or of the first rank of each pipeline stage. */
 static int report_unequal_buffers(struct zero_ctx *z)
 {
     bool equal, strict = z->config.options.check;
@@ -242,10 +446,10 @@ static int report_unequal_buffers(struct zero_ctx *z)
         zr_warn(z->config.options.log, "zero_save saves %s buffers, but %s; call zero_sync_buffers first",
                 z->mesh.stages == 1 ? "rank 0's" : "each pipeline stage's first rank's", zr_error_text());
     z->reported_unequal_buffers = true;
-    return zr_agree_in_run(z, err); /* a rank may check alone */
+    return zr_agree_in_run(z, err); /* One rank alone may be in check mode. */
 }
 
-/* Weights that are not cut, and that ranks of tp have changed each by itself. */
+/* Warns about weights that are not cut over tp, but differ between its ranks. */
 static int report_apart(struct zero_ctx *z)
 {
     bool apart = false;
@@ -259,19 +463,11 @@ static int report_apart(struct zero_ctx *z)
 
 static int save(zero_ctx *z, const char *dir, const struct zero_save_options *options)
 {
-    int err = check_call(z);
-    if (!err)
-        err = zr_awaited_refuse_all(z, "zero_save");
-    if (!err) {
-        zr_engine_called(z->engine, ZR_CALLED_SAVE, -1, 0);
-        err = zr_save_end(z);
-    }
-    if (!err)
-        err = zr_engine_settle(z->engine);
-    if (err)
-        return err;
+    zr_engine_called(z->engine, ZR_CALLED_SAVE, -1, 0);
+    ZR_TRY(zr_save_end(z));
+    ZR_TRY(zr_engine_settle(z->engine));
     struct zr_save *s = NULL;
-    err = zr_agree_in_run(z, open_save(z, dir, options, &s));
+    int err = zr_agree_in_run(z, open_save(z, dir, options, &s));
     if (!err)
         err = agree_on_contents(z, s);
     if (!err)
@@ -282,7 +478,7 @@ static int save(zero_ctx *z, const char *dir, const struct zero_save_options *op
         err = make_folder(z, s);
     if (err) {
         if (s)
-            zr_save_free(s);
+            free_save(s);
         return zr_fail_more(err, "zero_save");
     }
     s->number = ++z->n_saves;
@@ -297,24 +493,17 @@ static int save(zero_ctx *z, const char *dir, const struct zero_save_options *op
 
 int zero_save(zero_ctx *z, const char *dir, const struct zero_save_options *options)
 {
-    ZR_IN_CALL(z, ZR_CALLED_SAVE, false, -1);
-    if (!z || !dir || !*dir)
-        return zr_fail(ZR_ERR_ARG, "zero_save: %s", !z ? "z is NULL" : "dir is NULL or empty");
+    ZR_BEGIN_CALL(z, ZR_CALLED_SAVE);
+    if (!dir || !*dir)
+        return zr_fail(ZR_ERR_ARG, "zero_save: dir is NULL or empty");
     return save(z, dir, options);
 }
 
 int zero_save_wait(zero_ctx *z, const char **path)
 {
-    ZR_IN_CALL(z, ZR_CALLED_SAVE_WAIT, false, -1);
-    if (!z)
-        return zr_fail(ZR_ERR_ARG, "zero_save_wait: z is NULL");
-    int err = zr_engine_check(z->engine);
-    if (!err)
-        err = zr_refuse_in_actions(z, "zero_save_wait");
-    if (!err) {
-        zr_engine_called(z->engine, ZR_CALLED_SAVE_WAIT, -1, 0);
-        err = zr_save_end(z);
-    }
+    ZR_BEGIN_CALL(z, ZR_CALLED_SAVE_WAIT);
+    zr_engine_called(z->engine, ZR_CALLED_SAVE_WAIT, -1, 0);
+    int err = zr_save_end(z);
     if (err)
         return zr_fail_more(err, "zero_save_wait");
     if (path)

@@ -26,7 +26,7 @@ struct zr_extent {
     /* bytes of an element */
     int64_t size;
     char *at;
-    /* to load: of the last pipeline stage's copy of a tied tensor, which the first stage gives its values */
+    /* to load: values of the last pipeline stage's copy of a tied tensor, which the first stage sends */
     bool given;
 };
 
@@ -43,11 +43,11 @@ struct zr_extents {
     } data[ZR_N_DATA];
 };
 
-/* What this rank owns: where it is, or (base not NULL) where it is relative to memory laid out as the
- * snapshot is. buffers_at: of the model's buffers there, if they are this rank's too; negative: they are not.
- * *out is released with free(out->list). ZR_ERR_NOMEM. */
+/* Lists the ranges that this rank owns, with their memory. base not NULL: memory laid out as the snapshot.
+ * buffers_at: where buffers are in it. Negative: this rank does not save buffers. The caller frees out->list
+ * with free(). ZR_ERR_NOMEM. */
 int zr_extents_of(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out);
-/* The same of what this rank reads: see zr_engine_runs_to_load. */
+/* Lists the ranges that this rank reads; see zr_engine_runs_to_load. */
 int zr_extents_to_load(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out);
 
 /* safetensors' name of the dtype that a kind of the tensor has. */
@@ -55,15 +55,15 @@ const char *zr_kind_dtype(const struct zr_tensor *t, int kind);
 #define ZR_KIND_CHARS 16
 void zr_kind_print(int kind, char text[ZR_KIND_CHARS]);
 bool zr_kind_parse(const char *text, size_t n, int *kind);
-/* In checkpoints; ZR_OPTIMIZER_NONE: "user", the model's own. */
+/* The name of an optimizer in checkpoints. ZR_OPTIMIZER_NONE: "user", the update of the program. */
 const char *zr_optimizer_name(enum zr_optimizer kind);
 int32_t zr_tensor_dims(const struct zr_tensor *t);
 
 /* "shard-00001-of-00004.safetensors", counted from 1. */
 void zr_shard_name(int rank, int world, char out[64]);
 
-/* tensors: the whole model's. Can a file of these extents be read again? ZR_ERR_ARG: its header would be
- * larger than safetensors allows. */
+/* Checks that a file of these extents can be read again. tensors: the ones of the whole model. ZR_ERR_ARG:
+ * its header would be larger than safetensors allows. */
 int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *extents);
 /* Writes the rank's file and its table of blocks into folder, syncs both and the folder, and reads the head
  * and the table back as a load does. Any thread. dev: where the extents are, or NULL for the host's memory.

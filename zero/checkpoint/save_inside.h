@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save_inside.h: what the files of zero_save share; who does what when is in save.c. */
+/* save_inside.h: what the files of zero_save share. save.c has the protocol. */
 #ifndef ZR_ZERO_SAVE_INSIDE_H
 #define ZR_ZERO_SAVE_INSIDE_H
 
@@ -9,7 +9,7 @@
 
 enum zr_save_state { ZR_SAVE_WRITING, ZR_SAVE_WRITTEN, ZR_SAVE_COMMITTED, ZR_SAVE_FAILED };
 
-/* A save from zero_save to its end, of one rank. */
+/* A save on one rank, from zero_save to its end. */
 struct zr_save {
     struct zero_ctx *z;
     int64_t number;
@@ -30,10 +30,10 @@ struct zr_save {
     uv_cond_t changed;
     _Atomic bool cancelled;
 
-    /* Under the lock. */
+    /* Fields that the lock guards. */
     /* the memory may be read */
     bool readable;
-    /* every rank's file is written: rank 0's thread may make a checkpoint of them */
+    /* every rank's file is written, so the thread of rank 0 may commit the checkpoint */
     bool commit_reported;
     enum zr_save_state state;
     struct zr_kept failure;
@@ -41,27 +41,19 @@ struct zr_save {
 
 /* ---- save_thread.c: a rank's own thread, and what it and the model's thread tell each other. ---- */
 
-/* The thread: writes the rank's file; rank 0's seals the checkpoint once all have. arg is the save. */
+/* The thread of a save. It writes the file of the rank. On rank 0 it commits the checkpoint once all files
+ * are written. arg is the save. */
 void zr_save_run(void *arg);
-/* err: with this thread's message; the state is then ZR_SAVE_FAILED. */
+/* Sets the state. If err is not 0, the state is ZR_SAVE_FAILED, with the message of this thread. */
 void zr_save_set_state(struct zr_save *s, enum zr_save_state state, int err);
-/* Sets a flag of those under the lock, and wakes who waits for it. */
+/* Sets a flag under the lock, and wakes the threads that wait for it. */
 void zr_save_raise(struct zr_save *s, bool *flag);
-/* The snapshot is complete: the memory may be read. arg is the save; called by the stream. */
+/* Called by the stream when the snapshot is complete, so its memory may be read. arg is the save. */
 void zr_save_on_snapshot(void *arg);
-
-/* ---- save_manifest.c ---- */
-
-/* What is saved, but for what only the written files say. On failure the caller frees what there is of it. */
-int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m);
 
 /* ---- unit_steps.c: how many steps updated each tensor ---- */
 
 /* Fills in rank 0's manifest. Collective, once the ranks know that all of them save. */
 int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m);
-
-/* ---- save_end.c ---- */
-
-void zr_save_free(struct zr_save *s);
 
 #endif

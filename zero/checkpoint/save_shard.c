@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save_shard.c: one rank's file of a checkpoint; see save.h. */
+/* save_shard.c: writes one rank's file of a checkpoint. save.h describes the format. */
+#include "kernels/alloc.h"
 #include "zero/checkpoint/block_file.h"
 #include "zero/checkpoint/parallel.h"
 #include "zero/checkpoint/save.h"
@@ -61,7 +62,7 @@ void zr_shard_name(int rank, int world, char out[64])
 struct collecting {
     struct zero_ctx *z;
     char *base;
-    /* to save: what other ranks have too, or nobody, is left out */
+    /* to save: leaves out what other ranks save */
     bool saves;
     struct zr_extents *out; /* list NULL: only counted */
     const struct zr_run *run;
@@ -111,7 +112,7 @@ static int in_order(const void *a, const void *b)
     return (x->first > y->first) - (x->first < y->first);
 }
 
-/* Each whole, as one range. base: where their copies are, or NULL. */
+/* Adds each buffer as one range. base: where the copies are, or NULL. */
 static void add_buffers(struct zero_ctx *z, char *base, struct zr_extents *out)
 {
     for (int32_t i = 0; i < z->layout->n_tensors; i++) {
@@ -128,7 +129,7 @@ static void add_buffers(struct zero_ctx *z, char *base, struct zr_extents *out)
     }
 }
 
-/* Of zr_engine_runs, or zr_engine_runs_to_load. */
+/* The type of zr_engine_runs and zr_engine_runs_to_load. */
 typedef int (*runs_fn)(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg);
 
 static int list_extents(struct zero_ctx *z, runs_fn runs, bool saves, char *base, int64_t buffers_at,
@@ -140,9 +141,8 @@ static int list_extents(struct zero_ctx *z, runs_fn runs, bool saves, char *base
     int64_t n_buffers = buffers_at < 0 ? 0 : z->layout->n_buffers;
     runs(z->engine, add_run, &c);
     out->n += n_buffers;
-    struct zr_extent *list = malloc((size_t)(out->n + 1) * sizeof *list);
-    if (!list)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)out->n);
+    struct zr_extent *list;
+    ZR_TRY(ZR_ALLOC(list, out->n + 1, "%lld ranges", (long long)out->n));
     *out = none;
     out->list = list;
     runs(z->engine, add_run, &c);
@@ -231,9 +231,9 @@ int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *x)
 
 static int make_head(const struct zr_tensor *tensors, const struct zr_extents *x, char **head, int64_t *n)
 {
-    struct zr_st_entry *entries = calloc((size_t)x->n + ZR_N_DATA + 1, sizeof *entries);
+    struct zr_st_entry *entries;
     int64_t n_entries = 0;
-    int err = entries ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld ranges", (long long)x->n);
+    int err = ZR_ZALLOC(entries, x->n + ZR_N_DATA + 1, "a header of %lld ranges", (long long)x->n);
     for (int64_t i = 0; !err && i < x->n; i++) {
         if (i && follows(&x->list[i - 1], &x->list[i])) {
             entries[n_entries - 1].shape[0] += x->list[i].n;
@@ -281,9 +281,7 @@ static int write_block(void *arg, int64_t k, char *block)
     int64_t from = k * ZR_BLOCK_BYTES, n = zr_min(ZR_BLOCK_BYTES, w->source.bytes - from);
     if (atomic_load_explicit(w->cancelled, memory_order_relaxed))
         return zr_fail(ZR_ERR_FAILED, "%s: given up", w->file.path);
-    int err = zr_source_read(&w->source, block, from, n);
-    if (err)
-        return err;
+    ZR_TRY(zr_source_read(&w->source, block, from, n));
     w->sums[k] = zr_checksum_of(block, n);
     return zr_block_write(&w->file, block, n, from);
 }
@@ -291,9 +289,7 @@ static int write_block(void *arg, int64_t k, char *block)
 static int write_file(const struct zr_files *fs, const char *path, struct writing *w)
 {
     int64_t bytes = w->source.bytes, n = zr_blocks_count(bytes);
-    w->sums = malloc((size_t)n * sizeof *w->sums);
-    if (!w->sums)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the checksums of %lld bytes", (long long)bytes);
+    ZR_TRY(ZR_ALLOC(w->sums, n, "the checksums of %lld bytes", (long long)bytes));
     int err = zr_block_file_create(fs, path, bytes, &w->file);
     if (!err)
         err = zr_in_parallel(n, N_THREADS, ZR_BLOCK_BYTES, write_block, w);
@@ -312,16 +308,15 @@ static int write_blocks(const struct zr_files *fs, const char *path, const struc
     int64_t n;
     snprintf(beside, sizeof beside, "%.*s%s", (int)(sizeof beside - sizeof ZR_BLOCKS_SUFFIX - 1), path,
              ZR_BLOCKS_SUFFIX);
-    int err = zr_blocks_print(sums, bytes, &table, &n);
-    if (err)
-        return err;
-    err = zr_file_store(fs, beside, table, n);
+    ZR_TRY(zr_blocks_print(sums, bytes, &table, &n));
+    int err = zr_file_store(fs, beside, table, n);
     *blocks = zr_checksum_of(table, n);
     free(table);
     return err;
 }
 
-/* Whoever relies on it removes older checkpoints: so it must be what a load accepts, and not only written. */
+/* Reads the file back as a load does. Older checkpoints are removed because this one exists, so it must be
+ * readable, and not only written. */
 static int read_back(const struct zr_files *fs, const char *folder, const struct zr_manifest_file *file)
 {
     struct zr_shard shard;

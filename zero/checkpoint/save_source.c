@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save_source.c: see save_source.h. */
+/* save_source.c: reads any part of the bytes of a rank's file from memory. */
 #include "zero/checkpoint/save_source.h"
+#include "kernels/alloc.h"
 #include "kernels/asserts.h"
 
 #include <stdlib.h>
@@ -24,9 +25,7 @@ int zr_source_open(const char *head, int64_t head_bytes, const struct zr_extents
                    int64_t most_bytes, struct zr_source *s)
 {
     *s = (struct zr_source){.head = head, .head_bytes = head_bytes, .x = x, .bytes = head_bytes};
-    s->at = malloc((size_t)(x->n + 1) * sizeof *s->at);
-    if (!s->at)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the places of %lld ranges", (long long)x->n);
+    ZR_TRY(ZR_ALLOC(s->at, x->n + 1, "the places of %lld ranges", (long long)x->n));
     for (int64_t i = 0; i < x->n; i++) {
         s->at[i] = s->bytes;
         s->bytes += x->list[i].n * x->list[i].size;
@@ -52,7 +51,7 @@ void zr_source_close(struct zr_source *s)
     *s = (struct zr_source){0};
 }
 
-/* The range that byte `from` belongs to. */
+/* Returns the range that contains byte `from`. */
 static int64_t find_range(const struct zr_source *s, int64_t from)
 {
     int64_t lo = 0, hi = s->x->n;
@@ -66,7 +65,7 @@ static int64_t find_range(const struct zr_source *s, int64_t from)
     return lo;
 }
 
-/* Of the ranges only; by the CPU, or put on the stream. */
+/* Copies bytes of the ranges, by the CPU or on the stream. */
 static int gather(const struct zr_source *s, char *dst, int64_t from, int64_t n)
 {
     int64_t done = 0;
@@ -84,7 +83,7 @@ static int gather(const struct zr_source *s, char *dst, int64_t from, int64_t n)
     return err;
 }
 
-/* Copies the part of bytes [from, from + n) of the file that is the program's data, behind the ranges. */
+/* Copies the program's data within bytes [from, from + n) of the file. It stands after the ranges. */
 static void copy_data(const struct zr_source *s, char *dst, int64_t from, int64_t n)
 {
     int64_t begin = s->at[s->x->n];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save_source.h: the bytes of a rank's file, any part of them at a time: a head, the ranges after it,
- * from the host's memory or from a device's that the CPU cannot read, and what the program has of its own. */
+/* save_source.h: the bytes of a rank's file, read a part at a time: a head, then the ranges, then the
+ * program's data. Ranges are in host memory, or in memory of a device that the CPU cannot read. */
 #ifndef ZR_ZERO_SAVE_SOURCE_H
 #define ZR_ZERO_SAVE_SOURCE_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save_thread.c: a rank's own thread of a save: writes its file, and on rank 0 makes a checkpoint of all of
- * them. */
+/* save_thread.c: the thread of a save. It writes the file of the rank, and on rank 0 commits the checkpoint.
+ */
 #include "zero/checkpoint/same_folder.h"
 #include "zero/checkpoint/save_inside.h"
 
@@ -18,7 +18,7 @@ void zr_save_set_state(struct zr_save *s, enum zr_save_state state, int err)
     uv_mutex_unlock(&s->lock);
 }
 
-/* Waits for a flag under the lock; false when cancelled first. */
+/* Waits for a flag under the lock. Returns false if the save is cancelled first. */
 static bool await(struct zr_save *s, const bool *flag)
 {
     uv_mutex_lock(&s->lock);
@@ -43,7 +43,7 @@ void zr_save_on_snapshot(void *arg)
     zr_save_raise(s, &s->readable);
 }
 
-/* The other ranks' tables and sizes, into the manifest. */
+/* Collects the tables and sizes of the other ranks for the manifest. */
 static int collect_files(struct zr_save *s)
 {
     const struct zr_files *fs = s->z->files;
@@ -76,7 +76,7 @@ static int collect_files(struct zr_save *s)
     return err;
 }
 
-/* As zero_load will find it. */
+/* Reads the checkpoint back as zero_load does. */
 static int read_back(struct zr_save *s)
 {
     struct zr_manifest m;
@@ -91,20 +91,16 @@ static int read_back(struct zr_save *s)
 static int commit(struct zr_save *s)
 {
     const struct zr_files *fs = s->z->files;
-    int err = collect_files(s);
-    if (!err && s->z->world.world > 1)
-        err = zr_folder_unmark(fs, s->folder);
-    if (!err)
-        err = zr_checkpoint_seal(fs, s->folder, &s->manifest);
-    if (!err)
-        err = read_back(s);
-    if (!err)
-        err = zr_checkpoint_publish(fs, s->root, s->name);
-    return err;
+    ZR_TRY(collect_files(s));
+    if (s->z->world.world > 1)
+        ZR_TRY(zr_folder_unmark(fs, s->folder));
+    ZR_TRY(zr_checkpoint_seal(fs, s->folder, &s->manifest));
+    ZR_TRY(read_back(s));
+    return zr_checkpoint_publish(fs, s->root, s->name);
 }
 
-/* Lowers the priority of this thread and of those that it starts, so that training goes first. Nothing is
- * lost where that cannot be done. */
+/* Lowers the priority of this thread and of those that it starts, so that training goes first. A failure does
+ * no harm. */
 static void lower_priority(void)
 {
 #ifdef __linux__ /* elsewhere it would be the whole process */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shard_file.c: see shard_file.h. */
+/* shard_file.c: opens one rank's file of a checkpoint, reads it and checks its blocks. */
 #include "zero/checkpoint/shard_file.h"
+#include "kernels/alloc.h"
 #include "zero/checkpoint/parallel.h"
 
 #include <stdio.h>
@@ -18,7 +19,7 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Before the header is read nobody knows which tensors have these bytes. */
+/* Reports a damaged block. It names tensors only if the header was read. */
 static int damaged(const struct zr_shard *s, int64_t from, int64_t n)
 {
     long long first = from, last = from + n - 1;
@@ -45,7 +46,7 @@ struct fetching {
     int64_t n_blocks;
 };
 
-/* The first request that ends after `from`. */
+/* Returns the first request that ends after `from`. */
 static int64_t find_request(const struct fetching *f, int64_t from)
 {
     int64_t lo = 0, hi = f->n;
@@ -64,9 +65,7 @@ static int fetch_block(void *arg, int64_t i, char *block)
     struct fetching *f = arg;
     struct zr_shard *s = f->s;
     int64_t k = f->blocks[i], from = k * ZR_BLOCK_BYTES, n = least(ZR_BLOCK_BYTES, s->bytes - from);
-    int err = zr_block_read(&s->file, block, n, from);
-    if (err)
-        return err;
+    ZR_TRY(zr_block_read(&s->file, block, n, from));
     struct zr_checksum sum = zr_checksum_of(block, n);
     if (!zr_checksum_equal(&sum, &s->sums[k]))
         return damaged(s, from, n);
@@ -83,9 +82,7 @@ static int fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
 {
     struct fetching f = {.s = s, .requests = requests, .n = n};
     qsort(requests, (size_t)n, sizeof *requests, by_place);
-    f.blocks = malloc((size_t)(zr_blocks_count(s->bytes) + 1) * sizeof *f.blocks);
-    if (!f.blocks)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to read %s", s->path);
+    ZR_TRY(ZR_ALLOC(f.blocks, zr_blocks_count(s->bytes) + 1, "reading %s", s->path));
     for (int64_t i = 0, k = 0; i < n; i++) {
         int64_t first = requests[i].at / ZR_BLOCK_BYTES;
         for (k = k > first ? k : first; k * ZR_BLOCK_BYTES < requests[i].at + requests[i].n; k++)
@@ -131,11 +128,9 @@ static int read_sums(struct zr_shard *s, const char *folder, const struct zr_man
     bool missing;
     int64_t n;
     snprintf(name, sizeof name, "%s%s", file->name, ZR_BLOCKS_SUFFIX);
-    int err = zr_path_join(path, folder, name);
-    if (!err)
-        err = zr_file_load(s->fs, path, INT32_MAX, &missing, &table, &n);
-    if (err)
-        return err;
+    ZR_TRY(zr_path_join(path, folder, name));
+    ZR_TRY(zr_file_load(s->fs, path, INT32_MAX, &missing, &table, &n));
+    int err = 0;
     struct zr_checksum sum = zr_checksum_of(table, n);
     if (!zr_checksum_equal(&sum, &file->blocks))
         err = zr_fail(ZR_ERR_IO,
@@ -148,15 +143,13 @@ static int read_sums(struct zr_shard *s, const char *folder, const struct zr_man
     return err;
 }
 
-/* When memory is out, jansson 2.14 may leave characters out of a string or a number and report success. So
- * what was read is printed again and must be what was there. */
+/* Prints the header that was read, and compares it with the text. Without memory, jansson 2.14 may leave out
+ * characters of a text or a number and still report success. */
 static int check_again(struct zr_shard *s, const char *json, int64_t n)
 {
     char *head;
     int64_t head_bytes;
-    int err = zr_st_head(s->st.entries, s->st.n_entries, NULL, &head, &head_bytes);
-    if (err)
-        return err;
+    ZR_TRY(zr_st_head(s->st.entries, s->st.n_entries, NULL, &head, &head_bytes));
     bool same = head_bytes == n + 8 && !memcmp(head + 8, json, (size_t)n);
     free(head);
     return same ? 0
@@ -169,19 +162,15 @@ static int read_head(struct zr_shard *s)
 {
     unsigned char length[8];
     uint64_t n = 0;
-    int err = zr_shard_fetch(s, &(struct zr_request){0, 8, (char *)length}, 1);
-    if (err)
-        return err;
+    ZR_TRY(zr_shard_fetch(s, &(struct zr_request){0, 8, (char *)length}, 1));
     for (int i = 0; i < 8; i++)
         n |= (uint64_t)length[i] << 8 * i;
     if (n > ZR_ST_MAX_HEADER || n > (uint64_t)s->bytes - 8)
         return zr_fail(ZR_ERR_IO, "%s: the header has %llu bytes; allowed: %d, and within the file's %lld",
                        s->path, (unsigned long long)n, ZR_ST_MAX_HEADER, (long long)s->bytes);
-    char *json = malloc((size_t)n + 1);
-    if (!json)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a header of %llu bytes", s->path,
-                       (unsigned long long)n);
-    err = zr_shard_fetch(s, &(struct zr_request){8, (int64_t)n, json}, 1);
+    char *json;
+    ZR_TRY(ZR_ALLOC(json, n + 1, "the header of %s, which has %llu bytes", s->path, (unsigned long long)n));
+    int err = zr_shard_fetch(s, &(struct zr_request){8, (int64_t)n, json}, 1);
     if (!err)
         err = zr_st_parse(s->path, json, (int64_t)n, s->bytes, &s->st);
     if (!err)

@@ -36,8 +36,8 @@ void zr_shard_rest(struct zr_shard *s);
  * ZR_ERR_IO if the file has no entry of as many bytes as the manifest says. */
 int zr_shard_find_data(const struct zr_shard *s, const struct zr_manifest_file *file, enum zr_data_kind kind,
                        const struct zr_st_entry **out);
-/* Reads each block that a request touches once, checks it, and copies, several blocks at a time. Sorts the
- * requests, of which no two may meet. ZR_ERR_IO names the file, the block and, where the head is known, the
+/* Reads each block that a request touches once, checks it, and copies it, several blocks at a time. Sorts the
+ * requests, which must not overlap. ZR_ERR_IO names the file, the block and, if the head is known, the
  * tensor. */
 int zr_shard_fetch(struct zr_shard *s, struct zr_request *requests, int64_t n);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* unit_steps.c: in a checkpoint, how many steps have updated each tensor, for the bias correction of its
- * optimizer.
+/* unit_steps.c: how many steps updated each tensor, for the bias correction of its optimizer.
  *
- * A unit has one count. A checkpoint has it by tensor and layer, so that a model of other pipeline stages or
- * other units finds it. Rank 0 writes the manifest, and the ranks of other pipeline stages tell it what they
- * have. */
+ * A unit has one count. A checkpoint stores it by tensor and layer, so that a model with other pipeline
+ * stages or units can load it. Rank 0 writes the manifest, and ranks of other pipeline stages send it their
+ * counts. */
+#include "kernels/alloc.h"
 #include "zero/checkpoint/load_inside.h"
 #include "zero/checkpoint/save_inside.h"
 
@@ -60,7 +60,7 @@ static void put_count(struct zr_manifest *m, const struct layer_count *c)
         t->updates[c->layer] = c->t;
 }
 
-/* One number for each layer of each trainable tensor, at first the job's. */
+/* Allocates one number for each layer of each trainable tensor, initially the step of the job. */
 static int open_counts(const struct zero_ctx *z, struct zr_manifest *m)
 {
     for (int32_t i = 0; i < m->n_tensors; i++) {
@@ -68,9 +68,7 @@ static int open_counts(const struct zero_ctx *z, struct zr_manifest *m)
         int64_t n = z->whole.tensors[i].stacked ? z->whole.tensors[i].n_slices : 1;
         if (!t->trainable)
             continue;
-        t->updates = calloc((size_t)n, sizeof *t->updates);
-        if (!t->updates)
-            return zr_fail(ZR_ERR_NOMEM, "no memory for the counts of %lld layers", (long long)n);
+        ZR_TRY(ZR_ZALLOC(t->updates, n, "the counts of %lld layers", (long long)n));
         t->n_updates = (int32_t)n;
         for (int64_t k = 0; k < n; k++)
             t->updates[k] = m->t;
@@ -96,9 +94,7 @@ static int report_counts(struct zero_ctx *z, const struct listing *own, struct z
         mine.left = zr_max(own->n - at - mine.n, 0);
         if (mine.n)
             memcpy(mine.list, own->list + at, (size_t)mine.n * sizeof *mine.list);
-        int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-        if (err)
-            return err;
+        ZR_TRY(zr_engine_exchange(z->engine, &mine, sizeof mine, all));
         more = false;
         for (int r = 0; r < z->world.world; r++) {
             more |= all[r].left > 0;
@@ -109,7 +105,7 @@ static int report_counts(struct zero_ctx *z, const struct listing *own, struct z
     return 0;
 }
 
-/* Layers that are alike need one number. */
+/* Keeps one number if all layers have the same. */
 static void close_counts(struct zr_manifest *m)
 {
     for (int32_t i = 0; i < m->n_tensors; i++) {
@@ -126,9 +122,9 @@ int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m)
 {
     struct listing own = {.z = z};
     for_layers(z, add_count, &own);
-    own.list = malloc((size_t)(own.n + 1) * sizeof *own.list);
-    int err =
-        own.list ? open_counts(z, m) : zr_fail(ZR_ERR_NOMEM, "no memory for %lld counts", (long long)own.n);
+    int err = ZR_ALLOC(own.list, own.n + 1, "%lld counts", (long long)own.n);
+    if (!err)
+        err = open_counts(z, m);
     if (!err && m->n_tensors)
         err = zr_manifest_check(m); /* with a number for each layer, which is the most */
     err = zr_agree_in_run(z, err);
@@ -213,14 +209,14 @@ static void find_mixed(void *arg, int32_t unit, struct layer_count c)
     list_mixed(m, &c);
 }
 
-/* A unit has one count, the largest of its tensors'. The bias correction of the others is too small for their
- * young states. */
+/* Warns if tensors of a unit had different counts. The unit takes the largest. For the others its bias
+ * correction is too small, because their states are young. */
 static void report_mixed(const struct zr_loading *l)
 {
     const struct zero_ctx *z = l->z;
     struct mixed m = {.l = l};
     for_layers(z, find_mixed, &m);
-    /* Rank 0 knows the units of its own pipeline stage alone. */
+    /* Rank 0 knows only the units of its pipeline stage. */
     if (m.n && (z->world.rank == 0 || z->mesh.stages > 1))
         zr_warn(
             z->config.options.log,

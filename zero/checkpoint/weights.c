@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weights.c: zero_export: the model's weights alone, in the files that others read and write: either
- * model.safetensors, or several files and model.safetensors.index.json, as Hugging Face's libraries have
- * them. Rank 0 does the input and output, a piece at a time. With several parts or pipeline stages the first
- * rank of each writes what it has, run by run, in the files that rank 0 makes. */
+/* weights.c: zero_export writes the weights in the files of Hugging Face's libraries: model.safetensors, or
+ * several files with model.safetensors.index.json. Rank 0 writes them, a piece at a time. With tp or pipeline
+ * stages the first rank of each part writes its runs into the files that rank 0 makes. */
 #include "comm/verdict.h"
+#include "kernels/alloc.h"
 #include "zero/checkpoint/weights_inside.h"
 
 #include <fcntl.h>
@@ -19,7 +19,8 @@ static int64_t elem_bytes(const struct zr_weights *ws, const struct zr_weight *w
     return zr_dtype_bytes(ws->z->whole.tensors[w->tensor].dtype);
 }
 
-/* A square of so many elements at a time, whose rows stay in the cache until all columns are used. */
+/* Transposes a square of this many elements at a time. Its rows stay in the cache until all columns are used.
+ */
 #define SQUARE 16
 
 static inline void turn(char *restrict dst, const char *restrict src, int64_t rows, int64_t columns,
@@ -65,8 +66,8 @@ bool zr_weights_has_files(const struct zero_ctx *z)
     return zr_dp_rank(z) == 0;
 }
 
-/* Of the weight, elements [k, k + n) as they lie in the file but for what other parts have, to where they
- * belong in it: run by run. at: byte of the file where the weight begins. */
+/* Writes elements [k, k + n) of this rank's part of a weight to their places in the file, run by run. at:
+ * byte of the file where the weight begins. */
 static int write_runs(struct zr_weights *ws, const struct zr_weight *w, const char *src, int64_t k, int64_t n,
                       int fd, const char *path, int64_t at)
 {
@@ -82,7 +83,7 @@ static int write_runs(struct zr_weights *ws, const struct zr_weight *w, const ch
     return err;
 }
 
-/* What a writing rank writes a weight with. */
+/* What a rank needs to write a weight. */
 struct out {
     char *buffer;
     int64_t buffer_bytes;
@@ -92,9 +93,9 @@ struct out {
     int64_t at;
 };
 
-/* Reads what one tensor has of a weight on all ranks that have it and writes it on the first of them, or of
- * each part on its first. *local keeps the first failure there, after which it only takes part. Only a
- * failure among ranks is returned. */
+/* Reads the part of a weight that is in one tensor, on all ranks that have it. The first of them writes it,
+ * or the first of each part. *local keeps the first failure to write, after which the rank only takes part in
+ * reading. Returns a failure of communication only. */
 static int export_own(struct zr_weights *ws, const struct zr_weight *w, const struct zr_weight_own *own,
                       const struct out *o, int *local)
 {
@@ -105,9 +106,7 @@ static int export_own(struct zr_weights *ws, const struct zr_weight *w, const st
     for (int64_t done = 0; done < own->n; done += piece) {
         int64_t n = zr_min(piece, own->n - done);
         char *dst = writes && !*local ? o->buffer : NULL;
-        int err = zr_values_read(z, own->tensor, ZR_VALUE_PARAM, own->at + done, n, dst);
-        if (err)
-            return err;
+        ZR_TRY(zr_values_read(z, own->tensor, ZR_VALUE_PARAM, own->at + done, n, dst));
         if (!dst)
             continue;
         if (w->transposed) {
@@ -127,7 +126,7 @@ static int export_one(struct zr_weights *ws, const struct zr_weight *w, const st
     return err;
 }
 
-/* Rank 0 makes the file; others find where its weights are. */
+/* Rank 0 makes the file. The others compute where its weights lie. */
 static int begin_file(struct zr_weights *ws, const char *id, int32_t file, char path[ZR_PATH_BYTES], int *fd,
                       struct zr_st_entry *entries)
 {
@@ -214,18 +213,18 @@ static int begin_export(struct zr_weights *ws, struct zr_export_folder *f, char 
     return err;
 }
 
-/* Where several ranks write: rank 0's file is there, or all know that it is not, and the others open it. */
+/* If several ranks write, they open the file that rank 0 has made, or all learn that it failed. */
 static int join_file(struct zr_weights *ws, const char *path, int *fd, int *local)
 {
     if (ws->z->mesh.parts * ws->z->mesh.stages == 1)
         return 0;
-    int err = zr_agree_in_run(ws->z, *local);
-    if (!err && zr_weights_has_files(ws->z) && *fd < 0)
+    ZR_TRY(zr_agree_in_run(ws->z, *local));
+    if (zr_weights_has_files(ws->z) && *fd < 0)
         *local = zr_file_open(ws->z->files, path, O_WRONLY, fd);
-    return err;
+    return 0;
 }
 
-/* All files, under hidden names, written and synced on all ranks that write. */
+/* Writes and syncs all files under hidden names, on all ranks that write. */
 static int write_files(struct zr_weights *ws, const char *id)
 {
     struct zero_ctx *z = ws->z;
@@ -265,9 +264,9 @@ static int write_files(struct zr_weights *ws, const char *id)
 static int export_files(struct zr_weights *ws)
 {
     struct zero_ctx *z = ws->z;
-    struct zr_export_folder *f = calloc(1, sizeof *f);
+    struct zr_export_folder *f;
     char id[ZR_EXPORT_ID_BYTES], path[ZR_PATH_BYTES];
-    int err = zr_agree_in_run(z, f ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the folder of an export"));
+    int err = zr_agree_in_run(z, ZR_ZALLOC(f, 1, "the folder of an export"));
     if (!err)
         err = begin_export(ws, f, id);
     if (!err)
@@ -287,30 +286,21 @@ static int export_files(struct zr_weights *ws)
 
 int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_called_name name)
 {
-    if (!z || !dir || !*dir)
-        return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
-    int err = zr_refuse_in_bracket(z, call);
-    if (!err)
-        err = zr_refuse_in_actions(z, call);
-    if (!err)
-        err = zr_engine_check(z->engine);
-    if (!err)
-        zr_engine_called(z->engine, name, -1, 0);
-    return err;
+    ZR_TRY(zr_call_check(z, name));
+    if (!dir || !*dir)
+        return zr_fail(ZR_ERR_ARG, "%s: dir is NULL or empty", call);
+    zr_engine_called(z->engine, name, -1, 0);
+    return 0;
 }
 
 int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                 int64_t max_file_bytes)
 {
     ZR_IN_CALL(z, ZR_CALLED_EXPORT, false, -1);
-    int err = zr_weights_check_call(z, dir, "zero_export", ZR_CALLED_EXPORT);
-    if (!err)
-        err = zr_awaited_refuse_all(z, "zero_export");
-    if (err)
-        return err;
+    ZR_TRY(zr_weights_check_call(z, dir, "zero_export", ZR_CALLED_EXPORT));
     struct zr_weights ws = {.z = z, .dir = dir};
     max_file_bytes = max_file_bytes > 0 ? max_file_bytes : INT64_C(5000000000);
-    err = zr_weights_resolve(z, map, n, max_file_bytes, &ws);
+    int err = zr_weights_resolve(z, map, n, max_file_bytes, &ws);
     if (!err)
         err = zr_weights_check_names(&ws);
     if (!err)

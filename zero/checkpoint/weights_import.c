@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weights_import.c: zero_import: weights from the files of others, which weights.c writes too. */
+/* weights_import.c: zero_import reads weights from files of zero_export and of other programs. */
+#include "kernels/alloc.h"
 #include "zero/checkpoint/float_values.h"
 #include "zero/checkpoint/weights_inside.h"
 
@@ -60,23 +61,16 @@ static int open_source(const struct zr_weights *ws, struct sources *s, const cha
         return zr_fail(ZR_ERR_IO,
                        "%s/" ZR_WEIGHTS_INDEX ": \"%.100s\" is not the name of a file in the same folder",
                        ws->dir, name);
-    struct source *more = realloc(s->list, ((size_t)s->n + 1) * sizeof *more);
-    if (!more)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d files", s->n + 1);
-    s->list = more;
+    ZR_TRY(ZR_GROW(s->list, s->n + 1, "%d files", s->n + 1));
     struct source *f = &s->list[s->n];
     *f = (struct source){.fd = -1};
     snprintf(f->name, sizeof f->name, "%s", name);
-    int err = zr_path_join(f->path, ws->dir, name);
-    if (!err)
-        err = zr_file_find_linked(fs, f->path, &missing, &f->fd);
-    if (err)
-        return err;
+    ZR_TRY(zr_path_join(f->path, ws->dir, name));
+    ZR_TRY(zr_file_find_linked(fs, f->path, &missing, &f->fd));
     s->n++;
-    err = zr_file_size(fs, f->fd, f->path, &bytes);
-    if (!err)
-        err = zr_st_read(fs, f->fd, f->path, bytes, &f->st);
-    return err ? err : check_export(ws, s, name, f->st.export_id);
+    ZR_TRY(zr_file_size(fs, f->fd, f->path, &bytes));
+    ZR_TRY(zr_st_read(fs, f->fd, f->path, bytes, &f->st));
+    return check_export(ws, s, name, f->st.export_id);
 }
 
 static int has_single(const struct zr_weights *ws, bool *has)
@@ -150,7 +144,7 @@ static int by_name(const void *a, const void *b)
     return strcmp((*(struct zr_weight *const *)a)->name, (*(struct zr_weight *const *)b)->name);
 }
 
-/* Which entry is which weight: through names, sorted once. */
+/* Matches the entries of a file with weights by name. The weights are sorted. */
 static void match(struct zr_weights *ws, struct zr_weight **sorted, const struct source *f, int32_t file)
 {
     for (int64_t k = 0; k < f->st.n_entries; k++) {
@@ -188,12 +182,9 @@ static int check_weight(const struct zr_weights *ws, const struct sources *s, co
 static int find_weights(struct zr_weights *ws, struct sources *s)
 {
     json_t *index;
-    int err = read_index(ws, s, &index);
-    if (err)
-        return err;
-    struct zr_weight **sorted = malloc((size_t)ws->n * sizeof *sorted);
-    if (!sorted)
-        err = zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", ws->n);
+    ZR_TRY(read_index(ws, s, &index));
+    struct zr_weight **sorted;
+    int err = ZR_ALLOC(sorted, ws->n, "%d weights", ws->n);
     for (int32_t i = 0; !err && i < ws->n; i++) {
         struct zr_weight *w = sorted[i] = &ws->list[i];
         const char *name =
@@ -216,7 +207,8 @@ static int find_weights(struct zr_weights *ws, struct sources *s)
     return err;
 }
 
-/* Trainable weights go in as fp32 masters, which the model's own are rounded from; others have none. */
+/* Trainable weights are imported as fp32 masters, from which parameters are rounded. Frozen ones have no
+ * masters. */
 static enum zr_dtype import_dtype(const struct zr_tensor *t)
 {
     return t->grad ? ZR_F32 : t->dtype;
@@ -227,7 +219,7 @@ static int64_t import_bytes(const struct zr_tensor *t)
     return zr_dtype_bytes(import_dtype(t));
 }
 
-/* Elements [k, k + n) of what is here, as they lie in the file: run by run, and 0 of what pads. */
+/* Reads elements [k, k + n) of this rank's part from the file, run by run. Padding becomes 0. */
 static int read_runs(struct zr_weights *ws, const struct source *f, const struct zr_weight *w, char *dst,
                      int64_t k, int64_t n)
 {
@@ -247,7 +239,8 @@ static int read_runs(struct zr_weights *ws, const struct source *f, const struct
     return err;
 }
 
-/* Whether a rank that reads could not. Of a model in parts or stages the first failure is an error on all. */
+/* Learns whether a rank could not read. With tp or pipeline stages the first failure is an error on all
+ * ranks. */
 static int learn_of_failure(struct zero_ctx *z, bool reads, int local, bool *stopped)
 {
     double bad = reads && local;
@@ -257,17 +250,17 @@ static int learn_of_failure(struct zero_ctx *z, bool reads, int local, bool *sto
     return err;
 }
 
-/* What a reading rank reads a weight with; s NULL: this one does not read. */
+/* What a rank needs to read a weight. s NULL: this rank does not read. */
 struct in {
     const struct sources *s;
-    /* what is read, and as much room to turn it in */
+    /* the values that were read, and memory of that size to transpose them in */
     char *buffer, *turned;
     /* the first NaN or infinity among all weights has been reported */
     bool *reported;
 };
 
-/* One line, whatever else follows. k: of what is here, the first of the values. A master may be finite where
- * the parameter that is rounded from it is not. */
+/* Logs the first NaN or infinity only. k: index of the first value in this rank's part. A master may be
+ * finite while its rounded parameter is not. */
 static void report_non_finite(const struct zr_weights *ws, const struct in *in, const struct zr_weight *w,
                               const char *values, int64_t k, int64_t n)
 {
@@ -288,14 +281,14 @@ static void report_non_finite(const struct zr_weights *ws, const struct in *in, 
         zr_st_dtype_of(t->dtype));
 }
 
-/* Elements [first, end) of the weight that this tensor has: *k is the first of them. */
+/* Finds the elements [first, end) of the weight in this tensor. *k: the first of them. */
 static int64_t own_part(const struct zr_weight_own *own, int64_t first, int64_t end, int64_t *k)
 {
     *k = zr_max(first, own->begin);
     return zr_max(zr_min(end, own->begin + own->n) - *k, 0);
 }
 
-/* Elements [k, k + n) to dst, as wide as they go in. */
+/* Reads elements [k, k + n) to dst, in the dtype of the import. */
 static int read_part(struct zr_weights *ws, const struct in *in, const struct zr_weight *w, char *dst,
                      int64_t k, int64_t n)
 {
@@ -304,15 +297,15 @@ static int read_part(struct zr_weights *ws, const struct in *in, const struct zr
     const char *theirs = f->st.entries[w->entry].dtype;
     /* at the end, so that widening in place reads before it writes */
     char *at = dst + n * zr_max(zr_dtype_bytes(own) - zr_st_dtype_bytes(theirs), 0);
-    int err = read_runs(ws, f, w, at, k, n);
-    if (!err && zr_floats_convert(theirs, own)) {
+    ZR_TRY(read_runs(ws, f, w, at, k, n));
+    if (zr_floats_convert(theirs, own)) {
         zr_floats_copy(dst, own, at, theirs, n);
         report_non_finite(ws, in, w, dst, k, n);
     }
-    return err;
+    return 0;
 }
 
-/* Of elements [first, end) those of this rank's table, one behind the other to the buffer. */
+/* Reads this rank's elements among [first, end) into the buffer, one after the other. */
 static int read_piece(struct zr_weights *ws, const struct in *in, const struct zr_weight *w, int64_t first,
                       int64_t end)
 {
@@ -329,7 +322,7 @@ static int read_piece(struct zr_weights *ws, const struct in *in, const struct z
     return err;
 }
 
-/* The same from the buffer to the tensors. */
+/* Writes them from the buffer to the tensors. */
 static int write_piece(struct zr_weights *ws, const struct in *in, const struct zr_weight *w, int64_t first,
                        int64_t end)
 {
@@ -354,12 +347,13 @@ static int import_one(struct zr_weights *ws, const struct in *in, const struct z
     /* Values of a file may take more room than those that they become. */
     int64_t size = zr_max(4, import_bytes(&ws->z->whole.tensors[w->tensor]));
     int64_t piece = w->transposed ? w->n : zr_min(w->n, ZR_WEIGHTS_PIECE_BYTES / size);
-    /* Of all ranks, those of other stages too, which learn of failures together. */
+    /* Pieces have one size on all ranks, in other pipeline stages too, because all learn of failures
+     * together. */
     for (int64_t first = 0; first < w->n; first += piece) {
         int64_t end = zr_min(first + piece, w->n);
         if (in->s && !*local)
             *local = read_piece(ws, in, w, first, end);
-        /* All learn whether it could be read, and then none writes it. */
+        /* All ranks learn whether the piece could be read. If not, none writes it. */
         int err = learn_of_failure(ws->z, in->s != NULL, *local, stopped);
         if (err || *stopped)
             return err;
@@ -370,7 +364,7 @@ static int import_one(struct zr_weights *ws, const struct in *in, const struct z
     return 0;
 }
 
-/* The last stage has what the first one took. */
+/* Sends tied tensors from the first pipeline stage to the last. */
 static int give_tied(struct zero_ctx *z, const struct zr_weights *ws)
 {
     int err = zr_engine_tied_values(z->engine);
@@ -384,16 +378,12 @@ static int give_tied(struct zero_ctx *z, const struct zr_weights *ws)
 int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n)
 {
     ZR_IN_CALL(z, ZR_CALLED_IMPORT, false, -1);
-    int err = z ? zr_refuse_in_all(z, "zero_import") : 0;
-    if (!err)
-        err = zr_weights_check_call(z, dir, "zero_import", ZR_CALLED_IMPORT);
-    if (err)
-        return err;
+    ZR_TRY(zr_weights_check_call(z, dir, "zero_import", ZR_CALLED_IMPORT));
     struct zr_weights ws = {.z = z, .dir = dir};
     struct sources s = {0};
     struct in in = {0};
     bool reads = zr_weights_has_files(z);
-    err = zr_weights_resolve(z, map, n, 0, &ws);
+    int err = zr_weights_resolve(z, map, n, 0, &ws);
     if (!err)
         err = zr_buffers_check(z);
     if (!err && reads)
@@ -404,11 +394,9 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
             bytes =
                 zr_max(bytes, ws.list[i].n * zr_max(4, import_bytes(&z->whole.tensors[ws.list[i].tensor])));
     if (!err && reads) {
-        in.buffer = malloc((size_t)bytes * 2);
+        err = ZR_ALLOC(in.buffer, 2 * bytes, "%lld bytes of weights", (long long)(2 * bytes));
         in.turned = in.buffer ? in.buffer + bytes : NULL;
         in.s = &s;
-        if (!in.buffer)
-            err = zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes of weights", (long long)(2 * bytes));
     }
     err = zr_agree_in_run(z, err);
     int local = 0;
@@ -422,7 +410,8 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
         err = give_tied(z, &ws);
     struct zr_kept kept;
     zr_keep(&kept, err);
-    if (begun && err && !zr_engine_has_failed(z->engine)) /* both stages have what came before the failure */
+    /* Both pipeline stages get the values from before the failure. */
+    if (begun && err && !zr_engine_has_failed(z->engine))
         (void)zr_engine_tied_values(z->engine);
     close_sources(z->files, &s);
     free(in.buffer);

@@ -9,7 +9,7 @@
 #include "zero/checkpoint/save.h"
 #include "zero/context.h"
 
-#ifndef ZR_WEIGHTS_PIECE_BYTES /* else a test's */
+#ifndef ZR_WEIGHTS_PIECE_BYTES /* a test may set another size */
 #define ZR_WEIGHTS_PIECE_BYTES (4 << 20)
 #endif
 
@@ -67,7 +67,7 @@ void zr_weights_free(struct zr_weights *ws);
 void zr_weights_transpose(char *dst, const char *src, int64_t rows, int64_t columns, int64_t size);
 /* This rank reads and writes files: rank 0, and of a model in parts or stages the first rank of each. */
 bool zr_weights_has_files(const struct zero_ctx *z);
-/* Of either call: its arguments, and when it may be made. */
+/* Checks the rules and the directory of either call, and records it. */
 int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_called_name name);
 
 #endif

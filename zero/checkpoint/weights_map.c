@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weights_map.c: what zero_export and zero_import are asked for: entries of a map, checked, and where each
- * lies in a file and on this rank. Entries name tensors of the whole model: of one in pipeline stages each
- * rank gives those of its own table, and all ranks have those of all, in the order of the stages. */
+/* weights_map.c: the map of names that zero_export and zero_import get. It checks the entries, and finds
+ * where each lies in a file and on this rank. Entries name tensors of the whole model. With pipeline stages
+ * each rank gives entries of its own table, and all ranks collect them in the order of stages. */
+#include "kernels/alloc.h"
 #include "zero/checkpoint/weights_inside.h"
 
 #include <stdio.h>
@@ -35,7 +36,7 @@ static int32_t count_dims(const struct zr_tensor *t)
 
 /* ---- this rank's map ---- */
 
-/* Of the table's tensor: -1 is all of it. */
+/* Returns the slice of a tensor that an entry names. -1: all of it. */
 static int resolve_slice(const struct zero_weight *m, int32_t i, const struct zr_tensor *t, int32_t *slice)
 {
     char given[32];
@@ -54,7 +55,7 @@ static int resolve_slice(const struct zero_weight *m, int32_t i, const struct zr
                    i, m->name, given, t->name, (long long)t->shape[0] - 1);
 }
 
-/* From the table's tensors and layers to those of the whole model. */
+/* Checks an entry, and translates this rank's tensors and layers to those of the whole model. */
 static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, int32_t i, struct entry *e)
 {
     int32_t slice;
@@ -66,9 +67,7 @@ static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, in
         return zr_fail(ZR_ERR_ARG, "map[%d] (%s): tensor is %d; allowed: 0..%d", i, m->name, m->tensor,
                        z->layout->n_tensors - 1);
     const struct zr_tensor *t = &z->layout->tensors[m->tensor];
-    int err = resolve_slice(m, i, t, &slice);
-    if (err)
-        return err;
+    ZR_TRY(resolve_slice(m, i, t, &slice));
     struct zr_place at = zr_place_of(z, m->tensor);
     if (m->transposed && slice < 0 && t->n_elems < z->whole.tensors[at.tensor].n_elems)
         return zr_fail(ZR_ERR_ARG,
@@ -90,9 +89,7 @@ static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int
     n = map ? n : z->layout->n_tensors;
     if (n < least)
         return zr_fail(ZR_ERR_ARG, "n is %d; allowed: %d and more", n, least);
-    out->list = calloc((size_t)n + 1, sizeof *out->list);
-    if (!out->list)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", n);
+    ZR_TRY(ZR_ZALLOC(out->list, (int64_t)n + 1, "%d weights", n));
     out->n = n;
     for (int32_t i = 0; !err && i < n; i++) {
         struct zero_weight w = {.name = z->layout->tensors[map ? 0 : i].name, .tensor = i};
@@ -103,7 +100,7 @@ static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int
 
 /* ---- those of all stages ---- */
 
-/* How ranks tell others of an entry: this, and the name with its zero. */
+/* An entry as ranks exchange it: this struct, then the name with its terminating zero. */
 struct reported_entry {
     int32_t tensor, slice, of_stage, transposed;
 };
@@ -137,7 +134,8 @@ struct reported_size {
     int64_t bytes, n;
 };
 
-/* What the first ranks of each place of pp say, one behind the other, to *out; *n: entries. */
+/* Collects the entries of the first rank of each place of pp in *out, one after the other. *n: number of
+ * entries. */
 static int exchange_entries(struct zero_ctx *z, const struct entries *own, char **out, int64_t *n)
 {
     int32_t n_stage = z->world.world / z->mesh.stages;
@@ -189,7 +187,7 @@ static int by_name_and_place(const void *a, const void *b)
     return order ? order : (x > y) - (x < y);
 }
 
-/* Names sorted; NULL: there is no memory. */
+/* Returns the entries sorted by name. NULL: no memory. */
 static struct entry **sort(const struct entries *all)
 {
     struct entry **sorted = malloc(((size_t)all->n + 1) * sizeof *sorted);
@@ -207,7 +205,7 @@ static int by_stage(const void *a, const void *b)
                                       : (x->place > y->place) - (x->place < y->place);
 }
 
-/* Those of one stage stay as they are given: a rank may have several, and its map in any order. */
+/* Sorts entries by pipeline stage, and keeps the order inside a stage. */
 static void sort_by_stage(struct entries *all)
 {
     for (int32_t i = 0; i < all->n; i++)
@@ -215,7 +213,7 @@ static void sort_by_stage(struct entries *all)
     qsort(all->list, (size_t)all->n, sizeof *all->list, by_stage);
 }
 
-/* One tensor that several stages have is named by each of them. */
+/* Removes repeated entries: each stage that has a tensor names it. */
 static int leave_out_repeated(struct entries *all)
 {
     struct entry **sorted = sort(all);
@@ -236,21 +234,18 @@ static int leave_out_repeated(struct entries *all)
     return 0;
 }
 
-/* Puts the entries of all ranks in the place of this rank's own. names: what they are called is there. */
+/* Replaces this rank's entries by those of all ranks. names: memory that holds their names. */
 static int take_all(struct zero_ctx *z, struct entries *own, char **names)
 {
     int64_t n;
-    int err = exchange_entries(z, own, names, &n);
-    if (err)
-        return err;
+    ZR_TRY(exchange_entries(z, own, names, &n));
     if (n < 1 || n > INT32_MAX / 2)
         return zr_fail(ZR_ERR_ARG, "n is %lld for all pipeline stages; allowed: 1..%d", (long long)n,
                        INT32_MAX / 2);
     free(own->list);
-    own->list = calloc((size_t)n, sizeof *own->list);
-    own->n = own->list ? (int32_t)n : 0;
-    if (!own->list)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %lld weights", (long long)n);
+    own->n = 0;
+    ZR_TRY(ZR_ZALLOC(own->list, n, "%lld weights", (long long)n));
+    own->n = (int32_t)n;
     const char *at = *names;
     for (int32_t i = 0; i < own->n; i++) {
         struct reported_entry t;
@@ -267,9 +262,8 @@ static int take_all(struct zero_ctx *z, struct entries *own, char **names)
 
 static int join_stages(struct zero_ctx *z, struct entries *own, char **names)
 {
-    int err = z->mesh.stages > 1 ? take_all(z, own, names) : 0; /* else one rank has all */
-    if (err)
-        return err;
+    if (z->mesh.stages > 1) /* otherwise this rank has all entries */
+        ZR_TRY(take_all(z, own, names));
     sort_by_stage(own);
     return leave_out_repeated(own);
 }
@@ -405,11 +399,11 @@ static int resolve_one(const struct zero_ctx *z, const struct entry *e, int32_t 
     return place_in_file(z, t, !whole, i, w);
 }
 
-/* Which of the table's tensors are which of the whole model's. */
+/* The tensors of this rank by tensor of the whole model. */
 struct here {
-    /* (the whole's n) one of the table's tensors that are of it, and the copy; -1: none */
+    /* (whole.n) one of this rank's tensors that is part of it, and its copy; -1: none */
     int32_t *some, *copy;
-    /* (the table's) the next one of the same; -1: none */
+    /* (layout.n_tensors) the next tensor of the same one; -1: none */
     int32_t *next;
 };
 
@@ -420,14 +414,15 @@ static void free_here(struct here *h)
     free(h->next);
 }
 
-/* The last stage's copy of a tied tensor takes no part: the first has the same. */
+/* Finds them. The copy of a tied tensor on the last pipeline stage is not used, because the first has the
+ * same. */
 static int find_here(const struct zero_ctx *z, struct here *h)
 {
     size_t n = (size_t)z->whole.n, n_table = (size_t)z->layout->n_tensors;
-    *h = (struct here){malloc(n * sizeof *h->some), malloc(n * sizeof *h->copy),
-                       malloc(n_table * sizeof *h->next)};
-    if (!h->some || !h->copy || !h->next)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the places of %zu tensors", n);
+    *h = (struct here){0};
+    ZR_TRY(ZR_ALLOC(h->some, n, "the places of %zu tensors", n));
+    ZR_TRY(ZR_ALLOC(h->copy, n, "the places of %zu tensors", n));
+    ZR_TRY(ZR_ALLOC(h->next, n_table, "the places of %zu tensors", n_table));
     for (size_t t = 0; t < n; t++)
         h->some[t] = h->copy[t] = -1;
     for (int32_t t = 0; t < z->layout->n_tensors; t++) {
@@ -439,7 +434,7 @@ static int find_here(const struct zero_ctx *z, struct here *h)
     return 0;
 }
 
-/* own NULL: only counts. */
+/* Lists where a weight lies in this rank's tensors. own NULL: only counts. */
 static int32_t place_here(const struct zero_ctx *z, const struct here *h, const struct zr_weight *w,
                           struct zr_weight_own *own)
 {
@@ -481,9 +476,8 @@ static int place_all(const struct zero_ctx *z, struct zr_weights *out)
 static int resolve_all(const struct zero_ctx *z, const struct entries *all, struct zr_weights *out)
 {
     free(out->list);
-    out->list = calloc((size_t)all->n + 1, sizeof *out->list);
-    out->n = out->list ? all->n : 0;
-    int err = out->list ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", all->n);
+    int err = ZR_ZALLOC(out->list, (int64_t)all->n + 1, "%d weights", all->n);
+    out->n = err ? 0 : all->n;
     for (int32_t i = 0; !err && i < out->n; i++)
         err = resolve_one(z, &all->list[i], i, &out->list[i]);
     return err ? err : place_all(z, out);
@@ -515,8 +509,8 @@ static int by_text(const void *a, const void *b)
 
 int zr_weights_check_names(const struct zr_weights *ws)
 {
-    const char **sorted = malloc((size_t)ws->n * sizeof *sorted);
-    int err = sorted ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d weights", ws->n);
+    const char **sorted;
+    int err = ZR_ALLOC(sorted, ws->n, "comparing %d weights", ws->n);
     for (int32_t i = 0; !err && i < ws->n; i++)
         sorted[i] = ws->list[i].name;
     if (!err)

@@ -229,11 +229,8 @@ static int open_meeting(const struct zr_run_options *o, uv_loop_t *loop, struct 
     int err = zr_world_interface(NULL, &w);
     if (err)
         return fail_in_words_of_nodes(err);
-    err = check_host(loop, &w);
-    if (!err)
-        err = zr_job_key_find(&w.key);
-    if (err)
-        return err;
+    ZR_TRY(check_host(loop, &w));
+    ZR_TRY(zr_job_key_find(&w.key));
     name_meeting(&w);
     err = zr_rendezvous_open(loop, &w, o->meet_ms, &n->meet);
     explicit_bzero(&w.key, sizeof w.key);

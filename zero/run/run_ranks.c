@@ -487,13 +487,10 @@ void zr_run_attempt_free(struct zr_run_attempt *a)
 
 int zr_run_node_open(struct zr_run_node *node)
 {
-    int err = zr_run_progress_open(&node->progress, node->o->n_ranks);
-    if (!err) /* uv_loop_init aborts the process where it cannot open a descriptor */
-        err = -zr_no_descriptors(ZR_MOST_PROBED);
-    if (!err)
-        err = uv_loop_init(&node->loop);
-    if (err)
-        return err;
+    ZR_TRY(zr_run_progress_open(&node->progress, node->o->n_ranks));
+    /* uv_loop_init aborts the process if it cannot open a descriptor. */
+    ZR_TRY(-zr_no_descriptors(ZR_MOST_PROBED));
+    ZR_TRY(uv_loop_init(&node->loop));
     prctl(PR_SET_CHILD_SUBREAPER, 1); /* to know when the last process that a rank has started is gone */
     node->before = zr_run_descendants(&node->before);
     struct stat out, both;

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* given_up.c: in check mode, what the model gave up at zero_wrap is filled with NaN: a copy of its structs
- * made before, or a graph node that was not re-pointed, reads the buffers that are no longer the parameters,
- * and the first loss computed from them is NaN.
+/* old_params.c: in check mode, fills the memory that the parameters had before zero_wrap with NaN. A stale
+ * copy of a pointer, for example in a graph node, then gives a NaN loss at once.
  *
- * Only memory that belongs to this process alone is written: never a weights file that is mapped shared, nor
- * what is mapped read-only. Gradients are left alone: *grad need not point anywhere at zero_wrap, so what it
- * points at may be anybody's. */
+ * Only private, writable memory is filled, never a shared or read-only mapping of a weights file. Gradients
+ * are left as they are, because *grad may point anywhere at zero_wrap. */
 #include "zero/context.h"
 
 #include <inttypes.h>
@@ -19,7 +17,7 @@ struct range {
 };
 
 struct ranges {
-    struct range *at; /* ascending, apart */
+    struct range *at; /* sorted, disjoint */
     size_t n;
 };
 
@@ -37,7 +35,7 @@ static bool add(struct ranges *r, uintptr_t first, uintptr_t end)
     return true;
 }
 
-/* The kernel lists mappings by address. */
+/* Reads the mappings of this process, which the kernel lists by address. */
 static bool read_ranges(struct ranges *r)
 {
     FILE *f = fopen("/proc/self/maps", "re");
@@ -57,7 +55,7 @@ static bool read_ranges(struct ranges *r)
     return ok;
 }
 
-/* The first range that ends behind the address. */
+/* Returns the first range that ends after the address. */
 static size_t range_behind(const struct ranges *r, uintptr_t at)
 {
     size_t lo = 0, hi = r->n;
@@ -94,12 +92,12 @@ static size_t fill_within(const struct ranges *r, char *buffer, size_t n_bytes)
     return n;
 }
 
-void zr_given_up_fill(const struct zero_ctx *z)
+void zr_old_params_fill(const struct zero_ctx *z)
 {
     const struct zr_layout *l = z->layout;
     struct zr_log *log = z->config.options.log;
     if (!z->config.options.check || !z->device->ops->compute_on_caller ||
-        zr_values_in(z) == ZR_VALUES_ELSEWHERE) /* then *param may point anywhere */
+        zr_values_in(z) == ZR_VALUES_ELSEWHERE) /* *param may point anywhere then */
         return;
     struct ranges r = {0};
     if (read_ranges(&r)) {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* left_out.c: brackets that the model has left out, which go to the log once.
+/* missing_brackets.c: logs once if the model leaves out brackets.
  *
- * A step with backward brackets leaves out the units that have none. That is meant where layers are dropped
- * or networks are trained in turn, and a fault where a bracket was forgotten.
+ * A step with backward brackets does not update units that have none. That is right if layers are dropped or
+ * networks are trained in turn, and a fault if a bracket was forgotten.
  *
- * At stages 0 and 1 pointers are valid without brackets. There a unit that has brackets in some micro-batches
- * alone may have computed without one in the others: with the parameters of the step before, or a gradient
- * that is in no sum, unless it was written before the first bracket of the step. */
+ * At stages 0 and 1 pointers are valid without brackets. If a unit has brackets in only some micro-batches,
+ * the others may have computed without one. They may then have read parameters of the previous step, or
+ * written gradients that are in no sum. */
+#include "kernels/alloc.h"
 #include "zero/context.h"
 
 #include <stdlib.h>
@@ -14,50 +15,48 @@
 
 enum { FORWARD, BACKWARD, PHASES };
 
-struct zr_left_out {
-    /* (n_units) of this step; and whether there was one in any step */
+struct zr_missing_brackets {
+    /* (n_units) brackets in this step, and whether there was one in any step */
     struct {
         int32_t n[PHASES];
         bool ever[PHASES];
     } * unit;
-    /* of a whole step, and of a micro-batch */
+    /* a unit without brackets in a step; a unit without brackets in a micro-batch */
     bool reported_step, reported_micro_batch;
 };
 
-int zr_left_out_open(struct zero_ctx *z)
+int zr_missing_brackets_open(struct zero_ctx *z)
 {
-    z->left_out = calloc(1, sizeof *z->left_out);
-    if (z->left_out)
-        z->left_out->unit = calloc((size_t)z->layout->n_units, sizeof *z->left_out->unit);
-    if (!z->left_out || !z->left_out->unit)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to count the brackets of %d units", z->layout->n_units);
-    return 0;
+    int32_t n = z->layout->n_units;
+    ZR_TRY(ZR_ZALLOC(z->missing_brackets, 1, "the brackets of %d units", n));
+    return ZR_ZALLOC(z->missing_brackets->unit, n, "the brackets of %d units", n);
 }
 
-void zr_left_out_close(struct zero_ctx *z)
+void zr_missing_brackets_close(struct zero_ctx *z)
 {
-    if (z->left_out)
-        free(z->left_out->unit);
-    free(z->left_out);
-    z->left_out = NULL;
+    if (z->missing_brackets)
+        free(z->missing_brackets->unit);
+    free(z->missing_brackets);
+    z->missing_brackets = NULL;
 }
 
-void zr_left_out_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase)
+void zr_missing_brackets_count(struct zero_ctx *z, int32_t unit, enum zero_phase phase)
 {
     if (phase == ZERO_BACKWARD_INPUT)
         return;
     int k = phase == ZERO_FORWARD ? FORWARD : BACKWARD;
-    z->left_out->unit[unit].n[k]++;
-    z->left_out->unit[unit].ever[k] = true;
+    z->missing_brackets->unit[unit].n[k]++;
+    z->missing_brackets->unit[unit].ever[k] = true;
 }
 
-void zr_left_out_drop(struct zero_ctx *z)
+void zr_missing_brackets_drop(struct zero_ctx *z)
 {
     for (int32_t u = 0; u < z->layout->n_units; u++)
-        memset(z->left_out->unit[u].n, 0, sizeof z->left_out->unit[u].n);
+        memset(z->missing_brackets->unit[u].n, 0, sizeof z->missing_brackets->unit[u].n);
 }
 
-/* One of the unit; trained: that is trained, if there is one. */
+/* Returns the name of a tensor of the unit. trained: only of a trained one. "none" if there is no such
+ * tensor. */
 static const char *tensor_of(const struct zr_layout *l, int32_t unit, bool trained)
 {
     const char *name = "none";
@@ -80,10 +79,10 @@ static bool report_step(struct zero_ctx *z, int64_t step, int32_t unit)
     return true;
 }
 
-/* Of a unit with fewer than there are micro-batches, where another has as many. */
+/* Reports a unit with fewer brackets than micro-batches, if another unit has as many. */
 static bool report_phase(struct zero_ctx *z, int k, int64_t step)
 {
-    const struct zr_left_out *c = z->left_out;
+    const struct zr_missing_brackets *c = z->missing_brackets;
     int32_t all = zr_engine_tuned(z->engine)->grad_accum_steps, least = -1, most = 0;
     for (int32_t u = 0; u < z->layout->n_units; u++) {
         most = (int32_t)zr_max(most, c->unit[u].n[k]);
@@ -102,14 +101,14 @@ static bool report_phase(struct zero_ctx *z, int k, int64_t step)
     return true;
 }
 
-void zr_left_out_step(struct zero_ctx *z)
+void zr_missing_brackets_step(struct zero_ctx *z)
 {
-    struct zr_left_out *c = z->left_out;
+    struct zr_missing_brackets *c = z->missing_brackets;
     struct zr_engine_facts facts;
     zr_engine_facts(z->engine, &facts);
     if (!c->reported_step)
         c->reported_step = report_step(z, facts.last_step, facts.left_out);
     for (int k = BACKWARD; z->plan->place.model_holds && k >= FORWARD && !c->reported_micro_batch; k--)
         c->reported_micro_batch = report_phase(z, k, facts.last_step);
-    zr_left_out_drop(z);
+    zr_missing_brackets_drop(z);
 }

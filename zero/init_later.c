@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* awaited.c: ZERO_INIT_LATER: which elements have no values yet.
+/* init_later.c: tracks which parameters have values after ZERO_INIT_LATER.
  *
- * Until all have, nothing that would read them is done: brackets, steps, saves. zero_load gives values to all
- * of them, zero_write (and zero_import, by it) to ranges, in any order. Every rank makes the same calls, so
- * all come to the same answer; of a model in pipeline stages, those of one stage. */
+ * Until every element has a value, calls that read parameters are refused: brackets, steps, saves. zero_load
+ * fills all elements. zero_write and zero_import fill ranges in any order. All ranks of a pipeline stage make
+ * the same calls, so they reach the same answer without communicating. */
+#include "kernels/alloc.h"
 #include "shard/tp_cut.h"
 #include "zero/context.h"
 
@@ -14,47 +15,47 @@ struct range {
     int64_t first, end;
 };
 
-/* Of one tensor. */
+/* The ranges of one tensor that have values: sorted and disjoint. */
 struct known {
-    struct range *list; /* ascending, apart */
+    struct range *list; /* sorted, disjoint */
     int32_t n, room;
 };
 
-struct zr_awaited {
-    bool written; /* to some range, weights or states */
+struct zr_init_later {
+    bool written; /* zero_write has written a range of weights or states */
     int32_t n_tensors, n_parts;
-    /* (n_tensors, n_parts) With ZERO_WHOLE a write may be to elements of some parts only. Every rank notes
-     * what all parts have, so that all of them complete the values in one call. Other tensors use the first
-     * list alone. */
+    /* (n_tensors, n_parts) With ZERO_WHOLE a write may reach only some parts. Every rank records what all
+     * parts have, so all ranks complete the values in the same call. Other tensors use the first list only.
+     */
     struct known of[];
 };
 
-int zr_awaited_open(struct zero_ctx *z)
+int zr_init_later_open(struct zero_ctx *z)
 {
     size_t n = (size_t)z->layout->n_tensors, n_parts = (size_t)z->mesh.parts;
-    z->awaited = calloc(1, sizeof *z->awaited + n * n_parts * sizeof *z->awaited->of);
-    if (!z->awaited)
+    z->init_later = calloc(1, sizeof *z->init_later + n * n_parts * sizeof *z->init_later->of);
+    if (!z->init_later)
         return zr_fail(ZR_ERR_NOMEM, "no memory for a table of %zu tensors", n);
-    z->awaited->n_tensors = (int32_t)n;
-    z->awaited->n_parts = (int32_t)n_parts;
+    z->init_later->n_tensors = (int32_t)n;
+    z->init_later->n_parts = (int32_t)n_parts;
     return 0;
 }
 
-void zr_awaited_close(struct zero_ctx *z)
+void zr_init_later_close(struct zero_ctx *z)
 {
-    for (int32_t i = 0; z->awaited && i < z->awaited->n_tensors * z->awaited->n_parts; i++)
-        free(z->awaited->of[i].list);
-    free(z->awaited);
-    z->awaited = NULL;
+    for (int32_t i = 0; z->init_later && i < z->init_later->n_tensors * z->init_later->n_parts; i++)
+        free(z->init_later->of[i].list);
+    free(z->init_later);
+    z->init_later = NULL;
 }
 
 static int32_t lists_of(const struct zero_ctx *z, int32_t tensor, struct known **first)
 {
-    *first = &z->awaited->of[tensor * z->awaited->n_parts];
-    return z->layout->tensors[tensor].given_whole ? z->awaited->n_parts : 1;
+    *first = &z->init_later->of[tensor * z->init_later->n_parts];
+    return z->layout->tensors[tensor].given_whole ? z->init_later->n_parts : 1;
 }
 
-/* All that there are, of all lists. */
+/* Returns how many elements need values, over all lists of the tensor. */
 static int64_t n_wanted(const struct zero_ctx *z, int32_t tensor)
 {
     struct known *k;
@@ -86,34 +87,33 @@ static int refuse(const struct zero_ctx *z, const char *call, int32_t tensor)
                    call, t->name, t->unit, (long long)n_known(z, tensor), (long long)n_wanted(z, tensor));
 }
 
-int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor)
+int zr_init_later_require(struct zero_ctx *z, const char *call, int32_t tensor)
 {
-    if (!z->awaited)
+    if (!z->init_later)
         return 0;
-    int err = zr_engine_check(z->engine); /* a failure counts for more than what has no values yet */
-    if (err)
-        return err;
-    for (int32_t i = 0; i < z->awaited->n_tensors; i++)
+    /* An earlier failure is reported first. */
+    ZR_TRY(zr_engine_check(z->engine));
+    for (int32_t i = 0; i < z->init_later->n_tensors; i++)
         if ((tensor < 0 || i == tensor) && !is_complete(z, i))
             return refuse(z, call, i);
     return 0;
 }
 
-int zr_awaited_refuse_all(struct zero_ctx *z, const char *call)
+int zr_init_later_require_all(struct zero_ctx *z, const char *call)
 {
-    int err = zr_awaited_refuse(z, call, -1);
+    int err = zr_init_later_require(z, call, -1);
     if (z->mesh.stages == 1 || z->config.user.init_from != ZERO_INIT_LATER || z->stages_have_values)
         return err;
     err = zr_agree_in_run(z, err);
     if (!err)
-        err = zr_engine_compare_parts(z->engine); /* which is for all ranks, too */
+        err = zr_engine_compare_parts(z->engine); /* This is collective over all ranks, too. */
     z->stages_have_values = !err;
     return err;
 }
 
-bool zr_awaited_nothing_written(const struct zero_ctx *z)
+bool zr_init_later_nothing_written(const struct zero_ctx *z)
 {
-    return z->awaited && !z->awaited->written;
+    return z->init_later && !z->init_later->written;
 }
 
 static int reserve(struct known *k)
@@ -121,27 +121,24 @@ static int reserve(struct known *k)
     if (k->n < k->room)
         return 0;
     int32_t room = 2 * k->room + 4;
-    struct range *more = realloc(k->list, (size_t)room * sizeof *more);
-    if (!more)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d ranges", room);
-    k->list = more;
+    ZR_TRY(ZR_GROW(k->list, room, "%d ranges", room));
     k->room = room;
     return 0;
 }
 
-int zr_awaited_reserve(struct zero_ctx *z, int32_t tensor)
+int zr_init_later_reserve(struct zero_ctx *z, int32_t tensor)
 {
     struct known *k;
     int err = 0;
-    if (!z->awaited)
+    if (!z->init_later)
         return 0;
-    z->awaited->written = true;
+    z->init_later->written = true;
     for (int32_t left = lists_of(z, tensor, &k); !err && left > 0; left--)
         err = reserve(k++);
     return err;
 }
 
-/* There is room for one more. */
+/* Inserts [first, end), and merges ranges that touch it. The caller has reserved memory. */
 static void add(struct known *k, int64_t first, int64_t end)
 {
     int32_t i = 0, j;
@@ -158,15 +155,15 @@ static void add(struct known *k, int64_t first, int64_t end)
 
 static void complete(struct zero_ctx *z)
 {
-    zr_awaited_close(z);
+    zr_init_later_close(z);
     zr_engine_point(z->engine, true);
     zr_info(z->config.options.log, "all parameters have values");
 }
 
-void zr_awaited_note(struct zero_ctx *z, int32_t tensor, bool whole, int64_t first, int64_t n)
+void zr_init_later_note(struct zero_ctx *z, int32_t tensor, bool whole, int64_t first, int64_t n)
 {
     struct known *k;
-    if (!z->awaited || z->layout->tensors[tensor].buffer || n == 0)
+    if (!z->init_later || z->layout->tensors[tensor].buffer || n == 0)
         return;
     const struct zr_tp_cut cut = zr_tp_of_tensor(&z->layout->tensors[tensor], z->mesh.parts);
     int32_t n_lists = lists_of(z, tensor, &k);
@@ -176,14 +173,14 @@ void zr_awaited_note(struct zero_ctx *z, int32_t tensor, bool whole, int64_t fir
         if (begin < end)
             add(&k[part], begin, end);
     }
-    for (int32_t i = 0; i < z->awaited->n_tensors; i++)
+    for (int32_t i = 0; i < z->init_later->n_tensors; i++)
         if (!is_complete(z, i))
             return;
     complete(z);
 }
 
-void zr_awaited_loaded(struct zero_ctx *z)
+void zr_init_later_loaded(struct zero_ctx *z)
 {
-    if (z->awaited)
+    if (z->init_later)
         complete(z);
 }

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* alloc.h: memory from the C library, with one message if there is none.
+ *
+ *     ZR_TRY(ZR_ALLOC(list, n, "a list of %d ranges", n));
+ *
+ * returns ZR_ERR_NOMEM with "no memory for a list of 3 ranges" if malloc fails or n elements do not fit into
+ * the address space. The caller frees with free(). */
+#ifndef ZR_KERNELS_ALLOC_H
+#define ZR_KERNELS_ALLOC_H
+
+#include "kernels/error.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Points p at n elements of its type: uninitialised, or zeroed. Returns 0, or ZR_ERR_NOMEM with p NULL. n may
+ * be 0, and p is not NULL then. The arguments after n are a format that says what the memory is for. */
+#define ZR_ALLOC(p, n, ...)  (((p) = zr_alloc((n), sizeof *(p), false, __VA_ARGS__)) ? 0 : ZR_ERR_NOMEM)
+#define ZR_ZALLOC(p, n, ...) (((p) = zr_alloc((n), sizeof *(p), true, __VA_ARGS__)) ? 0 : ZR_ERR_NOMEM)
+
+/* Moves what p points at into memory for n elements. p may be NULL. On failure p is unchanged. */
+#define ZR_GROW(p, n, ...) zr_grow(&(p), (n), sizeof *(p), __VA_ARGS__)
+
+/* What the macros call. zr_alloc returns NULL on failure. pointer is the address of the pointer to change. */
+void *zr_alloc(int64_t n, size_t size, bool zero, const char *what, ...)
+    __attribute__((format(printf, 4, 5)));
+int zr_grow(void *pointer, int64_t n, size_t size, const char *what, ...)
+    __attribute__((format(printf, 4, 5)));
+
+#endif
