@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h: what an engine consists of, for its own files (and the verifier, which looks inside).
+/* internal.h: the state of an engine, and the functions that its files call of each other. The verifier and
+ * tests include it too.
  *
- * Which thread may touch what is said by where it is: `m` is the model's thread's, `i` belongs to whoever
- * carries out jobs (the loop's thread; without a loop, the model's), `s` is shared, by locks and atomics, and
- * what is outside of the three is fixed once the engine is allocated. A job takes what it needs from one side
- * to the other (struct zr_job): zr_model_push is the only place where it does.
- *
- * The arrows between streams are events.h's.
- */
-#ifndef ZR_SHARD_ENGINE_INSIDE_H
-#define ZR_SHARD_ENGINE_INSIDE_H
+ * Each side of struct zr_engine belongs to a thread:
+ *   m   the model's thread
+ *   i   whoever carries out jobs: the loop's thread, or without a loop the model's
+ *   s   any thread, by locks and atomics
+ * What is outside of the three does not change once the engine is allocated. Only zr_model_push passes data
+ * from m to i, in a job (struct zr_job). events.h lists the events between streams. */
+#ifndef ZR_SHARD_ENGINE_INTERNAL_H
+#define ZR_SHARD_ENGINE_INTERNAL_H
 
 #include "kernels/agreement.h"
 #include "kernels/first_failure.h"
@@ -21,10 +21,10 @@
 
 #include <stdatomic.h>
 
-/* Slices of a tensor whose gradient lies in place, at stages 0 and 1. The model has one pointer for all of
- * them. It is taken away while one is being reduced, unless another is in a bracket: a model that zeroes its
- * gradients meanwhile fails at once, instead of changing what is being added up. */
-struct zr_lending {
+/* Stages 0 and 1: how many layers of a tensor have their gradient in a reduction, and in an open bracket. The
+ * model has one pointer for all layers. It is NULL while a layer is being reduced, unless another is open. So
+ * a model that zeroes its gradients meanwhile fails at once, instead of changing what is being added up. */
+struct zr_grad_pointer {
     int32_t n_in_flight, n_open;
 };
 
@@ -88,8 +88,8 @@ struct zr_model_side {
     bool *param_shown, *grad_shown;
     /* (n_units) where it is shown */
     int32_t *param_slot, *grad_slot;
-    /* (n_tensors) stages 0 and 1: may the model have the gradient? */
-    struct zr_lending *lending;
+    /* (n_tensors) stages 0 and 1 */
+    struct zr_grad_pointer *grad_pointer;
     /* (n_units) its gradient is being reduced */
     bool *in_flight;
     /* the units in flight, (n_units) */
@@ -400,16 +400,16 @@ int zr_model_await(struct zr_engine *e, uint64_t job);
 void zr_point_param(struct zr_engine *e, int32_t tensor, void *to);
 void zr_point_grad(struct zr_engine *e, int32_t tensor, void *to);
 
-/* model_pointers.c: the model's pointers to a unit's parameters (gradients) go to slot, or away. Where the
- * model has its gradients for good: the unit's backward bracket opens, and closes; in_flight: the gradient is
- * being reduced from then on; and is the model's again. */
+/* model_pointers.c. The model's pointers to a unit's parameters, or gradients, go to a slot, or away. */
 void zr_show_params(struct zr_engine *e, int32_t unit, int32_t slot);
 void zr_hide_params(struct zr_engine *e, int32_t unit);
 void zr_show_grads(struct zr_engine *e, int32_t unit, int32_t slot);
 void zr_hide_grads(struct zr_engine *e, int32_t unit);
-void zr_lend_unit(struct zr_engine *e, int32_t unit);
-void zr_take_unit(struct zr_engine *e, int32_t unit, bool in_flight);
-void zr_lend_again(struct zr_engine *e, int32_t unit);
+/* Where the model has its gradients for good: a backward bracket of the unit opens; it closes, and the
+ * gradient is being reduced from then on if in_flight; the gradient has been reduced. */
+void zr_open_grads(struct zr_engine *e, int32_t unit);
+void zr_close_grads(struct zr_engine *e, int32_t unit, bool in_flight);
+void zr_return_grads(struct zr_engine *e, int32_t unit);
 
 /* Adds what this rank keeps of a tensor, weights and master weights, to a hash (check/replicas.c). buffer:
  * ZR_DIGEST_BYTES of the host. */

@@ -3,6 +3,7 @@
  * mean over ranks; the barrier. All blocking, between steps, over the control communicator and the plan's
  * staging. */
 #include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
 #include "shard/tp_cut.h"
 
 #include <stdlib.h>
@@ -214,10 +215,9 @@ static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *s
 static int wait_for_all(struct zr_engine *e, const struct asked *a)
 {
     struct zr_tag tag = values_tag(e, -1, a);
-    int err = zr_engine_drain(e);
-    if (!err)
-        err = zr_role_barrier(e, ZR_ROLE_CONTROL, &tag);
-    return err ? err : zr_engine_drain(e);
+    ZR_TRY(zr_engine_drain(e));
+    ZR_TRY(zr_role_barrier(e, ZR_ROLE_CONTROL, &tag));
+    return zr_engine_drain(e);
 }
 
 /* Runs fn over the chunks of what was asked; data may be NULL. Begins with a barrier: a peer may still be
