@@ -339,7 +339,7 @@ static int write_values(struct zero_ctx *z, int32_t tensor, int kind, int64_t fi
     if (!err && kind < 0)
         zr_awaited_note(z, tensor, whole, first, n);
     if (!err && awaited && !z->awaited && z->mesh.stages == 1) /* the model has its values */
-        err = zr_engine_compare_parts(z->engine);
+        err = zr_engine_tp_compare(z->engine);
     return err;
 }
 

@@ -356,19 +356,19 @@ int zr_engine_tied_step(struct zr_engine *e);
  * rounded once, to dst, which may be src. most: the largest of f32 or bf16, in the host's memory, NaN where
  * one is; dst may be src. broadcast: what the rank with part number root has in buf. A failure ends the
  * context. */
-int zr_engine_sum_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
-                        enum zr_dtype dtype);
+int zr_engine_tp_sum(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                     enum zr_dtype dtype);
 /* Of n elements, a multiple of how many parts there are: scatter: this rank's part of the sum to dst,
  * each element in the same tree; gather: the parts, in src of each rank, to dst. dst and src lie apart, or
  * the part lies in the whole, where it belongs. */
-int zr_engine_scatter_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
-                            int64_t n, enum zr_dtype dtype);
-int zr_engine_gather_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
-                           int64_t n, enum zr_dtype dtype);
-int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
-                            int64_t n, enum zr_dtype dtype);
-int zr_engine_broadcast_parts(struct zr_engine *e, enum zr_called_name call, int32_t root, void *buf,
-                              int64_t bytes);
+int zr_engine_tp_scatter(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                         enum zr_dtype dtype);
+int zr_engine_tp_gather(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                        enum zr_dtype dtype);
+int zr_engine_tp_max(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                     enum zr_dtype dtype);
+int zr_engine_tp_broadcast(struct zr_engine *e, enum zr_called_name call, int32_t root, void *buf,
+                           int64_t bytes);
 /* With cfg.debug.check, in the steps that compare: n elements of dtype in the host's memory, of which every
  * part should have the same (whole), or a contribution of its own. call: for messages.
  * ZR_ERR_MISMATCH, which ends the context, names two ranks that differ; contributions that are equal are
@@ -377,13 +377,13 @@ int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, 
                                  enum zr_dtype dtype, bool whole);
 /* A call of the program's around parts, whether it moves anything or not, as a hash of all that must be
  * equal: the next that moves compares. */
-void zr_engine_parts_called(struct zr_engine *e, uint64_t call);
+void zr_engine_tp_called(struct zr_engine *e, uint64_t call);
 /* Local: on the model's stream. */
 int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes);
 /* Collective, blocking, between steps: whether all parts have the same of tensors that are not cut. */
-int zr_engine_compare_parts(struct zr_engine *e);
+int zr_engine_tp_compare(struct zr_engine *e);
 /* The same, without an error: *apart, and this thread's message, say that they have not. */
-int zr_engine_find_apart(struct zr_engine *e, bool *apart);
+int zr_engine_tp_find_difference(struct zr_engine *e, bool *apart);
 /* Collective, after a step. In steps 1, 2, 4, 8 and 16 of a model in parts: whether all parts have the same
  * gradient of tensors that are not cut (compare_tp.c). ZR_ERR_MISMATCH, on every rank, ends the context. */
 int zr_engine_compare_gradients(struct zr_engine *e);

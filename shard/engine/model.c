@@ -353,7 +353,7 @@ static void call_comm(struct zr_comm *c, const struct zr_called *call)
 static void report_called(struct zr_engine *e, const struct zr_called *call)
 {
     struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm, *all = zr_widest_comm(e);
-    if (e->parts > 1)
+    if (e->tp > 1)
         call_comm(e->role[ZR_ROLE_MODEL].comm, call);
     if (zr_called_is_of_tp(call->name)) /* data-parallel ranks may have activations of other sizes */
         return;

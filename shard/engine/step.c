@@ -81,7 +81,7 @@ static int look_at_result(struct zr_engine *e)
 static int32_t place_like(const struct zr_engine *e, int32_t rank)
 {
     const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
-    int32_t like = rank - rank % e->parts + e->part, place = 0;
+    int32_t like = rank - rank % e->tp + e->tp_rank, place = 0;
     while (place < e->world && zr_comm_rank(control, place) != like)
         place++;
     return place;
