@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_check.c: see model_check.h. */
+/* model_check.c: guards the model's memory, declares its reads and writes to the recorder, and puts faults
+ * into words. */
 #include "shard/engine/check/model_check.h"
 #include "kernels/check/guard.h"
 #include "shard/engine/check/observers.h"
