@@ -47,8 +47,8 @@ size_t zr_core_bytes(const struct zr_core_spec *s)
     return c.total;
 }
 
-/* A step: per unit at most hide, reduce, reduce-outer, fold or leave-out, update, gather-outer, gather,
- * gather ahead, wait, use-grad; and the norm. */
+/* The end of a step gives most actions: the norm, and for a unit at most hide, reduce, reduce-outer, fold or
+ * leave-out, update, gather-outer, gather, gather ahead, wait and use-grad. */
 int32_t zr_core_most_actions(int32_t n_units)
 {
     return 10 * n_units + 16;
@@ -109,7 +109,7 @@ static void open_slots(struct zr_core *c, const struct zr_core_spec *s)
 struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
 {
     struct zr_core *c = mem;
-    /* Zero, then field by field: so padding is zero, and the core comparable by bytes. */
+    /* Padding must be zero, because cores are compared by bytes. */
     memset(mem, 0, zr_core_bytes(s));
     place(c, s);
     c->n_units = s->n_units;
@@ -146,7 +146,7 @@ static const char *phase_name(const struct zr_core_event *ev)
     return zr_phase_name(ev->backward, ev->apart);
 }
 
-/* Which brackets of u are open. */
+/* Writes which brackets of u are open. */
 static void name_open(const struct unit *u, char *text, size_t n)
 {
     const bool open[] = {u->open_fwd, u->open_bwd, u->open_inputs, u->open_weights};
@@ -158,7 +158,7 @@ static void name_open(const struct unit *u, char *text, size_t n)
     }
 }
 
-/* "3 (backward), 7 (forward), ...": the units with an open bracket. */
+/* Writes the units with an open bracket, as "3 (backward), 7 (forward)". */
 static void list_open(const struct zr_core *c, char *text, size_t n)
 {
     size_t at = 0;
@@ -177,20 +177,20 @@ static void list_open(const struct zr_core *c, char *text, size_t n)
     }
 }
 
-/* That the bracket opens with. */
+/* The call that opens the bracket. */
 static struct zr_call call_of(const struct zr_core_event *ev)
 {
     return (struct zr_call){.unit = ev->unit, .backward = ev->backward, .apart = ev->apart};
 }
 
-/* The bracket has the unit's parameters. */
+/* Whether the bracket has the unit's parameters. */
 static bool holds(const struct zr_core_event *ev)
 {
     struct zr_call call = call_of(ev);
     return zr_call_needs_param(&call);
 }
 
-/* The smallest unit that holds, by an open bracket, a gradient slot of at least `bytes`; -1: none. */
+/* Returns the smallest unit whose open bracket holds a gradient slot of at least `bytes`. -1: none. */
 static int32_t smallest_in_grad_slots(const struct zr_core *c, int64_t bytes)
 {
     int32_t best = -1;
@@ -202,7 +202,7 @@ static int32_t smallest_in_grad_slots(const struct zr_core *c, int64_t bytes)
     return best;
 }
 
-/* The same of parameter slots. */
+/* The same for parameter slots. */
 static int32_t smallest_in_param_slots(const struct zr_core *c, int64_t bytes)
 {
     int32_t best = -1;
@@ -264,8 +264,7 @@ int zr_core_refuse_open(const struct zr_core *c, const char *call)
     return c->all ? zr_core_refuse_in_all(call) : 0;
 }
 
-/* A forward bracket while all parameters are held: its unit is there, and the order of a step is not learned
- * from it. */
+/* A forward bracket while all parameters are gathered. It needs nothing, and is not recorded. */
 static int bracket_in_all(struct zr_core *c, int32_t unit, bool *open, bool begins)
 {
     zr_core_note(c, zr_core_call_word(&(struct zr_call){.unit = unit, .is_end = !begins}));
@@ -280,7 +279,7 @@ static bool *bracket_of(struct unit *u, const struct zr_core_event *ev)
     return !ev->apart ? whole : ev->backward ? &u->open_weights : &u->open_inputs;
 }
 
-/* A bracket of the same phase, or one that has the unit's gradient as this one would. */
+/* Returns an open bracket of the same phase, or one that has the unit's gradient as this one would. */
 static const struct zr_core_event *open_already(const struct unit *u, const struct zr_core_event *ev)
 {
     static const struct zr_core_event whole = {.backward = 1}, weights = {.backward = 1, .apart = 1};
@@ -317,7 +316,8 @@ static int refuse_begin(struct zr_core *c, const struct zr_core_event *ev)
     return 0;
 }
 
-/* Where the unit is, or goes for a call at that position of the order (-1: it is not in it). -1: nowhere. */
+/* Returns the slot where the unit is, or where it goes for the call at that position of the order (-1: it is
+ * not in the order). Returns -1 if there is none. */
 static int32_t find_param_slot(const struct zr_core *c, const struct unit *u, int64_t at)
 {
     struct zr_slot_range all = {u->fits, c->n_pslots}, range = zr_core_slots_at(c, at, u);
@@ -329,7 +329,7 @@ static int32_t find_param_slot(const struct zr_core *c, const struct unit *u, in
     return slot < 0 ? zr_core_pick_param(c, all, NEVER) : slot;
 }
 
-/* The slots of a bracket, -1 where it needs none. */
+/* Finds the slots of a bracket. -1: it needs none. */
 static int find_slots(const struct zr_core *c, const struct zr_core_event *ev, int32_t *pslot, int32_t *gslot)
 {
     const struct unit *u = &units(c)[ev->unit];
@@ -348,7 +348,7 @@ static int find_slots(const struct zr_core *c, const struct zr_core_event *ev, i
     return 0;
 }
 
-/* The unit's gradient place, for a contribution. */
+/* Gives the model the unit's gradient, for a contribution. */
 static void give_grad(struct zr_core *c, int32_t unit, int32_t gslot, struct zr_action *out, int32_t *n)
 {
     struct unit *u = &units(c)[unit];
@@ -401,7 +401,7 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     return 0;
 }
 
-/* A contribution is complete. */
+/* Takes the gradient back: the contribution is complete. */
 static void take_grad(struct zr_core *c, int32_t unit, struct zr_action *out, int32_t *n)
 {
     struct unit *u = &units(c)[unit];
@@ -454,7 +454,7 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
 
 /* ---- other calls ---- */
 
-/* Written from outside: a gathered copy is stale. */
+/* The parameters were written from outside, so a gathered copy is stale. */
 static int rewrite(struct zr_core *c, const struct zr_core_event *ev)
 {
     struct unit *u = &units(c)[ev->unit];
@@ -467,8 +467,7 @@ static int rewrite(struct zr_core *c, const struct zr_core_event *ev)
     return 0;
 }
 
-/* Between steps only: then the last UPDATE of every unit has been issued, on the stream that the copy goes to
- * as well. */
+/* Between steps only. The last UPDATE of every unit has been issued then, on the stream of the copy. */
 static int snapshot(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     if (c->n_open)
@@ -482,7 +481,7 @@ static int snapshot(struct zr_core *c, struct zr_action *out, int32_t *n)
     return 0;
 }
 
-/* The unit is, or will be, in its place; false: open brackets and pins leave it no slot. */
+/* Gathers the unit unless it is there. Returns false if open brackets leave it no slot. */
 static bool fetch(struct zr_core *c, int32_t id, struct zr_action *out, int32_t *n)
 {
     const struct unit *u = &units(c)[id];
@@ -494,8 +493,8 @@ static bool fetch(struct zr_core *c, int32_t id, struct zr_action *out, int32_t 
     return true;
 }
 
-/* One unit after the other through the slots, the next being gathered while one is copied, where there are
- * two. */
+/* Gathers one unit after the other through the slots. With two slots, the next unit is gathered while one is
+ * copied. */
 static int gather_all(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
 {
     int err = zr_core_refuse_open(c, "zero_gather_all");
@@ -575,7 +574,7 @@ int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     return err;
 }
 
-/* ---- what may be asked ---- */
+/* ---- questions ---- */
 
 const char *zr_action_name(enum zr_action_kind kind)
 {

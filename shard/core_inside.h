@@ -10,7 +10,8 @@
 
 #define NEVER INT64_MAX
 
-/* Blocks follow the header in one allocation; offsets, not pointers, so that the whole is plain data. */
+/* The tables follow this header in one allocation. They are found by offsets, not pointers, so that the whole
+ * is plain data. */
 struct zr_core {
     int32_t n_units, n_pslots, n_gslots, prefetch, accum, n_sums;
     /* units that need slots */
@@ -19,42 +20,42 @@ struct zr_core {
     bool model_holds, gathers_updated, reduce_each;
     bool outer, outer_each, outer_gathers;
     int32_t n_partial_slots, next_partial;
-    /* bytes of the one largest parameter slot when it is kept for units that need it, else 0 */
+    /* bytes of the largest parameter slot if it is kept for units that need it, else 0 */
     int64_t reserved;
-    /* bytes of the largest slot but that one */
+    /* bytes of the second largest */
     int64_t second;
 
     /* open brackets */
     int32_t n_open;
-    /* open brackets of backward */
+    /* of these, backward brackets that have the gradient */
     int32_t n_open_bwd;
-    /* resident gradients are being reduced since they were last returned, this unit's last; -1: none are */
+    /* the last unit whose resident gradient is being reduced since gradients were last returned; -1: none */
     int32_t last_reduced;
     /* zero_micro calls since the step */
     int32_t n_micro;
-    /* one of them reduced gradients that had no bracket */
+    /* one of them reduced gradients without brackets */
     bool unbracketed;
     /* a backward bracket ended since the step */
     bool any_backward;
-    /* the step's gradients are reduced, and its norm was asked for */
+    /* the norm was asked for, so the step's gradients are reduced */
     bool complete;
-    /* every parameter is gathered elsewhere; brackets need nothing */
+    /* all parameters are gathered elsewhere, so brackets need nothing */
     bool all;
 
     int32_t n_trainable;
-    /* counts grants and releases of gradient slots: the oldest release is reused first */
+    /* counts releases of gradient slots: the slot that has been free for longest is used first */
     uint64_t clock;
 
     uint64_t hash;
     struct zr_core_counts counts;
 
-    /* The order being followed: `period` calls (a micro-batch, where micro-batches are alike) again and
-     * again, n_order in all. pos: the call expected next, base: where its period starts. */
+    /* The order has n_order calls: `period` calls again and again. A period is a micro-batch, or the whole
+     * step. pos is the position of the next call, base that of the first call in its period. */
     int64_t n_order, pos, base;
     int32_t period;
-    /* begins of sharded units in a period; the first of them at or after pos */
+    /* begins of sharded units in a period; number of the first of them at or after pos */
     int32_t n_begins, ahead;
-    /* this step's calls left the order; the order's backward passes are not as many for every micro-batch */
+    /* this step has left the order; the order's micro-batches differ in their backward brackets */
     bool strayed, uneven;
     /* as in the spec */
     bool order_of_step, in_stages;
@@ -63,10 +64,10 @@ struct zr_core {
     int64_t n_rec;
     /* room for calls, in the order and in the recording */
     int32_t cap;
-    /* brackets of the order take slots of the sizes in places; no_room: some found none, so there are none */
+    /* brackets of the order take slots of the sizes in places; no_room: a bracket found no size */
     bool sized, no_room;
 
-    /* of the tree over slots; slots that are not the reserved one */
+    /* leaves of the tree over slots; slots without the reserved one */
     int32_t n_leaves, n_small;
 
     uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, begins_at, by_size_at, keys_at,
@@ -75,9 +76,9 @@ struct zr_core {
 
 struct unit {
     int64_t param_bytes, grad_bytes;
-    /* parameter slot that holds it; -1: none does, or it is resident */
+    /* the parameter slot that it is in; -1: none, or it is resident */
     int32_t pslot;
-    /* gradient slot of its backward bracket, open or last; -1: it needs none */
+    /* the gradient slot of its open or last backward bracket; -1: it needs none */
     int32_t gslot;
     /* contributions reduced this step */
     int32_t n_contrib;
@@ -85,28 +86,28 @@ struct unit {
     int32_t n_bwd;
     /* backward brackets in a micro-batch, as declared; at least 1 */
     int32_t uses;
-    /* position in the period of its first begin; -1: it has none */
+    /* position of its first begin in the period; -1: it has none */
     int32_t first_use;
-    /* sharded units: position in the order of its next begin; NEVER: it has none */
+    /* sharded units: position of its next begin in the order; NEVER: it has none */
     int64_t next_use;
     /* the first slot, in order of size, that can hold it */
     int32_t fits;
-    /* of zr_core_place_brackets alone: its open brackets, and the size of the slot that they are in */
+    /* for zr_core_place_brackets: its open brackets, and the size of their slot */
     int32_t n_placed, placed;
-    /* backward passes in each micro-batch of the order */
+    /* backward brackets in each micro-batch of the order */
     int32_t n_each;
-    /* backward passes in the order so far; of mark_micro_batches alone */
+    /* for mark_micro_batches: backward brackets in the order so far */
     int32_t n_passed;
     /* sums in use */
     uint8_t depth;
     bool resident, trainable, sum_in_place, grad_home;
-    /* its open brackets; apart: of a backward's inputs alone, and of its weights alone */
+    /* its open brackets: forward, backward, backward of inputs, backward of weights */
     bool open_fwd, open_bwd, open_inputs, open_weights;
-    /* it has been gathered once, so it is gathered after each update */
+    /* it has been gathered once; a resident unit is then gathered after each update */
     bool gathered;
-    /* the model has bracketed it once: it brackets every use, or none */
+    /* the model has bracketed its forward, its backward: a model brackets all uses or none */
     bool used_fwd, used_bwd;
-    /* its resident gradient holds something not yet reduced */
+    /* its resident gradient has contributions that are not reduced yet */
     bool pending;
     /* its resident gradient was reduced and must be zeroed before it is added to */
     bool dirty;
@@ -117,7 +118,7 @@ struct pslot {
     /* -1: the slot is empty */
     int32_t unit;
     int32_t pins;
-    /* place in the order of size; equal ones by index */
+    /* position in the order of size, then of index */
     int32_t rank;
 };
 
@@ -128,8 +129,8 @@ struct gslot {
     uint64_t released;
 };
 
-/* Position i of the period begins unit u: next[i] is the next begin of u in it, or -1. It ends a bracket:
- * next[i] is 1 if that ends a micro-batch, else 0. */
+/* If call i of the period begins unit u, next_begin[i] is the position of the next begin of u in the period,
+ * or -1. If it ends a bracket, next_begin[i] is 1 if that ends a micro-batch, else 0. */
 
 static inline struct unit *units(const struct zr_core *c)
 {
@@ -161,44 +162,44 @@ static inline int32_t *next_begin(const struct zr_core *c)
     return (int32_t *)((char *)c + c->next_at);
 }
 
-/* In-period positions of the begins of sharded units. */
+/* Positions in the period of the begins of sharded units. */
 static inline int32_t *begins(const struct zr_core *c)
 {
     return (int32_t *)((char *)c + c->begins_at);
 }
 
-/* The slot of a rank by size. */
+/* Slots in the order of size. */
 static inline int32_t *by_size(const struct zr_core *c)
 {
     return (int32_t *)((char *)c + c->by_size_at);
 }
 
-/* A binary tree over the slots by size, node 1 its root, leaves from n_leaves on: how good the best slot
- * below a node is to be filled anew. Node 0 is none. */
+/* A binary tree over the slots in the order of size: node 1 is the root, the leaves begin at n_leaves. Each
+ * node has the key of the best slot to be filled anew below it. Node 0 stands for none. */
 static inline uint64_t *keys(const struct zr_core *c)
 {
     return (uint64_t *)((char *)c + c->keys_at);
 }
 
-/* Position i of the period begins a sharded unit: the size of the slot that it takes, as the first slot of
- * that size in the order of size. Where `sized`. */
+/* If `sized`, and call i of the period begins a sharded unit: the size of the slot that it takes, as the
+ * position of the first slot of that size in the order of size. */
 static inline int32_t *places(const struct zr_core *c)
 {
     return (int32_t *)((char *)c + c->places_at);
 }
 
-/* Slots of a size that are taken, by the first of them; of zr_core_place_brackets alone. */
+/* For zr_core_place_brackets: how many slots of a size are taken, by the first slot of the size. */
 static inline int32_t *taken(const struct zr_core *c)
 {
     return (int32_t *)((char *)c + c->taken_at);
 }
 
-/* Slots in the order of size, from the first to the one before the end. */
+/* A range of slots in the order of size; the end is not in it. */
 struct zr_slot_range {
     int32_t first, end;
 };
 
-/* Open brackets of u that hold its parameters: each pins the slot. */
+/* The open brackets of u that have its parameters. Each pins the slot. */
 static inline int32_t n_holding(const struct unit *u)
 {
     return u->open_fwd + u->open_bwd + u->open_inputs;
@@ -209,13 +210,13 @@ static inline bool has_open_bracket(const struct unit *u)
     return n_holding(u) || u->open_weights;
 }
 
-/* The step is one of backward brackets. */
+/* Whether the step has backward brackets. */
 static inline bool is_bracketed(const struct zr_core *c)
 {
     return c->any_backward || c->in_stages;
 }
 
-/* Appends an action, whose other fields are zero. */
+/* Appends an action whose other fields are zero. */
 static inline struct zr_action *zr_core_emit(struct zr_action *out, int32_t *n, enum zr_action_kind kind,
                                              int32_t unit, int32_t slot)
 {
@@ -224,7 +225,7 @@ static inline struct zr_action *zr_core_emit(struct zr_action *out, int32_t *n, 
     return a;
 }
 
-/* Of an action that waits for the parameters of its unit. */
+/* Appends an action that waits for the parameters of its unit. */
 static inline void zr_core_emit_param(const struct zr_core *c, struct zr_action *out, int32_t *n,
                                       enum zr_action_kind kind, int32_t unit, int32_t slot)
 {
@@ -236,7 +237,7 @@ static inline void zr_core_emit_param(const struct zr_core *c, struct zr_action 
 /* The most actions that one call can give. */
 int32_t zr_core_most_actions(int32_t n_units);
 
-/* Refuses a call that is made with a bracket open, or while zero_gather_all holds all parameters. */
+/* Return ZR_ERR_ORDER if a bracket is open, or while zero_gather_all holds all parameters. */
 int zr_core_refuse_open(const struct zr_core *c, const char *call);
 int zr_core_refuse_in_all(const char *call);
 /* The backward brackets that the unit may have in a step. */
@@ -244,8 +245,8 @@ int64_t zr_core_most_brackets(const struct zr_core *c, const struct unit *u);
 
 /* ---- core_valid.c ---- */
 
-/* What holds between two calls: one unit a slot and one slot a unit, pins and open brackets alike, the tree
- * over the slots, the place in the order. For ZR_ASSERT. */
+/* Whether the state is consistent between two calls: a slot has one unit and a unit one slot, pins are open
+ * brackets, the tree over slots and the position in the order are right. For ZR_ASSERT. */
 bool zr_core_valid(const struct zr_core *c);
 
 /* ---- core_order.c ---- */

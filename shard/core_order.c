@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core_order.c: which call comes next: the order being followed, what the model's own calls are, and when
- * they become the order; see core.h. */
+/* core_order.c: which call comes next. It follows the order, records the model's own calls, and makes them
+ * the order at the end of a step that left it. */
 #include "kernels/asserts.h"
 #include "shard/core_inside.h"
 
 #include <string.h>
 
-/* ---- the place in the order ---- */
+/* ---- the position in the order ---- */
 
-/* How many backward passes each unit has in a micro-batch; n_all: units that have any. */
+/* Counts how many backward brackets each unit has in a micro-batch. Returns how many units have any. */
 static int32_t spread_passes(struct zr_core *c, int64_t repeats)
 {
     int32_t n_all = 0;
@@ -26,15 +26,15 @@ static int32_t spread_passes(struct zr_core *c, int64_t repeats)
     return n_all;
 }
 
-/* Marks the calls of the order that end a micro-batch: no backward bracket is open any more, and every unit
- * has had the same part of its backward passes of the step. */
+/* Marks the calls of the order that end a micro-batch: no backward bracket is open any more, and each unit
+ * has had as many backward brackets as it has in the micro-batches so far. */
 static void mark_micro_batches(struct zr_core *c)
 {
     int64_t repeats = c->period ? c->n_order / c->period : 0;
     c->uneven = repeats * c->period != c->n_order;
     int32_t n_all = spread_passes(c, repeats);
-    int32_t n_done = 0, n_open = 0, n_behind = n_all; /* micro-batches; backward brackets; units that lack
-                                                         passes of the micro-batch at hand */
+    int32_t n_done = 0, n_open = 0, n_behind = n_all; /* micro-batches; open backward brackets; units that
+                                                         lack brackets of this micro-batch */
     for (int32_t i = 0; i < c->period; i++) {
         const struct zr_call *call = &order(c)[i];
         struct unit *x = &units(c)[call->unit];
@@ -55,8 +55,8 @@ static void mark_micro_batches(struct zr_core *c)
     }
 }
 
-/* Of several pipeline stages on a rank some go through micro-batches before others do: a stage's micro-batch
- * ends with its action, as the order says unless it was learned. */
+/* If a rank has several pipeline stages, they take turns. The micro-batch of a stage then ends with its
+ * backward action, which a declared order marks. A learned order does not. */
 static void mark_actions(struct zr_core *c)
 {
     bool any = false;
@@ -77,7 +77,7 @@ static void set_next_use(struct zr_core *c, struct unit *u, int64_t next)
         zr_core_touch_slot(c, u->pslot);
 }
 
-/* The call expected next is the first of the period that starts at base. */
+/* The next call is the first of the period that starts at base. */
 static void start_period(struct zr_core *c, int64_t base)
 {
     c->pos = c->base = base;
@@ -148,7 +148,7 @@ static bool is_expected(const struct zr_core *c, const struct zr_call *call)
     return c->pos < c->n_order && same_call(call, &order(c)[c->pos - c->base]);
 }
 
-/* FNV-1a's step: cheap, and any difference stays. */
+/* One step of FNV-1a, which is cheap. A difference stays. */
 void zr_core_note(struct zr_core *c, uint64_t word)
 {
     c->hash = (c->hash ^ (word + 1)) * 0x100000001b3u;
@@ -280,8 +280,8 @@ void zr_core_learn(struct zr_core *c)
     zr_core_start_recording(c);
 }
 
-/* The order repeats a micro-batch where it divides into as many as a step had; any other is kept, and a step
- * that differs from it makes a new one. */
+/* If the order divides into as many micro-batches as a step had, it is repeated for the new number. Any other
+ * order is kept, and a step that leaves it makes a new one. */
 void zr_core_set_accum(struct zr_core *c, int32_t n)
 {
     ZR_ASSERT(zr_core_between_steps(c) && !c->order_of_step && n > 0);

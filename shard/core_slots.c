@@ -13,7 +13,7 @@ int32_t zr_core_leaves(int32_t n_slots)
     return n;
 }
 
-/* 0: an open bracket holds it. */
+/* How good the slot is to be filled anew: 0 if an open bracket holds it, most if it is empty. */
 static uint64_t key_of(const struct zr_core *c, const struct pslot *s)
 {
     if (s->pins)
@@ -52,7 +52,7 @@ static void sift_down(struct zr_core *c, int32_t at, int32_t n)
     heap[at] = moved;
 }
 
-/* By heap: qsort may allocate. */
+/* Sorts with a heap, because qsort may allocate. */
 void zr_core_sort_slots(struct zr_core *c)
 {
     int32_t *rank = by_size(c), n = c->n_pslots;
@@ -87,7 +87,7 @@ int32_t zr_core_first_fit(const struct zr_core *c, int64_t bytes)
 
 /* ---- parameter slots ---- */
 
-/* Of the slots by size, from first to last but one, the one with the largest key, and of such the smallest;
+/* Returns the slot with the largest key among [first, last) in the order of size, the smallest of several.
  * -1: open brackets hold them all. */
 static int32_t best_slot(const struct zr_core *c, int32_t first, int32_t last)
 {
@@ -161,13 +161,13 @@ void zr_core_gather(struct zr_core *c, int32_t u, int32_t slot, struct zr_action
  * This is not done where the largest slot is reserved: no order was declared then, and any two units can be
  * open at once, in every order. */
 
-/* The first slot by size that is larger than slot `first` by size, which is the first of its size. */
+/* Returns the first slot, in the order of size, that is larger than slot `first`. */
 static int32_t end_of_size(const struct zr_core *c, int32_t first)
 {
     return zr_core_first_fit(c, pslots(c)[by_size(c)[first]].bytes + 1);
 }
 
-/* Open brackets could hold every slot that a bracket of the order fits. */
+/* Whether open brackets could hold every slot that is large enough for a bracket of the order. */
 static bool can_run_out(struct zr_core *c)
 {
     int32_t n_open = 0;
@@ -189,7 +189,7 @@ static bool can_run_out(struct zr_core *c)
     return can;
 }
 
-/* The smallest size of which a slot is free and holds u, as its first slot by size; -1: there is none. */
+/* Returns the smallest size that has a free slot and fits u, as the first slot of that size. -1: none. */
 static int32_t free_size(const struct zr_core *c, const struct unit *u)
 {
     for (int32_t first = u->fits; first < c->n_pslots; first = end_of_size(c, first))
@@ -198,7 +198,7 @@ static int32_t free_size(const struct zr_core *c, const struct unit *u)
     return -1;
 }
 
-/* False: a bracket finds no slot. */
+/* Returns false if a bracket finds no slot. */
 static bool place_brackets(struct zr_core *c)
 {
     for (int32_t i = 0; i < c->n_pslots; i++)
@@ -252,7 +252,7 @@ bool zr_core_in_range(const struct zr_core *c, struct zr_slot_range r, int32_t s
 
 /* ---- gathering ahead ---- */
 
-/* The units that a prefetch has counted; the last few suffice, as uses of one unit lie together. */
+/* The units that a prefetch has counted. The last few suffice, because uses of one unit lie together. */
 struct counted {
     int32_t last[8], n;
 };
@@ -265,8 +265,8 @@ static bool is_counted(const struct counted *k, int32_t unit)
     return again;
 }
 
-/* Gathers the unit that begins at position `at`, unless it is there, in a slot that the bracket takes; false:
- * it finds none. */
+/* Gathers the unit that begins at position `at` into a slot of that bracket, unless it is there. Returns
+ * false if no slot may be taken. */
 static bool gather_ahead(struct zr_core *c, int32_t unit, int64_t at, struct zr_action *out, int32_t *n)
 {
     struct unit *u = &units(c)[unit];
@@ -280,7 +280,7 @@ static bool gather_ahead(struct zr_core *c, int32_t unit, int64_t at, struct zr_
     return true;
 }
 
-/* In one period every unit comes by. */
+/* Looks at one period at most, which has every unit of the order. */
 void zr_core_prefetch(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     if (c->n_sharded == 0 || c->prefetch == 0)
@@ -308,7 +308,7 @@ void zr_core_prefetch(struct zr_core *c, struct zr_action *out, int32_t *n)
 
 /* ---- gradient slots ---- */
 
-/* The smallest slots that fit, and among them the one free for longest. */
+/* Returns the smallest slot that fits, and of several the one that has been free for longest. */
 int32_t zr_core_pick_grad(const struct zr_core *c, int64_t bytes)
 {
     int32_t best = -1;

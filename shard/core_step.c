@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core_step.c: gradients, from the end of a contribution to the step that uses them; see core.h. */
+/* core_step.c: what becomes of gradients, from the end of a contribution to the step that uses them. */
 #include "shard/core_inside.h"
 
 /* ---- contributions ---- */
 
-/* One more contribution of u, in the shape of a binary counter. */
+/* Adds one more contribution, as a binary counter counts up: sums of equal numbers of contributions are added
+ * to each other. */
 static void count_up(struct zr_core *c, struct unit *x, struct zr_action *a)
 {
     bool odd = x->n_contrib & 1;
@@ -20,7 +21,7 @@ static void count_up(struct zr_core *c, struct unit *x, struct zr_action *a)
     }
 }
 
-/* Each contribution goes through a partial slot, and is counted behind its second reduction. */
+/* Reduces a contribution inside the group to a partial slot, and then between groups, where it is counted. */
 static void reduce_twice(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
 {
     int32_t partial = c->next_partial;
@@ -31,7 +32,7 @@ static void reduce_twice(struct zr_core *c, int32_t u, int32_t slot, struct zr_a
     count_up(c, &units(c)[u], a);
 }
 
-/* Contributions have been added up in the group; now over the groups, where they are. */
+/* Reduces the sum of the group's contributions between groups, in place. */
 static void reduce_outer(int32_t u, struct zr_action *out, int32_t *n)
 {
     zr_core_emit(out, n, ZR_ACT_REDUCE_OUTER, u, -1);
@@ -63,8 +64,8 @@ void zr_core_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_action
     x->pending = false;
 }
 
-/* Resident gradients that are being reduced become the model's again; when the step has used them, those that
- * are summed in place too. */
+/* Returns resident gradients to the model once they are reduced, and those that are summed in place once the
+ * step has used them. */
 void zr_core_return_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     if (c->last_reduced < 0)
@@ -73,7 +74,7 @@ void zr_core_return_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
     c->last_reduced = -1;
 }
 
-/* The model holds its gradients and has bracketed no backward pass: all of them are complete. */
+/* Reduces all gradients, in a step without backward brackets. */
 static void reduce_unbracketed(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     for (int32_t i = 0; i < c->n_units; i++) {
@@ -84,8 +85,8 @@ static void reduce_unbracketed(struct zr_core *c, struct zr_action *out, int32_t
     }
 }
 
-/* Hands the gradients out zeroed, once they were used: those that had a bracket in the step, or all of them
- * in a step without. */
+/* Zeroes the gradients once they were used: those that had a bracket in the step, or all in a step without
+ * brackets. */
 static void clear_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     bool bracketed = is_bracketed(c);
@@ -126,9 +127,9 @@ int zr_core_micro(struct zr_core *c, struct zr_action *out, int32_t *n)
 
 /* ---- the end of a step ---- */
 
-/* How many micro-batches the step has had, by the unit that shows most of them. A unit that has one bracket
- * in a micro-batch counts them. A unit that has several may have had all of them in one micro-batch, or one
- * in each: it counts for the fewest, unless no unit of one bracket was used. */
+/* Counts the step's micro-batches by the unit that shows most of them. A unit with one bracket in a
+ * micro-batch counts exactly. A unit with several may have had all of them in one micro-batch, or one in
+ * each. It counts for the fewest, unless no unit with one bracket was used. */
 static int32_t count_micro_batches(const struct zr_core *c, int32_t *unit)
 {
     int32_t most = 0;
@@ -146,9 +147,9 @@ static int32_t count_micro_batches(const struct zr_core *c, int32_t *unit)
     return most;
 }
 
-/* Have as many micro-batches passed as were promised? A unit may be left out of some, so the unit that shows
- * most decides. Brackets beyond those of a step were refused when they began. Models without brackets are
- * counted by zero_micro. */
+/* Checks that the step has had grad_accum_steps micro-batches. A unit may be left out of some, so the unit
+ * that shows most decides. Too many brackets were refused when they began. A model without brackets counts
+ * its micro-batches by zero_micro. */
 static int check_count(const struct zr_core *c, const char *call)
 {
     int32_t unit = -1, most = count_micro_batches(c, &unit);
@@ -176,7 +177,8 @@ static int check_count(const struct zr_core *c, const char *call)
     return 0;
 }
 
-/* The optimizer of every trainable unit that the step has, those of the order first, by their first use. */
+/* Updates every trainable unit that the step has: first those of the order, by their first use, then the
+ * rest. */
 static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     for (int pass = 0; pass < 2; pass++) {
@@ -197,7 +199,7 @@ static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n
     }
 }
 
-/* The last unit updated that had a bracket in the step and is summed in place; -1: none. */
+/* Returns the last updated unit that had a bracket in the step and is summed in place. -1: none. */
 static int32_t last_in_place(const struct zr_core *c, const struct zr_action *out, int32_t n)
 {
     while (n-- > 0) {
@@ -208,7 +210,7 @@ static int32_t last_in_place(const struct zr_core *c, const struct zr_action *ou
     return -1;
 }
 
-/* The unit's sum of this step has been reduced between groups, once. */
+/* Whether the unit's sum of this step has been reduced between groups, where that is done once a step. */
 static bool is_reduced_outer(const struct zr_core *c, const struct unit *u)
 {
     return c->outer && !c->outer_each && u->n_contrib > 0 &&
@@ -246,7 +248,7 @@ static void complete_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
             complete_grad(c, i, out, n);
 }
 
-/* The step's own norm does not count them either. */
+/* The norm of zero_step does not count them either. */
 static void leave_out_again(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     for (int32_t i = 0; i < c->n_units; i++)
@@ -254,13 +256,13 @@ static void leave_out_again(struct zr_core *c, struct zr_action *out, int32_t *n
             zr_core_emit(out, n, ZR_ACT_LEAVE_OUT, i, -1);
 }
 
-/* Other groups gather the unit's sum as soon as it is reduced over groups. */
+/* Whether other groups gather the unit's sum as soon as it is reduced between groups. */
 static bool is_spread(const struct zr_core *c, const struct unit *u)
 {
     return is_reduced_outer(c, u) && !c->outer_gathers;
 }
 
-/* What was reduced in place will not be used. */
+/* Frees what was reduced in place, which will not be used. */
 static void drop_sums(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     bool any = false;
@@ -289,8 +291,8 @@ static void forget_step(struct zr_core *c)
     c->any_backward = c->complete = c->unbracketed = false;
 }
 
-/* Gradients that have no bracket stay where they are until the step, which may still need them there. Asked
- * again, nothing is done. */
+/* Gradients without brackets stay where they are until the step, which may still need them. A second
+ * zero_norm does nothing. */
 int zr_core_norm(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
 {
     int err = zr_core_refuse_open(c, "zero_norm");
@@ -307,20 +309,20 @@ int zr_core_norm(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     return 0;
 }
 
-/* A step has begun, as far as is known; unseen: what has no brackets may have been written without a call. */
+/* Whether a step has begun, as far as is known. Gradients without brackets may have been written unseen. */
 static bool is_begun(const struct zr_core *c)
 {
     bool unseen = c->model_holds && !zr_core_wrote_nothing(c);
     return c->complete || is_bracketed(c) || c->n_micro || unseen;
 }
 
-/* Gradients that the model holds are zeroed. Those in shards are overwritten by the next contribution. */
+/* Zeroes gradients that the model holds. The next contribution overwrites those in shards. */
 int zr_core_drop(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     int err = zr_core_refuse_open(c, "zero_drop");
     if (err)
         return err;
-    /* A pipeline stage that is frozen drops what others have begun. */
+    /* A frozen pipeline stage drops what others have begun. */
     if (c->n_trainable && !is_begun(c))
         return zr_fail(ZR_ERR_ORDER, "zero_drop: no backward bracket has ended since the last step: there is "
                                      "nothing to drop");
@@ -353,7 +355,7 @@ int zr_core_evaluated(struct zr_core *c, struct zr_action *out, int32_t *n)
     return 0;
 }
 
-/* Gathered copies of what was just updated are stale; those of all other units stay good. */
+/* Empties the slots of units that were just updated. Gathered copies of other units stay good. */
 static void empty_stale_slots(struct zr_core *c)
 {
     for (int32_t i = 0; i < c->n_pslots; i++) {
@@ -363,7 +365,7 @@ static void empty_stale_slots(struct zr_core *c)
     }
 }
 
-/* What has no bracket cannot wait later. */
+/* Waits for units without forward brackets, which cannot wait later. */
 static void wait_unbracketed(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     for (int32_t i = 0; i < c->n_units; i++)

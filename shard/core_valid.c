@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core_valid.c: what holds in every state of the core between two calls, whatever the model does; see
- * core.h. Only in builds with asserts. */
+/* core_valid.c: what holds in every state of the core between two calls, whatever the model does. Compiled
+ * only in builds with asserts. */
 #include "shard/core_inside.h"
 
 static bool valid_slot(const struct zr_core *c, int32_t i)
@@ -36,7 +36,7 @@ static bool valid_unit(const struct zr_core *c, int32_t i)
              u->pslot == -1 || (u->pslot >= 0 && u->pslot < c->n_pslots && pslots(c)[u->pslot].unit == i),
          grad_slot_is_its = !needs_grad_slot(u) ||
                             (u->gslot >= 0 && u->gslot < c->n_gslots && gslots(c)[u->gslot].unit == i);
-    /* Added to where it lies: the counter has no digits. */
+    /* Contributions are added in place, without a counter. */
     bool one_sum = u->sum_in_place || (c->outer && !c->outer_each);
     return slot_is_its && grad_slot_is_its && u->n_contrib >= 0 && u->uses >= 1 && u->n_bwd >= 0 &&
            u->n_bwd <= zr_core_most_brackets(c, u) && (!u->sum_in_place || u->n_contrib <= 1) &&
@@ -45,7 +45,7 @@ static bool valid_unit(const struct zr_core *c, int32_t i)
            (!u->dirty || !c->model_holds || u->n_bwd);
 }
 
-/* The tree over the slots: each node has the larger key of those below it. */
+/* Each node of the tree over the slots has the larger key of the two below it. */
 static bool valid_tree(const struct zr_core *c)
 {
     bool valid = true;
@@ -76,7 +76,7 @@ static bool valid_place(const struct zr_core *c)
 
 bool zr_core_valid(const struct zr_core *c)
 {
-    /* Every so many calls where units are many: a call takes time in their logarithm, and this all of it. */
+    /* With many units only at some calls: this takes linear time, and a call logarithmic. */
     if (c->counts.n_calls % (1 + c->n_units / 64))
         return true;
     bool valid = valid_counts(c) && valid_place(c) && valid_tree(c);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* layout.c: builds the layout; see layout.h. */
+/* layout.c: builds the layout: groups tensors into units and flat buffers, gives each tensor its offset, and
+ * cuts each flat buffer into the ranks' slices. */
 #include "shard/layout.h"
 #include "kernels/asserts.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* placement.c: the table of placements; see placement.h. */
+/* placement.c: the table that says, for each ZeRO stage and hybrid, what is whole and what is cut. */
 #include "shard/placement.h"
 
 #include <string.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.c: places everything; see plan.h. The slots are chosen in plan_slots.c. */
+/* plan.c: makes the plan: offsets and bytes of everything that a rank allocates. plan_slots.c chooses the
+ * slots. */
 #include "shard/plan.h"
 #include "kernels/asserts.h"
 #include "shard/plan_slots.h"

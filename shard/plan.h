@@ -39,7 +39,7 @@ const char *zr_mem_name(enum zr_mem m);
 #define ZR_EXCHANGE_BYTES     704  /* of one rank's part in an exchange */
 #define ZR_CONTROL_BYTES      1024 /* step scalars, and at ZR_STRAY_AT a struct zr_exact_sum */
 #define ZR_OUTCOME_BYTES      1024 /* what the host reads of a step: struct zr_agreed, and the same */
-#define ZR_STRAY_AT           256  /* squares of gradients that had no bracket (check/missing_brackets.c) */
+#define ZR_STRAY_AT           256  /* squares of gradients that had no bracket (check/lost_gradients.c) */
 #define ZR_MODEL_ELEMS        (256 << 10)  /* of activations that go between parts of the model at a time */
 #define ZR_MODEL_BYTES        (3192 << 10) /* their arena */
 #define ZR_SMALL_VALUES_BYTES (64 << 10)   /* at least, where the model has as much */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tp_cut.c: see tp_cut.h. */
+/* tp_cut.c: which elements of a tensor each tp rank has, and where they lie in the whole tensor. */
 #include "shard/tp_cut.h"
 #include "kernels/asserts.h"
 

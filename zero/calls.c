@@ -247,7 +247,7 @@ static int write_values(struct zero_ctx *z, int32_t tensor, int kind, int64_t fi
     if (kind < 0)
         zr_init_later_note(z, tensor, whole, first, n);
     bool all_have_values = lacks_values && !z->init_later;
-    return all_have_values && z->mesh.stages == 1 ? zr_engine_compare_parts(z->engine) : 0;
+    return all_have_values && z->mesh.stages == 1 ? zr_engine_tp_compare(z->engine) : 0;
 }
 
 int zr_values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, const void *src)

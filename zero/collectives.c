@@ -75,7 +75,7 @@ static void say(struct zero_ctx *z, enum zr_called_name name, int64_t n, int32_t
 {
     const int64_t said[] = {name, n, what};
     uint64_t hash = XXH3_64bits(said, sizeof said);
-    zr_engine_parts_called(z->engine, hash);
+    zr_engine_tp_called(z->engine, hash);
     zr_engine_called(z->engine, name, -1, hash);
 }
 
@@ -92,9 +92,9 @@ static int all_reduce(struct zero_ctx *z, const struct asked *a, void *dst)
         return zr_engine_copy(z->engine, dst, a->src, bytes_of(a));
     say(z, a->name, a->n, (int32_t)a->dtype);
     if (a->name == ZR_CALLED_ALL_REDUCE_MAX)
-        return zr_engine_most_of_parts(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
+        return zr_engine_tp_max(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
     ZR_TRY(compare(z, a, a->n, false));
-    return zr_engine_sum_parts(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
+    return zr_engine_tp_sum(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
 }
 
 int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
@@ -125,7 +125,7 @@ int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
     if (size == 1)
         return zr_engine_copy(z->engine, dst, src, bytes_of(&a));
     say(z, a.name, n, (int32_t)dtype);
-    return zr_engine_gather_parts(z->engine, a.name, dst, src, n * size, (enum zr_dtype)dtype);
+    return zr_engine_tp_gather(z->engine, a.name, dst, src, n * size, (enum zr_dtype)dtype);
 }
 
 int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
@@ -140,7 +140,7 @@ int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void 
         return zr_engine_copy(z->engine, dst, src, bytes_of(&a));
     say(z, a.name, n, (int32_t)dtype);
     ZR_TRY(compare(z, &a, n * size, false));
-    return zr_engine_scatter_parts(z->engine, a.name, dst, src, n * size, (enum zr_dtype)dtype);
+    return zr_engine_tp_scatter(z->engine, a.name, dst, src, n * size, (enum zr_dtype)dtype);
 }
 
 int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t n, enum zero_dtype dtype)
@@ -157,7 +157,7 @@ int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t
 static int broadcast_over_tp(struct zero_ctx *z, int32_t root, void *buf, int64_t bytes)
 {
     say(z, ZR_CALLED_BROADCAST_TP, bytes, root);
-    return zr_engine_broadcast_parts(z->engine, ZR_CALLED_BROADCAST_TP, root, buf, bytes);
+    return zr_engine_tp_broadcast(z->engine, ZR_CALLED_BROADCAST_TP, root, buf, bytes);
 }
 
 /* No communicator joins the ranks of pp alone: all ranks of the world take part. */

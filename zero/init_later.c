@@ -106,7 +106,7 @@ int zr_init_later_require_all(struct zero_ctx *z, const char *call)
         return err;
     err = zr_agree_in_run(z, err);
     if (!err)
-        err = zr_engine_compare_parts(z->engine); /* This is collective over all ranks, too. */
+        err = zr_engine_tp_compare(z->engine); /* which is for all ranks, too */
     z->stages_have_values = !err;
     return err;
 }

@@ -345,13 +345,13 @@ static int take_values(struct zero_ctx *z)
         err = zr_engine_init(z->engine, z->config.user.init, z->config.user.init_arg);
         if (!err)
             err = zr_engine_adopt(z->engine, false);
-        return err ? err : zr_engine_compare_parts(z->engine);
+        return err ? err : zr_engine_tp_compare(z->engine);
     case ZERO_INIT_MODEL:
     case ZERO_INIT_RANK0:
         break;
     }
     ZR_TRY(zr_engine_adopt(z->engine, true));
-    return zr_engine_compare_parts(z->engine);
+    return zr_engine_tp_compare(z->engine);
 }
 
 static int start(struct zero_ctx *z)

@@ -5,6 +5,7 @@
  * calls: *param is read anew each time. Values go through the plan's staging, a piece at a time, over the
  * control communicator. All of this blocks, and every rank calls it alike. */
 #include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
 
 #include <string.h>
 #include <xxhash.h>
@@ -56,14 +57,13 @@ static int failed(struct zr_engine *e, int err)
 static int bring(struct zr_engine *e, const struct piece *p, const char *src, char *dst)
 {
     int64_t n_bytes = p->n * p->size;
-    int err = zr_roles_make_room(e);
-    if (!err && e->place == 0)
-        err = copy(e, zr_values_staging(e), src, n_bytes);
-    if (!err)
-        err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, n_bytes, 0, &p->tag);
-    if (!err && dst && !(e->place == 0 && dst == src))
-        err = copy(e, dst, zr_values_staging(e), n_bytes);
-    return err;
+    ZR_TRY(zr_roles_make_room(e));
+    if (e->place == 0)
+        ZR_TRY(copy(e, zr_values_staging(e), src, n_bytes));
+    ZR_TRY(zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, n_bytes, 0, &p->tag));
+    if (dst && !(e->place == 0 && dst == src))
+        ZR_TRY(copy(e, dst, zr_values_staging(e), n_bytes));
+    return 0;
 }
 
 /* What the model last put on its stream for its buffers is done first. */

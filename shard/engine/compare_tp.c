@@ -31,10 +31,10 @@ static int find_pair(struct zr_engine *e, uint64_t hash, const struct zr_tag *ta
     const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
     uint64_t *all = (uint64_t *)e->model_base;
     *pair = 0;
-    ZR_TRY(e->dev->ops->copy(e->compute, all + e->part, &hash, sizeof hash));
+    ZR_TRY(e->dev->ops->copy(e->compute, all + e->tp_rank, &hash, sizeof hash));
     ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, 0, sizeof hash, tag));
     ZR_TRY(zr_engine_status(e));
-    for (int32_t p = 1; p < e->parts && !*pair; p++)
+    for (int32_t p = 1; p < e->tp && !*pair; p++)
         if (all[p] != all[0])
             *pair = pair_of(zr_comm_rank(c, 0), zr_comm_rank(c, p));
     return 0;
@@ -59,7 +59,7 @@ static int most_of_world(struct zr_engine *e, const struct zr_tag *tag, uint64_t
 static int compare_whole(struct zr_engine *e, char *buffer, int32_t first, int32_t end, uint64_t *here,
                          uint64_t *pair)
 {
-    const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_NONE, end, first);
+    const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_NONE, end, first);
     uint64_t hash = 0;
     for (int32_t t = first; t < end; t++)
         if (!e->layout->tensors[t].cut)
@@ -72,7 +72,7 @@ static int compare_whole(struct zr_engine *e, char *buffer, int32_t first, int32
 /* To all ranks, what those that have it say; name: NULL on the others. */
 static int share_name(struct zr_engine *e, const char *name, char out[SHOWN_NAME])
 {
-    const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_NONE, 0, 0);
+    const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_NONE, 0, 0);
     char own[SHOWN_NAME] = "";
     uint64_t word;
     snprintf(own, sizeof own, "%s", name ? name : "");
@@ -88,7 +88,7 @@ static int share_name(struct zr_engine *e, const char *name, char out[SHOWN_NAME
 /* Tensor by tensor; pipeline stages have different ones, and not as many. */
 static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair, bool *apart)
 {
-    const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_NONE, 0, 0);
+    const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_NONE, 0, 0);
     const int32_t own = e->layout->n_tensors;
     uint64_t of_tensor = 0, most = (uint64_t)own;
     char name[SHOWN_NAME];
@@ -110,11 +110,11 @@ static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair, boo
                    name, (int)(pair >> 32) - 1, (int)(uint32_t)pair);
 }
 
-int zr_engine_find_apart(struct zr_engine *e, bool *apart)
+int zr_engine_tp_find_difference(struct zr_engine *e, bool *apart)
 {
     uint64_t here = 0, pair = 0;
     *apart = false;
-    if (e->parts == 1)
+    if (e->tp == 1)
         return 0;
     struct zr_received before = zr_received_so_far(e);
     char *buffer = malloc(ZR_DIGEST_BYTES);
@@ -128,10 +128,10 @@ int zr_engine_find_apart(struct zr_engine *e, bool *apart)
     return err && !*apart ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
 
-int zr_engine_compare_parts(struct zr_engine *e)
+int zr_engine_tp_compare(struct zr_engine *e)
 {
     bool apart;
-    int err = zr_engine_find_apart(e, &apart);
+    int err = zr_engine_tp_find_difference(e, &apart);
     return err || !apart ? err : zr_engine_fail(e, ZR_ERR_MISMATCH, zr_error_text());
 }
 
@@ -159,7 +159,7 @@ static uint64_t finding_of(uint64_t level, int32_t tensor, int32_t a, int32_t b)
 
 bool zr_tp_compares(const struct zr_engine *e, uint32_t step)
 {
-    return e->opt.compares_tp && e->parts > 1 && step <= LAST_STEP && (step & (step - 1)) == 0;
+    return e->opt.compares_tp && e->tp > 1 && step <= LAST_STEP && (step & (step - 1)) == 0;
 }
 
 /* Has a gradient that all ranks of tp should have the same of. */
@@ -220,15 +220,15 @@ static int find_gradient(struct zr_engine *e, double norm, uint64_t *worst)
     const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
     struct zr_tp_gradient *all = (struct zr_tp_gradient *)e->model_base;
     const int32_t n_tensors = e->layout->n_tensors,
-                  most = ZR_MODEL_ELEMS * (int)sizeof(float) / e->parts / (int)sizeof *all;
+                  most = ZR_MODEL_ELEMS * (int)sizeof(float) / e->tp / (int)sizeof *all;
     for (int32_t at = 0, n; at < n_tensors; at += n) {
         n = (int32_t)zr_min(n_tensors - at, most);
-        const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_NONE, n, at);
+        const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_NONE, n, at);
         const int64_t bytes = n * (int64_t)sizeof *all;
-        ZR_TRY(e->dev->ops->copy(e->compute, all + e->part * n, e->tp_gradient + at, bytes));
+        ZR_TRY(e->dev->ops->copy(e->compute, all + e->tp_rank * n, e->tp_gradient + at, bytes));
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, 0, bytes, &tag));
         ZR_TRY(zr_engine_status(e));
-        for (int32_t p = 1; p < e->parts; p++)
+        for (int32_t p = 1; p < e->tp; p++)
             for (int32_t k = 0; k < n; k++) {
                 uint64_t level = level_of(&all[k], &all[p * n + k], norm),
                          found = finding_of(level, at + k, zr_comm_rank(c, 0), zr_comm_rank(c, p));
@@ -273,7 +273,7 @@ int zr_engine_compare_gradients(struct zr_engine *e)
     if (err || e->m.result.skipped)
         return err;
     struct zr_received before = zr_received_so_far(e);
-    const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_NONE, 0, 0);
+    const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_NONE, 0, 0);
     err = find_gradient(e, e->m.result.grad_norm / fabs(zr_unclipped_scale(e, zr_engine_tuned(e))), &here);
     found = here;
     if (!err)

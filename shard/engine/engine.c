@@ -2,6 +2,7 @@
 /* engine.c: opens and closes an engine, and knows the address of every element it holds. */
 #include "comm/fork.h"
 #include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -95,22 +96,21 @@ static int open_pipe_arena(struct zr_engine *e, int64_t bytes)
 static int open_arenas(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
-    int err =
-        open_arena(e, ZR_ROLE_GATHER, ZR_ROLE_GATHER_OUTER, ZR_ROLE_GATHER, p->gather_bytes, &e->gather_base);
-    if (!err)
-        err = open_arena(e, ZR_ROLE_REDUCE, ZR_ROLE_REDUCE_OUTER,
-                         p->control_bytes ? ZR_ROLE_REDUCE : ZR_ROLE_WORLD, p->reduce_bytes, &e->reduce_base);
+    ZR_TRY(open_arena(e, ZR_ROLE_GATHER, ZR_ROLE_GATHER_OUTER, ZR_ROLE_GATHER, p->gather_bytes,
+                      &e->gather_base));
+    ZR_TRY(open_arena(e, ZR_ROLE_REDUCE, ZR_ROLE_REDUCE_OUTER,
+                      p->control_bytes ? ZR_ROLE_REDUCE : ZR_ROLE_WORLD, p->reduce_bytes, &e->reduce_base));
     e->control_base = e->reduce_base;
-    if (!err && p->control_bytes)
-        err = open_arena(e, ZR_ROLE_CONTROL, ZR_ROLE_CONTROL, ZR_ROLE_WORLD, p->control_bytes,
-                         &e->control_base);
-    if (!err && p->pipe_bytes)
-        err = open_pipe_arena(e, p->pipe_bytes);
-    if (!err && p->tied_bytes)
-        err = open_arena(e, ZR_ROLE_TIED, ZR_ROLE_TIED, ZR_ROLE_TIED, p->tied_bytes, &e->tied_base);
-    if (!err && p->model_bytes)
-        err = open_arena(e, ZR_ROLE_MODEL, ZR_ROLE_MODEL, ZR_ROLE_MODEL, p->model_bytes, &e->model_base);
-    return err;
+    if (p->control_bytes)
+        ZR_TRY(open_arena(e, ZR_ROLE_CONTROL, ZR_ROLE_CONTROL, ZR_ROLE_WORLD, p->control_bytes,
+                          &e->control_base));
+    if (p->pipe_bytes)
+        ZR_TRY(open_pipe_arena(e, p->pipe_bytes));
+    if (p->tied_bytes)
+        ZR_TRY(open_arena(e, ZR_ROLE_TIED, ZR_ROLE_TIED, ZR_ROLE_TIED, p->tied_bytes, &e->tied_base));
+    if (p->model_bytes)
+        ZR_TRY(open_arena(e, ZR_ROLE_MODEL, ZR_ROLE_MODEL, ZR_ROLE_MODEL, p->model_bytes, &e->model_base));
+    return 0;
 }
 
 /* Device memory, counted where it is taken. */
@@ -118,39 +118,27 @@ static int open_memory(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
     void *base;
-    int err = open_arenas(e);
-    if (err)
-        return err;
+    ZR_TRY(open_arenas(e));
     if (p->master_elems) {
         int64_t bytes = p->master_elems * (int64_t)sizeof(float);
-        err = e->dev->ops->alloc(e->dev, bytes, &base);
-        if (err)
-            return err;
+        ZR_TRY(e->dev->ops->alloc(e->dev, bytes, &base));
         e->master = base;
         e->master_bytes = e->m.allocated[ZR_MEM_MASTER] = bytes;
     }
-    err = e->dev->ops->host_alloc(e->dev, p->words_bytes, &base);
-    if (err)
-        return err;
+    ZR_TRY(e->dev->ops->host_alloc(e->dev, p->words_bytes, &base));
     e->agreed = base;
     e->words = (char *)base + ZR_OUTCOME_BYTES;
     if (p->snapshot_bytes) {
         /* Zeroed, and so touched: the first save is not to wait for pages. */
-        err = e->dev->ops->host_alloc(e->dev, p->snapshot_bytes, &base);
-        if (err)
-            return err;
+        ZR_TRY(e->dev->ops->host_alloc(e->dev, p->snapshot_bytes, &base));
         e->snapshot = base;
     }
     for (int i = 0; i < p->n_states; i++) {
         int64_t bytes = p->state_elems[i] * (int64_t)sizeof(float);
-        err = e->dev->ops->alloc(e->dev, bytes, &base);
-        if (err)
-            return err;
+        ZR_TRY(e->dev->ops->alloc(e->dev, bytes, &base));
         e->state[i] = base;
         e->m.allocated[ZR_MEM_MOMENTS] += bytes;
-        err = e->dev->ops->zero(e->compute, base, bytes);
-        if (err)
-            return err;
+        ZR_TRY(e->dev->ops->zero(e->compute, base, bytes));
     }
     return e->dev->ops->stream_sync(e->compute);
 }
@@ -204,17 +192,15 @@ static int open_streams(struct zr_engine *e, void *native_stream)
     /* A rank alone on the host has nobody to wait for: a thread more would only cost a wake-up per unit. */
     bool alone = !e->loop && d->compute_on_caller;
     enum zr_stream_kind kind = alone ? ZR_STREAM_CALLER : ZR_STREAM_QUEUE;
-    int err = d->stream_open(e->dev, ZR_STREAM_CALLER, "zero-compute", native_stream, &e->compute);
-    if (!err)
-        err = d->stream_open(e->dev, kind, "zero-gather", NULL, &e->gather_stream);
-    if (!err)
-        err = d->stream_open(e->dev, kind, "zero-reduce", NULL, &e->reduce_stream);
-    if (!err && e->plan->spec.outer_gathers)
-        err = d->stream_open(e->dev, kind, "zero-gather-out", NULL, &e->gather_outer_stream);
-    if (!err && e->plan->spec.outer)
-        err = d->stream_open(e->dev, kind, "zero-reduce-out", NULL, &e->reduce_outer_stream);
+    ZR_TRY(d->stream_open(e->dev, ZR_STREAM_CALLER, "zero-compute", native_stream, &e->compute));
+    ZR_TRY(d->stream_open(e->dev, kind, "zero-gather", NULL, &e->gather_stream));
+    ZR_TRY(d->stream_open(e->dev, kind, "zero-reduce", NULL, &e->reduce_stream));
+    if (e->plan->spec.outer_gathers)
+        ZR_TRY(d->stream_open(e->dev, kind, "zero-gather-out", NULL, &e->gather_outer_stream));
+    if (e->plan->spec.outer)
+        ZR_TRY(d->stream_open(e->dev, kind, "zero-reduce-out", NULL, &e->reduce_outer_stream));
     zr_roles_streams(e);
-    return err;
+    return 0;
 }
 
 static void take_parts(struct zr_engine *e, const struct zr_engine_parts *parts)
@@ -235,27 +221,25 @@ static void take_parts(struct zr_engine *e, const struct zr_engine_parts *parts)
     e->on_fail_arg = parts->on_fail_arg;
 }
 
+static int open_local(struct zr_engine *e, const struct zr_engine_parts *parts)
+{
+    ZR_TRY(open_streams(e, parts->native_stream));
+    ZR_TRY(zr_pipe_open(e, &parts->pipe_room));
+    ZR_TRY(zr_tied_open(e, &parts->pipe_room));
+    ZR_TRY(zr_tables_open(e));
+    ZR_TRY(zr_room_open(e));
+    ZR_TRY(zr_events_open(e->dev, e->plan, &e->ev));
+    if (e->plan->snapshot_bytes)
+        ZR_TRY(zr_snapshot_listener_open(&e->s.listener));
+    ZR_TRY(zr_timeline_open(e->dev, e->opt.trace ? 1 << 14 : 0, &e->timeline));
+    return zr_observers_open(e, parts);
+}
+
 int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
 {
     take_parts(e, parts);
     zr_tuned_open(e);
-    int err = open_streams(e, parts->native_stream);
-    if (!err)
-        err = zr_pipe_open(e, &parts->pipe_room);
-    if (!err)
-        err = zr_tied_open(e, &parts->pipe_room);
-    if (!err)
-        err = zr_tables_open(e);
-    if (!err)
-        err = zr_room_open(e);
-    if (!err)
-        err = zr_events_open(e->dev, e->plan, &e->ev);
-    if (!err && e->plan->snapshot_bytes)
-        err = zr_snapshot_listener_open(&e->s.listener);
-    if (!err)
-        err = zr_timeline_open(e->dev, e->opt.trace ? 1 << 14 : 0, &e->timeline);
-    if (!err)
-        err = zr_observers_open(e, parts);
+    int err = open_local(e, parts);
     zr_engine_guard_waits(e);
     if (err)
         zr_engine_close(e);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine.h: a plan in motion: memory, streams and events of one rank, and the two hands that take the core's
- * actions. What it consists of is internal.h's; from outside there are only calls.
+/* engine.h: the engine runs a plan: it has the memory, streams and events of one rank, and two threads that
+ * take the core's actions. Its state is internal.h's; other folders only call the functions here.
  *
  *   model's thread:  call -> core -> actions -> the model's pointers, the compute stream  (model.c)
  *   loop's thread:   -> queue -> jobs -> the gather and the reduce streams                (issue.c)
  *
  * The model's thread runs the core itself: a decision costs less than handing it over, needs no lock, and
- * cannot depend on the loop's timing. The loop only issues, in the order of the queue, and waits for nothing.
+ * cannot depend on the loop's timing. The loop's thread only issues jobs, in the order of the queue, and does
+ * not wait.
  *
- * Calls are of the model's thread unless they say otherwise. */
+ * Functions are for the model's thread unless they say otherwise. */
 #ifndef ZR_SHARD_ENGINE_H
 #define ZR_SHARD_ENGINE_H
 
@@ -21,147 +22,144 @@ struct zr_engine;
 
 /* ---- opening, failing, closing ---- */
 
-/* Slots of the arena between pipeline stages (pipe.c): how many messages from a stage to the next, and
- * back, may be on their way, or in use. */
+/* The arenas between pipeline stages. Each message has a slot (pipe.c), and tied tensors have their own
+ * (tied.c). */
 struct zr_pipe_room {
     /* stages of a rank, >= 1, and the ranks that have all of them together */
     int32_t per_rank, pp;
-    /* of one message, a multiple of 4096; of it, with cfg.debug.check, room that is not sent; and cfg's
-     * number */
+    /* bytes of a slot, a multiple of 4096; of these, bytes that are not sent (cfg.debug.check); and
+     * cfg.pipeline.activation_bytes */
     int64_t slot_bytes, guard_bytes, activation_bytes;
+    /* messages to the next stage, and back, that may be on their way or in use */
     int32_t n_onward, n_back;
-    /* of all tied tensors, a multiple of 4096, 0: there are none; and micro-batches whose gradients of them
-     * may be on their way (tied.c) */
+    /* bytes of all tied tensors, a multiple of 4096, 0: there are none; micro-batches whose gradients of them
+     * may be on their way */
     int64_t tied_bytes;
     int32_t n_tied;
-    /* not 0: the last stage sums them up over so many micro-batches, which are a step's, in fp32 (bytes, a
-     * multiple of 4096), and that alone goes */
+    /* not 0: the last stage sends only the fp32 sum over a step's n_summed micro-batches, of so many bytes, a
+     * multiple of 4096 */
     int64_t tied_sum_bytes;
     int32_t n_summed;
 };
 int64_t zr_pipe_room_bytes(const struct zr_pipe_room *r);
-/* Of the arena of tied tensors, which every stage has. */
+/* Bytes of the arena for tied tensors, which every stage has. */
 int64_t zr_tied_room_bytes(const struct zr_pipe_room *r);
-/* What one of them takes in it; what its sum does. */
+/* Bytes of one tied tensor in it, and of its sum. */
 int64_t zr_tied_bytes(const struct zr_tensor *t);
 int64_t zr_tied_sum_bytes(const struct zr_tensor *t);
 
 struct zr_engine_parts {
     struct zr_device *dev;
-    /* By role; NULL: nobody has it. The same one may have two: where all ranks are one group, the one that
-     * reduces is also the one of control. */
+    /* by role; NULL: nobody has the role. One may have two roles: without groups, the one that reduces is
+     * also the one of control */
     struct zr_comm *comm[ZR_ROLES];
-    /* with its layout */
+    /* the plan, and its layout */
     const struct zr_plan *plan;
     const struct zr_options *opt;
-    /* NULL or opened with zr_engine_issue and the engine. Without one, jobs are carried out by the model's
-     * thread; where that thread computes too (host), it then does all the work itself. */
+    /* opened with zr_engine_issue and the engine; NULL: the model's thread carries out jobs itself */
     struct zr_loop *loop;
     /* the model's compute stream on a GPU */
     void *native_stream;
-    /* of a pipeline of several stages */
+    /* for several pipeline stages */
     struct zr_pipe_room pipe_room;
     /* the check that dev and the communicators belong to; NULL: cfg.debug.check is off */
     struct zr_check *check;
-    /* Called once, when the first failure is recorded, by whichever thread records it: text is what another
-     * rank gives to its zr_engine_remote_failure. Must not block. NULL: nobody is told. */
+    /* called once, by the thread that records the first failure; must not block. Other ranks give text to
+     * their zr_engine_remote_failure. NULL: not called */
     void (*on_fail)(void *arg, int code, const char *text);
     void *on_fail_arg;
-    /* what records calls, jobs and operations; NULL: nothing does */
+    /* flight recorder of calls, jobs and operations; NULL: none */
     struct zr_flight *flight;
-    /* of the context, for messages; NULL or "": it has none */
+    /* the context's name, for messages; NULL or "": none */
     const char *name;
 };
 
-/* Memory alone: a loop is opened with its address. Free takes one that is not open; NULL is allowed. */
+/* Only the memory, because a loop is opened with its address. An engine that is freed is not open, or NULL.
+ */
 int zr_engine_new(struct zr_engine **out);
 void zr_engine_free(struct zr_engine *e);
-/* Everything in parts is borrowed and outlives the engine. Local: streams, events, tables. On failure nothing
- * is left of them. */
+/* Opens streams, events and tables. What parts points to must outlive the engine. Local. On failure nothing
+ * is left. */
 int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts);
-/* Collective, blocking: the arenas and the optimizer's memory. The parameters are not loaded: see
- * zr_engine_adopt. On failure what was allocated is freed by zr_engine_close (and the arenas with their
- * communicators). */
+/* Allocates the arenas and the optimizer's memory. zr_engine_adopt loads the parameters. Collective,
+ * blocking. On failure zr_engine_close frees what was allocated. The communicators free their arenas. */
 int zr_engine_allocate(struct zr_engine *e);
-/* Local. The loop must have been stopped or never started; one that is not open is left as it is. false:
- * after a failure a communicator's work on the streams does not end; they, the device's memory and the
- * engine's own were left behind, and all that they use must be, too. */
+/* Closes the engine, if it is open. Its loop must have been stopped, or never started. Local. Returns false
+ * if, after a failure, the work of a communicator does not end. Streams, memory and the engine's own state
+ * are left behind then, and all that they use must be left too. */
 bool zr_engine_close(struct zr_engine *e);
 
-/* Carries out one job. arg is the engine. Loop's thread. */
+/* Carries out one job. arg is the engine. For the loop's thread. */
 void zr_engine_issue(void *arg, const struct zr_job *job);
-/* Whether a job can be carried out without waiting on the loop's thread, for zr_loop_ask. arg is the engine.
- * Loop's thread. */
+/* For zr_loop_ask: whether the loop's thread can carry out the job without a wait. arg is the engine. */
 bool zr_engine_is_ready(void *arg, const struct zr_job *job);
 
-/* The loop has not moved for ms: fails, and says in which job it stands. For zr_loop_limit. arg is the
- * engine. */
+/* For zr_loop_limit: the loop has not moved for ms. Fails the engine, and names the job. arg is the engine.
+ */
 void zr_engine_stuck(void *arg, int64_t ms);
 
-/* 0, or the first failure with its message set for this thread. Failures of a communicator, or of another
- * rank, are found here. Any thread. */
+/* Returns 0, or the first failure with its message set for this thread. Finds failures of communicators and
+ * of other ranks. Any thread. */
 int zr_engine_status(struct zr_engine *e);
-/* Whether one is recorded: a load, no look at the communicators. Any thread. */
+/* Whether a failure is recorded. Does not look at the communicators. Any thread. */
 bool zr_engine_has_failed(const struct zr_engine *e);
-/* The same as zr_engine_status, and what the model was seen to do (cfg.debug.check). */
+/* As zr_engine_status, and finds faults of the model (cfg.debug.check). */
 int zr_engine_check(struct zr_engine *e);
-/* Fails in a process that was forked from the one that opened it: there it must not be touched, nor closed.
- */
+/* Returns ZR_ERR_ORDER in a process that was forked from the one that opened the engine. That process must
+ * not use it, nor close it. */
 int zr_engine_check_process(const struct zr_engine *e);
-/* Records the first failure and ends all communicators. Any thread. Returns code. */
+/* Records the first failure, and ends all communicators. Returns code. Any thread. */
 int zr_engine_fail(struct zr_engine *e, int code, const char *text);
-/* Another rank's on_fail was called with this. Where a communicator knows of a failure already, that one
- * stays the first, unless it is ZR_ERR_PEER: that is what another rank's failure looks like from here. Any
- * thread. */
+/* Another rank's on_fail was called with this. A failure that a communicator already knows stays the first,
+ * unless it is ZR_ERR_PEER, which is how another rank's failure looks from here. Any thread. */
 void zr_engine_remote_failure(struct zr_engine *e, int code, const char *text);
 
 /* ---- training ---- */
 
-/* What a step found out. */
+/* The outcome of a step. */
 struct zr_step_result {
     double grad_norm;
     bool clipped, skipped;
-    /* the engine's, after it */
+    /* steps that were not skipped, with this one */
     int64_t t;
     int32_t n_carried;
     /* means over ranks of what zr_engine_give gave */
     double carried[ZR_MAX_CARRIED];
 };
 
-/* One call, through the core. Blocks only as zero_begin and zero_step say. */
+/* Makes one call to the core, and takes its actions. Blocks only as zero_begin and zero_step say. */
 int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev);
-/* Before a call is made: the pointers of its unit, or at a step of all tensors, are as they were stored; and
- * no other layer of a stacked tensor is open, whose base would move. ZR_ERR_ORDER naming the tensor, and
- * nothing changed. */
+/* Checks before a call that the pointers of its unit, or at a step of all tensors, are as they were stored,
+ * and that no other layer of a stacked tensor is open, whose base would move. ZR_ERR_ORDER names the tensor.
+ */
 int zr_pointers_check(const struct zr_engine *e, const struct zr_core_event *ev);
-/* The program makes a call that every rank must make, besides those of zr_engine_call and zr_engine_step: for
- * messages. subject: the tensor, or -1; args: of what else must be equal. */
+/* For messages: the program makes a call that every rank must make, other than by zr_engine_call and
+ * zr_engine_step. subject: the tensor, or -1; args: a hash of what else must be equal. */
 void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t subject, uint64_t args);
 
-/* The program asks for the first action of a step, or of an evaluation: which of the two, all pipeline stages
- * compare with their first message. */
+/* The program asks for the first action of a step, or of an evaluation. Pipeline stages compare which of the
+ * two it is with their first message. */
 void zr_engine_begins_pass(struct zr_engine *e, bool evaluates);
 
-/* The program is in a call from here on, which counts once its arguments were found to be right; and has left
- * it. For the flight recorder. subject as in zr_engine_called. */
+/* For the flight recorder: the program enters a call, and leaves it. subject as in zr_engine_called. */
 void zr_engine_enter(struct zr_engine *e, enum zr_called_name name, bool backward, int32_t subject);
 void zr_engine_leave(struct zr_engine *e);
 
-/* The step: result may be NULL; if not, waits for the norm. */
+/* Makes the step. If result is not NULL, waits for the norm. */
 int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result);
-/* n values of this rank that the next zr_engine_step carries; as many on every rank. Local. */
+/* Gives n values of this rank to the next zr_engine_step, as many on every rank. Local. */
 void zr_engine_give(struct zr_engine *e, const double *values, int32_t n);
-/* The outcome of the last step, without a wait: *known false: it is not there yet. */
+/* Returns the outcome of the last step, without a wait. *known is false if it is not there yet. */
 int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *result);
-/* Looks at the last step's result, waiting for its norm: what zr_engine_facts says is right afterwards. */
+/* Waits for the last step's norm, and takes its outcome over. zr_engine_facts is right afterwards. */
 int zr_engine_settle(struct zr_engine *e);
-/* The norm of the gradients so far, as zr_engine_step will find it; asked again, the same without another
- * look. Waits for it. */
+/* Waits for the norm of the gradients so far, as zr_engine_step will find it. A second call gives the same.
+ */
 int zr_engine_norm(struct zr_engine *e, double *norm);
 /* Gives the step up, with its gradients. */
 int zr_engine_drop(struct zr_engine *e);
 
-/* What steps are taken with, and may change between them (tune.c). */
+/* Numbers of a step that may change between steps (tune.c). */
 struct zr_tuned {
     struct zr_optim optim[ZR_MOST_OPTIMS];
     float clip;
@@ -173,13 +171,13 @@ struct zr_tuned {
     /* the engine's own: the last one that reads it; 0: none does */
     uint64_t last_job;
 };
-/* Between steps: what the next step is taken with, to be changed at once; every rank gives the same. Waits
- * for the step before the last to have been issued. opt has what the engine began with. */
+/* Returns the numbers of the next step, to be changed at once, alike on every rank. Between steps only. Waits
+ * until the step before the last has been issued. */
 struct zr_tuned *zr_engine_tune(struct zr_engine *e);
-/* The same, to be read. Local. */
+/* The same, only to be read. Local. */
 const struct zr_tuned *zr_engine_tuned(const struct zr_engine *e);
-/* Between steps: the next ones have n micro-batches, at most zr_most_micro_batches of the options, with one
- * pipeline stage. Every rank gives the same. */
+/* The next steps have n micro-batches, at most zr_most_micro_batches of the options. Between steps only, with
+ * one pipeline stage. Every rank gives the same. */
 void zr_engine_set_accum(struct zr_engine *e, int32_t n);
 /* Sets the number of the last step, and the count of every unit, to t, to which the optimizer's states
  * belong. Between steps. Every rank gives the same. Waits for the last step's norm. */
@@ -191,21 +189,19 @@ void zr_engine_set_unit_step(struct zr_engine *e, int32_t unit, int64_t t);
  * between the same two calls. zr_engine_set_step does it in the next step, for ranks may call that one at
  * different times. */
 void zr_engine_renumber(struct zr_engine *e, int64_t last);
-/* What all ranks must have alike, hashed: these numbers, the step's number, and how many values a step
- * carries. */
+/* A hash of what all ranks must give alike: these numbers, the step's number, and how many values it carries.
+ */
 uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried);
 
-/* Points the model at what is resident at stages 0 and 1, for good; at NULL else, and while there are no
- * values. */
+/* Points the model at its resident parameters and gradients, at stages 0 and 1 and if there are values; else
+ * at NULL. */
 void zr_engine_point(struct zr_engine *e, bool values);
-/* Sets all of them to NULL, but those that the model assigned since. */
+/* Sets all pointers to NULL, but those that the model has assigned. */
 void zr_engine_unpoint(struct zr_engine *e);
 
 /* ---- where it stands ---- */
 
-/* The innermost unit that is open, or -1; whether no backward bracket has ended since the last step; whether
- * the gradients of the step are complete (zr_engine_norm); whether a backward bracket or a contribution is
- * missing for a step; whether all parameters are gathered (zr_engine_all_gather). */
+/* As the functions of the core with these names (core.h). */
 int32_t zr_engine_open_unit(const struct zr_engine *e);
 bool zr_engine_between_steps(const struct zr_engine *e);
 bool zr_engine_is_complete(const struct zr_engine *e);
@@ -260,10 +256,12 @@ int zr_engine_drain(struct zr_engine *e);
 
 /* ---- all parameters (gather_all.c) ---- */
 
-/* bytes: of memory that it takes besides the plan's; apart: in memory of the host, though the device has its
- * own. open: takes it; local. gather: collective, blocking; the model's pointers go there; where: for
- * messages and the calls' hash. release: back to where they were, and the memory is given back. close: the
- * memory alone. */
+/* bytes     memory for this besides the plan's. apart: host memory, on a device that has its own
+ * open      allocates it; local
+ * gather    gathers all parameters, and points the model there; collective, blocking. where: for the hash of
+ *           calls
+ * release   points the model back, and frees the memory
+ * close     frees the memory */
 int64_t zr_engine_all_bytes(const struct zr_engine *e, bool apart);
 int zr_engine_all_open(struct zr_engine *e, bool apart);
 int zr_engine_all_gather(struct zr_engine *e, int32_t where);
@@ -272,13 +270,16 @@ void zr_engine_all_close(struct zr_engine *e);
 
 /* ---- values, collective and blocking between steps ---- */
 
-/* kind: -3 gradient as the update will have it (of a step whose norm was asked for, to be read only), -2
- * parameter in the tensor's dtype, -1 master, i >= 0 state i. See zero_read and zero_write. write: rank 0's
- * data counts. */
+/* Read and write elements of a tensor, as zero_read and zero_write. Rank 0's data is written. kind:
+ *   -3    the gradient as the update will have it, after zero_norm; only to be read
+ *   -2    the parameter in the tensor's dtype
+ *   -1    the master weight
+ *   i>=0  optimizer state i */
 enum { ZR_VALUE_GRAD = -3, ZR_VALUE_PARAM = -2, ZR_VALUE_MASTER = -1 };
 int zr_engine_read(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, void *dst);
 int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, const void *src);
-/* The same of elements of the whole tensor: each part takes its own. Padding becomes 0. */
+/* The same for elements of the tensor before it is cut by tp. Each tp rank takes its own. Padding becomes 0.
+ */
 int zr_engine_write_whole(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n,
                           const void *src);
 /* Buffers (buffers.c); no *param is NULL. read, write: elements of one, of which rank 0's count; dst
@@ -299,17 +300,17 @@ int zr_engine_adopt(struct zr_engine *e, bool params);
  * (init.c). */
 int zr_engine_init(struct zr_engine *e,
                    int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst), void *arg);
-/* Each of values[0..n) becomes its mean over the last pipeline stage's ranks that have this rank's part.
- * n <= 64. */
+/* Each of values[0..n) becomes its mean over the ranks of the last pipeline stage that have this rank's tp
+ * number. n <= 64. */
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n);
-/* Collective over all ranks. buf gets the bytes of a rank of pipeline stage number root: the one that has
- * this rank's part and its place among data-parallel ranks. */
+/* buf gets the bytes of the rank of pipeline stage root that has this rank's tp number and its place among
+ * data-parallel ranks. Collective over all ranks. */
 int zr_engine_broadcast_stages(struct zr_engine *e, int32_t root, void *buf, int64_t bytes);
-/* mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] of every rank, those of other parts included. */
+/* Copies mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] on every rank of the job. */
 int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all);
-/* With cfg.debug.check, after steps 1, 2, 4, ...: whether the groups' copies are equal (HSDP), and what all
- * parts of the model have; else nothing (check/replicas.c). Collective, after a step. ZR_ERR_MISMATCH, on
- * every rank, ends the context. */
+/* check/replicas.c: with cfg.debug.check, after steps 1, 2, 4, ..., compares the groups' copies (HSDP), and
+ * what all tp ranks have whole. Collective, after a step. ZR_ERR_MISMATCH, on every rank, ends the context.
+ */
 int zr_engine_check_replicas(struct zr_engine *e);
 
 /* ---- pipeline stages (pipe.c) ---- */
@@ -349,41 +350,44 @@ int zr_engine_tied_end(struct zr_engine *e);
 int zr_engine_tied_values(struct zr_engine *e);
 int zr_engine_tied_step(struct zr_engine *e);
 
-/* ---- the model in parts (tensor_parallel.c) ---- */
+/* ---- tensor parallelism (tensor_parallel.c) ---- */
 
-/* Collective over the ranks that have parts of one copy; in the order of the model's stream, and on the host
- * done when they return. call: for messages. sum: of n elements of dtype, added in the fixed tree in fp32 and
- * rounded once, to dst, which may be src. most: the largest of f32 or bf16, in the host's memory, NaN where
- * one is; dst may be src. broadcast: what the rank with part number root has in buf. A failure ends the
- * context. */
-int zr_engine_sum_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+/* Collectives over the tp ranks of one copy of the model, in the order of the model's stream. On the host
+ * they are done when they return. A failure ends the context. call: for messages.
+ *
+ *   sum        n elements of dtype, added in the fixed tree in fp32 and rounded once
+ *   scatter    this rank's 1/tp of the n elements of such a sum
+ *   gather     the other way: each rank's 1/tp in src, to n elements in dst
+ *   max        the largest of f32 or bf16 in host memory; NaN if one is
+ *   broadcast  the bytes in buf of tp rank root
+ *
+ * dst may be src for sum and max. For scatter and gather they lie apart, or the part lies where it belongs in
+ * the whole, and n is a multiple of tp. */
+int zr_engine_tp_sum(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                     enum zr_dtype dtype);
+int zr_engine_tp_scatter(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                         enum zr_dtype dtype);
+int zr_engine_tp_gather(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
                         enum zr_dtype dtype);
-/* Of n elements, a multiple of how many parts there are: scatter: this rank's part of the sum to dst,
- * each element in the same tree; gather: the parts, in src of each rank, to dst. dst and src lie apart, or
- * the part lies in the whole, where it belongs. */
-int zr_engine_scatter_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
-                            int64_t n, enum zr_dtype dtype);
-int zr_engine_gather_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
-                           int64_t n, enum zr_dtype dtype);
-int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
-                            int64_t n, enum zr_dtype dtype);
-int zr_engine_broadcast_parts(struct zr_engine *e, enum zr_called_name call, int32_t root, void *buf,
-                              int64_t bytes);
-/* With cfg.debug.check, in the steps that compare: n elements of dtype in the host's memory, of which every
- * part should have the same (whole), or a contribution of its own. call: for messages.
- * ZR_ERR_MISMATCH, which ends the context, names two ranks that differ; contributions that are equal are
- * warned of once. */
+int zr_engine_tp_max(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                     enum zr_dtype dtype);
+int zr_engine_tp_broadcast(struct zr_engine *e, enum zr_called_name call, int32_t root, void *buf,
+                           int64_t bytes);
+/* With cfg.debug.check, in steps that compare: checks n elements of dtype in host memory. If whole, all tp
+ * ranks must have the same. ZR_ERR_MISMATCH names two ranks that differ, and ends the context. Otherwise each
+ * should have a contribution of its own, and equal contributions are warned of once. */
 int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, const void *x, int64_t n,
                                  enum zr_dtype dtype, bool whole);
-/* A call of the program's around parts, whether it moves anything or not, as a hash of all that must be
- * equal: the next that moves compares. */
-void zr_engine_parts_called(struct zr_engine *e, uint64_t call);
-/* Local: on the model's stream. */
+/* Adds a tp call of the program to the hash of calls, which the next collective over tp compares. call: a
+ * hash of all that must be equal. */
+void zr_engine_tp_called(struct zr_engine *e, uint64_t call);
+/* Copies on the model's stream. Local. */
 int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes);
-/* Collective, blocking, between steps: whether all parts have the same of tensors that are not cut. */
-int zr_engine_compare_parts(struct zr_engine *e);
-/* The same, without an error: *apart, and this thread's message, say that they have not. */
-int zr_engine_find_apart(struct zr_engine *e, bool *apart);
+/* Checks that all tp ranks have the same values of tensors that are not cut. Collective, blocking, between
+ * steps. */
+int zr_engine_tp_compare(struct zr_engine *e);
+/* The same without an error: if they differ, *apart is true and this thread's message says where. */
+int zr_engine_tp_find_difference(struct zr_engine *e, bool *apart);
 /* Collective, after a step. In steps 1, 2, 4, 8 and 16 of a model in parts: whether all parts have the same
  * gradient of tensors that are not cut (compare_tp.c). ZR_ERR_MISMATCH, on every rank, ends the context. */
 int zr_engine_compare_gradients(struct zr_engine *e);

@@ -73,10 +73,10 @@ static int put(struct asking *a, char *dst, int64_t n_bytes)
 static int ask_runs(struct asking *a, int32_t tensor, int64_t at, int64_t n, int64_t size)
 {
     const struct zr_tensor *t = &a->e->layout->tensors[tensor];
-    const struct zr_tp_cut cut = zr_tp_of_tensor(t, a->e->parts);
+    const struct zr_tp_cut cut = zr_tp_of_tensor(t, a->e->tp);
     memset(a->room, UNWRITTEN, (size_t)(n * size));
     for (int64_t done = 0, k; done < n; done += k) {
-        const struct zr_tp_run run = zr_tp_run_of_part(&cut, cut.parts > 1 ? a->e->part : 0, at + done);
+        const struct zr_tp_run run = zr_tp_run_of_part(&cut, cut.parts > 1 ? a->e->tp_rank : 0, at + done);
         char *dst = a->room + done * size;
         k = zr_min(run.n, n - done);
         if (run.whole < 0) {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h: what an engine consists of, for its own files (and the verifier, which looks inside).
+/* internal.h: the state of an engine, and the functions that its files call of each other. The verifier and
+ * tests include it too.
  *
- * Which thread may touch what is said by where it is: `m` is the model's thread's, `i` belongs to whoever
- * carries out jobs (the loop's thread; without a loop, the model's), `s` is shared, by locks and atomics, and
- * what is outside of the three is fixed once the engine is allocated. A job takes what it needs from one side
- * to the other (struct zr_job): zr_model_push is the only place where it does.
- *
- * The arrows between streams are events.h's.
- */
-#ifndef ZR_SHARD_ENGINE_INSIDE_H
-#define ZR_SHARD_ENGINE_INSIDE_H
+ * Each side of struct zr_engine belongs to a thread:
+ *   m   the model's thread
+ *   i   whoever carries out jobs: the loop's thread, or without a loop the model's
+ *   s   any thread, by locks and atomics
+ * What is outside of the three does not change once the engine is allocated. Only zr_model_push passes data
+ * from m to i, in a job (struct zr_job). events.h lists the events between streams. */
+#ifndef ZR_SHARD_ENGINE_INTERNAL_H
+#define ZR_SHARD_ENGINE_INTERNAL_H
 
 #include "kernels/agreement.h"
 #include "kernels/first_failure.h"
@@ -21,25 +21,25 @@
 
 #include <stdatomic.h>
 
-/* Slices of a tensor whose gradient lies in place, at stages 0 and 1. The model has one pointer for all of
- * them. It is taken away while one is being reduced, unless another is in a bracket: a model that zeroes its
- * gradients meanwhile fails at once, instead of changing what is being added up. */
-struct zr_lending {
+/* Stages 0 and 1: how many layers of a tensor have their gradient in a reduction, and in an open bracket. The
+ * model has one pointer for all layers. It is NULL while a layer is being reduced, unless another is open. So
+ * a model that zeroes its gradients meanwhile fails at once, instead of changing what is being added up. */
+struct zr_grad_pointer {
     int32_t n_in_flight, n_open;
 };
 
-/* All parameters, gathered (gather_all.c). */
+/* All parameters, gathered whole (gather_all.c). */
 struct zr_all {
-    /* memory of its own, bytes of it; NULL: none is needed */
+    /* memory for copies, and its bytes; NULL: none is needed */
     char *base;
     int64_t bytes;
-    /* (n_tensors) in it; -1: the tensor lies whole elsewhere */
+    /* (n_tensors) offset in it; -1: the tensor lies whole elsewhere */
     int64_t *at;
-    /* in memory of the host, though the device has its own */
+    /* base is host memory, on a device that has its own */
     bool apart;
 };
 
-/* What a step carries (zr_engine_give). */
+/* Values that a step carries (zr_engine_give). */
 struct zr_given {
     int32_t n;
     double value[ZR_MAX_CARRIED];
@@ -49,97 +49,96 @@ struct zr_given {
 struct zr_model_side {
     struct zr_core *core;
     struct zr_action *actions;
-    /* the call of the program's that these are of, for messages */
+    /* the program's call that gave these actions, for messages */
     enum zr_core_event_kind call;
     /* (n_flats) for collectives between steps */
     struct zr_gather_seg *segs;
 
-    /* ---- activations between the model's parts (tensor_parallel.c) */
-    /* which `out` the last sum went through */
-    int parts_out;
-    /* that a gradient which each part should have of its own was the same on all */
+    /* ---- tensor parallelism (tensor_parallel.c) */
+    /* number of the `out` that the last sum went through */
+    int tp_out;
+    /* warned that a partial gradient was the same on all tp ranks */
     bool said_partial;
-    /* that what is added up was the same on all */
+    /* warned that contributions to a sum were the same on all tp ranks */
     bool said_sum;
-    /* that gradients of what is not cut differ by rounding */
+    /* warned that gradients of tensors that are not cut differ by rounding */
     bool said_rounding;
-    /* a hash of all collectives over tp so far, those that move nothing included */
-    uint64_t parts_calls;
-    /* and of the calls that ranks of all pipeline stages make: none of brackets */
+    /* hash of all collectives over tp so far, those that move nothing included */
+    uint64_t tp_calls;
+    /* hash of the calls that ranks of all pipeline stages make: no brackets */
     uint64_t world_calls;
 
     /* ---- jobs that the loop was given */
-    /* jobs were pushed, and the loop was not woken for them yet */
+    /* jobs were pushed, and the loop was not woken yet */
     bool unkicked;
     uint64_t n_jobs;
-    /* the latest NORM */
+    /* number of the latest NORM */
     uint64_t norm_job;
-    /* (n_units) the last job that writes the unit's parameters */
+    /* (n_units) number of the last job that writes the unit's parameters */
     uint64_t *unit_job;
-    /* (places) the last job that reads the gradient place */
+    /* (places) number of the last job that reads the gradient there */
     uint64_t *grad_job;
 
     /* ---- the model's pointers */
-    /* (n_tensors) what was last stored in them */
+    /* (n_tensors) last values stored in them */
     void **reported_param, **reported_grad;
-    /* (n_tensors) slices that they can reach now */
+    /* (n_tensors) layers of the tensor that are shown */
     int32_t *n_shown_param, *n_shown_grad;
-    /* (n_units) */
+    /* (n_units) the pointers are at the unit; in which slot */
     bool *param_shown, *grad_shown;
-    /* (n_units) where it is shown */
     int32_t *param_slot, *grad_slot;
-    /* (n_tensors) stages 0 and 1: may the model have the gradient? */
-    struct zr_lending *lending;
+    /* (n_tensors) stages 0 and 1 */
+    struct zr_grad_pointer *grad_pointer;
     /* (n_units) its gradient is being reduced */
     bool *in_flight;
-    /* the units in flight, (n_units) */
+    /* (n_units) the units in flight */
     int32_t *flying, n_flying;
     struct zr_all all;
 
     /* ---- steps */
     /* calls of zero_step */
     uint32_t step;
-    /* what is added to them for the job's number of a step, which goes on after a load */
+    /* added to `step` for the number in messages, which goes on after a load */
     int64_t step_offset;
-    /* the next zero_step finds that anew; a zero_step is under way */
+    /* the next zero_step computes step_offset anew; a zero_step is under way */
     bool renumber, stepping;
-    /* the first unit that the last of them left out; -1: none */
+    /* first unit that the last step left out; -1: none */
     int32_t left_out;
     /* steps that were not skipped */
     int64_t t;
-    /* (n_units) of these, the steps that updated the unit */
+    /* (n_units) steps that updated the unit, and were not skipped */
     int64_t *unit_t;
-    /* (n_units) the step whose outcome is due updates it, unless it is skipped */
+    /* (n_units) the step whose outcome is due updates the unit, unless it is skipped */
     bool *updating;
     int64_t n_skipped, n_dropped;
-    /* a step's outcome was not looked at yet */
+    /* the last step's outcome is not read yet */
     bool result_due;
-    /* the program asked for it */
+    /* the program asks for that outcome */
     bool result_wanted;
-    /* of the last step looked at */
+    /* outcome of the last step that was read */
     struct zr_step_result result;
-    /* of that step: see zr_engine_least */
+    /* its least number over ranks (zr_engine_least) */
     uint64_t least;
-    /* the one of tuned_now is the next step's; jobs read both */
+    /* tuned[tuned_now] is for the next step; jobs read both */
     struct zr_tuned tuned[2];
     int tuned_now;
     float lr;
-    /* of the step to come, once it was asked for */
+    /* norm of the step to come, once zero_norm asked for it */
     double norm;
-    /* what is pushed is of the step to come */
+    /* jobs that are pushed belong to the step to come */
     bool norming;
-    /* for the step to come */
+    /* values for the step to come */
     struct zr_given given;
-    /* of the last step that was begun, whose job reads it */
+    /* values of the last step that was begun; its job reads them */
     struct zr_given carried;
 
     int64_t n_waits, wait_ns;
-    /* what opening took from the others: not the model's traffic */
+    /* bytes that were received for opening, which are not the model's traffic */
     int64_t wire_at_open, outer_at_open, model_at_open;
     int64_t allocated[ZR_MEM_COUNT];
 };
 
-/* Whoever carries out jobs. */
+/* For whoever carries out jobs: the loop's thread; without a loop the model's. */
 struct zr_issuer {
     /* (n_flats) */
     struct zr_gather_seg *gather_segs;
@@ -149,35 +148,35 @@ struct zr_issuer {
     bool *left_out;
     /* read by any thread */
     _Atomic int64_t n_gather, n_reduce, n_outer_gather, n_outer_reduce;
-    /* the job that is being carried out, for messages: enum zr_action_kind, 0 for none; and its unit */
+    /* the job under way, for messages: enum zr_action_kind, 0 for none; and its unit */
     _Atomic int32_t kind, unit;
 };
 
-/* Any thread. */
+/* For any thread. */
 struct zr_shared {
-    /* for the step's agreement, of which the least over ranks counts */
+    /* this rank's number for zr_engine_least */
     _Atomic uint64_t own_least;
-    /* of snapshots; NULL: the plan has none */
+    /* NULL: the plan has no snapshots */
     struct zr_snapshot_listener *listener;
-    /* The first failure, whoever met it. */
+    /* the first failure of any thread */
     struct zr_first failure;
-    /* when, on zr_now_ns()'s clock; 0: not yet */
+    /* its time by zr_now_ns(); 0: none yet */
     _Atomic int64_t failed_ns;
-    /* A wait was given up: the streams are left, with what is on them, which never runs. */
+    /* a wait was given up: what is on the streams never runs, and they are left behind */
     atomic_bool left;
 };
 
-/* A communicator in its role, and the stream that its collectives go on. */
+/* A communicator in its role, and the stream for its collectives. */
 struct zr_role_run {
-    /* NULL: nobody has the role; of two roles it may be the same */
+    /* NULL: nobody has the role. Two roles may have the same one */
     struct zr_comm *comm;
     struct zr_stream *stream;
 };
 
 struct zr_engine {
-    /* NULL: it is not open */
+    /* NULL: the engine is not open */
     struct zr_device *dev;
-    /* The communicators by what they are for, and each of them once. */
+    /* the communicators by role, and each of them once */
     struct zr_role_run role[ZR_ROLES];
     struct zr_comm *distinct[ZR_ROLES];
     int n_distinct;
@@ -190,46 +189,46 @@ struct zr_engine {
     void *on_fail_arg;
     /* NULL: nothing is recorded */
     struct zr_flight *flight;
-    /* of the context, for messages; "": it has none */
+    /* the context's name, for messages; "": none */
     const char *name;
-    /* Of the world, for messages; and among the ranks of control, which counts world of them. */
+    /* number of the rank, for messages; its place among the `world` ranks of the control communicator */
     int rank, place, world;
-    /* into how many a pipeline stage is cut, and which this rank has; how many stages there are, and which is
-     * this rank's: those of control have the same of both (comm/mesh.h). All ranks are n_all. */
-    int32_t parts, part, pp, pp_at, n_all;
-    /* that place on the axes */
+    /* ranks of tensor parallelism and this rank's number among them; pipeline stages and this rank's; the
+     * ranks of the control communicator have the same of both (comm/mesh.h). n_all: ranks of the job */
+    int32_t tp, tp_rank, pp, pp_at, n_all;
+    /* `place` on the axes */
     struct zr_where at;
-    /* the process that opened it: no other may use it */
+    /* the process that opened it; no other may use it */
     int pid;
     /* zr_fork_depth when it was opened */
     unsigned forks;
 
-    /* arenas; control_base: what all ranks exchange, which without groups lies in reduce_base */
+    /* arenas; control_base is for exchanges of all ranks, and without groups the same as reduce_base */
     char *gather_base, *reduce_base, *control_base;
-    /* of activations on their way between parts of the model; NULL: it is whole */
+    /* arena for activations over tp; NULL: no tensor parallelism */
     char *model_base;
-    /* and between pipeline stages, and of tensors that two of them have; NULL: there is one */
+    /* arenas for activations between pipeline stages, and for tied tensors; NULL: one stage */
     char *pipe_base, *tied_base;
     float *master, *state[ZR_MAX_STATES];
     /* plan->snapshot_bytes of host_alloc memory, or NULL */
     char *snapshot;
-    /* of the last step; host_alloc memory, valid after step_norm */
+    /* the agreement of the last step; host_alloc memory, valid after step_norm */
     struct zr_agreed *agreed;
-    /* (world, ZR_EXCHANGE_BYTES) behind it: what an exchange brought */
+    /* (world, ZR_EXCHANGE_BYTES) behind it: the words of the last exchange */
     char *words;
     int64_t master_bytes;
-    /* (n_tensors) of compare_tp.c, written by a step's NORM */
+    /* (n_tensors) for compare_tp.c, written by a step's NORM */
     struct zr_tp_gradient *tp_gradient;
-    /* (n_units) of compare_tp.c, for the same job: the step leaves the unit out */
+    /* (n_units) for compare_tp.c in the same job: the step leaves the unit out */
     bool *tp_left_out;
-    /* of one operation of a job: flats of a unit */
+    /* the most flats of a unit, which one operation of a job takes */
     int32_t most_segs;
 
-    /* NULL: no step has any gathers, or reductions, between groups */
+    /* gather_outer_stream, reduce_outer_stream: NULL if no step gathers, reduces between groups */
     struct zr_stream *compute, *gather_stream, *reduce_stream, *gather_outer_stream, *reduce_outer_stream;
-    /* of the pairs of neighbouring stages; NULL: this rank has no such neighbour */
+    /* for messages with a neighbouring pipeline stage; NULL: this rank has no such neighbour */
     struct zr_stream *pair_stream[ZR_PAIR_ROLES];
-    /* of tied tensors; NULL: this rank has none */
+    /* for tied tensors; NULL: this rank has none */
     struct zr_stream *tied_stream;
     struct zr_events ev;
     /* NULL: not kept */
@@ -250,24 +249,25 @@ struct zr_engine {
 /* ---- tables.c, for opening and closing ---- */
 
 int zr_tables_open(struct zr_engine *e);
-/* Also half opened ones. Of the events, frees the lists alone. */
+/* Also after a failure to open. Frees only the lists of events, not the events. */
 void zr_tables_close(struct zr_engine *e);
 
 /* ---- pipe.c, for opening and closing ---- */
 
 int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room);
-/* Its streams are idle. */
+/* The pipeline's streams must be idle. */
 void zr_pipe_close(struct zr_engine *e);
 
 /* ---- tied.c ---- */
 
 int zr_tied_open(struct zr_engine *e, const struct zr_pipe_room *room);
-/* Its stream is idle. */
+/* The stream of tied tensors must be idle. */
 void zr_tied_close(struct zr_engine *e);
-/* The last stage gives of the tensor's gradient in this action, and no bracket has begun with it yet. */
+/* Whether the last stage gives a gradient of the tensor in this action, and no bracket has begun with it yet.
+ */
 bool zr_tied_is_due(const struct zr_engine *e, int32_t tensor);
-/* A backward bracket of the unit begins, whose gradient is zero in that slot but for what is due: begins with
- * that. */
+/* A backward bracket of the unit begins, with zero gradients in that slot. Stores in them what is due from
+ * the last stage. */
 int zr_tied_fill(struct zr_engine *e, int32_t unit, int32_t slot);
 
 /* A backward bracket of the unit has ended. */
@@ -278,23 +278,22 @@ void zr_tied_forget(struct zr_engine *e);
 
 /* ---- tensor_parallel.c ---- */
 
-/* The unit's gradient is complete in that slot, and about to be reduced: of what each part of the model has a
- * gradient of its own (struct zr_tensor, partial), it becomes their sum, on the model's stream. any: whether
- * there was something to do. */
+/* The unit's gradient is complete in that slot. Sums the gradients that are partial on each tp rank (partial
+ * in struct zr_tensor), on the model's stream. *any: whether the unit has such a gradient. */
 int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
 
-struct zr_tag zr_parts_tag(const struct zr_engine *e, enum zr_called_name call, int64_t n, int32_t kind);
+struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_called_name call, int64_t n, int32_t kind);
 
 /* ---- roles.c ---- */
 
-/* For zr_engine_open: which communicators there are; and, once the streams are open, where they work. */
+/* For zr_engine_open: take the communicators, and once the streams are open set their streams. */
 void zr_roles_take(struct zr_engine *e, struct zr_comm *const comm[ZR_ROLES]);
 void zr_roles_streams(struct zr_engine *e);
-/* A collective of comm.h on the role's communicator and stream. barrier: one of which only the end counts;
- * of CONTROL, REDUCE or REDUCE_OUTER. */
+/* The collectives of comm.h, on the role's communicator and stream. A barrier needs the role CONTROL, REDUCE
+ * or REDUCE_OUTER. */
 int zr_role_gather(struct zr_engine *e, enum zr_role role, const struct zr_gather_seg *seg, int n,
                    const struct zr_tag *tag);
-/* On another stream, which is behind everything on the role's, as that is behind it. */
+/* The same on another stream. The caller orders it with the role's stream, both ways. */
 int zr_role_gather_on(struct zr_engine *e, enum zr_role role, struct zr_stream *s,
                       const struct zr_gather_seg *seg, int n, const struct zr_tag *tag);
 int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduce_seg *seg, int n,
@@ -302,25 +301,24 @@ int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduc
 int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_t slot_bytes,
                      const struct zr_tag *tag);
 int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag *tag);
-/* From place `root` of the role's ranks to the others. */
+/* root: a place among the role's ranks. */
 int zr_role_broadcast(struct zr_engine *e, enum zr_role role, int64_t off, int64_t bytes, int root,
                       const struct zr_tag *tag);
-/* Of all ranks, those of other parts of the model included. */
+/* Over all ranks of the job. */
 int zr_world_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_max, const struct zr_tag *tag);
-/* Of all communicators: whether any may have a failure to tell; the first that has one; all fail; each can
- * take what a job puts on it without a wait; the work of any does not end (zr_comm_ops.stuck); bytes
- * received, but for activations; activations; and of the first by those that join groups: 0 where there is
- * one. */
+/* Of all communicators: whether any may have failed; the first failure of any; fail them all. */
 bool zr_roles_alarmed(const struct zr_engine *e);
 int zr_roles_status(const struct zr_engine *e, char *why, size_t n_why);
 void zr_roles_abort(struct zr_engine *e, int code, const char *text);
-/* On each communicator, for n_ops operations more of any unit. */
+/* Whether each communicator takes n_ops operations more without a wait. */
 bool zr_roles_have_room(const struct zr_engine *e, int n_ops);
-/* Before an operation of the model's thread, for which no loop asks: waits for those before if need be. */
+/* Waits until there is room for an operation of the model's thread. */
 int zr_roles_make_room(struct zr_engine *e);
+/* Whether the work of any never ends (zr_comm_ops.stuck); whether that can happen. */
 bool zr_roles_stuck(const struct zr_engine *e);
-/* That can happen to one of them. */
 bool zr_roles_may_stick(const struct zr_engine *e);
+/* Bytes received: all but activations; activations over tp; between pipeline stages; of the first those
+ * between groups; and as in struct zr_comm_stats. */
 int64_t zr_roles_wire_bytes(const struct zr_engine *e);
 int64_t zr_roles_model_bytes(const struct zr_engine *e);
 int64_t zr_roles_pipe_bytes(const struct zr_engine *e);
@@ -329,37 +327,37 @@ int64_t zr_roles_library_bytes(const struct zr_engine *e);
 
 /* ---- issue.c ---- */
 
-/* For zr_engine_open, behind zr_tables_open: room on the streams for the largest job. */
+/* For zr_engine_open, after zr_tables_open: reserves room on the streams for the largest job. */
 int zr_room_open(struct zr_engine *e);
-/* What a job puts on the reduce stream, at most; and, if it is none of a step (NORM, UPDATE, SNAPSHOT), on
- * any other. unit: of those that have one. */
+/* The most operations that a job puts on the reduce stream; a job other than NORM, UPDATE and SNAPSHOT puts
+ * as many on any other. unit: the job's, if it has one. */
 int64_t zr_room_of(const struct zr_engine *e, enum zr_action_kind kind, int32_t unit);
-/* All streams take the job without a wait of whoever puts it there. */
+/* Whether all streams take the job's operations without a wait. */
 bool zr_room_for(const struct zr_engine *e, const struct zr_action *a);
 
 /* ---- engine.c, step.c ---- */
 
-/* Addresses of element `first` of a flat (which must be kept by this rank). Kept: elements of a flat whose
- * state this rank holds: its slice at the level of the state, at stage 0 all. */
+/* The elements of a flat whose optimizer state this rank keeps: its slice at the level of the state, at stage
+ * 0 all. Then the addresses of such an element, `first`. */
 struct zr_span zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f);
 float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
 float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first);
 char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
 
-/* Waits for the event, or for the context to fail: on a GPU a collective that has failed may stand for ever.
- * Not on the loop's thread. */
+/* Waits for the event, or for the context to fail, because a failed collective on a GPU may never end. Not
+ * for the loop's thread. */
 int zr_engine_wait(struct zr_engine *e, struct zr_event *event);
 
 /* ---- failure.c ---- */
 
-/* Of an engine whose waits may be for a call that does not come back (zr_comm_ops.stuck): each ends with the
- * failure that is known, when that has been so for a while. Closing ends it. */
+/* If a communicator may get stuck (zr_comm_ops.stuck): lets each wait end with the known failure after a
+ * while. Closing ends that. */
 void zr_engine_guard_waits(struct zr_engine *e);
-/* Nothing that is on the streams and has not begun ever runs. Any thread. */
+/* What is on the streams and has not begun never runs. Any thread. */
 void zr_engine_leave_streams(struct zr_engine *e);
 
-/* The job's number of the step before, and of the one under way: steps count from 1, and go on after a load.
- * Every message has these. */
+/* The numbers of the last step and of the step under way, as in all messages. Steps count from 1, and go on
+ * after a load. */
 static inline uint32_t zr_last_step_number(const struct zr_engine *e)
 {
     return (uint32_t)(e->m.step + e->m.step_offset);
@@ -370,60 +368,62 @@ static inline uint32_t zr_step_number(const struct zr_engine *e)
     return zr_last_step_number(e) + !e->m.stepping; /* zero_step has counted itself */
 }
 
-/* If err is one, with this thread's message, the engine fails with it. */
+/* Fails the engine with err and this thread's message, unless err is 0. */
 static inline int zr_engine_note(struct zr_engine *e, int err)
 {
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
 
-/* Once, where ZERO_FLIGHT_DIR asks for it. Keeps this thread's message. */
+/* Saves the flight recorder once, if ZERO_FLIGHT_DIR is set. Keeps this thread's message. */
 void zr_engine_save_flight(struct zr_engine *e);
 
 /* ---- model.c ---- */
 
-/* Takes the first n of e->m.actions. */
+/* Carries out the first n of e->m.actions. */
 int zr_model_act(struct zr_engine *e, int32_t n);
-/* What the program called when it gave the core such an event. */
+/* The name of the program's call that gives the core such an event. */
 const char *zr_model_call_name(enum zr_core_event_kind kind);
-/* From here on another thread: gives the action to the loop, with what it needs to know. Without a loop it is
- * carried out now. */
+/* Gives the action to the loop as a job, with all that it needs to know. Without a loop, carries it out. */
 void zr_model_push(struct zr_engine *e, const struct zr_action *a);
-/* Tells the communicator of a call. */
+/* Reports the call to the communicators. */
 void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev);
-/* The model goes on when the event has come: at once where its stream waits by itself. */
+/* Lets the model go on after the event: on the host waits for it, on a GPU makes the model's stream wait. */
 int zr_model_wait_for(struct zr_engine *e, struct zr_event *ev);
-/* Waits until the loop has carried out a job (0: none), without which waiting for its events would not wait.
- * Returns why the engine has failed, if it has: the job may not have been carried out then. */
+/* Waits until the loop has carried out the job with that number (0: none). Its events are recorded then, so a
+ * wait for them does wait. Returns the failure of the engine, if any: the job may not have been carried out.
+ */
 int zr_model_await(struct zr_engine *e, uint64_t job);
 
-/* model_pointers.c: stores in the model's pointer, and remembers it. */
+/* ---- model_pointers.c ---- */
+
+/* Store in the model's pointer, and remember it. */
 void zr_point_param(struct zr_engine *e, int32_t tensor, void *to);
 void zr_point_grad(struct zr_engine *e, int32_t tensor, void *to);
 
-/* model_pointers.c: the model's pointers to a unit's parameters (gradients) go to slot, or away. Where the
- * model has its gradients for good: the unit's backward bracket opens, and closes; in_flight: the gradient is
- * being reduced from then on; and is the model's again. */
+/* Point the model's pointers at a unit's parameters, or gradients, in a slot; or take them away. */
 void zr_show_params(struct zr_engine *e, int32_t unit, int32_t slot);
 void zr_hide_params(struct zr_engine *e, int32_t unit);
 void zr_show_grads(struct zr_engine *e, int32_t unit, int32_t slot);
 void zr_hide_grads(struct zr_engine *e, int32_t unit);
-void zr_lend_unit(struct zr_engine *e, int32_t unit);
-void zr_take_unit(struct zr_engine *e, int32_t unit, bool in_flight);
-void zr_lend_again(struct zr_engine *e, int32_t unit);
+/* Where the model has its gradients for good: a backward bracket of the unit opens; it closes, and the
+ * gradient is being reduced from then on if in_flight; the gradient has been reduced. */
+void zr_open_grads(struct zr_engine *e, int32_t unit);
+void zr_close_grads(struct zr_engine *e, int32_t unit, bool in_flight);
+void zr_return_grads(struct zr_engine *e, int32_t unit);
 
-/* Adds what this rank keeps of a tensor, weights and master weights, to a hash (check/replicas.c). buffer:
- * ZR_DIGEST_BYTES of the host. */
+/* check/replicas.c: adds what this rank keeps of a tensor, weights and master weights, to a hash. buffer has
+ * ZR_DIGEST_BYTES of host memory. */
 enum { ZR_DIGEST_BYTES = 1 << 20 };
 int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t *hash);
-/* With cfg.debug.check, ranks compare what they have in this step: 1, 2, 4, 8 and so on, and every 64th. */
+/* Whether ranks compare their copies in this step (cfg.debug.check): 1, 2, 4, 8 and so on, and every 64th. */
 bool zr_compare_is_due(const struct zr_engine *e);
 
-/* For zr_engine_open (tune.c). */
+/* tune.c: for zr_engine_open. */
 void zr_tuned_open(struct zr_engine *e);
-/* Copies the unit from its slot to where all are, on the compute stream (gather_all.c). */
+/* gather_all.c: copies the unit from its slot to where all parameters are, on the compute stream. */
 int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot);
-/* Collective, blocking: inner slices, of which every rank has its fine slice; resident parameters, of which
- * every rank has its inner slice (restore.c). */
+/* restore.c: gather inner slices from the ranks' fine slices, and resident parameters from their inner
+ * slices. Collective, blocking. */
 int zr_engine_gather_inner(struct zr_engine *e);
 int zr_engine_gather_residents(struct zr_engine *e);
 
@@ -438,19 +438,19 @@ bool zr_all_zero(const char *x, int64_t n, enum zr_dtype dtype);
 
 /* ---- places ---- */
 
-/* Of a flat, the elements whose parameters this rank keeps, in a unit that is sharded: its inner slice. */
+/* The elements of a sharded unit's flat whose parameters this rank keeps: its inner slice. */
 static inline struct zr_span zr_engine_inner(const struct zr_engine *e, const struct zr_flat *f)
 {
     return zr_flat_span(f, e->at, ZR_LEVEL_INNER);
 }
 
-/* And those that it alone speaks for: its fine slice. */
+/* The elements that this rank alone speaks for: its fine slice. */
 static inline struct zr_span zr_engine_own(const struct zr_engine *e, const struct zr_flat *f)
 {
     return zr_flat_span(f, e->at, ZR_LEVEL_FINE);
 }
 
-/* The flat's inner slice, whole from the fine slices of its groups. */
+/* A gather of the flat's inner slice from the fine slices of the groups. */
 static inline struct zr_gather_seg zr_outer_gather_seg(const struct zr_engine *e, const struct zr_flat *f)
 {
     int64_t at = zr_plan_param_own(e->plan, f, e->at);
@@ -458,13 +458,13 @@ static inline struct zr_gather_seg zr_outer_gather_seg(const struct zr_engine *e
         .src = at, .dst = at, .in_place = true, .cut = zr_flat_groups_cut(f, e->at.inner)};
 }
 
-/* Room for values on their way between ranks: plan.values_bytes, of the control communicator's arena. */
+/* plan.values_bytes in the control communicator's arena, for values on their way between ranks. */
 static inline char *zr_values_staging(const struct zr_engine *e)
 {
     return e->control_base + e->plan->values_at;
 }
 
-/* Of all ranks. */
+/* The role, and communicator, of all ranks of the job. */
 static inline enum zr_role zr_widest_role(const struct zr_engine *e)
 {
     return e->role[ZR_ROLE_WORLD].comm ? ZR_ROLE_WORLD : ZR_ROLE_CONTROL;
@@ -475,26 +475,26 @@ static inline struct zr_comm *zr_widest_comm(const struct zr_engine *e)
     return e->role[zr_widest_role(e)].comm;
 }
 
-/* Of all calls so far that every rank of the world makes. */
+/* Hash of all calls so far that every rank of the job makes. */
 static inline uint64_t zr_world_hash(const struct zr_engine *e)
 {
     return e->pp > 1 ? e->m.world_calls : zr_core_hash(e->m.core);
 }
 
-/* The place of the rank that owns fine slice number k of each flat. */
+/* The place of the rank that owns fine slice k of each flat. */
 static inline int32_t zr_fine_place(const struct zr_engine *e, int32_t k)
 {
     return k % e->layout->outer * e->layout->inner + k / e->layout->outer;
 }
 
-/* The gradient place of unit, as an index of grad_done, grad_free and grad_job. */
+/* The index of unit's gradient in grad_done, grad_free and grad_job. */
 static inline int32_t zr_grad_place(const struct zr_plan *p, int32_t unit, int32_t slot)
 {
     return slot >= 0 ? p->layout->n_units + slot : unit;
 }
 
-/* The place of a group's sum, as an index of partial_full and partial_free: of the unit, where it lies in
- * place; else of the slot. */
+/* The index of a group's sum in partial_full and partial_free: the unit's if it is summed in place, else the
+ * slot's. */
 static inline int32_t zr_partial_place(const struct zr_action *a)
 {
     return a->partial >= 0 ? a->partial : a->unit;
@@ -511,13 +511,13 @@ static inline struct zr_step_scalars *zr_engine_scalars(const struct zr_engine *
     return (struct zr_step_scalars *)(e->reduce_base + e->plan->control_at);
 }
 
-/* Of this rank, and then of all (kernels/agreement.h). */
+/* This rank's part of the agreement, and then all ranks' (kernels/agreement.h). */
 static inline struct zr_agreement *zr_engine_agreement(const struct zr_engine *e)
 {
     return (struct zr_agreement *)(e->control_base + e->plan->agreement_at);
 }
 
-/* Squares of what this rank owns of the gradient. */
+/* The squares of this rank's part of the gradient. */
 static inline struct zr_own_squares *zr_engine_norm_at(const struct zr_engine *e)
 {
     return (struct zr_own_squares *)(e->reduce_base + e->plan->norm_at);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* issue.h: what the files that carry out jobs share. */
-#ifndef ZR_SHARD_ENGINE_ENGINE_ISSUE_H
-#define ZR_SHARD_ENGINE_ENGINE_ISSUE_H
+/* issue.h: for the files that carry out jobs: issue.c, issue_step.c, hop.c and compare_tp.c. */
+#ifndef ZR_SHARD_ENGINE_ISSUE_H
+#define ZR_SHARD_ENGINE_ISSUE_H
 
 #include "shard/engine/internal.h"
 

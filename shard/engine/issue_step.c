@@ -60,7 +60,7 @@ static int sum_own_squares(struct zr_engine *e, const struct zr_tuned *tuned)
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *flat = &e->layout->flats[i];
         struct zr_span own = zr_engine_own(e, flat);
-        if (flat->trainable && !e->i.left_out[flat->unit] && (flat->cut || e->part == 0))
+        if (flat->trainable && !e->i.left_out[flat->unit] && (flat->cut || e->tp_rank == 0))
             ZR_TRY(zr_flat_ranges(e->layout, flat, own.first, own.first + own.n, norm_range, &q));
     }
     return put_squares(&q);
@@ -100,7 +100,7 @@ static int end_agreement(struct zr_engine *e, const struct zr_job *job)
                                      .clip = job->tuned->clip,
                                      .n_carried = job->given->n,
                                      .n_ranks = e->n_all,
-                                     .n_averaged = e->world * e->parts,
+                                     .n_averaged = e->world * e->tp,
                                      .scalars = zr_engine_scalars(e),
                                      .agreed = e->agreed};
     return e->dev->ops->agree_end(e->reduce_stream, &end);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loop.c: see loop.h. */
+/* loop.c: the loop's thread and the queue of jobs to it. */
 #include "shard/engine/loop.h"
 #include "kernels/limits.h"
 #include "kernels/thread.h"

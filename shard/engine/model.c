@@ -121,7 +121,7 @@ static int return_grads(struct zr_engine *e, int32_t last)
         if (!all && e->plan->sum_in_place[unit])
             continue;
         e->m.flying[i] = e->m.flying[--e->m.n_flying];
-        zr_lend_again(e, unit);
+        zr_return_grads(e, unit);
         if (!err)
             err = zr_observe_reduce(e, unit, ZR_REDUCE_RETURNED);
     }
@@ -216,9 +216,7 @@ static int keep_param(struct zr_engine *e, const struct zr_action *a)
 static int end_param(struct zr_engine *e, const struct zr_action *a)
 {
     const struct zr_grant g = grant_of(a, ZR_GRANT_PARAM);
-    int err = zr_observe_end(e, &g);
-    if (err)
-        return err;
+    ZR_TRY(zr_observe_end(e, &g));
     if (!e->plan->place.model_holds)
         zr_hide_params(e, a->unit);
     return a->slot >= 0 ? e->dev->ops->event_record(e->ev.param_free[a->slot], e->compute) : 0;
@@ -243,20 +241,18 @@ static int begin_grad(struct zr_engine *e, const struct zr_action *a)
     if (!e->plan->place.model_holds)
         zr_show_grads(e, a->unit, a->slot);
     else if (a->bracket)
-        zr_lend_unit(e, a->unit);
+        zr_open_grads(e, a->unit);
     return err;
 }
 
 static int end_grad(struct zr_engine *e, const struct zr_action *a)
 {
     const struct zr_grant g = grant_of(a, ZR_GRANT_GRAD);
-    int err = zr_observe_end(e, &g);
-    if (err)
-        return err;
+    ZR_TRY(zr_observe_end(e, &g));
     if (!e->plan->place.model_holds)
         zr_hide_grads(e, a->unit);
     else if (a->bracket)
-        zr_take_unit(e, a->unit, a->in_flight);
+        zr_close_grads(e, a->unit, a->in_flight);
     return e->dev->ops->event_record(e->ev.grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute);
 }
 
@@ -357,7 +353,7 @@ static void call_comm(struct zr_comm *c, const struct zr_called *call)
 static void report_called(struct zr_engine *e, const struct zr_called *call)
 {
     struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm, *all = zr_widest_comm(e);
-    if (e->parts > 1)
+    if (e->tp > 1)
         call_comm(e->role[ZR_ROLE_MODEL].comm, call);
     if (zr_called_is_of_tp(call->name)) /* data-parallel ranks may have activations of other sizes */
         return;

@@ -63,7 +63,7 @@ static void *grad_pointer(const struct zr_engine *e, const struct zr_flat *f, co
 typedef void (*piece_fn)(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                          int32_t slot);
 
-static void for_lent_pieces(struct zr_engine *e, int32_t unit, int32_t slot, piece_fn fn)
+static void for_pieces_of_unit(struct zr_engine *e, int32_t unit, int32_t slot, piece_fn fn)
 {
     const struct zr_unit *u = &e->layout->units[unit];
     for (int32_t i = 0; i < u->n_flats; i++) {
@@ -128,7 +128,7 @@ static void hide_grad(struct zr_engine *e, const struct zr_flat *f, const struct
 
 void zr_show_params(struct zr_engine *e, int32_t unit, int32_t slot)
 {
-    for_lent_pieces(e, unit, slot, show_param);
+    for_pieces_of_unit(e, unit, slot, show_param);
     e->m.param_shown[unit] = true;
     e->m.param_slot[unit] = slot;
 }
@@ -136,12 +136,12 @@ void zr_show_params(struct zr_engine *e, int32_t unit, int32_t slot)
 void zr_hide_params(struct zr_engine *e, int32_t unit)
 {
     e->m.param_shown[unit] = false;
-    for_lent_pieces(e, unit, -1, hide_param);
+    for_pieces_of_unit(e, unit, -1, hide_param);
 }
 
 void zr_show_grads(struct zr_engine *e, int32_t unit, int32_t slot)
 {
-    for_lent_pieces(e, unit, slot, show_grad);
+    for_pieces_of_unit(e, unit, slot, show_grad);
     e->m.grad_shown[unit] = true;
     e->m.grad_slot[unit] = slot;
 }
@@ -149,7 +149,7 @@ void zr_show_grads(struct zr_engine *e, int32_t unit, int32_t slot)
 void zr_hide_grads(struct zr_engine *e, int32_t unit)
 {
     e->m.grad_shown[unit] = false;
-    for_lent_pieces(e, unit, -1, hide_grad);
+    for_pieces_of_unit(e, unit, -1, hide_grad);
 }
 
 static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
@@ -172,70 +172,71 @@ void zr_engine_point(struct zr_engine *e, bool values)
             zr_point_grad(e, t, zr_model_check_closed(e->watch, t, true));
     }
     for (int32_t u = 0; values && e->plan->place.model_holds && u < e->layout->n_units; u++)
-        for_lent_pieces(e, u, -1, point_for_good);
+        for_pieces_of_unit(e, u, -1, point_for_good);
 }
 
 /* ---- gradients in place, at stages 0 and 1 ---- */
 
 /* The pointer follows what was counted. */
-static void lend(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p)
+static void set_grad_pointer(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p)
 {
-    const struct zr_lending *l = &e->m.lending[p->tensor];
+    const struct zr_grad_pointer *l = &e->m.grad_pointer[p->tensor];
     bool away = l->n_in_flight && !l->n_open;
     zr_point_grad(e, p->tensor,
                   away ? zr_model_check_closed(e->watch, p->tensor, true) : grad_pointer(e, f, p, -1));
 }
 
-static void lend_open(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+static void count_opened(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
 {
     (void)slot;
     if (!f->trainable)
         return;
-    struct zr_lending *l = &e->m.lending[p->tensor];
+    struct zr_grad_pointer *l = &e->m.grad_pointer[p->tensor];
     l->n_open++;
     l->n_in_flight -= e->m.in_flight[f->unit];
-    lend(e, f, p);
+    set_grad_pointer(e, f, p);
 }
 
-static void lend_close(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+static void count_closed(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
 {
     (void)slot;
     if (!f->trainable)
         return;
-    e->m.lending[p->tensor].n_open--;
-    e->m.lending[p->tensor].n_in_flight += e->m.in_flight[f->unit];
-    lend(e, f, p);
+    e->m.grad_pointer[p->tensor].n_open--;
+    e->m.grad_pointer[p->tensor].n_in_flight += e->m.in_flight[f->unit];
+    set_grad_pointer(e, f, p);
 }
 
-static void lend_again(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+static void count_returned(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
+                           int32_t slot)
 {
     (void)slot;
     if (!f->trainable)
         return;
-    e->m.lending[p->tensor].n_in_flight--;
-    lend(e, f, p);
+    e->m.grad_pointer[p->tensor].n_in_flight--;
+    set_grad_pointer(e, f, p);
 }
 
-void zr_lend_unit(struct zr_engine *e, int32_t unit)
+void zr_open_grads(struct zr_engine *e, int32_t unit)
 {
-    for_lent_pieces(e, unit, -1, lend_open);
+    for_pieces_of_unit(e, unit, -1, count_opened);
     for (int32_t i = 0; e->m.in_flight[unit] && i < e->m.n_flying; i++)
         if (e->m.flying[i] == unit)
             e->m.flying[i] = e->m.flying[--e->m.n_flying];
     e->m.in_flight[unit] = false;
 }
 
-void zr_take_unit(struct zr_engine *e, int32_t unit, bool in_flight)
+void zr_close_grads(struct zr_engine *e, int32_t unit, bool in_flight)
 {
     e->m.in_flight[unit] = in_flight;
     if (in_flight)
         e->m.flying[e->m.n_flying++] = unit;
-    for_lent_pieces(e, unit, -1, lend_close);
+    for_pieces_of_unit(e, unit, -1, count_closed);
 }
 
-void zr_lend_again(struct zr_engine *e, int32_t unit)
+void zr_return_grads(struct zr_engine *e, int32_t unit)
 {
-    for_lent_pieces(e, unit, -1, lend_again);
+    for_pieces_of_unit(e, unit, -1, count_returned);
     e->m.in_flight[unit] = false;
 }
 

@@ -21,10 +21,10 @@ void zr_roles_take(struct zr_engine *e, struct zr_comm *const comm[ZR_ROLES])
     e->world = all->size;
     e->place = all->rank;
     e->rank = zr_comm_rank(comm[ZR_ROLE_CONTROL], all->rank);
-    e->parts = comm[ZR_ROLE_MODEL] ? comm[ZR_ROLE_MODEL]->group.size : 1;
-    e->part = comm[ZR_ROLE_MODEL] ? comm[ZR_ROLE_MODEL]->group.rank : 0;
+    e->tp = comm[ZR_ROLE_MODEL] ? comm[ZR_ROLE_MODEL]->group.size : 1;
+    e->tp_rank = comm[ZR_ROLE_MODEL] ? comm[ZR_ROLE_MODEL]->group.rank : 0;
     e->n_all = comm[ZR_ROLE_WORLD] ? comm[ZR_ROLE_WORLD]->group.size : e->world;
-    e->pp = e->n_all / (e->world * e->parts);
+    e->pp = e->n_all / (e->world * e->tp);
     e->pp_at = e->rank / (e->n_all / e->pp);
     for (int r = 0; r < ZR_ROLES; r++)
         if (comm[r])

@@ -3,6 +3,7 @@
  * thread.
  */
 #include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -67,9 +68,7 @@ static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
 static int look_at_result(struct zr_engine *e)
 {
     zr_model_await(e, e->m.norm_job);
-    int err = zr_engine_wait(e, e->ev.step_norm);
-    if (err)
-        return err;
+    ZR_TRY(zr_engine_wait(e, e->ev.step_norm));
     struct zr_access seen = {e->agreed, sizeof *e->agreed, false};
     zr_declare(e->dev, NULL, &seen, 1);
     if (!e->agreed->differs)
@@ -82,7 +81,7 @@ static int look_at_result(struct zr_engine *e)
 static int32_t place_like(const struct zr_engine *e, int32_t rank)
 {
     const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
-    int32_t like = rank - rank % e->parts + e->part, place = 0;
+    int32_t like = rank - rank % e->tp + e->tp_rank, place = 0;
     while (place < e->world && zr_comm_rank(control, place) != like)
         place++;
     return place;
@@ -165,25 +164,18 @@ int zr_engine_settle(struct zr_engine *e)
 
 int zr_engine_norm(struct zr_engine *e, double *norm)
 {
-    int err = zr_engine_check(e);
-    if (!err)
-        err = zr_engine_settle(e);
-    if (err)
-        return err;
+    ZR_TRY(zr_engine_check(e));
+    ZR_TRY(zr_engine_settle(e));
     *norm = e->m.norm;
     if (zr_core_complete(e->m.core) && zr_core_open_unit(e->m.core) < 0)
         return 0;
-    err = zr_observe_step(e, ZR_STEP_CALLED, "zero_norm");
-    if (err)
-        return err;
+    ZR_TRY(zr_observe_step(e, ZR_STEP_CALLED, "zero_norm"));
     e->m.lr = 0;
     e->m.carried.n = 0;
-    err = e->dev->ops->event_record(e->ev.step_compute, e->compute);
-    if (err)
-        return zr_engine_fail(e, err, zr_error_text());
+    ZR_TRY(zr_engine_note(e, e->dev->ops->event_record(e->ev.step_compute, e->compute)));
     e->m.norming = true;
     struct zr_core_event ev = {.kind = ZR_EV_NORM, .unit = (int32_t)zr_tuned_digest(e, 0)};
-    err = zr_engine_call(e, &ev);
+    int err = zr_engine_call(e, &ev);
     if (!err)
         err = look_at_result(e);
     e->m.norming = false;
@@ -195,19 +187,14 @@ int zr_engine_norm(struct zr_engine *e, double *norm)
 
 int zr_engine_drop(struct zr_engine *e)
 {
-    int err = zr_engine_check(e);
-    if (!err)
-        err = zr_engine_settle(e);
-    if (!err)
-        err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_DROP, .unit = -1});
-    if (!err)
-        err = zr_observe_step(e, ZR_STEP_DROPPED, NULL);
-    if (!err)
-        zr_tied_forget(e);
-    e->m.n_dropped += !err;
-    if (!err)
-        e->m.given.n = 0;
-    return err;
+    ZR_TRY(zr_engine_check(e));
+    ZR_TRY(zr_engine_settle(e));
+    ZR_TRY(zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_DROP, .unit = -1}));
+    ZR_TRY(zr_observe_step(e, ZR_STEP_DROPPED, NULL));
+    zr_tied_forget(e);
+    e->m.n_dropped++;
+    e->m.given.n = 0;
+    return 0;
 }
 
 void zr_engine_give(struct zr_engine *e, const double *values, int32_t n)
@@ -236,20 +223,13 @@ int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *resu
 
 static int make_step(struct zr_engine *e, float lr, struct zr_step_result *result)
 {
-    int32_t n, err = zr_engine_check(e);
-    if (err)
-        return err;
-    err = zr_engine_settle(e);
-    if (err)
-        return err;
+    int32_t n;
+    ZR_TRY(zr_engine_check(e));
+    ZR_TRY(zr_engine_settle(e));
     struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = (int32_t)zr_tuned_digest(e, e->m.given.n)};
-    err = zr_pointers_check(e, &ev);
-    if (!err)
-        err = zr_observe_step(e, ZR_STEP_CALLED, "zero_step");
-    if (!err)
-        err = zr_core_step(e->m.core, &ev, e->m.actions, &n);
-    if (err)
-        return err;
+    ZR_TRY(zr_pointers_check(e, &ev));
+    ZR_TRY(zr_observe_step(e, ZR_STEP_CALLED, "zero_step"));
+    ZR_TRY(zr_core_step(e->m.core, &ev, e->m.actions, &n));
     zr_model_called(e, &ev);
     e->m.step++;
     e->m.stepping = true;
@@ -260,15 +240,11 @@ static int make_step(struct zr_engine *e, float lr, struct zr_step_result *resul
     e->m.carried = e->m.given;
     e->m.given.n = 0;
     zr_model_check_call(e->watch, "zero_step", -1, "", zr_step_number(e));
-    err = zr_observe_step(e, ZR_STEP_BEGUN, NULL);
-    if (err)
-        return err;
+    ZR_TRY(zr_observe_step(e, ZR_STEP_BEGUN, NULL));
     zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, zr_step_number(e));
-    err = e->dev->ops->event_record(e->ev.step_compute, e->compute);
-    if (err)
-        return zr_engine_fail(e, err, zr_error_text());
+    ZR_TRY(zr_engine_note(e, e->dev->ops->event_record(e->ev.step_compute, e->compute)));
     e->m.call = ev.kind;
-    err = zr_model_act(e, n);
+    int err = zr_model_act(e, n);
     int reported = zr_observe_step(e, ZR_STEP_ISSUED, NULL);
     err = err ? err : reported;
     e->m.result_due = true;
@@ -288,13 +264,16 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     return err;
 }
 
+/* NULL: there is none. */
 static int drain_stream(struct zr_engine *e, struct zr_stream *s)
 {
     const struct zr_device_ops *d = e->dev->ops;
+    if (!s)
+        return 0;
     if (d->host_memory)
-        return d->stream_sync(s);
-    int err = d->event_record(e->ev.drained, s);
-    return err ? err : zr_engine_wait(e, e->ev.drained);
+        return zr_engine_note(e, d->stream_sync(s));
+    ZR_TRY(zr_engine_note(e, d->event_record(e->ev.drained, s)));
+    return zr_engine_wait(e, e->ev.drained);
 }
 
 void zr_engine_await_jobs(struct zr_engine *e)
@@ -305,23 +284,15 @@ void zr_engine_await_jobs(struct zr_engine *e)
 int zr_engine_drain(struct zr_engine *e)
 {
     zr_engine_await_jobs(e);
-    int err = drain_stream(e, e->gather_stream);
-    if (!err && e->gather_outer_stream)
-        err = drain_stream(e, e->gather_outer_stream);
-    if (!err && e->reduce_outer_stream)
-        err = drain_stream(e, e->reduce_outer_stream);
-    if (!err)
-        err = drain_stream(e, e->reduce_stream);
-    for (int pair = 0; !err && pair < ZR_PAIR_ROLES; pair++)
-        if (e->pair_stream[pair])
-            err = drain_stream(e, e->pair_stream[pair]);
-    if (!err && e->tied_stream)
-        err = drain_stream(e, e->tied_stream);
-    if (!err)
-        err = drain_stream(e, e->compute);
-    if (err)
-        return zr_engine_fail(e, err, zr_error_text());
+    ZR_TRY(drain_stream(e, e->gather_stream));
+    ZR_TRY(drain_stream(e, e->gather_outer_stream));
+    ZR_TRY(drain_stream(e, e->reduce_outer_stream));
+    ZR_TRY(drain_stream(e, e->reduce_stream));
+    for (int pair = 0; pair < ZR_PAIR_ROLES; pair++)
+        ZR_TRY(drain_stream(e, e->pair_stream[pair]));
+    ZR_TRY(drain_stream(e, e->tied_stream));
+    ZR_TRY(drain_stream(e, e->compute));
     /* A step that ranks did not agree on is found here at the latest. */
-    err = zr_engine_check(e);
-    return err ? err : zr_engine_settle(e);
+    ZR_TRY(zr_engine_check(e));
+    return zr_engine_settle(e);
 }

@@ -95,7 +95,7 @@ static int list_tables(struct zr_engine *e, struct table *t)
         {&m->grad_shown, units, sizeof *m->grad_shown},
         {&m->param_slot, units, sizeof *m->param_slot},
         {&m->grad_slot, units, sizeof *m->grad_slot},
-        {&m->lending, tensors, sizeof *m->lending},
+        {&m->grad_pointer, tensors, sizeof *m->grad_pointer},
         {&m->in_flight, units, sizeof *m->in_flight},
         {&m->flying, units, sizeof *m->flying},
         {&m->unit_t, units, sizeof *m->unit_t},

@@ -33,9 +33,9 @@ static int64_t out_at(int out)
     return IN_BYTES + out * (int64_t)OUT_BYTES;
 }
 
-struct zr_tag zr_parts_tag(const struct zr_engine *e, enum zr_called_name call, int64_t n, int32_t kind)
+struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_called_name call, int64_t n, int32_t kind)
 {
-    const int64_t words[] = {call, n, kind, (int64_t)e->m.parts_calls};
+    const int64_t words[] = {call, n, kind, (int64_t)e->m.tp_calls};
     return (struct zr_tag){.unit = zr_core_open_unit(e->m.core),
                            .step = zr_step_number(e),
                            .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))};
@@ -46,17 +46,16 @@ struct zr_tag zr_parts_tag(const struct zr_engine *e, enum zr_called_name call, 
 static int sum_piece(struct zr_engine *e, int64_t n, enum zr_dtype dtype, int out, const struct zr_tag *tag)
 {
     const bool rounds = dtype != ZR_F32;
-    const int64_t size = zr_dtype_bytes(dtype),
-                  each = zr_round_up((n + e->parts - 1) / e->parts * size, CUT_BYTES);
+    const int64_t size = zr_dtype_bytes(dtype), each = zr_round_up((n + e->tp - 1) / e->tp * size, CUT_BYTES);
     const struct zr_cut cut = {.each = each, .total = n * size};
-    const int64_t at = out_at(out), own = at + zr_cut_at(&cut, e->part),
-                  sums = rounds ? at + e->parts * each : own;
+    const int64_t at = out_at(out), own = at + zr_cut_at(&cut, e->tp_rank),
+                  sums = rounds ? at + e->tp * each : own;
     const struct zr_reduce_seg reduce = {.src = IN_AT, .dst = sums, .cut = cut, .dtype = dtype};
     const struct zr_gather_seg gather = {.src = at, .dst = at, .in_place = true, .cut = cut};
     ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
     if (rounds)
         ZR_TRY(e->dev->ops->cast(e->compute, e->model_base + own, dtype, e->model_base + sums, ZR_F32,
-                                 zr_cut_bytes(&cut, e->part) / size));
+                                 zr_cut_bytes(&cut, e->tp_rank) / size));
     return zr_role_gather(e, ZR_ROLE_MODEL, &gather, 1, tag);
 }
 
@@ -67,7 +66,7 @@ static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, e
     const int64_t size = zr_dtype_bytes(dtype);
     for (int64_t at = 0, k; at < n; at += k) {
         k = zr_min(n - at, ZR_MODEL_ELEMS);
-        int out = e->m.parts_out ^= 1;
+        int out = e->m.tp_out ^= 1;
         ZR_TRY(d->copy(e->compute, e->model_base + IN_AT, src + at * size, k * size));
         ZR_TRY(sum_piece(e, k, dtype, out, tag));
         ZR_TRY(d->copy(e->compute, dst + at * size, e->model_base + out_at(out), k * size));
@@ -80,15 +79,15 @@ static int scatter_pieces(struct zr_engine *e, char *dst, const char *src, int64
                           const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    const int64_t size = zr_dtype_bytes(dtype), most = IN_BYTES / e->parts / CUT_BYTES * CUT_BYTES / size;
+    const int64_t size = zr_dtype_bytes(dtype), most = IN_BYTES / e->tp / CUT_BYTES * CUT_BYTES / size;
     for (int64_t at = 0, k; at < part; at += k) {
         k = zr_min(part - at, most);
-        int64_t each = zr_round_up(k * size, CUT_BYTES), sums = out_at(e->m.parts_out ^= 1);
-        for (int32_t p = 0; p < e->parts; p++)
+        int64_t each = zr_round_up(k * size, CUT_BYTES), sums = out_at(e->m.tp_out ^= 1);
+        for (int32_t p = 0; p < e->tp; p++)
             ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + p * each, src + (p * part + at) * size,
                            k * size));
         const struct zr_reduce_seg reduce = {
-            .src = IN_AT, .dst = sums, .cut = {.each = each, .total = e->parts * each}, .dtype = dtype};
+            .src = IN_AT, .dst = sums, .cut = {.each = each, .total = e->tp * each}, .dtype = dtype};
         ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
         ZR_TRY(d->cast(e->compute, dst + at * size, dtype, (const float *)(e->model_base + sums), ZR_F32, k));
     }
@@ -100,13 +99,13 @@ static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_
                          const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    const int64_t size = zr_dtype_bytes(dtype), most = IN_BYTES / e->parts / size;
+    const int64_t size = zr_dtype_bytes(dtype), most = IN_BYTES / e->tp / size;
     for (int64_t at = 0, k; at < part; at += k) {
         k = zr_min(part - at, most);
         const int64_t slot = k * size;
-        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->part * slot, src + at * size, slot));
+        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->tp_rank * slot, src + at * size, slot));
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
-        for (int32_t p = 0; p < e->parts; p++)
+        for (int32_t p = 0; p < e->tp; p++)
             ZR_TRY(d->copy(e->compute, dst + (p * part + at) * size, e->model_base + IN_AT + p * slot, slot));
     }
     return 0;
@@ -139,15 +138,15 @@ static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t 
                        const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    const int64_t size = zr_dtype_bytes(dtype), most = ZR_MODEL_ELEMS / e->parts;
+    const int64_t size = zr_dtype_bytes(dtype), most = ZR_MODEL_ELEMS / e->tp;
     for (int64_t at = 0, k; at < n; at += k) {
         k = zr_min(n - at, most);
         const int64_t slot = k * size;
-        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->part * slot, src + at * size, slot));
+        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->tp_rank * slot, src + at * size, slot));
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
         ZR_TRY(zr_engine_status(e));
         memcpy(dst + at * size, e->model_base + IN_AT, (size_t)slot);
-        for (int32_t p = 1; p < e->parts; p++)
+        for (int32_t p = 1; p < e->tp; p++)
             keep_most(dst + at * size, e->model_base + IN_AT + p * slot, k, dtype);
     }
     return 0;
@@ -160,18 +159,18 @@ static int broadcast_pieces(struct zr_engine *e, int32_t root, char *buf, int64_
     char *in = e->model_base + IN_AT;
     for (int64_t at = 0, k; at < bytes; at += k) {
         k = zr_min(bytes - at, IN_BYTES);
-        if (e->part == root)
+        if (e->tp_rank == root)
             ZR_TRY(d->copy(e->compute, in, buf + at, k));
         ZR_TRY(zr_role_broadcast(e, ZR_ROLE_MODEL, IN_AT, k, root, tag));
-        if (e->part != root)
+        if (e->tp_rank != root)
             ZR_TRY(d->copy(e->compute, buf + at, in, k));
     }
     return 0;
 }
 
-void zr_engine_parts_called(struct zr_engine *e, uint64_t call)
+void zr_engine_tp_called(struct zr_engine *e, uint64_t call)
 {
-    e->m.parts_calls = XXH3_64bits_withSeed(&call, sizeof call, e->m.parts_calls);
+    e->m.tp_calls = XXH3_64bits_withSeed(&call, sizeof call, e->m.tp_calls);
 }
 
 /* A failure of a collective over tp ends the context. */
@@ -180,38 +179,38 @@ static int end_collective(struct zr_engine *e, int err)
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
 }
 
-int zr_engine_sum_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
-                        enum zr_dtype dtype)
+int zr_engine_tp_sum(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                     enum zr_dtype dtype)
 {
-    const struct zr_tag tag = zr_parts_tag(e, call, n, dtype);
+    const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
     return end_collective(e, sum_all(e, dst, src, n, dtype, &tag));
 }
 
-int zr_engine_scatter_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
-                            int64_t n, enum zr_dtype dtype)
+int zr_engine_tp_scatter(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                         enum zr_dtype dtype)
 {
-    const struct zr_tag tag = zr_parts_tag(e, call, n, dtype);
-    return end_collective(e, scatter_pieces(e, dst, src, n / e->parts, dtype, &tag));
+    const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
+    return end_collective(e, scatter_pieces(e, dst, src, n / e->tp, dtype, &tag));
 }
 
-int zr_engine_gather_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
-                           int64_t n, enum zr_dtype dtype)
+int zr_engine_tp_gather(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                        enum zr_dtype dtype)
 {
-    const struct zr_tag tag = zr_parts_tag(e, call, n, dtype);
-    return end_collective(e, gather_pieces(e, dst, src, n / e->parts, dtype, &tag));
+    const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
+    return end_collective(e, gather_pieces(e, dst, src, n / e->tp, dtype, &tag));
 }
 
-int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
-                            int64_t n, enum zr_dtype dtype)
+int zr_engine_tp_max(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                     enum zr_dtype dtype)
 {
-    const struct zr_tag tag = zr_parts_tag(e, call, n, dtype);
+    const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
     return end_collective(e, most_of_all(e, dst, src, n, dtype, &tag));
 }
 
-int zr_engine_broadcast_parts(struct zr_engine *e, enum zr_called_name call, int32_t root, void *buf,
-                              int64_t bytes)
+int zr_engine_tp_broadcast(struct zr_engine *e, enum zr_called_name call, int32_t root, void *buf,
+                           int64_t bytes)
 {
-    const struct zr_tag tag = zr_parts_tag(e, call, bytes, root);
+    const struct zr_tag tag = zr_tp_tag(e, call, bytes, root);
     return end_collective(e, broadcast_pieces(e, root, buf, bytes, &tag));
 }
 
@@ -293,18 +292,18 @@ static uint64_t digest_of_partial(const struct zr_engine *e, const struct zr_fla
 static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const char *full)
 {
     const struct zr_piece *pieces = &e->layout->pieces[f->first_piece];
-    const int32_t most = IN_BYTES / e->parts / (int)sizeof(uint64_t);
-    const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_END, f->n_pieces, f->unit);
+    const int32_t most = IN_BYTES / e->tp / (int)sizeof(uint64_t);
+    const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_END, f->n_pieces, f->unit);
     uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
     for (int32_t at = 0, n; at < f->n_pieces; at += n) {
         n = (int32_t)zr_min(f->n_pieces - at, most);
         for (int32_t k = 0; k < n; k++)
-            all[e->part * n + k] = digest_of_partial(e, f, full, &pieces[at + k]);
+            all[e->tp_rank * n + k] = digest_of_partial(e, f, full, &pieces[at + k]);
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, n * (int64_t)sizeof *all, &tag));
         ZR_TRY(zr_engine_status(e));
         for (int32_t k = 0; k < n && !e->m.said_partial; k++) {
             bool same = all[k] != 0;
-            for (int32_t p = 1; p < e->parts; p++)
+            for (int32_t p = 1; p < e->tp; p++)
                 same &= all[p * n + k] == all[k];
             e->m.said_partial = same;
             if (same)
@@ -312,7 +311,7 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
                     e->opt.log,
                     "the gradient of tensor %s is the same on all %d ranks of tp, but with ZERO_TP_PARTIAL "
                     "each must give that of its own rows: if each gives that of all rows, it counts %d times",
-                    e->layout->tensors[pieces[at + k].tensor].name, e->parts, e->parts);
+                    e->layout->tensors[pieces[at + k].tensor].name, e->tp, e->tp);
         }
     }
     return 0;
@@ -321,14 +320,14 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
 int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
 {
     const bool is_due = zr_compare_is_due(e) || zr_tp_compares(e, e->m.step + 1),
-               compares = e->parts > 1 && is_due && !e->m.said_partial;
+               compares = e->tp > 1 && is_due && !e->m.said_partial;
     const struct zr_unit *u = &e->layout->units[unit];
     *any = false;
-    for (int32_t i = 0; e->parts > 1 && i < u->n_flats; i++) {
+    for (int32_t i = 0; e->tp > 1 && i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
         const int64_t n = partial_elems(e, f);
         char *full = n ? e->reduce_base + zr_plan_grad_full(e->plan, f, slot) : NULL;
-        const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_END, n, unit);
+        const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_END, n, unit);
         if (n && compares) {
             struct zr_received before = zr_received_so_far(e);
             ZR_TRY(compare_partial(e, f, full));
@@ -336,7 +335,7 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
         }
         for (int64_t at = 0, k; at < n; at += k) {
             k = zr_min(n - at, ZR_MODEL_ELEMS);
-            int out = e->m.parts_out ^= 1;
+            int out = e->m.tp_out ^= 1;
             ZR_TRY(move_partial(e, f, full, at, k, NULL));
             ZR_TRY(sum_piece(e, k, f->dtype, out, &tag));
             ZR_TRY(move_partial(e, f, full, at, k, e->model_base + out_at(out)));
@@ -352,12 +351,12 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
 static int exchange_hashes(struct zr_engine *e, enum zr_called_name call, const void *x, int64_t n,
                            int64_t n_bytes)
 {
-    const struct zr_tag tag = zr_parts_tag(e, call, n, COMPARED);
+    const struct zr_tag tag = zr_tp_tag(e, call, n, COMPARED);
     uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
     bool zero = true;
     for (int64_t i = 0; i < n_bytes && zero; i++)
         zero = ((const char *)x)[i] == 0;
-    all[e->part] = zero ? 0 : XXH3_64bits(x, (size_t)n_bytes);
+    all[e->tp_rank] = zero ? 0 : XXH3_64bits(x, (size_t)n_bytes);
     int err = zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, sizeof *all, &tag);
     return err ? err : zr_engine_status(e);
 }
@@ -386,7 +385,7 @@ static void warn_of_sum(struct zr_engine *e, const char *call)
         zr_warn(e->opt.log,
                 "check: %s: src is the same on all %d ranks of tp, and is added up: if each rank has all of "
                 "it, it counts %d times",
-                call, e->parts, e->parts);
+                call, e->tp, e->tp);
     e->m.said_sum = true;
 }
 
@@ -395,18 +394,18 @@ int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, 
 {
     const uint64_t *all = (const uint64_t *)(e->model_base + IN_AT);
     char text[ZR_CALLED_CHARS];
-    if (e->parts == 1 || !zr_compare_is_due(e) || (!whole && n < FEW_ELEMS))
+    if (e->tp == 1 || !zr_compare_is_due(e) || (!whole && n < FEW_ELEMS))
         return 0;
     struct zr_received before = zr_received_so_far(e);
     int err = exchange_hashes(e, call, x, n, n * zr_dtype_bytes(dtype));
     zr_leave_out_since(e, before);
     int32_t p = 1;
-    while (!err && p < e->parts && all[p] == all[0])
+    while (!err && p < e->tp && all[p] == all[0])
         p++;
     describe_call(e, call, text);
-    if (!err && whole && p < e->parts)
+    if (!err && whole && p < e->tp)
         err = fail_apart(e, text, p);
-    if (!err && !whole && p == e->parts && all[0])
+    if (!err && !whole && p == e->tp && all[0])
         warn_of_sum(e, text);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }

@@ -530,10 +530,9 @@ int zr_engine_tied_values(struct zr_engine *e)
     if (!e->tied)
         return 0;
     zr_tied_forget(e);
-    int err = zr_engine_note(e, values_after_model(e));
-    if (!err)
-        err = zr_engine_note(e, e->tied->owner ? give_values(e) : take_values(e));
-    return err ? err : zr_engine_status(e);
+    ZR_TRY(zr_engine_note(e, values_after_model(e)));
+    ZR_TRY(zr_engine_note(e, e->tied->owner ? give_values(e) : take_values(e)));
+    return zr_engine_status(e);
 }
 
 int zr_engine_tied_step(struct zr_engine *e)

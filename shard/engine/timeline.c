@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* timeline.c: see timeline.h. */
+/* timeline.c: records spans of the model's thread and of streams, and writes them as a Chrome trace. */
 #include "shard/engine/timeline.h"
 #include "kernels/limits.h"
 #include "kernels/profiler.h"

@@ -3,6 +3,7 @@
  * mean over ranks; the barrier. All blocking, between steps, over the control communicator and the plan's
  * staging. */
 #include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
 #include "shard/tp_cut.h"
 
 #include <stdlib.h>
@@ -182,7 +183,7 @@ static int stage_runs(struct zr_engine *e, const struct chunk *c, const struct w
 {
     const struct zr_device_ops *d = e->dev->ops;
     int64_t at = c->piece->slice * c->piece->n + (c->first - c->piece->first), n;
-    int32_t part = w->cut.parts > 1 ? e->part : 0;
+    int32_t part = w->cut.parts > 1 ? e->tp_rank : 0;
     int err = 0;
     for (int64_t done = 0; !err && done < c->n; done += n) {
         const struct zr_tp_run run = zr_tp_run_of_part(&w->cut, part, at + done);
@@ -214,10 +215,9 @@ static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *s
 static int wait_for_all(struct zr_engine *e, const struct asked *a)
 {
     struct zr_tag tag = values_tag(e, -1, a);
-    int err = zr_engine_drain(e);
-    if (!err)
-        err = zr_role_barrier(e, ZR_ROLE_CONTROL, &tag);
-    return err ? err : zr_engine_drain(e);
+    ZR_TRY(zr_engine_drain(e));
+    ZR_TRY(zr_role_barrier(e, ZR_ROLE_CONTROL, &tag));
+    return zr_engine_drain(e);
 }
 
 /* Runs fn over the chunks of what was asked; data may be NULL. Begins with a barrier: a peer may still be
@@ -293,8 +293,8 @@ int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first
 int zr_engine_write_whole(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n,
                           const void *src)
 {
-    const struct whole w = {src, first, zr_tp_of_tensor(&e->layout->tensors[tensor], e->parts)};
-    const int32_t part = w.cut.parts > 1 ? e->part : 0;
+    const struct whole w = {src, first, zr_tp_of_tensor(&e->layout->tensors[tensor], e->tp)};
+    const int32_t part = w.cut.parts > 1 ? e->tp_rank : 0;
     int64_t begin = zr_tp_from(&w.cut, part, first), end = zr_tp_from(&w.cut, part, first + n);
     struct asked a = {ASKED_WRITE, tensor, kind, begin, end - begin, &w};
     return write_asked(e, &a, NULL);
@@ -319,7 +319,7 @@ static int add_tensor(struct zr_engine *e, struct batch *b, int32_t tensor, cons
 {
     const struct zr_tensor *t = &e->layout->tensors[tensor];
     const char *src = *t->param;
-    const struct whole w = {src, 0, zr_tp_of_tensor(t, e->parts)};
+    const struct whole w = {src, 0, zr_tp_of_tensor(t, e->tp)};
     int err = 0;
     for (int64_t at = 0; !err && at < t->n_elems;) {
         struct chunk c = chunk_at(e, tensor, ZR_VALUE_PARAM, at, t->n_elems - at);
@@ -411,10 +411,10 @@ static int32_t rank_in_stage(const struct zr_engine *e, int32_t stage)
 /* The mean over the last stage's ranks of the i-th double of n_bytes that each left in e->words. */
 static double mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i)
 {
-    const int32_t first = e->n_all - e->n_all / e->pp + e->part;
+    const int32_t first = e->n_all - e->n_all / e->pp + e->tp_rank;
     struct zr_exact_sum sum;
     zr_exact_reset(&sum);
-    for (int32_t r = first; r < e->n_all; r += e->parts) {
+    for (int32_t r = first; r < e->n_all; r += e->tp) {
         double x;
         memcpy(&x, e->words + r * n_bytes + i * (int64_t)sizeof x, sizeof x);
         zr_exact_add(&sum, x);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_comm.c: see check_comm.h. What each collective promises about its order is in comm/comm.h. */
+/* check_comm.c: declares to the recorder what each collective reads and writes, and passes it on. comm/comm.h
+ * says what each collective promises about its order. */
 #include "shard/engine/check/check_comm.h"
 #include "comm/segment.h"
 

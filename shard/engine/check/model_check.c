@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_check.c: see model_check.h. */
+/* model_check.c: guards the model's memory, declares its reads and writes to the recorder, and puts faults
+ * into words. */
 #include "shard/engine/check/model_check.h"
 #include "kernels/check/guard.h"
 #include "shard/engine/check/observers.h"
@@ -188,9 +189,7 @@ static int open_piece(struct zr_model_check *w, int32_t piece, bool grad, const 
     w->open[grad][piece] = true;
     pthread_mutex_unlock(&w->lock);
     int32_t region = region_of(w, piece, grad);
-    int err = zr_guard_set(w->guard, region, ZR_GUARD_OPEN);
-    if (err)
-        return err;
+    ZR_TRY(zr_guard_set(w->guard, region, ZR_GUARD_OPEN));
     memcpy(zr_guard_at(w->guard, region), from, (size_t)bytes);
     return grad ? 0 : zr_guard_set(w->guard, region, ZR_GUARD_READ);
 }

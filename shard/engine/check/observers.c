@@ -8,8 +8,8 @@
 
 /* zr_stored fills a gradient before zr_model_check copies it to guarded memory; at the end, which goes the
  * other way round, it looks at what was copied back. */
-static const zr_observer_open openers[] = {zr_in_place_open,    zr_unwritten_open,        zr_stored_open,
-                                           zr_model_check_open, zr_missing_brackets_open, zr_slots_open};
+static const zr_observer_open openers[] = {zr_in_place_open,    zr_unwritten_open,      zr_stored_open,
+                                           zr_model_check_open, zr_lost_gradients_open, zr_slots_open};
 _Static_assert(sizeof openers / sizeof *openers == ZR_MOST_OBSERVERS, "room for each");
 
 int zr_observers_open(struct zr_engine *e, const struct zr_engine_parts *parts)

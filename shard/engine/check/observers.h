@@ -12,8 +12,8 @@ int zr_in_place_open(struct zr_engine *e, const struct zr_engine_parts *parts, s
 int zr_unwritten_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out);
 int zr_stored_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out);
 int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out);
-int zr_missing_brackets_open(struct zr_engine *e, const struct zr_engine_parts *parts,
-                             struct zr_observer **out);
+int zr_lost_gradients_open(struct zr_engine *e, const struct zr_engine_parts *parts,
+                           struct zr_observer **out);
 int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out);
 
 /* For opening: memory of so many bytes that begins with a struct zr_observer, and behind it n elements of

@@ -3,6 +3,7 @@
  * closed, and looked at. */
 #include "shard/engine/check/places.h"
 #include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,9 +47,7 @@ static int add_place(struct zr_places *p, struct role *r)
     if (!more)
         return zr_fail(ZR_ERR_NOMEM, "check: no memory for %d places", r->n + 1);
     r->places = more;
-    int err = d->alloc(p->e->dev, r->bytes, &at);
-    if (err)
-        return err;
+    ZR_TRY(d->alloc(p->e->dev, r->bytes, &at));
     r->places[r->n++] = (struct place){.at = at, .unit = -1};
     return d->copy(p->e->compute, at, p->nan, r->bytes);
 }
@@ -205,13 +204,9 @@ static int look_at_place(struct zr_places *p, struct place *was, bool grad)
     if (!was->suspect)
         return 0;
     was->suspect = false;
-    int err = d->copy(e->compute, p->seen, was->at, n);
-    if (!err)
-        err = d->event_record(p->copied, e->compute);
-    if (!err)
-        err = zr_engine_wait(e, p->copied);
-    if (err)
-        return err;
+    ZR_TRY(d->copy(e->compute, p->seen, was->at, n));
+    ZR_TRY(d->event_record(p->copied, e->compute));
+    ZR_TRY(zr_engine_wait(e, p->copied));
     struct zr_access seen = {p->seen, n, false};
     zr_declare(e->dev, NULL, &seen, 1);
     for (int64_t i = 0; i < n; i++)

@@ -121,5 +121,5 @@ int zr_engine_check_replicas(struct zr_engine *e)
     if (!zr_compare_is_due(e))
         return 0;
     int err = e->plan->hop[ZR_OUTER].sums_whole ? compare_groups(e) : 0;
-    return err ? err : zr_engine_compare_parts(e);
+    return err ? err : zr_engine_tp_compare(e);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* missing_brackets.c: gradients that are written where no bracket tells, at stages 0 and 1.
+/* lost_gradients.c: gradients that are written where no bracket tells, at stages 0 and 1.
  *
  * A step with backward brackets leaves out the units that have none. Their gradients are zero, as the library
  * handed them out. Where one is not, the model has written it, and the step would lose it. What backward
@@ -20,7 +20,7 @@
 
 enum { LOOKED_AT_BYTES = 4096 };
 
-struct missing_brackets {
+struct lost_gradients {
     struct zr_observer o;
     /* the device was asked for the squares of stray gradients, and they come with the norm */
     bool due;
@@ -32,9 +32,9 @@ struct missing_brackets {
     uint64_t late[];
 };
 
-static struct missing_brackets *self(struct zr_observer *o)
+static struct lost_gradients *self(struct zr_observer *o)
 {
-    return (struct missing_brackets *)o;
+    return (struct lost_gradients *)o;
 }
 
 /* ---- not zero though the step leaves the unit out ---- */
@@ -213,14 +213,14 @@ static int check_late(struct zr_observer *o)
 
 /* ---- what the engine tells ---- */
 
-static int missing_brackets_begin(struct zr_observer *o, const struct zr_grant *g)
+static int lost_gradients_begin(struct zr_observer *o, const struct zr_grant *g)
 {
     if (g->kind == ZR_GRANT_GRAD && g->bracket)
         self(o)->bracketed[g->unit] = true;
     return 0;
 }
 
-static int missing_brackets_step(struct zr_observer *o, enum zr_step_moment at, const char *call)
+static int lost_gradients_step(struct zr_observer *o, enum zr_step_moment at, const char *call)
 {
     if (at == ZR_STEP_CALLED) {
         ZR_TRY(check_late(o));
@@ -231,18 +231,17 @@ static int missing_brackets_step(struct zr_observer *o, enum zr_step_moment at, 
     return at == ZR_STEP_AGREED ? settle_stray(o) : 0;
 }
 
-int zr_missing_brackets_open(struct zr_engine *e, const struct zr_engine_parts *parts,
-                             struct zr_observer **out)
+int zr_lost_gradients_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out)
 {
-    static const struct zr_observer_ops ops = {.on_begin = missing_brackets_begin,
-                                               .on_step = missing_brackets_step};
+    static const struct zr_observer_ops ops = {.on_begin = lost_gradients_begin,
+                                               .on_step = lost_gradients_step};
     const size_t pieces = (size_t)e->layout->n_pieces, units = (size_t)e->layout->n_units;
     (void)parts;
     if (!e->plan->place.model_holds)
         return 0;
-    ZR_TRY(zr_observer_new(e, &ops, sizeof(struct missing_brackets) + pieces * sizeof(uint64_t),
+    ZR_TRY(zr_observer_new(e, &ops, sizeof(struct lost_gradients) + pieces * sizeof(uint64_t),
                            (int64_t)units * 2, sizeof(bool), out));
-    struct missing_brackets *w = self(*out);
+    struct lost_gradients *w = self(*out);
     w->keeps = e->dev->ops->compute_on_caller && e->dev->ops->host_memory;
     w->stray = (bool *)&w->late[pieces];
     w->bracketed = w->stray + units;
