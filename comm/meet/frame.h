@@ -12,7 +12,7 @@
 enum {
     /* the word "zero" in little-endian bytes */
     ZR_FRAME_MAGIC = 0x6f72657a,
-    ZR_FRAME_VERSION = 7,
+    ZR_FRAME_VERSION = 8,
     /* the longest message that travels */
     ZR_FRAME_TEXT_BYTES = 1024,
     /* the most that a payload may have before both sides know each other */
@@ -21,8 +21,6 @@ enum {
     ZR_FRAME_SMALL_BYTES = 64 * 1024,
 };
 
-/* In a tree (tree.h) "0 -> rank" goes from each rank to those below it, and "rank -> 0" to the one above it,
- * which passes it on. */
 enum zr_frame_type {
     /* 0 -> whoever connects: prove that you are of this job; payload: rank 0's nonce */
     ZR_FRAME_CHALLENGE = 1,
@@ -38,7 +36,7 @@ enum zr_frame_type {
     /* 0 -> rank: try again; you are of this job, but rank 0 waits with another name. payload: rank 0's proof,
      * and which ranks wait with which name */
     ZR_FRAME_AGAIN,
-    /* rank -> 0: my blob of an exchange; in a tree those of all below me too, in rank order */
+    /* rank -> 0: my blob of an exchange */
     ZR_FRAME_GIVE,
     /* 0 -> rank: everyone's, in rank order */
     ZR_FRAME_ALL,
@@ -63,18 +61,7 @@ enum zr_frame_type {
     ZR_FRAME_BEAT,
     /* rank -> 0: how it went here; 0 -> rank: what that comes to. about: the code, payload: the rank that
      * speaks (int32_t) and its message */
-    ZR_FRAME_VERDICT,
-    /* Of a tree alone, and not passed on. rank -> 0: where ranks below me find me, a text (address_list.h);
-     * none: nobody is below me */
-    ZR_FRAME_LISTENS,
-    /* 0 -> rank: where the rank above you listens, likewise; none: it has not come yet */
-    ZR_FRAME_ABOVE,
-    /* to the rank above: all below me are linked with me */
-    ZR_FRAME_JOINED,
-    /* to a rank below: for which ranks do you wait? about: ms in which to answer */
-    ZR_FRAME_ASK_MISSING,
-    /* to the rank above: for these; payload: int32_t of each */
-    ZR_FRAME_MISSING
+    ZR_FRAME_VERDICT
 };
 
 /* Before every payload, in the sender's byte order: magic shows a sender of the other order. */

@@ -17,7 +17,7 @@ static int send_frame(struct zr_rendezvous *r, int rank, enum zr_frame_type type
                       const void *payload, size_t n)
 {
     struct zr_frame f = {.type = (uint16_t)type, .rank = r->w.rank, .world = r->w.world, .about = about};
-    struct zr_link *l = r->members[zr_hub_towards(r, rank)].link;
+    struct zr_link *l = r->members[rank].link;
     return l ? zr_link_send(l, f, payload, n) : 0;
 }
 
@@ -41,9 +41,27 @@ int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, cons
 int zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
                       const void *payload, size_t n)
 {
-    bool here = r->members[rank].state == ZR_MEMBER_HERE &&
-                r->members[zr_hub_towards(r, rank)].state == ZR_MEMBER_HERE;
+    bool here = r->members[rank].state == ZR_MEMBER_HERE;
     return here ? send_frame(r, rank, type, about, payload, n) : 0;
+}
+
+int zr_hub_send_all(struct zr_rendezvous *r, enum zr_frame_type type, int32_t about, const void *payload,
+                    size_t n)
+{
+    struct zr_frame f = {.type = (uint16_t)type, .rank = r->w.rank, .world = r->w.world, .about = about};
+    int err = 0;
+    if (r->w.rank != 0)
+        return 0;
+    struct zr_shared_bytes *shared = zr_shared_bytes_new(payload, n);
+    if (!shared)
+        return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", n);
+    for (int i = 1; i < r->w.world; i++) {
+        struct zr_link *l = r->members[i].state == ZR_MEMBER_HERE ? r->members[i].link : NULL;
+        int its = l ? zr_link_send_shared(l, f, shared) : 0;
+        err = err ? err : its;
+    }
+    zr_shared_bytes_leave(shared);
+    return err;
 }
 
 int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
@@ -55,9 +73,7 @@ int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
     vsnprintf(r->text, sizeof r->text, fmt, ap);
     va_end(ap);
     r->code = code;
-    (void)zr_hub_send_below(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
-    if (r->is_tree)
-        (void)zr_hub_send_above(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+    (void)zr_hub_send_all(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
     return code;
 }
 
@@ -65,8 +81,8 @@ int zr_hub_fail_all(struct zr_rendezvous *r, int code, const char *text)
 {
     bool first = !r->code;
     zr_hub_fail(r, code, "rank %d: %s", r->w.rank, text);
-    if (first && !r->is_tree) /* there zr_hub_fail has done it */
-        (void)zr_hub_send_above(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+    if (first)
+        (void)zr_hub_send_about(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
     return r->code;
 }
 
@@ -94,8 +110,7 @@ void zr_hub_send_report(struct zr_rendezvous *r, bool leaving)
         return;
     r->reported = true;
     zr_hub_fail(r, code, "%s", text);
-    if (!r->is_tree)
-        (void)zr_hub_send_above(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+    (void)zr_hub_send_about(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
 }
 
 /* --- ranks that go --- */
@@ -154,9 +169,7 @@ static void report_lost(struct zr_rendezvous *r, int rank, const char *why)
 {
     char text[ZR_FRAME_TEXT_BYTES];
     say_how_lost(r, rank, why, text);
-    (void)zr_hub_send_below(r, ZR_FRAME_LOST, rank, text, strlen(text));
-    if (r->is_tree)
-        (void)zr_hub_send_above(r, ZR_FRAME_LOST, rank, text, strlen(text));
+    (void)zr_hub_send_all(r, ZR_FRAME_LOST, rank, text, strlen(text));
     if (r->on_lost && !r->closing)
         r->on_lost(r->arg, rank, text);
 }
@@ -208,13 +221,6 @@ static void lose(struct zr_rendezvous *r, int rank, const char *why)
     }
 }
 
-void zr_hub_heard_lost(struct zr_rendezvous *r, int from, int rank, const char *why)
-{
-    r->heard_from = from;
-    lose(r, rank, why);
-    r->heard_from = -1;
-}
-
 void zr_hub_lose(struct zr_rendezvous *r, struct zr_link *l, const char *why)
 {
     zr_link_drop(l);
@@ -248,15 +254,6 @@ static bool is_deaf(const struct zr_rendezvous *r)
     return r->closing || zr_fork_ending();
 }
 
-/* A rank tells that it cannot go on; it is still here, and its goodbye will follow. */
-static void on_fail(struct zr_rendezvous *r, const struct zr_link *l, const struct zr_frame *f,
-                    const char *text)
-{
-    r->heard_from = r->is_tree ? l->rank : -1;
-    adopt(r, f->about, text);
-    r->heard_from = -1;
-}
-
 /* A rank's program exits with its context open. Where it had failed before, it says that. */
 static void on_exit_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                           const char *text)
@@ -270,35 +267,12 @@ static void on_exit_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
     }
 }
 
-/* Whose a frame is: the other end's of the link, or, where it is passed on, that of a rank behind it. */
-static bool is_from(const struct zr_rendezvous *r, const struct zr_link *l, const struct zr_frame *f)
-{
-    bool is_passed_on = f->type == ZR_FRAME_MESSAGE || f->type == ZR_FRAME_CALLS;
-    bool is_below = zr_tree_child_to(&r->tree, f->rank) >= 0;
-    return is_passed_on ? is_below && zr_hub_towards(r, f->rank) == l->rank : f->rank == l->rank;
-}
-
-static bool on_calls(struct zr_rendezvous *r, const struct zr_frame *f, const char *payload)
-{
-    return r->w.rank == 0 ? zr_hub_on_calls(r, f->rank, f->about, payload, f->n_bytes)
-                          : zr_hub_pass_on(r, 0, f, payload);
-}
-
-/* For rank 0. */
-static bool on_message_up(struct zr_rendezvous *r, const struct zr_frame *f, const char *payload)
-{
-    if (f->about != 0 || !payload)
-        return false;
-    return r->w.rank == 0 ? zr_hub_message(r, f->rank, payload, f->n_bytes)
-                          : zr_hub_pass_on(r, 0, f, payload);
-}
-
-/* From a rank below that is here. */
+/* Rank 0: from another rank, which is here. */
 static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                           const char *payload)
 {
     struct zr_member *member = &r->members[l->rank];
-    bool ours = f->world == r->w.world && is_from(r, l, f) && f->version == ZR_FRAME_VERSION;
+    bool ours = f->world == r->w.world && f->rank == l->rank && f->version == ZR_FRAME_VERSION;
     if (ours && f->type == ZR_FRAME_GOODBYE) {
         leave(r, l->rank);
     } else if (ours && (f->type == ZR_FRAME_GIVE || f->type == ZR_FRAME_VERDICT) && payload &&
@@ -308,63 +282,47 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
         member->n_given = f->n_bytes;
         member->given_about = f->about;
     } else if (ours && f->type == ZR_FRAME_FAIL) {
-        on_fail(r, l, f, payload ? payload : "");
+        adopt(r, f->about, payload ? payload : ""); /* it is still here, and its goodbye will follow */
     } else if (ours && f->type == ZR_FRAME_BEAT) {
         zr_hub_on_beat(r, l->rank, payload);
     } else if (ours && f->type == ZR_FRAME_EXIT) {
         on_exit_frame(r, l, f, payload ? payload : "");
-    } else if (ours && f->type == ZR_FRAME_CALLS && on_calls(r, f, payload)) {
-        /* The calls are kept, or on their way. */
-    } else if (ours && f->type == ZR_FRAME_MESSAGE && on_message_up(r, f, payload)) {
+    } else if (ours && f->type == ZR_FRAME_CALLS &&
+               zr_hub_on_calls(r, l->rank, f->about, payload, f->n_bytes)) {
+        /* The calls are kept. */
+    } else if (ours && f->type == ZR_FRAME_MESSAGE && payload && f->about == 0 &&
+               zr_hub_message(r, l->rank, payload, f->n_bytes)) {
         /* It is told, or will be. */
-    } else if (ours && zr_hub_from_below(r, l, f, payload)) {
-        /* It is of a tree, and done. */
     } else {
         zr_link_drop(l);
         lose(r, l->rank, "it sent a frame that makes no sense here");
     }
 }
 
+void zr_hub_all_here(struct zr_rendezvous *r)
+{
+    for (int i = 0; i < r->w.world; i++)
+        if (r->members[i].state == ZR_MEMBER_EMPTY)
+            r->members[i].state = ZR_MEMBER_HERE;
+}
+
 static void on_ready(struct zr_rendezvous *r)
 {
     r->ready = true;
     r->phase = ZR_PHASE_IDLE; /* before the result is looked at: rank 0 may leave right behind it */
-    if (zr_hub_send_below(r, ZR_FRAME_READY, 0, NULL, 0))
-        zr_hub_fail_all(r, ZR_ERR_NOMEM, zr_error_text());
-    if (r->tree.n_children)
-        zr_hub_seal(r);
     zr_hub_all_here(r);
 }
 
-/* The result of the exchange under way, which is for those below too. */
+/* The result of the exchange under way. */
 static void on_result(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f)
 {
     r->all = zr_link_take_payload(l);
     r->n_all = f->n_bytes;
     r->all_about = f->about;
     r->phase = ZR_PHASE_IDLE;
-    r->n_expected = 0; /* those below may begin the next exchange as soon as they have it */
-    if (zr_hub_send_below(r, f->type, f->about, r->all, r->n_all))
-        zr_hub_fail_all(r, ZR_ERR_NOMEM, zr_error_text());
 }
 
-/* From rank 0: to all below too (-1), to this rank, or to one below. */
-static bool on_message_down(struct zr_rendezvous *r, const struct zr_frame *f, const char *payload)
-{
-    bool to_all = f->about == -1 && r->is_tree, to_below = zr_tree_child_to(&r->tree, f->about) >= 0;
-    if (!payload || (!to_all && !to_below && f->about != r->w.rank))
-        return false;
-    if (to_below) {
-        struct zr_frame own = *f;
-        own.rank = r->w.rank;
-        return zr_hub_pass_on(r, f->about, &own, payload);
-    }
-    if (to_all && zr_hub_send_below(r, ZR_FRAME_MESSAGE, -1, payload, f->n_bytes))
-        return false;
-    return zr_hub_message(r, 0, payload, f->n_bytes);
-}
-
-/* From the rank above. */
+/* From rank 0. */
 static void on_hub_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                          const char *payload)
 {
@@ -376,18 +334,16 @@ static void on_hub_frame(struct zr_rendezvous *r, struct zr_link *l, const struc
                payload && r->phase == ZR_PHASE_EXCHANGE && !r->all) {
         on_result(r, l, f);
     } else if (ours && f->type == ZR_FRAME_FAIL) {
-        on_fail(r, l, f, text);
+        adopt(r, f->about, text);
     } else if (ours && f->type == ZR_FRAME_LOST && f->about >= 0 && f->about < r->w.world &&
                f->about != r->w.rank && f->about != l->rank) {
         char why[ZR_FRAME_TEXT_BYTES];
         snprintf(why, sizeof why, "%s", text);
-        zr_hub_heard_lost(r, l->rank, f->about, why);
+        lose(r, f->about, why);
     } else if (ours && f->type == ZR_FRAME_ASK_CALLS) {
-        (void)zr_hub_send_below(r, ZR_FRAME_ASK_CALLS, 0, NULL, 0);
         zr_hub_asked(r);
-    } else if (ours && f->type == ZR_FRAME_ASK_MISSING && r->is_tree) {
-        zr_hub_on_ask_missing(r, f->about);
-    } else if (ours && f->type == ZR_FRAME_MESSAGE && on_message_down(r, f, payload)) {
+    } else if (ours && f->type == ZR_FRAME_MESSAGE && payload && (f->about == r->w.rank || f->about == -1) &&
+               zr_hub_message(r, 0, payload, f->n_bytes)) {
         /* It is told, or will be. */
     } else if (ours && f->type == ZR_FRAME_BEAT) {
         zr_hub_on_beat(r, l->rank, payload);
@@ -416,7 +372,7 @@ static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *pa
         zr_hub_hello(r, l, f, payload);
 }
 
-/* A rank may send its blob of the next exchange before the one above has begun it. A frame that is too large
+/* A rank may send its blob of the next exchange before rank 0 has begun it. A frame that is too large
  * for this exchange is of another one than ours, which is a failure of all ranks. */
 static bool on_large(struct zr_link *l, const struct zr_frame *f)
 {
@@ -430,23 +386,20 @@ static bool on_large(struct zr_link *l, const struct zr_frame *f)
 
 size_t zr_hub_expected(const struct zr_rendezvous *r, int rank)
 {
-    int k = zr_tree_child_to(&r->tree, rank);
-    size_t n_ranks = (size_t)(k < 0 ? r->w.world : zr_tree_child_span(&r->tree, k));
-    return r->exchange_of == ZR_FRAME_GIVE ? r->n_expected * n_ranks : r->n_expected;
+    bool is_result = rank == 0 && r->exchange_of == ZR_FRAME_GIVE;
+    return is_result ? r->n_expected * (size_t)r->w.world : r->n_expected;
 }
 
 int zr_hub_differ(struct zr_rendezvous *r, int rank, uint16_t type, size_t n)
 {
-    const size_t its = n / (size_t)zr_tree_child_span(&r->tree, zr_tree_child_to(&r->tree, rank));
-    const int me = r->w.rank;
     if (type == ZR_FRAME_GIVE && r->exchange_of == ZR_FRAME_GIVE)
-        return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %zu bytes, rank %d gives %zu", rank,
-                           its, me, r->n_expected);
+        return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %zu bytes, rank 0 gives %zu", rank, n,
+                           r->n_expected);
     if (type == ZR_FRAME_GIVE)
         return zr_hub_fail(r, ZR_ERR_MISMATCH,
-                           "exchange: rank %d gives %zu bytes, rank %d compares how it went", rank, its, me);
-    return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d compares how it went, rank %d gives %zu bytes",
-                       rank, me, r->n_expected);
+                           "exchange: rank %d gives %zu bytes, rank 0 compares how it went", rank, n);
+    return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d compares how it went, rank 0 gives %zu bytes",
+                       rank, r->n_expected);
 }
 
 void zr_hub_expect(struct zr_rendezvous *r, enum zr_frame_type of, size_t n)
@@ -485,7 +438,7 @@ static void on_end(struct zr_link *l, int code, const char *why)
     } else if (l->is_outgoing) {
         /* Whoever listens there now is not our rank 0, or not yet. */
         zr_hub_note(r, code == ZR_ERR_PEER ? ZR_TROUBLE_ENDED : ZR_TROUBLE_STRANGE, "%s", why);
-        r->members[r->goal].link = NULL;
+        r->members[0].link = NULL;
         zr_hub_retry(r);
     }
 }

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank; of a large world to
- * some, which have links to others below them.
+/* hub.h: the inside of a rendezvous: a star, with rank 0 in the middle and a link to each other rank.
  *
  * rendezvous.c holds what callers see: opening, detaching, closing; hub_exchange.c exchanging; hub_wait.c how
  * they wait. hub_find.c holds at which addresses ranks meet, hub_file.c those that a file says,
  * hub_interface.c by which of this host's interfaces, hub_listen.c rank 0's sockets there, hub_meet.c how
- * ranks are let in and unidentified connections kept out, hub_reach.c how the others reach rank 0, hub_tree.c
- * a world too large for one rank's links, hub_missing.c who does not come there, hub.c who is lost or fails
- * and how it ends, hub_calls.c how ranks compare what their programs called, hub_message.c messages of
- * whoever uses it, hub_beat.c how a silent end is found, hub_names.c what becomes of ranks that wait with
- * another name. The first failure is kept; before the detach it is
- * what the blocking calls return, after it what on_failed is told, unless it is this rank's own. */
+ * ranks are let in and unidentified connections kept out, hub_reach.c how the others reach rank 0, hub.c who
+ * is lost or fails and how it ends, hub_calls.c how ranks compare what their programs called, hub_message.c
+ * messages of whoever uses it, hub_beat.c how a silent end is found, hub_names.c what becomes of ranks that
+ * wait with another name. The first failure is kept; before the detach it is what the blocking calls return,
+ * after it what on_failed is told, unless it is this rank's own. */
 #ifndef ZR_COMM_HUB_H
 #define ZR_COMM_HUB_H
 
@@ -20,7 +18,6 @@
 #include "comm/meet/net_lookup.h"
 #include "comm/meet/open_names.h"
 #include "comm/meet/rendezvous.h"
-#include "comm/meet/tree.h"
 
 /* That a rank leaves is a failure at once only while all ranks wait for each other; between exchanges it may
  * have had nothing left to do here. */
@@ -40,8 +37,7 @@ enum zr_trouble {
 
 enum zr_member_state { ZR_MEMBER_EMPTY, ZR_MEMBER_HERE, ZR_MEMBER_LEFT, ZR_MEMBER_LOST };
 
-/* What is known of one rank. A rank has links in the members below it, which for rank 0 of a star are all
- * others, and in the one above it. */
+/* What is known of one rank. Rank 0 has a link to each other rank, and the others have one to rank 0. */
 struct zr_member {
     enum zr_member_state state;
     struct zr_link *link;
@@ -58,15 +54,6 @@ struct zr_member {
     char *waits_as;
     /* the call that it told last (hub_beat.c); NULL: it told none, or there was no memory for it */
     char *last_heard;
-    /* rank 0 of a tree: it has come, whether or not it is linked with whoever is above it; and where it
-     * listens, as text, NULL: nobody is below it, or it has not come */
-    bool came;
-    char *listens;
-    /* of one below this rank, in a tree: all below it are linked with it */
-    bool has_joined;
-    /* of one below this rank: it was asked for whom it waits, and has not answered. Of any: it is one for
-     * whom ranks wait */
-    bool is_asked, is_missing;
     /* rank 0, of a comparison: the calls of its program; NULL: they are not here yet */
     struct zr_called_ring *calls;
 };
@@ -77,17 +64,6 @@ struct zr_comparison {
     /* who asked for it, and the failure that it had met */
     int rank, code;
     char text[ZR_FRAME_TEXT_BYTES];
-};
-
-/* Who has not come to where ranks wait for each other, as those above them know. */
-struct zr_missing {
-    /* rank 0: nobody was asked yet, or answers may still come, or none will */
-    enum { ZR_MISSING_UNKNOWN, ZR_MISSING_ASKED, ZR_MISSING_KNOWN } state;
-    /* ranks below this one that were asked and have not answered */
-    int n_waiting;
-    /* those that are missing, the first of them */
-    int n;
-    int32_t ranks[64];
 };
 
 /* An address at which others connect. */
@@ -103,31 +79,17 @@ struct zr_rendezvous {
     uv_loop_t *loop;
     struct zr_world w;
     int64_t timeout_ms;
-    /* This rank among the others. A star, in which all are below rank 0, unless there are more than one rank
-     * is linked with. */
-    struct zr_tree tree;
-    bool is_tree;
-    /* links between it and rank 0 */
-    int depth;
-    /* others: the rank that they try to reach, or have reached: the one above, or rank 0, to ask where that
-     * is */
-    int goal;
-    /* in a tree: from whom what is passed on has come; -1: it began here */
-    int heard_from;
     enum zr_phase phase;
     /* (world), by rank */
     struct zr_member *members;
     /* all that are not closed yet, unidentified connections included */
     struct zr_link *links;
-    /* incoming links that are not a rank's that is below this one */
+    /* incoming links that have not proved to be a rank's */
     int n_unidentified;
-    /* This rank, and those below it that are linked with it or with one below it. */
+    /* rank 0: the ranks that have come, itself included */
     int n_here;
-    /* that these are all was said above */
-    bool said_joined;
-    struct zr_missing missing;
 
-    /* rank 0: one, or one of each family; others with ranks below them: one */
+    /* rank 0: one, or one of each family */
     struct zr_listener listener[2];
     uv_timer_t deadline, retry;
     /* until the next look at what may be said of a long wait; and when it began, and the log was told last */
@@ -139,7 +101,7 @@ struct zr_rendezvous {
     const char *limit;
     /* how long the other end of a link may take to prove what it is */
     uv_timer_t patience;
-    /* how long ranks may take to send their calls, or to say who is missing */
+    /* how long ranks may take to send their calls */
     uv_timer_t answers;
     /* rank 0: until the next one is let in, where there are too many unidentified connections */
     uv_timer_t admit;
@@ -182,8 +144,6 @@ struct zr_rendezvous {
     size_t n_expected;
     /* when it began */
     int64_t exchange_ms;
-    /* this rank waits for what those below it send for it */
-    bool is_gathering;
     /* of the frames that the others send for it: GIVE or VERDICT */
     enum zr_frame_type exchange_of;
     /* others: the result of the exchange under way */
@@ -240,10 +200,10 @@ struct zr_rendezvous {
     struct zr_comparison comparison;
 };
 
-/* Keeps the failure if it is the first; those below are told, and in a tree the one above. Returns code. */
+/* Keeps the failure if it is the first; rank 0 tells the others. Returns code. */
 int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* The same, of what this rank finds, and the one above is told, if it can be. Before the detach. */
+/* The same, of what this rank finds, and rank 0 is told, if it can be. Before the detach. */
 int zr_hub_fail_all(struct zr_rendezvous *r, int code, const char *text);
 /* Notes what went wrong while waiting. */
 void zr_hub_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *fmt, ...)
@@ -266,11 +226,10 @@ int zr_hub_run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const
                     zr_hub_say_wait *say);
 /* `late` is false, and true in ms. */
 void zr_hub_start_deadline(struct zr_rendezvous *r, int64_t ms);
-/* How much longer others than rank 0 wait. */
-int64_t zr_hub_grace_ms(const struct zr_rendezvous *r);
-/* Every rank that is to connect to this one has done so. */
+/* Rank 0: every other rank has come. */
 bool zr_hub_all_came(const struct zr_rendezvous *r);
-/* How long a rank that has failed stays to tell those who come. */
+/* How much longer the others wait than rank 0, and how long rank 0 stays after a failure to tell those who
+ * come. */
 int64_t zr_hub_stay_ms(const struct zr_rendezvous *r);
 /* "rank 2, rank 5" of those that missing() names; returns their number. */
 int zr_hub_list_ranks(const struct zr_rendezvous *r, bool (*missing)(const struct zr_rendezvous *r, int rank),
@@ -326,48 +285,12 @@ int zr_hub_hand_over(struct zr_rendezvous *r, struct zr_listener *s, int fd);
 /* Stops, whether anybody came or not. */
 void zr_hub_stop_listening(struct zr_rendezvous *r);
 
-/* hub_tree.c. Where this rank is among the others. */
-void zr_hub_take_position(struct zr_rendezvous *r);
-/* The next rank on the way to another. */
-int zr_hub_towards(const struct zr_rendezvous *r, int rank);
-/* It is linked with this one, and below it. */
-bool zr_hub_is_child(const struct zr_rendezvous *r, int rank);
-/* To all ranks below that are here, or to the one above; not back to heard_from. What cannot be sent is
+/* hub.c. To rank 0 (from the others), or to all others that are here (from rank 0). What cannot be sent is
  * returned. */
-int zr_hub_send_below(struct zr_rendezvous *r, enum zr_frame_type type, int32_t about, const void *payload,
-                      size_t n);
-int zr_hub_send_above(struct zr_rendezvous *r, enum zr_frame_type type, int32_t about, const void *payload,
-                      size_t n);
+int zr_hub_send_all(struct zr_rendezvous *r, enum zr_frame_type type, int32_t about, const void *payload,
+                    size_t n);
 /* READY, or rank 0 has heard of all: every rank is here. */
 void zr_hub_all_here(struct zr_rendezvous *r);
-/* What came goes on as it is, towards a rank. false: there is no memory for it. */
-bool zr_hub_pass_on(struct zr_rendezvous *r, int towards, const struct zr_frame *f, const char *payload);
-/* A rank is one of those below: it is asked for no more. */
-void zr_hub_joined(struct zr_rendezvous *r, int rank);
-/* This rank knows rank 0, or the one above: it says where it listens. */
-void zr_hub_say_listens(struct zr_rendezvous *r, struct zr_link *l);
-/* If all below are here, and the one above is known, it is told. */
-void zr_hub_say_joined(struct zr_rendezvous *r);
-/* Rank 0: what a rank asks that is to join another one. */
-void zr_hub_on_listens(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                       const char *payload);
-/* Rank 0's answer. */
-void zr_hub_on_above(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                     const char *payload);
-/* Frames of a tree alone, from a rank below. false: it makes no sense. */
-bool zr_hub_from_below(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                       const char *payload);
-
-/* hub_missing.c. Rank 0 of a tree has waited too long: asks those below for whom they wait, once for each
- * wait. true: answers may still come. */
-bool zr_hub_asks_below(struct zr_rendezvous *r);
-/* A wait begins. */
-void zr_hub_forget_missing(struct zr_rendezvous *r);
-/* How long answers may take. */
-int64_t zr_hub_answers_ms(const struct zr_rendezvous *r);
-void zr_hub_on_ask_missing(struct zr_rendezvous *r, int32_t ms);
-/* false: it makes no sense. */
-bool zr_hub_on_missing(struct zr_rendezvous *r, int rank, const char *payload, size_t n);
 
 /* hub_meet.c. Rank 0: somebody waits at a listener. */
 void zr_hub_admit(struct zr_rendezvous *r);
@@ -410,13 +333,10 @@ int zr_hub_again_ms(struct zr_rendezvous *r);
 /* Tries again in so many ms, or in a moment. */
 void zr_hub_retry_in(struct zr_rendezvous *r, int ms);
 void zr_hub_retry(struct zr_rendezvous *r);
-/* A link does not lead to the goal any more. */
-void zr_hub_leave_place(struct zr_rendezvous *r, struct zr_link *l);
 /* Gives a link up that says nothing, and tries again. */
 void zr_hub_give_up_slow(struct zr_rendezvous *r);
 
-/* hub.c: the rank that is linked with this one as `from` says that another was lost. */
-void zr_hub_heard_lost(struct zr_rendezvous *r, int from, int rank, const char *why);
+/* hub.c. */
 /* What this process knows of a rank's last call (zr_rendezvous_describe), or "". Any thread. */
 enum { ZR_HUB_CALL_CHARS = 192 };
 void zr_hub_describe(const struct zr_rendezvous *r, int rank, char text[ZR_HUB_CALL_CHARS]);
@@ -436,9 +356,9 @@ int zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type
 /* An exchange begins of n bytes from each rank, or, for VERDICT, at most; 0: it is over. What is large and
  * waits is read now. */
 void zr_hub_expect(struct zr_rendezvous *r, enum zr_frame_type of, size_t n);
-/* Of a frame of it that comes from this rank, above or below. */
+/* Of a frame of it that comes from this rank. */
 size_t zr_hub_expected(const struct zr_rendezvous *r, int rank);
-/* Fails, for what a rank below sent for it is not what this one does. */
+/* Rank 0 fails, for what another rank sent for it is not what this one does. */
 int zr_hub_differ(struct zr_rendezvous *r, int rank, uint16_t type, size_t n);
 /* The link leads to a rank of ours: if this process exits, that rank is told. */
 void zr_hub_keep(struct zr_rendezvous *r, struct zr_link *l);

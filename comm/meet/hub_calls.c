@@ -193,7 +193,7 @@ static void begin_comparison(struct zr_rendezvous *r, int rank, int code, const 
     c->code = code < 0 ? code : ZR_ERR_FAILED;
     snprintf(c->text, sizeof c->text, "%s", text);
     for (int i = 1; i < r->w.world; i++)
-        if (r->is_tree ? zr_hub_is_child(r, i) : !r->members[i].calls) /* who is below it is asked by it */
+        if (!r->members[i].calls)
             zr_hub_send_about(r, i, ZR_FRAME_ASK_CALLS, 0, NULL, 0);
     uv_update_time(r->loop);
     uv_timer_start(&r->answers, on_answers_late, answer_ms(r), 0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub_exchange.c: ranks exchange small blobs, and agree on how something went (rendezvous.h). What a rank and
- * those below it give goes up together, in rank order, and what rank 0 makes of it comes down to all. */
+/* hub_exchange.c: ranks exchange small blobs, and agree on how something went (rendezvous.h). Every rank
+ * sends rank 0 its own, and rank 0 sends all of them the result. */
 #include "comm/meet/hub.h"
 #include "comm/verdict.h"
 
@@ -13,31 +13,29 @@ enum { MOST_EXCHANGE_BYTES = 1 << 30 };
 
 /* --- exchanging --- */
 
-/* In a tree rank 0 has asked; the others know of those below them. */
 static bool has_not_given(const struct zr_rendezvous *r, int rank)
 {
-    const struct zr_member *member = &r->members[rank];
-    return r->is_tree && r->w.rank == 0 ? member->is_missing : !member->gave && zr_hub_is_child(r, rank);
+    return !r->members[rank].gave;
 }
 
 static bool say_who_has_not_given(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS])
 {
-    if (r->w.rank == 0 || r->is_gathering) {
+    if (r->w.rank == 0) {
         char who[256];
         int n = zr_hub_list_ranks(r, has_not_given, who, sizeof who);
         snprintf(text, ZR_WAIT_CHARS, "exchange: %d of %d ranks did not come in %lld ms%s: %s", n, r->w.world,
                  (long long)ms, zr_hub_limit(r, ms), who);
         return n > 0;
     }
-    snprintf(text, ZR_WAIT_CHARS, "exchange: rank %d waited %lld ms%s for rank %d", r->w.rank, (long long)ms,
-             zr_hub_limit(r, ms), r->tree.parent);
+    snprintf(text, ZR_WAIT_CHARS, "exchange: rank %d waited %lld ms%s for rank 0", r->w.rank, (long long)ms,
+             zr_hub_limit(r, ms));
     return false;
 }
 
 static bool all_given(const struct zr_rendezvous *r)
 {
-    for (int k = 0; k < r->tree.n_children; k++)
-        if (!r->members[zr_tree_child(&r->tree, k)].gave)
+    for (int i = 1; i < r->w.world; i++)
+        if (!r->members[i].gave)
             return false;
     return true;
 }
@@ -63,22 +61,18 @@ static bool say_who_does_not_take(const struct zr_rendezvous *r, int64_t ms, cha
     return true;
 }
 
-/* This rank has what those below it sent. Rank 0 is then ready for the next: a fast rank may send what is of
- * the next exchange while a slow one still reads; so is any other when it has the result. */
+/* Rank 0 has what the others sent. It is then ready for the next: a fast rank may send what is of the next
+ * exchange while a slow one still reads. */
 static int gather(struct zr_rendezvous *r)
 {
-    r->is_gathering = true;
     int err = r->code ? r->code : zr_hub_run_from(r, r->exchange_ms, all_given, say_who_has_not_given);
-    r->is_gathering = false;
-    for (int k = 0; k < r->tree.n_children && !err; k++) {
-        int i = zr_tree_child(&r->tree, k);
+    for (int i = 1; i < r->w.world && !err; i++) {
         const struct zr_member *member = &r->members[i];
         if (member->gave != r->exchange_of ||
             (member->gave == ZR_FRAME_GIVE && member->n_given != zr_hub_expected(r, i)))
             err = zr_hub_differ(r, i, member->gave, member->n_given);
     }
-    if (r->w.rank == 0 || err)
-        zr_hub_expect(r, r->exchange_of, 0);
+    zr_hub_expect(r, r->exchange_of, 0);
     return err;
 }
 
@@ -112,30 +106,16 @@ static void forget_result(struct zr_rendezvous *r)
     r->n_all = 0;
 }
 
-/* What this rank and those below it give, in rank order, into run. */
-static void put_with_below(struct zr_rendezvous *r, const void *mine, size_t n, char *run)
-{
-    memcpy(run, mine, n);
-    for (int k = 0; k < r->tree.n_children; k++) {
-        int i = zr_tree_child(&r->tree, k);
-        memcpy(run + (size_t)(i - r->w.rank) * n, r->members[i].given, r->members[i].n_given);
-    }
-}
-
-static void forget_all_given(struct zr_rendezvous *r)
-{
-    for (int k = 0; k < r->tree.n_children; k++)
-        forget_given(&r->members[zr_tree_child(&r->tree, k)]);
-}
-
 static int exchange_as_first(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
 {
     zr_hub_expect(r, ZR_FRAME_GIVE, n);
     int err = gather(r);
-    if (!err)
-        put_with_below(r, mine, n, all);
-    forget_all_given(r);
-    int sent = err ? 0 : zr_hub_send_below(r, ZR_FRAME_ALL, 0, all, n * (size_t)r->w.world);
+    for (int i = 0; i < r->w.world; i++) {
+        if (!err)
+            memcpy(all + (size_t)i * n, i ? r->members[i].given : mine, n);
+        forget_given(&r->members[i]);
+    }
+    int sent = err ? 0 : zr_hub_send_all(r, ZR_FRAME_ALL, 0, all, n * (size_t)r->w.world);
     if (sent)
         err = zr_hub_fail_all(r, sent, zr_error_text());
     if (!err)
@@ -143,31 +123,11 @@ static int exchange_as_first(struct zr_rendezvous *r, const void *mine, size_t n
     return err ? zr_fail(r->code, "%s", r->text) : 0;
 }
 
-/* What is below this rank goes with its own. */
-static int give_with_below(struct zr_rendezvous *r, const void *mine, size_t n)
-{
-    const size_t n_run = n * (size_t)r->tree.span;
-    char *run = r->tree.n_children ? malloc(n_run) : NULL;
-    int err = 0;
-    if (run)
-        put_with_below(r, mine, n, run);
-    if (run || !r->tree.n_children)
-        (void)zr_hub_send(r, r->tree.parent, ZR_FRAME_GIVE, run ? run : mine, n_run);
-    else
-        err = zr_hub_fail_all(r, ZR_ERR_NOMEM, "exchange: no memory for the data of other ranks");
-    free(run);
-    return err;
-}
-
 static int exchange_as_other(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
 {
     zr_hub_expect(r, ZR_FRAME_GIVE, n);
-    int err = r->tree.n_children ? gather(r) : 0;
-    if (!err)
-        err = give_with_below(r, mine, n);
-    forget_all_given(r);
-    if (!err)
-        err = await_result(r);
+    (void)zr_hub_send(r, 0, ZR_FRAME_GIVE, mine, n);
+    int err = await_result(r);
     if (!err && r->n_all != n * (size_t)r->w.world)
         err = zr_hub_fail(r, ZR_ERR_MISMATCH,
                           "exchange: rank 0 returns %zu bytes for %d ranks, rank %d gives %zu each", r->n_all,
@@ -175,8 +135,6 @@ static int exchange_as_other(struct zr_rendezvous *r, const void *mine, size_t n
     if (!err)
         memcpy(all, r->all, r->n_all);
     forget_result(r);
-    if (!err && r->tree.n_children)
-        err = send_to_the_end(r);
     return err ? zr_fail(r->code, "%s", r->text) : 0;
 }
 
@@ -232,13 +190,13 @@ static int32_t read_verdict(const char *payload, size_t n, int32_t code, struct 
     return zr_verdict_code(code);
 }
 
-/* Of this rank and those below it the lowest that failed speaks. */
+/* The lowest rank that failed speaks. */
 static int gather_verdicts(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
     struct said other = {.rank = -1};
     int err = gather(r);
-    for (int k = 0; k < r->tree.n_children; k++) {
-        struct zr_member *member = &r->members[zr_tree_child(&r->tree, k)];
+    for (int i = 1; i < r->w.world; i++) {
+        struct zr_member *member = &r->members[i];
         int32_t its = err ? 0 : read_verdict(member->given, member->n_given, member->given_about, &other);
         if (zr_verdict_rather(*code, its)) {
             *code = its;
@@ -253,7 +211,7 @@ static int agree_as_first(struct zr_rendezvous *r, int32_t *code, struct said *s
 {
     zr_hub_expect(r, ZR_FRAME_VERDICT, sizeof *s);
     int err = gather_verdicts(r, code, s);
-    int sent = err ? 0 : zr_hub_send_below(r, ZR_FRAME_VERDICT, *code, s, said_bytes(s));
+    int sent = err ? 0 : zr_hub_send_all(r, ZR_FRAME_VERDICT, *code, s, said_bytes(s));
     if (sent)
         err = zr_hub_fail_all(r, sent, zr_error_text());
     return err ? err : send_to_the_end(r);
@@ -262,16 +220,15 @@ static int agree_as_first(struct zr_rendezvous *r, int32_t *code, struct said *s
 static int agree_as_other(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
     zr_hub_expect(r, ZR_FRAME_VERDICT, sizeof *s);
-    int err = r->tree.n_children ? gather_verdicts(r, code, s) : 0;
-    int sent = err ? 0 : zr_hub_send_above(r, ZR_FRAME_VERDICT, *code, s, said_bytes(s));
-    if (sent)
-        err = zr_hub_fail_all(r, sent, zr_error_text());
+    int err = zr_hub_send_about(r, 0, ZR_FRAME_VERDICT, *code, s, said_bytes(s));
+    if (err)
+        err = zr_hub_fail_all(r, err, zr_error_text());
     if (!err)
         err = await_result(r);
     if (!err)
         *code = read_verdict(r->all, r->n_all, r->all_about, s);
     forget_result(r);
-    return !err && r->tree.n_children ? send_to_the_end(r) : err;
+    return err;
 }
 
 static int take_verdict(struct zr_rendezvous *r, int32_t *code, struct said *s)

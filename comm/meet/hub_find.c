@@ -137,7 +137,6 @@ void zr_hub_find(struct zr_rendezvous *r)
         zr_hub_no_descriptor(r, error, "to find the other ranks with");
         return;
     }
-    r->goal = 0;
     if (r->w.file[0]) {
         find_by_file(r);
         return;
@@ -170,10 +169,6 @@ static int say_list(const union zr_address *at, int n, char text[ZR_PLACE_CHARS]
 void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS])
 {
     const char *host = r->w.host;
-    if (r->goal) { /* not rank 0: where it is said to listen */
-        say_list(r->to, r->n_to, text);
-        return;
-    }
     if (r->w.file[0]) {
         zr_hub_say_file(r, text);
         return;

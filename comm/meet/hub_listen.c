@@ -2,6 +2,7 @@
 /* hub_listen.c: the sockets at which rank 0 waits for the others (see hub.h). */
 #include "comm/meet/hub.h"
 #include "kernels/limits.h"
+#include "kernels/log.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@ enum {
     LISTEN_AGAIN_MS = 20,
     BIND_MS = 2000, /* a port just released by another program may still be held for a moment */
     BACKLOG = 1024,
+    LARGE_WORLD = 64, /* smaller ones are not why descriptors run out */
 };
 
 static void on_connection(uv_stream_t *server, int status)
@@ -150,6 +152,29 @@ static void say_cannot_listen(struct zr_rendezvous *r, const union zr_address *a
     }
 }
 
+/* Rank 0 has a descriptor for each other rank. Where a large world leaves less than as many for the rest of
+ * the program, the process gets a higher limit. */
+static void make_room_for_ranks(struct zr_rendezvous *r)
+{
+    const unsigned long long n = (unsigned long long)r->w.world;
+    const unsigned long long used = (unsigned long long)zr_count_descriptors();
+    const unsigned long long before = zr_descriptor_limit();
+    if (n < LARGE_WORLD || before >= used + 2 * n)
+        return;
+    const unsigned long long limit = zr_raise_descriptor_limit(used + 2 * n);
+    if (limit < used + n)
+        zr_hub_fail(
+            r, ZR_ERR_SYSTEM,
+            "rank 0 needs %llu descriptors, for it has a connection to each of %d ranks, and may have at "
+            "most %llu open (RLIMIT_NOFILE, ulimit -n): start it with ulimit -n %llu or more",
+            used + n, r->w.world, limit, used + 2 * n);
+    else if (limit > before && r->w.waiting)
+        zr_info(r->w.waiting->log,
+                "raised the limit on descriptors (RLIMIT_NOFILE, ulimit -n) from %llu to %llu: rank 0 has a "
+                "connection to each of %d ranks",
+                before, limit, r->w.world);
+}
+
 void zr_hub_listen(struct zr_rendezvous *r)
 {
     if (!zr_open_name_may_listen(r->w.open_name)) { /* that one hands over who comes for this one */
@@ -172,6 +197,8 @@ void zr_hub_listen(struct zr_rendezvous *r)
             zr_hub_stop_listening(r);
         else if (r->w.file[0])
             zr_hub_write_file(r);
+        if (!err)
+            make_room_for_ranks(r);
     }
     int64_t patience = r->timeout_ms / 2 < BIND_MS ? r->timeout_ms / 2 : BIND_MS;
     if (err == UV_EADDRINUSE && zr_hub_now_ms(r) - r->listen_ms <= patience)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* hub_meet.c: how the ranks of a rendezvous come together: rank 0 listens (hub_listen.c), asks everybody who
- * comes for a proof that he is of this job, and lets ranks in; the others reach it (hub_reach.c). In a tree
- * so does every rank that has others below it (hub_tree.c).
+ * comes for a proof that he is of this job, and lets ranks in; the others reach it (hub_reach.c).
  *
  * An unidentified connection must not stop a job, nor learn of it more than that it is there. Who does not
  * prove that he has the job's key is sent away without a word of why; who says nothing for seconds is
@@ -103,24 +102,9 @@ static void let_in(struct zr_rendezvous *r, struct zr_link *l)
     r->n_unidentified--;
     r->members[rank].link = l;
     r->members[rank].state = ZR_MEMBER_HERE;
-    r->members[rank].came = true;
+    r->n_here++;
     zr_hub_has_come(r, rank);
     (void)zr_hub_send(r, rank, ZR_FRAME_ACCEPT, proof, sizeof proof);
-    if (zr_tree_child_span(&r->tree, zr_tree_child_to(&r->tree, rank)) == 1)
-        zr_hub_joined(r, rank);
-}
-
-/* Rank 0: a rank that is to join another one may ask where that is. */
-static void let_ask(struct zr_rendezvous *r, struct zr_link *l)
-{
-    struct zr_frame f = {.type = ZR_FRAME_ACCEPT, .rank = 0, .world = r->w.world};
-    uint8_t proof[ZR_PROOF_BYTES];
-    zr_shake_prove(&r->w, &l->shake, ZR_FRAME_ACCEPT, 0, "", proof);
-    r->members[l->shake.rank].came = true;
-    zr_hub_has_come(r, l->shake.rank);
-    l->asks = true;
-    if (zr_link_send(l, f, proof, sizeof proof))
-        zr_link_drop(l); /* it comes again */
 }
 
 /* Whether the two may be of one part of a job: a part is a run of ranks, or every so many-th rank. Equal
@@ -158,10 +142,6 @@ static bool is_started_otherwise(const struct zr_rendezvous *r, const struct zr_
 void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload)
 {
     char text[sizeof r->text + 64];
-    if (l->asks) {
-        zr_hub_on_listens(r, l, f, payload);
-        return;
-    }
     if (f->type != ZR_FRAME_HELLO) {
         zr_link_drop(l);
         return;
@@ -194,7 +174,7 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
                  s->world, r->w.world, r->w.size_from[0] ? " (" : "", r->w.size_from,
                  r->w.size_from[0] ? ")" : "");
         refuse_all(r, l, text);
-    } else if (s->rank == 0 && r->w.rank == 0) {
+    } else if (s->rank == 0) {
         refuse(r, l, ZR_ERR_MISMATCH, "rank 0 is there twice");
         zr_hub_fail(r, ZR_ERR_MISMATCH, "rank 0 is there twice: here and at %s: %s", l->peer,
                     ZR_HUB_TWO_JOBS);
@@ -207,11 +187,6 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
         if (r->members[s->rank].state == ZR_MEMBER_EMPTY)
             r->members[s->rank].state = ZR_MEMBER_LEFT;
         refuse(r, l, r->code, text);
-    } else if (r->w.rank != 0 && !zr_hub_is_child(r, s->rank)) {
-        snprintf(text, sizeof text, "rank %d at %s must not join rank %d", s->rank, l->peer, r->w.rank);
-        refuse(r, l, ZR_ERR_MISMATCH, text);
-    } else if (r->w.rank == 0 && !zr_hub_is_child(r, s->rank)) {
-        let_ask(r, l);
     } else if (r->members[s->rank].state != ZR_MEMBER_EMPTY) {
         const struct zr_link *first = r->members[s->rank].link;
         snprintf(
@@ -261,7 +236,7 @@ static void take_awaited(struct zr_rendezvous *r, struct zr_listener *s)
 {
     struct zr_link *l = zr_hub_add_link(r);
     if (!l) {
-        zr_hub_fail(r, ZR_ERR_NOMEM, "rank %d: rendezvous: no memory for a connection", r->w.rank);
+        zr_hub_fail(r, ZR_ERR_NOMEM, "rank 0: rendezvous: no memory for a connection");
         zr_hub_stop_listening(r);
         return;
     }
@@ -291,13 +266,11 @@ void zr_hub_take_handed(struct zr_rendezvous *r, const struct zr_handed *h)
         zr_hub_hello(r, l, &h->frame, (const char *)&h->hello);
 }
 
-/* Now, or when the oldest of too many unidentified connections has had its time; a rank that does not know
- * the one above yet could not say there that one of these is wrong. */
+/* Now, or when the oldest of too many unidentified connections has had its time. */
 void zr_hub_admit(struct zr_rendezvous *r)
 {
     struct zr_listener *s = find_awaited(r);
-    bool knows_above = r->w.rank == 0 || r->accepted || r->code;
-    if (r->closing || !s || !knows_above)
+    if (r->closing || !s)
         return;
     struct zr_link *oldest = r->n_unidentified >= MOST_UNIDENTIFIED ? oldest_unidentified(r) : NULL;
     int64_t left = oldest ? oldest->since_ms + FAIR_MS - zr_hub_now_ms(r) : 0;
@@ -317,13 +290,12 @@ void zr_hub_seal(struct zr_rendezvous *r)
 {
     r->ready = true;
     uv_timer_stop(&r->retry); /* a rank 0 to which all were handed over may not have listened yet */
-    if (r->w.rank == 0 && r->w.tells_late)
+    if (r->w.tells_late)
         return;
     uv_timer_stop(&r->patience);
     zr_hub_stop_listening(r);
     for (struct zr_link *l = r->links; l; l = l->next)
-        if (l->rank < 0 && (!l->is_outgoing || r->w.rank == 0) &&
-            !l->finishing) /* the refused may still read why */
+        if (l->rank < 0 && !l->finishing) /* the refused may still read why */
             zr_link_drop(l);
 }
 
@@ -351,10 +323,8 @@ void zr_hub_start(struct zr_rendezvous *r)
 {
     r->started_ms = zr_hub_now_ms(r);
     uv_timer_start(&r->patience, on_patience, SWEEP_MS, SWEEP_MS);
-    if (r->w.rank == 0) {
+    if (r->w.rank == 0)
         r->members[0].state = ZR_MEMBER_HERE;
-        r->members[0].came = true;
-    }
     r->n_here = 1;
     zr_hub_find(r);
 }

@@ -15,16 +15,6 @@ struct zr_message {
     char data[];
 };
 
-static int send_to_all(struct zr_rendezvous *r, const void *data, size_t n)
-{
-    int err = 0;
-    if (r->is_tree)
-        return zr_hub_send_below(r, ZR_FRAME_MESSAGE, -1, data, n);
-    for (int i = 1; i < r->w.world && !err; i++)
-        err = zr_hub_send_about(r, i, ZR_FRAME_MESSAGE, i, data, n);
-    return err;
-}
-
 int zr_rendezvous_send(struct zr_rendezvous *r, int to, const void *data, size_t n)
 {
     bool from_0 = r->w.rank == 0;
@@ -34,12 +24,9 @@ int zr_rendezvous_send(struct zr_rendezvous *r, int to, const void *data, size_t
     if (!r->detached || r->closing)
         return zr_fail(ZR_ERR_ORDER, "sending: the rendezvous is %s", r->closing ? "closed" : "not detached");
     if (to < 0)
-        return send_to_all(r, data, n);
-    const int next = zr_hub_towards(r, to);
+        return zr_hub_send_all(r, ZR_FRAME_MESSAGE, -1, data, n);
     if (r->members[to].state != ZR_MEMBER_HERE)
         return zr_fail(ZR_ERR_PEER, "rank %d has left", to);
-    if (r->members[next].state != ZR_MEMBER_HERE)
-        return zr_fail(ZR_ERR_PEER, "rank %d, which forwards messages to rank %d, has left", next, to);
     return zr_hub_send_about(r, to, ZR_FRAME_MESSAGE, to, data, n);
 }
 

@@ -58,7 +58,7 @@ void zr_hub_has_come(struct zr_rendezvous *r, int rank)
 static const char *waiting_name(const struct zr_rendezvous *r, int rank)
 {
     const struct zr_member *m = &r->members[rank];
-    return m->waits_as ? m->waits_as : m->state == ZR_MEMBER_HERE || m->came ? r->w.name : NULL;
+    return m->waits_as ? m->waits_as : m->state == ZR_MEMBER_HERE ? r->w.name : NULL;
 }
 
 /* Appends the ranks that wait with the name of `first`, the lowest of them. */
@@ -116,7 +116,7 @@ void zr_hub_other_name(struct zr_rendezvous *r, struct zr_link *l, const struct 
     }
     char names[ZR_NAMES_CHARS];
     bool is_ours = l->shake.world == r->w.world && rank > 0 && rank < r->w.world;
-    if (is_ours && r->members[rank].state == ZR_MEMBER_EMPTY && !r->members[rank].came) {
+    if (is_ours && r->members[rank].state == ZR_MEMBER_EMPTY) {
         free(r->members[rank].waits_as);
         r->members[rank].waits_as = strdup(l->shake.name);
     }

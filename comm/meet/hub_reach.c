@@ -50,10 +50,10 @@ void zr_hub_retry(struct zr_rendezvous *r)
     zr_hub_retry_in(r, RETRY_MS);
 }
 
-void zr_hub_leave_place(struct zr_rendezvous *r, struct zr_link *l)
+static void leave_place(struct zr_rendezvous *r, struct zr_link *l)
 {
-    if (r->members[r->goal].link == l)
-        r->members[r->goal].link = NULL;
+    if (r->members[0].link == l)
+        r->members[0].link = NULL;
     l->rank = -1;
     zr_link_drop(l);
 }
@@ -74,19 +74,18 @@ static void give_address_up(struct zr_rendezvous *r, struct zr_link *l, int stat
     if (r->n_to > 1)
         zr_address_print_host(to, which);
     if (status == UV_ECONNREFUSED)
-        snprintf(gone, sizeof gone, ": rank %d has not started, or has given up and left%s", r->goal,
+        snprintf(gone, sizeof gone, ": rank 0 has not started, or has given up and left%s",
                  zr_address_is_loopback(to)
                      ? ", or is on another host: a loopback address leads to this host only"
-                 : r->goal ? ""
-                           : ", or listens on another interface (ZERO_INTERFACE) only");
+                     : ", or listens on another interface (ZERO_INTERFACE) only");
     if (r->to_now == r->refused_at)
         r->refused_ms = 0;
     if (no_way && !zr_address_is_loopback(to) && !zr_hub_has_family(r, to->any.sa_family))
         zr_hub_note(r, ZR_TROUBLE_NOBODY,
-                    "%s%s%s: %s%s has no IPv%d address to connect from: %s IPv%d address, or give this host "
-                    "an IPv%d address",
+                    "%s%s%s: %s%s has no IPv%d address to connect from: give rank 0's IPv%d address, or give "
+                    "this host an IPv%d address",
                     which, colon, uv_strerror(status), *asked ? "interface " : "this host", asked, version,
-                    r->goal ? "give the other host an" : "give rank 0's", 10 - version, version);
+                    10 - version, version);
     else if (status == UV_EINVAL && *asked)
         zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s%s%s: interface %s does not lead there", which, colon,
                     uv_strerror(status), asked);
@@ -126,8 +125,8 @@ void zr_hub_on_connect(struct zr_link *l, int status)
     if (r->w.rank == 0) /* which has no link to itself */
         return;
     zr_hub_note(r, ZR_TROUBLE_SILENT, "the other side accepted the connection but does not answer");
-    l->rank = r->goal;
-    r->members[r->goal].link = l;
+    l->rank = 0;
+    r->members[0].link = l;
 }
 
 /* A connection that nobody takes or refuses: packets are lost, or the host is down. Begun anew it is not for
@@ -144,7 +143,7 @@ static void give_up_connecting(struct zr_rendezvous *r)
 
 void zr_hub_give_up_slow(struct zr_rendezvous *r)
 {
-    struct zr_link *l = r->members[r->goal].link;
+    struct zr_link *l = r->members[0].link;
     if (r->accepted)
         return;
     if (!l)
@@ -152,7 +151,7 @@ void zr_hub_give_up_slow(struct zr_rendezvous *r)
     bool asked = l && l->shake.world;
     if (!l || r->accepted || l->finishing || zr_hub_now_ms(r) - l->since_ms < (asked ? ANSWER_MS : SILENT_MS))
         return;
-    zr_hub_leave_place(r, l);
+    leave_place(r, l);
     zr_hub_retry(r);
 }
 
@@ -162,7 +161,7 @@ void zr_hub_give_up_slow(struct zr_rendezvous *r)
 static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_trouble trouble, const char *text)
 {
     zr_hub_note(r, trouble, "%s", text);
-    zr_hub_leave_place(r, l);
+    leave_place(r, l);
     if (trouble != ZR_TROUBLE_REFUSED) {
         if (r->to_now == r->refused_at)
             r->refused_ms = 0;
@@ -179,8 +178,7 @@ static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_troub
     if (now - r->refused_ms > patience && !may_be_elsewhere) {
         char place[ZR_PLACE_CHARS];
         zr_hub_say_place(r, place);
-        zr_hub_fail(r, ZR_ERR_MISMATCH, "rank %d looked for rank %d at %s: %s", r->w.rank, r->goal, place,
-                    text);
+        zr_hub_fail(r, ZR_ERR_MISMATCH, "rank %d looked for rank 0 at %s: %s", r->w.rank, place, text);
     }
     zr_hub_retry_in(r, REFUSED_RETRY_MS);
 }
@@ -210,7 +208,7 @@ static void on_challenge(struct zr_rendezvous *r, struct zr_link *l, const char 
 static void come_again(struct zr_rendezvous *r, struct zr_link *l, const char *text)
 {
     zr_hub_note(r, ZR_TROUBLE_NAME, "%s", text);
-    zr_hub_leave_place(r, l);
+    leave_place(r, l);
     r->refused_ms = 0;
     if (r->w.rank == 0) {
         zr_hub_write_file_later(r);
@@ -219,25 +217,17 @@ static void come_again(struct zr_rendezvous *r, struct zr_link *l, const char *t
     zr_hub_retry_in(r, zr_hub_again_ms(r));
 }
 
-/* What is at the goal is what it should be. */
-static void accept_goal(struct zr_rendezvous *r, struct zr_link *l)
+/* It is rank 0 of this job, and has let this rank in. */
+static void accept_rank_0(struct zr_rendezvous *r, struct zr_link *l)
 {
-    l->asks = r->goal != r->tree.parent;
-    if (l->asks || (r->is_tree && r->goal == 0))
-        zr_hub_say_listens(r, l);
-    if (l->asks)
-        return;
     r->accepted = true;
-    r->members[r->goal].state = ZR_MEMBER_HERE;
+    r->members[0].state = ZR_MEMBER_HERE;
     zr_link_allow(l, ZR_FRAME_SMALL_BYTES);
     zr_hub_keep(r, l);
-    if (!r->tree.n_children)
-        uv_timer_stop(&r->patience);
+    uv_timer_stop(&r->patience);
     zr_hub_note(r, ZR_TROUBLE_WAIT, "it waits for other ranks");
     if (r->code) /* while nobody could be told */
-        (void)zr_hub_send_above(r, ZR_FRAME_FAIL, r->code, r->text, strlen(r->text));
-    zr_hub_say_joined(r);
-    zr_hub_admit(r);
+        (void)zr_hub_send_about(r, 0, ZR_FRAME_FAIL, r->code, r->text, strlen(r->text));
 }
 
 void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload)
@@ -245,9 +235,7 @@ void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
     const char *text;
     char why[256];
     bool asked = l->shake.world;
-    if (l->asks) {
-        zr_hub_on_above(r, l, f, payload);
-    } else if (f->version != ZR_FRAME_VERSION) {
+    if (f->version != ZR_FRAME_VERSION) {
         snprintf(
             why, sizeof why,
             "it speaks version %u of the protocol, this rank version %d: all ranks need the same libzero",
@@ -256,7 +244,7 @@ void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
     } else if (f->type == ZR_FRAME_CHALLENGE && !asked && f->n_bytes == ZR_NONCE_BYTES) {
         on_challenge(r, l, payload);
     } else if (asked && zr_shake_answer(&r->w, &l->shake, f, payload, &text)) {
-        if (f->rank != r->goal) { /* an address may stand for something else on this host */
+        if (f->rank != 0) { /* an address may stand for something else on this host */
             snprintf(why, sizeof why, "it is rank %d of this job", f->rank);
             is_another(r, l, ZR_TROUBLE_STRANGE, why);
             return;
@@ -271,10 +259,10 @@ void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
                 zr_hub_fail(r, ZR_ERR_MISMATCH,
                             "another rank 0 of this job is already there, on \"%s\" (%s): %s", r->file.host,
                             text, ZR_HUB_TWO_JOBS);
-            zr_hub_fail(r, f->about < 0 ? f->about : ZR_ERR_MISMATCH, "rank %d refused: %s", r->goal, text);
+            zr_hub_fail(r, f->about < 0 ? f->about : ZR_ERR_MISMATCH, "rank 0 refused: %s", text);
             return;
         }
-        accept_goal(r, l);
+        accept_rank_0(r, l);
     } else if (asked && (f->type == ZR_FRAME_REFUSE || f->type == ZR_FRAME_ACCEPT)) {
         snprintf(why, sizeof why,
                  "%s of another job, or one with another key: %s must be the same on all ranks",

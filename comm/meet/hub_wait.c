@@ -22,19 +22,10 @@ void zr_hub_start_deadline(struct zr_rendezvous *r, int64_t ms)
     uv_timer_start(&r->deadline, on_deadline, ms > 0 ? (uint64_t)ms : 0, 0);
 }
 
+/* At most a fourth of the time that ranks wait. */
 int64_t zr_hub_stay_ms(const struct zr_rendezvous *r)
 {
     return r->timeout_ms < 4 * GRACE_MS ? r->timeout_ms / 4 : GRACE_MS;
-}
-
-/* At most a fourth of the time that ranks wait; in a tree also what rank 0 takes to ask who is missing, which
- * is half of that at most. The further below, the longer: who waits for one that is late should be the first
- * to say so. */
-int64_t zr_hub_grace_ms(const struct zr_rendezvous *r)
-{
-    int64_t ms = zr_hub_stay_ms(r);
-    ms = ms > 2 * zr_hub_answers_ms(r) ? ms : 2 * zr_hub_answers_ms(r);
-    return r->depth > 1 ? ms * r->depth : ms;
 }
 
 static void on_look(uv_timer_t *t)
@@ -47,7 +38,7 @@ static void on_look(uv_timer_t *t)
 static bool is_not_missing(const struct zr_rendezvous *r, int rank)
 {
     const struct zr_member *m = &r->members[rank];
-    return rank == r->w.rank || m->state != ZR_MEMBER_EMPTY || m->came;
+    return rank == r->w.rank || m->state != ZR_MEMBER_EMPTY;
 }
 
 /* A rank that has ended before it came here will not come. */
@@ -103,12 +94,11 @@ int zr_hub_run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const
     struct zr_sigpipe_hold hold;
     char text[ZR_WAIT_CHARS];
     zr_sigpipe_hold(&hold);
-    int64_t grace = r->w.rank == 0 ? 0 : zr_hub_grace_ms(r);
-    zr_hub_forget_missing(r);
+    int64_t grace = r->w.rank == 0 ? 0 : zr_hub_stay_ms(r);
     zr_hub_start_deadline(r, from_ms + r->timeout_ms + grace - zr_hub_now_ms(r));
     start_looking(r);
     while (!r->code && !done(r)) {
-        if (r->late && !zr_hub_asks_below(r)) {
+        if (r->late) {
             (void)say(r, r->timeout_ms, text);
             zr_hub_fail(r, ZR_ERR_TIMEOUT, "%s", text);
         } else if (r->looks) {

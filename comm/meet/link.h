@@ -47,10 +47,8 @@ struct zr_link {
     struct zr_link *prev, *next;
     /* of the other end; -1: not known yet */
     int rank;
-    /* this end has connected, so the other is rank 0, or the rank above this one */
+    /* this end has connected, so the other is to be rank 0 */
     bool is_outgoing;
-    /* the owner's: the other end, or this one, has proved that it is a rank, and asks rank 0 where to go */
-    bool asks;
     /* our last frame is on its way, what comes in is ignored */
     bool finishing;
     /* a large frame waits for zr_link_allow; its head is in.head */

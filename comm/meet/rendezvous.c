@@ -20,9 +20,7 @@ int zr_rendezvous_world(const struct zr_rendezvous *r)
 
 static bool has_not_come(const struct zr_rendezvous *r, int rank)
 {
-    const struct zr_member *member = &r->members[rank];
-    bool came = member->state != ZR_MEMBER_EMPTY || (r->is_tree && member->came);
-    return !came || member->is_missing;
+    return r->members[rank].state == ZR_MEMBER_EMPTY;
 }
 
 static bool say_who_has_not_come(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS])
@@ -42,27 +40,25 @@ static bool say_who_has_not_come(const struct zr_rendezvous *r, int64_t ms, char
         return n > 0;
     }
     zr_hub_say_self(r, self);
-    snprintf(text, ZR_WAIT_CHARS, "rank %d%s waited %lld ms%s for rank %d at %s%s%s%s%s", r->w.rank, self,
-             (long long)ms, zr_hub_limit(r, ms), r->goal, place, because, r->trouble, before,
-             r->trouble_before);
+    snprintf(text, ZR_WAIT_CHARS, "rank %d%s waited %lld ms%s for rank 0 at %s%s%s%s%s", r->w.rank, self,
+             (long long)ms, zr_hub_limit(r, ms), place, because, r->trouble, before, r->trouble_before);
     return !r->accepted;
 }
 
 bool zr_hub_all_came(const struct zr_rendezvous *r)
 {
     for (int i = 1; i < r->w.world; i++)
-        if (r->w.rank == 0 ? has_not_come(r, i)
-                           : zr_hub_is_child(r, i) && r->members[i].state == ZR_MEMBER_EMPTY)
+        if (has_not_come(r, i))
             return false;
     return true;
 }
 
 static bool all_here(const struct zr_rendezvous *r)
 {
-    return r->w.rank == 0 ? r->n_here == r->w.world : r->ready; /* n_here: with those below those below */
+    return r->w.rank == 0 ? r->n_here == r->w.world : r->ready;
 }
 
-/* Rank 0, or one with others below it, has failed. Ranks that connect a moment later are told why, so that
+/* Rank 0 has failed. Ranks that connect a moment later are told why, so that
  * they do not look for it until their own time is over. */
 static void stay_to_refuse(struct zr_rendezvous *r)
 {
@@ -82,7 +78,7 @@ static int meet_ranks(struct zr_rendezvous *r)
     int err = zr_hub_run_until(r, all_here, say_who_has_not_come);
     if (!err && r->w.rank == 0) {
         zr_hub_seal(r);
-        err = zr_hub_send_below(r, ZR_FRAME_READY, 0, NULL, 0);
+        err = zr_hub_send_all(r, ZR_FRAME_READY, 0, NULL, 0);
         zr_hub_all_here(r);
         if (err)
             zr_hub_fail_all(r, err, zr_error_text());
@@ -125,7 +121,6 @@ static void free_tables(struct zr_rendezvous *r)
     for (int i = 0; i < r->w.world; i++) {
         free(r->members[i].given);
         free(r->members[i].how);
-        free(r->members[i].listens);
         free(r->members[i].last_heard);
         free(r->members[i].waits_as);
     }
@@ -163,7 +158,6 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
     r->w = *w;
     r->timeout_ms = timeout_ms;
     r->limit = w->waiting ? " (start_timeout_ms)" : "";
-    zr_hub_take_position(r);
     if (w->world == 1) {
         r->ready = true;
         *out = r;

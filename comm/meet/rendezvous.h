@@ -2,13 +2,11 @@
 /* rendezvous.h: how ranks find each other, exchange small blobs before any communicator exists, and later
  * learn of a rank's death or failure.
  *
- * Rank 0 listens on TCP; the others connect; every message goes through rank 0 (a hub), in worlds of more
- * than 65 ranks along a tree of links with rank 0 above all. The sockets stay open while the context lives
- * and are its failure channel: a socket that closes without a goodbye is a lost rank, and whoever was
- * linked with it tells the others; a rank that cannot go on says so before it leaves. All on one libuv
- * loop given by the caller. Before zr_rendezvous_detach the blocking calls run that loop on the calling
- * thread; afterwards whoever runs the loop (the context's own thread) gets on_lost and on_failed callbacks
- * there. */
+ * Rank 0 listens on TCP, the others connect, and every message goes through rank 0. The sockets stay open
+ * while the context lives, and show failures. A socket that closes without a goodbye is a lost rank, and
+ * rank 0 tells the others. A rank that cannot go on says so before it leaves. Everything happens on one libuv
+ * loop, which the caller gives. Before zr_rendezvous_detach the blocking calls run that loop on the calling
+ * thread. Afterwards whoever runs the loop (the context's own thread) gets on_lost and on_failed there. */
 #ifndef ZR_COMM_RENDEZVOUS_H
 #define ZR_COMM_RENDEZVOUS_H
 
@@ -110,9 +108,6 @@ struct zr_world {
     int attempt;
     /* whoever has it is a rank; none: ranks meet on loopback only */
     struct zr_job_key key;
-    /* How many ranks may be linked with one below it, the same on all ranks; 0: ZR_TREE_FAN_OUT (tree.h).
-     * Where these are all, a rank that leaves or is lost takes no other out of what ranks say. */
-    int fan_out;
     /* Rank 0 goes on listening once all have met, and keeps its file: it tells a rank of the job that comes
      * later, or another rank 0, why it is refused. */
     bool tells_late;
