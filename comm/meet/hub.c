@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub.c: a rendezvous' life on its loop: frames, failures, losses and the end (see hub.h; ranks meet in
- * hub_meet.c). Runs on the thread that runs the loop. */
+/* hub.c: what happens on the links of a rendezvous: frames come and are sent, ranks fail or are lost, and in
+ * the end everything is closed. Runs on the thread that runs the loop. Ranks meet in admit.c (rank 0) and
+ * reach.c (the others). */
 #include "comm/meet/hub.h"
 #include "comm/fork.h"
 
@@ -9,46 +10,59 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINGER_MS = 300 }; /* for the other ends to read a goodbye */
+enum {
+    MOST_KEPT = 64,  /* messages that came before the detach */
+    LINGER_MS = 300, /* for the other ends to read a goodbye */
+};
 
-static const char exited[] = "its program exited without zero_unwrap";
-
-static int send_frame(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
-                      const void *payload, size_t n)
+int64_t zr_hub_now_ms(struct zr_rendezvous *r)
 {
-    struct zr_frame f = {.type = (uint16_t)type, .rank = r->w.rank, .world = r->w.world, .about = about};
-    struct zr_link *l = r->members[rank].link;
-    return l ? zr_link_send(l, f, payload, n) : 0;
+    uv_update_time(r->loop);
+    return (int64_t)uv_now(r->loop);
+}
+
+struct zr_link *zr_hub_add_link(struct zr_rendezvous *r)
+{
+    struct zr_link *l = zr_link_new(r->loop, &zr_hub_calls, r, ZR_FRAME_SHAKE_BYTES);
+    if (!l)
+        return NULL;
+    l->next = r->links;
+    if (r->links)
+        r->links->prev = l;
+    r->links = l;
+    return l;
+}
+
+/* --- sending --- */
+
+static struct zr_frame frame_of(const struct zr_rendezvous *r, enum zr_frame_type type, int32_t about)
+{
+    return (struct zr_frame){.magic = ZR_FRAME_MAGIC,
+                             .version = ZR_FRAME_VERSION,
+                             .type = (uint16_t)type,
+                             .rank = r->w.rank,
+                             .world = r->w.world,
+                             .about = about};
+}
+
+int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
+                const void *payload, size_t n)
+{
+    const struct zr_member *to = &r->members[rank];
+    if (to->state != ZR_MEMBER_HERE || !to->link)
+        return 0;
+    return zr_link_send(to->link, frame_of(r, type, about), payload, n);
 }
 
 void zr_hub_keep(struct zr_rendezvous *r, struct zr_link *l)
 {
-    zr_fork_last_word(&l->kept,
-                      &(struct zr_frame){.magic = ZR_FRAME_MAGIC,
-                                         .version = ZR_FRAME_VERSION,
-                                         .type = ZR_FRAME_EXIT,
-                                         .rank = r->w.rank,
-                                         .world = r->w.world},
-                      &r->last_failure);
-}
-
-int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n)
-{
-    int err = send_frame(r, rank, type, 0, payload, n);
-    return err ? zr_hub_fail_all(r, err, zr_error_text()) : 0;
-}
-
-int zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
-                      const void *payload, size_t n)
-{
-    bool here = r->members[rank].state == ZR_MEMBER_HERE;
-    return here ? send_frame(r, rank, type, about, payload, n) : 0;
+    const struct zr_frame f = frame_of(r, ZR_FRAME_EXIT, 0);
+    zr_fork_last_word(&l->kept, &f, &r->last_failure);
 }
 
 int zr_hub_send_all(struct zr_rendezvous *r, enum zr_frame_type type, int32_t about, const void *payload,
                     size_t n)
 {
-    struct zr_frame f = {.type = (uint16_t)type, .rank = r->w.rank, .world = r->w.world, .about = about};
     int err = 0;
     if (r->w.rank != 0)
         return 0;
@@ -57,12 +71,14 @@ int zr_hub_send_all(struct zr_rendezvous *r, enum zr_frame_type type, int32_t ab
         return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", n);
     for (int i = 1; i < r->w.world; i++) {
         struct zr_link *l = r->members[i].state == ZR_MEMBER_HERE ? r->members[i].link : NULL;
-        int its = l ? zr_link_send_shared(l, f, shared) : 0;
+        int its = l ? zr_link_send_shared(l, frame_of(r, type, about), shared) : 0;
         err = err ? err : its;
     }
     zr_shared_bytes_leave(shared);
     return err;
 }
+
+/* --- failures --- */
 
 int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
 {
@@ -82,7 +98,7 @@ int zr_hub_fail_all(struct zr_rendezvous *r, int code, const char *text)
     bool first = !r->code;
     zr_hub_fail(r, code, "rank %d: %s", r->w.rank, text);
     if (first)
-        (void)zr_hub_send_about(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+        (void)zr_hub_send(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
     return r->code;
 }
 
@@ -110,7 +126,22 @@ void zr_hub_send_report(struct zr_rendezvous *r, bool leaving)
         return;
     r->reported = true;
     zr_hub_fail(r, code, "%s", text);
-    (void)zr_hub_send_about(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+    (void)zr_hub_send(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+}
+
+void zr_hub_report_failure(struct zr_rendezvous *r)
+{
+    if (r->detached && r->code && r->on_failed && !r->closing)
+        r->on_failed(r->arg, r->code, r->text);
+}
+
+/* A rank that had failed before it ended is not the cause: its failure becomes this one's. */
+static void adopt(struct zr_rendezvous *r, int code, const char *text)
+{
+    bool first = !r->code;
+    zr_hub_fail(r, code < 0 ? code : ZR_ERR_FAILED, "%s", text);
+    if (first)
+        zr_hub_report_failure(r);
 }
 
 /* --- ranks that go --- */
@@ -174,12 +205,6 @@ static void report_lost(struct zr_rendezvous *r, int rank, const char *why)
         r->on_lost(r->arg, rank, text);
 }
 
-void zr_hub_report_failure(struct zr_rendezvous *r)
-{
-    if (r->detached && r->code && r->on_failed && !r->closing)
-        r->on_failed(r->arg, r->code, r->text);
-}
-
 void zr_hub_report_unreported(struct zr_rendezvous *r)
 {
     if (r->code && !r->reported) /* reported by a rank that had finished the last exchange before this one */
@@ -190,15 +215,6 @@ void zr_hub_report_unreported(struct zr_rendezvous *r)
             report_lost(r, i, member->how);
         member->unreported = false;
     }
-}
-
-/* A rank that had failed before it ended is not the cause: its failure becomes this one's. */
-static void adopt(struct zr_rendezvous *r, int code, const char *text)
-{
-    bool first = !r->code;
-    zr_hub_fail(r, code < 0 ? code : ZR_ERR_FAILED, "%s", text);
-    if (first)
-        zr_hub_report_failure(r);
 }
 
 static void lose(struct zr_rendezvous *r, int rank, const char *why)
@@ -233,18 +249,84 @@ void zr_hub_let_go(struct zr_rendezvous *r, struct zr_link *l)
     r->members[l->rank].state = ZR_MEMBER_LOST;
 }
 
-/* A rank said goodbye. */
-static void leave(struct zr_rendezvous *r, int rank)
+/* --- messages of whoever uses the rendezvous --- */
+
+struct zr_message {
+    struct zr_message *next;
+    int from;
+    size_t n;
+    char data[];
+};
+
+int zr_rendezvous_send(struct zr_rendezvous *r, int to, const void *data, size_t n)
 {
-    struct zr_member *member = &r->members[rank];
-    member->state = ZR_MEMBER_LEFT;
-    if (member->link)
-        zr_link_finish(member->link);
-    if (!r->detached && r->phase != ZR_PHASE_IDLE)
-        zr_hub_check(r);
+    bool from_0 = r->w.rank == 0;
+    if (n == 0 || n > ZR_FRAME_SMALL_BYTES || (from_0 ? to < -1 || to == 0 || to >= r->w.world : to != 0))
+        return zr_fail(ZR_ERR_ARG, "rank %d sends rank %d %zu bytes: 1 to %d, from or to rank 0, are allowed",
+                       r->w.rank, to, n, ZR_FRAME_SMALL_BYTES);
+    if (!r->detached || r->closing)
+        return zr_fail(ZR_ERR_ORDER, "sending: the rendezvous is %s", r->closing ? "closed" : "not detached");
+    if (to < 0)
+        return zr_hub_send_all(r, ZR_FRAME_MESSAGE, -1, data, n);
+    if (r->members[to].state != ZR_MEMBER_HERE)
+        return zr_fail(ZR_ERR_PEER, "rank %d has left", to);
+    return zr_hub_send(r, to, ZR_FRAME_MESSAGE, to, data, n);
 }
 
-/* --- frames and ends of links --- */
+void zr_rendezvous_on_message(struct zr_rendezvous *r,
+                              void (*on_message)(void *arg, int from, const void *data, size_t n))
+{
+    r->on_message = on_message;
+}
+
+static bool keep_message(struct zr_rendezvous *r, int from, const char *data, size_t n)
+{
+    struct zr_message **end = &r->messages, *t;
+    int n_kept = 0;
+    while (*end) {
+        end = &(*end)->next;
+        n_kept++;
+    }
+    t = n_kept < MOST_KEPT ? malloc(sizeof *t + n) : NULL;
+    if (!t)
+        return false;
+    *t = (struct zr_message){.from = from, .n = n};
+    memcpy(t->data, data, n);
+    *end = t;
+    return true;
+}
+
+static bool deliver_or_keep(struct zr_rendezvous *r, int from, const char *data, size_t n)
+{
+    if (!r->may_deliver)
+        return keep_message(r, from, data, n);
+    if (r->on_message)
+        r->on_message(r->arg, from, data, n);
+    return true;
+}
+
+void zr_hub_forget_messages(struct zr_rendezvous *r)
+{
+    while (r->messages) {
+        struct zr_message *t = r->messages;
+        r->messages = t->next;
+        free(t);
+    }
+}
+
+void zr_hub_deliver(struct zr_rendezvous *r)
+{
+    r->may_deliver = true;
+    while (r->messages) {
+        struct zr_message *t = r->messages;
+        r->messages = t->next;
+        if (r->on_message && !r->closing)
+            r->on_message(r->arg, t->from, t->data, t->n);
+        free(t);
+    }
+}
+
+/* --- frames --- */
 
 /* Nothing that comes in is looked at any more. At exit the other ranks learn one after the other that this
  * rank ends, and those who know leave at once: to those who do not know yet their leaving must not look like
@@ -254,51 +336,6 @@ static bool is_deaf(const struct zr_rendezvous *r)
     return r->closing || zr_fork_ending();
 }
 
-/* A rank's program exits with its context open. Where it had failed before, it says that. */
-static void on_exit_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                          const char *text)
-{
-    zr_link_drop(l);
-    if (f->about && r->detached && r->members[l->rank].state == ZR_MEMBER_HERE) {
-        r->members[l->rank].state = ZR_MEMBER_LOST;
-        adopt(r, f->about, text);
-    } else {
-        lose(r, l->rank, exited);
-    }
-}
-
-/* Rank 0: from another rank, which is here. */
-static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                          const char *payload)
-{
-    struct zr_member *member = &r->members[l->rank];
-    bool ours = f->world == r->w.world && f->rank == l->rank && f->version == ZR_FRAME_VERSION;
-    if (ours && f->type == ZR_FRAME_GOODBYE) {
-        leave(r, l->rank);
-    } else if (ours && (f->type == ZR_FRAME_GIVE || f->type == ZR_FRAME_VERDICT) && payload &&
-               !member->gave) {
-        member->gave = f->type;
-        member->given = zr_link_take_payload(l);
-        member->n_given = f->n_bytes;
-        member->given_about = f->about;
-    } else if (ours && f->type == ZR_FRAME_FAIL) {
-        adopt(r, f->about, payload ? payload : ""); /* it is still here, and its goodbye will follow */
-    } else if (ours && f->type == ZR_FRAME_BEAT) {
-        zr_hub_on_beat(r, l->rank, payload);
-    } else if (ours && f->type == ZR_FRAME_EXIT) {
-        on_exit_frame(r, l, f, payload ? payload : "");
-    } else if (ours && f->type == ZR_FRAME_CALLS &&
-               zr_hub_on_calls(r, l->rank, f->about, payload, f->n_bytes)) {
-        /* The calls are kept. */
-    } else if (ours && f->type == ZR_FRAME_MESSAGE && payload && f->about == 0 &&
-               zr_hub_message(r, l->rank, payload, f->n_bytes)) {
-        /* It is told, or will be. */
-    } else {
-        zr_link_drop(l);
-        lose(r, l->rank, "it sent a frame that makes no sense here");
-    }
-}
-
 void zr_hub_all_here(struct zr_rendezvous *r)
 {
     for (int i = 0; i < r->w.world; i++)
@@ -306,55 +343,126 @@ void zr_hub_all_here(struct zr_rendezvous *r)
             r->members[i].state = ZR_MEMBER_HERE;
 }
 
-static void on_ready(struct zr_rendezvous *r)
+/* A rank said goodbye. */
+static bool on_goodbye(struct zr_rendezvous *r, struct zr_link *l)
 {
-    r->ready = true;
-    r->phase = ZR_PHASE_IDLE; /* before the result is looked at: rank 0 may leave right behind it */
-    zr_hub_all_here(r);
+    r->members[l->rank].state = ZR_MEMBER_LEFT;
+    zr_link_finish(l);
+    if (!r->detached && r->phase != ZR_PHASE_IDLE)
+        zr_hub_check(r);
+    return true;
 }
 
-/* The result of the exchange under way. */
-static void on_result(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f)
+/* A rank's program exits with its context open. Where it had failed before, it says that. */
+static bool on_exit_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+                          const char *text)
 {
+    zr_link_drop(l);
+    if (f->about && r->detached && r->members[l->rank].state == ZR_MEMBER_HERE) {
+        r->members[l->rank].state = ZR_MEMBER_LOST;
+        adopt(r, f->about, text);
+    } else {
+        lose(r, l->rank, "its program exited without zero_unwrap");
+    }
+    return true;
+}
+
+/* Another rank tells rank 0 what it gives, or how it went. */
+static bool on_given(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f)
+{
+    struct zr_member *member = &r->members[l->rank];
+    if (r->w.rank != 0 || !l->in.payload || member->gave)
+        return false;
+    member->gave = f->type;
+    member->given = zr_link_take_payload(l);
+    member->n_given = f->n_bytes;
+    member->given_about = f->about;
+    return true;
+}
+
+/* Rank 0 tells the others the result of the exchange under way. */
+static bool on_result(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f)
+{
+    const enum zr_frame_type want = r->exchange_of == ZR_FRAME_GIVE ? ZR_FRAME_ALL : r->exchange_of;
+    if (f->type != want || !l->in.payload || r->phase != ZR_PHASE_EXCHANGE || r->all)
+        return false;
     r->all = zr_link_take_payload(l);
     r->n_all = f->n_bytes;
     r->all_about = f->about;
-    r->phase = ZR_PHASE_IDLE;
+    r->phase = ZR_PHASE_IDLE; /* before the result is looked at: rank 0 may leave right behind it */
+    r->n_expected = 0;
+    return true;
 }
 
-/* From rank 0. */
-static void on_hub_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                         const char *payload)
+static bool on_ready(struct zr_rendezvous *r)
+{
+    if (r->ready)
+        return false;
+    r->ready = true;
+    r->phase = ZR_PHASE_IDLE; /* as on_result */
+    zr_hub_all_here(r);
+    return true;
+}
+
+static bool on_lost_frame(struct zr_rendezvous *r, const struct zr_frame *f, const char *text)
+{
+    char why[ZR_FRAME_TEXT_BYTES];
+    if (f->about < 1 || f->about >= r->w.world || f->about == r->w.rank)
+        return false;
+    snprintf(why, sizeof why, "%s", text);
+    lose(r, f->about, why);
+    return true;
+}
+
+/* What only rank 0 says. false: it makes no sense. */
+static bool on_frame_of_rank_0(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+                               const char *text)
+{
+    switch (f->type) {
+    case ZR_FRAME_READY:
+        return on_ready(r);
+    case ZR_FRAME_ALL:
+    case ZR_FRAME_VERDICT:
+        return on_result(r, l, f);
+    case ZR_FRAME_LOST:
+        return on_lost_frame(r, f, text);
+    case ZR_FRAME_ASK_CALLS:
+        zr_hub_asked(r);
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* From a rank that is here. false: it makes no sense. */
+static bool on_frame_of_rank(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+                             const char *payload)
 {
     const char *text = payload ? payload : "";
-    bool ours = f->world == r->w.world && f->rank == l->rank && f->version == ZR_FRAME_VERSION;
-    if (ours && f->type == ZR_FRAME_READY && !r->ready) {
-        on_ready(r);
-    } else if (ours && f->type == (r->exchange_of == ZR_FRAME_GIVE ? ZR_FRAME_ALL : r->exchange_of) &&
-               payload && r->phase == ZR_PHASE_EXCHANGE && !r->all) {
-        on_result(r, l, f);
-    } else if (ours && f->type == ZR_FRAME_FAIL) {
+    if (f->world != r->w.world || f->rank != l->rank || f->version != ZR_FRAME_VERSION)
+        return false;
+    switch (f->type) {
+    case ZR_FRAME_GOODBYE:
+        return on_goodbye(r, l);
+    case ZR_FRAME_EXIT:
+        return on_exit_frame(r, l, f, text);
+    case ZR_FRAME_FAIL: /* it is still here, and its goodbye will follow */
         adopt(r, f->about, text);
-    } else if (ours && f->type == ZR_FRAME_LOST && f->about >= 0 && f->about < r->w.world &&
-               f->about != r->w.rank && f->about != l->rank) {
-        char why[ZR_FRAME_TEXT_BYTES];
-        snprintf(why, sizeof why, "%s", text);
-        lose(r, f->about, why);
-    } else if (ours && f->type == ZR_FRAME_ASK_CALLS) {
-        zr_hub_asked(r);
-    } else if (ours && f->type == ZR_FRAME_MESSAGE && payload && (f->about == r->w.rank || f->about == -1) &&
-               zr_hub_message(r, 0, payload, f->n_bytes)) {
-        /* It is told, or will be. */
-    } else if (ours && f->type == ZR_FRAME_BEAT) {
+        return true;
+    case ZR_FRAME_BEAT:
         zr_hub_on_beat(r, l->rank, payload);
-    } else if (ours && f->type == ZR_FRAME_EXIT) {
-        on_exit_frame(r, l, f, text);
-    } else if (ours && f->type == ZR_FRAME_GOODBYE) {
-        leave(r, l->rank);
-    } else {
-        zr_link_drop(l);
-        lose(r, l->rank, "it sent a frame that makes no sense here");
+        return true;
+    case ZR_FRAME_MESSAGE:
+        return payload && (f->about == r->w.rank || f->about == -1) &&
+               deliver_or_keep(r, l->rank, payload, f->n_bytes);
+    default:
+        break;
     }
+    if (r->w.rank != 0)
+        return on_frame_of_rank_0(r, l, f, text);
+    if (f->type == ZR_FRAME_CALLS)
+        return zr_hub_on_calls(r, l->rank, f->about, payload, f->n_bytes);
+    return (f->type == ZR_FRAME_GIVE || f->type == ZR_FRAME_VERDICT) && on_given(r, l, f);
 }
 
 static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *payload)
@@ -362,14 +470,14 @@ static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *pa
     struct zr_rendezvous *r = l->owner;
     if (is_deaf(r))
         return;
-    if (l->is_outgoing && r->accepted)
-        on_hub_frame(r, l, f, payload);
-    else if (l->is_outgoing)
+    if (l->is_outgoing && !r->accepted) {
         zr_hub_answer(r, l, f, payload);
-    else if (l->rank > 0)
-        on_rank_frame(r, l, f, payload);
-    else
+    } else if (!l->is_outgoing && l->rank < 0) {
         zr_hub_hello(r, l, f, payload);
+    } else if (!on_frame_of_rank(r, l, f, payload)) {
+        zr_link_drop(l);
+        lose(r, l->rank, "it sent a frame that makes no sense here");
+    }
 }
 
 /* A rank may send its blob of the next exchange before rank 0 has begun it. A frame that is too large
@@ -419,6 +527,8 @@ void zr_hub_expect(struct zr_rendezvous *r, enum zr_frame_type of, size_t n)
     }
 }
 
+/* --- ends of links --- */
+
 static void on_end(struct zr_link *l, int code, const char *why)
 {
     struct zr_rendezvous *r = l->owner;
@@ -433,7 +543,7 @@ static void on_end(struct zr_link *l, int code, const char *why)
     } else if (l->is_outgoing && code == ZR_ERR_NOMEM) {
         /* Rank 0 may have let us in already. */
         zr_hub_fail(r, code, "rank %d: %s", r->w.rank, why);
-        (void)send_frame(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+        (void)zr_link_send(l, frame_of(r, ZR_FRAME_FAIL, code), r->text, strlen(r->text));
         zr_link_finish(l);
     } else if (l->is_outgoing) {
         /* Whoever listens there now is not our rank 0, or not yet. */
@@ -471,7 +581,7 @@ const struct zr_link_calls zr_hub_calls = {
 
 /* --- closing --- */
 
-static void handle_closed(uv_handle_t *h)
+void zr_hub_handle_closed(uv_handle_t *h)
 {
     struct zr_rendezvous *r = h->data;
     r->n_handles--;
@@ -481,7 +591,7 @@ static void handle_closed(uv_handle_t *h)
 static void check_links(struct zr_rendezvous *r)
 {
     if (r->closing && !r->links && !uv_is_closing((uv_handle_t *)&r->deadline))
-        uv_close((uv_handle_t *)&r->deadline, handle_closed);
+        uv_close((uv_handle_t *)&r->deadline, zr_hub_handle_closed);
 }
 
 static void lingered(uv_timer_t *t)
@@ -503,7 +613,7 @@ void zr_hub_close(struct zr_rendezvous *r)
         if (l->finishing)
             continue;
         if (l->rank >= 0 && r->members[l->rank].link == l && r->members[l->rank].state == ZR_MEMBER_HERE) {
-            (void)send_frame(r, l->rank, ZR_FRAME_GOODBYE, 0, NULL, 0);
+            (void)zr_hub_send(r, l->rank, ZR_FRAME_GOODBYE, 0, NULL, 0);
             zr_link_finish(l);
         } else {
             zr_link_drop(l);
@@ -514,14 +624,14 @@ void zr_hub_close(struct zr_rendezvous *r)
     zr_hub_stop_listening(r);
     if (r->lookup)
         zr_lookup_leave(r->lookup);
-    uv_close((uv_handle_t *)&r->retry, handle_closed);
-    uv_close((uv_handle_t *)&r->patience, handle_closed);
-    uv_close((uv_handle_t *)&r->admit, handle_closed);
-    uv_close((uv_handle_t *)&r->answers, handle_closed);
-    uv_close((uv_handle_t *)&r->beat, handle_closed);
-    uv_close((uv_handle_t *)&r->look, handle_closed);
+    uv_close((uv_handle_t *)&r->retry, zr_hub_handle_closed);
+    uv_close((uv_handle_t *)&r->patience, zr_hub_handle_closed);
+    uv_close((uv_handle_t *)&r->admit, zr_hub_handle_closed);
+    uv_close((uv_handle_t *)&r->answers, zr_hub_handle_closed);
+    uv_close((uv_handle_t *)&r->beat, zr_hub_handle_closed);
+    uv_close((uv_handle_t *)&r->look, zr_hub_handle_closed);
     zr_hub_forget_comparison(r);
-    uv_close((uv_handle_t *)&r->report, handle_closed);
+    uv_close((uv_handle_t *)&r->report, zr_hub_handle_closed);
     uv_timer_start(&r->deadline, lingered, LINGER_MS, 0);
     check_links(r);
 }

@@ -9,7 +9,7 @@
 #ifndef ZR_COMM_MEET_LENT_H
 #define ZR_COMM_MEET_LENT_H
 
-#include "comm/meet/address_list.h"
+#include "comm/meet/net_address.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/verdict.h"
 

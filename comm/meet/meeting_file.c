@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* meeting_file.c: see meeting_file.h. */
 #include "comm/meet/meeting_file.h"
-#include "comm/meet/address_list.h"
 #include "comm/meet/handshake.h"
+#include "comm/meet/net_address.h"
 #include "kernels/limits.h"
 #include "kernels/standard_fds.h"
 

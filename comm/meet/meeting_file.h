@@ -12,7 +12,7 @@
 #ifndef ZR_COMM_MEETING_FILE_H
 #define ZR_COMM_MEETING_FILE_H
 
-#include "comm/meet/net_lookup.h"
+#include "comm/meet/net_address.h"
 #include "comm/meet/rendezvous.h"
 
 enum {

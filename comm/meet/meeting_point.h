@@ -16,6 +16,9 @@
 #define ZR_COMM_MEETING_POINT_H
 
 #include "comm/meet/launcher.h"
+#include "kernels/error.h"
+
+#include <stdint.h>
 
 /* Completes w, whose rank, world and source are known. l: who said them; NULL: the configuration, or nobody.
  * want_url: cfg.launch.rendezvous, or NULL. by_mpi: the ranks can tell each other over MPI. */
@@ -26,5 +29,13 @@ int zr_meeting_url(const char *name, const char *url, struct zr_world *w);
 
 /* Copies a name or an address, and an IPv6 one without its brackets. false: text is neither. */
 bool zr_meeting_host(const char *text, char host[sizeof((struct zr_world *)0)->host]);
+
+/* ---- Slurm's lists of hosts ---- */
+
+enum { ZR_HOSTLIST_NAME = 256, ZR_HOSTLIST_MOST = 65536 };
+
+/* The first name and how many there are (up to ZR_HOSTLIST_MOST). variable: what the list is called in
+ * messages. ZR_ERR_ARG names the character at which it is no such list; nothing is written then. */
+int zr_hostlist_first(const char *variable, const char *list, char first[ZR_HOSTLIST_NAME], int64_t *n);
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* net_address.h: addresses of either family, and the network interfaces of this host that have them.
- *
- * Thread-safety: plain data; the functions ask the kernel and keep nothing. */
+/* net_address.h: addresses of either family, alone and in lists; the network interfaces of this host that
+ * have them; and the addresses of a name. */
 #ifndef ZR_COMM_NET_ADDRESS_H
 #define ZR_COMM_NET_ADDRESS_H
 
@@ -11,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/socket.h>
+#include <uv.h>
 
 /* Of AF_INET or AF_INET6, with a port. */
 union zr_address {
@@ -68,5 +68,47 @@ int zr_address_bind(const union zr_address *at);
 /* From which address of this host a connection to it would leave; nothing is sent. 0, or an errno:
  * ENETUNREACH, there is no route. The port is 0. */
 int zr_address_source(const union zr_address *to, union zr_address *from);
+
+/* ---- the addresses of a name ---- */
+
+enum { ZR_LOOKUP_MOST = 8 };
+
+/* What became of it. */
+struct zr_looked_up {
+    /* addresses of both families, in the resolver's order */
+    int n;
+    union zr_address at[ZR_LOOKUP_MOST];
+    /* "": there are some; else why there are none */
+    char why[160];
+};
+
+struct zr_lookup;
+
+/* done is called once, on the loop's thread, when nothing of it is left on the loop; *out is gone then.
+ * Returns ZR_ERR_NOMEM or ZR_ERR_SYSTEM where it could not begin: then done is not called. */
+int zr_lookup_start(uv_loop_t *loop, const char *host, int port,
+                    void (*done)(void *arg, const struct zr_looked_up *found), void *arg,
+                    struct zr_lookup **out);
+
+/* On the loop's thread: nobody waits for the resolver any more; done comes in the next round of the loop. */
+void zr_lookup_leave(struct zr_lookup *l);
+
+/* ---- as text, with ports ---- */
+
+enum { ZR_ADDRESS_LIST_CHARS = ZR_LOOKUP_MOST * ZR_ADDRESS_CHARS };
+
+/* "10.77.0.1:4000" or "[fd77::1]:4000", n characters of it; false: it is neither. One with a zone is of one
+ * host only, and none. */
+bool zr_address_read(const char *text, size_t n, union zr_address *out);
+
+/* "10.77.0.1:4000 [fd77::1]:4000"; n up to ZR_LOOKUP_MOST. */
+void zr_address_list_print(const union zr_address *at, int n, char text[ZR_ADDRESS_LIST_CHARS]);
+/* n characters; "" is a list of none. Their number, or -1: it is no such list. */
+int zr_address_list_read(const char *text, size_t n, union zr_address at[ZR_LOOKUP_MOST]);
+
+/* By which addresses of mine other hosts reach a socket that is bound on all addresses of its family, with
+ * its port, most at most: loopback's and those of one link alone are left out. Returns their number. */
+int zr_address_list_reaching(const struct zr_interfaces *mine, const union zr_address *bound, int most,
+                             union zr_address *at);
 
 #endif

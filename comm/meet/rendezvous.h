@@ -12,13 +12,31 @@
 
 #include "comm/meet/called.h"
 #include "comm/meet/frame.h"
-#include "comm/meet/job_key.h"
-#include "comm/meet/net_lookup.h"
+#include "comm/meet/net_address.h"
 #include "kernels/error.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <uv.h>
+
+/* The secret that the ranks of one job share, and by which they know each other when they meet (handshake.h).
+ * It is in the environment, or in a file that only this user may read; never on a command line, which every
+ * user of a host can see. It is not printed and does not travel. */
+enum { ZR_JOB_KEY_MIN_BYTES = 16, ZR_JOB_KEY_MAX_BYTES = 64 };
+
+struct zr_job_key {
+    /* 0: this job has no key */
+    int32_t n_bytes;
+    uint8_t bytes[ZR_JOB_KEY_MAX_BYTES];
+};
+
+/* From ZERO_JOB_KEY, 32 to 128 hex digits, or the file that ZERO_JOB_KEY_FILE names: the same digits, mode
+ * 0600 or 0400, owned by this user. Neither set: 0, and n_bytes is 0. What is wrong is an error that names
+ * the variable and never its value. */
+int zr_job_key_find(struct zr_job_key *key);
+
+/* 128 random bits, for whoever starts the ranks or has another way to bring it to all of them. */
+int zr_job_key_make(struct zr_job_key *key);
 
 /* The longest name of a context. */
 enum { ZR_NAME_CHARS = 63 };

@@ -2,8 +2,8 @@
 /* fuzz_frames.c: any bytes as what another process sends to a rendezvous. The first byte says in which pieces
  * they come; however that is, they are the same frames. Handshakes are also tried with the proof that they
  * should have, to get past it; without it nothing is believed. */
-#include "comm/meet/address_list.h"
 #include "comm/meet/handshake.h"
+#include "comm/meet/net_address.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_hostlist.c: any bytes as a list of hosts in Slurm's form. What is taken is what a slow expander makes
  * of it, name by name; what is refused it does not take either. */
-#include "comm/meet/hostlist.h"
+#include "comm/meet/meeting_point.h"
 
 #include <stdbool.h>
 #include <stdio.h>

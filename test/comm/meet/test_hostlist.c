@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_hostlist.c: lists of hosts in Slurm's form: the first name and how many there are, and at which
  * character one is refused. */
-#include "comm/meet/hostlist.h"
+#include "comm/meet/meeting_point.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

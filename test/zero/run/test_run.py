@@ -233,7 +233,7 @@ class Output(unittest.TestCase):
 
     def test_limit_on_descriptors(self):
         # Ranks may have as many as the hard limit allows, and at most 65536.
-        r = subprocess.run(['sh', '-c', 'ulimit -Hn 2000; ulimit -Sn 200; exec "$@"', 'sh', ZERO_RUN, '-n', '1', 'sh', '-c', 'ulimit -n'],
+        r = subprocess.run(['sh', '-c', 'ulimit -Sn 200; ulimit -Hn 2000; exec "$@"', 'sh', ZERO_RUN, '-n', '1', 'sh', '-c', 'ulimit -n'],
                            capture_output=True, text=True, timeout=LIMIT)
         self.assertEqual((r.returncode, r.stdout, r.stderr), (0, '[0] 2000\n', ''))
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub_reach.c: how a rank reaches rank 0: finds its address, connects, and makes sure that it is rank 0 of
+/* reach.c: how a rank reaches rank 0: finds its address, connects, and makes sure that it is rank 0 of
  * this job before it believes a word (handshake.h).
  *
  * Whatever else listens there may be gone in a moment, so that is no failure: the rank tries again until its
@@ -13,7 +13,6 @@
 
 enum {
     RETRY_MS = 20,
-    LATEST_RETRY_MS = 500,
     REFUSED_RETRY_MS = 200,
     REFUSED_MS = 3000, /* longer than another program's port may be held for a moment */
     SILENT_MS = 5000,  /* for rank 0 to ask who we are */
@@ -27,27 +26,21 @@ static void connect_again(uv_timer_t *t)
     struct zr_rendezvous *r = t->data;
     if (++r->to_now < r->n_to)
         zr_hub_connect(r);
-    else if (r->w.rank == 0) /* by a file that it has found (hub_file.c) */
+    else if (r->w.rank == 0) /* by a file that it has found (find.c) */
         zr_hub_no_first(r);
     else
         zr_hub_find(r);
 }
 
-void zr_hub_retry_in(struct zr_rendezvous *r, int ms)
+static void retry_in(struct zr_rendezvous *r, int ms)
 {
     if (!r->code && !r->closing)
         uv_timer_start(&r->retry, connect_again, (uint64_t)ms, 0);
 }
 
-int zr_hub_again_ms(struct zr_rendezvous *r)
-{
-    int64_t ms = (zr_hub_now_ms(r) - r->started_ms) / 16;
-    return ms < RETRY_MS ? RETRY_MS : ms > LATEST_RETRY_MS ? LATEST_RETRY_MS : (int)ms;
-}
-
 void zr_hub_retry(struct zr_rendezvous *r)
 {
-    zr_hub_retry_in(r, RETRY_MS);
+    retry_in(r, RETRY_MS);
 }
 
 static void leave_place(struct zr_rendezvous *r, struct zr_link *l)
@@ -180,7 +173,7 @@ static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_troub
         zr_hub_say_place(r, place);
         zr_hub_fail(r, ZR_ERR_MISMATCH, "rank %d looked for rank 0 at %s: %s", r->w.rank, place, text);
     }
-    zr_hub_retry_in(r, REFUSED_RETRY_MS);
+    retry_in(r, REFUSED_RETRY_MS);
 }
 
 static void on_challenge(struct zr_rendezvous *r, struct zr_link *l, const char *nonce)
@@ -214,7 +207,7 @@ static void come_again(struct zr_rendezvous *r, struct zr_link *l, const char *t
         zr_hub_write_file_later(r);
         return;
     }
-    zr_hub_retry_in(r, zr_hub_again_ms(r));
+    retry_in(r, zr_hub_again_ms(r));
 }
 
 /* It is rank 0 of this job, and has let this rank in. */
@@ -227,7 +220,7 @@ static void accept_rank_0(struct zr_rendezvous *r, struct zr_link *l)
     uv_timer_stop(&r->patience);
     zr_hub_note(r, ZR_TROUBLE_WAIT, "it waits for other ranks");
     if (r->code) /* while nobody could be told */
-        (void)zr_hub_send_about(r, 0, ZR_FRAME_FAIL, r->code, r->text, strlen(r->text));
+        (void)zr_hub_send(r, 0, ZR_FRAME_FAIL, r->code, r->text, strlen(r->text));
 }
 
 void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub_calls.c: ranks compare what their programs called, where no memory that they share tells (see
+/* compare.c: ranks compare what their programs called, where no memory that they share tells (see
  * rendezvous.h).
  *
  * A rank that has met what may come of calls that differ sends its latest calls and what it met to rank 0,
@@ -194,7 +194,7 @@ static void begin_comparison(struct zr_rendezvous *r, int rank, int code, const 
     snprintf(c->text, sizeof c->text, "%s", text);
     for (int i = 1; i < r->w.world; i++)
         if (!r->members[i].calls)
-            zr_hub_send_about(r, i, ZR_FRAME_ASK_CALLS, 0, NULL, 0);
+            zr_hub_send(r, i, ZR_FRAME_ASK_CALLS, 0, NULL, 0);
     uv_update_time(r->loop);
     uv_timer_start(&r->answers, on_answers_late, answer_ms(r), 0);
 }
@@ -210,7 +210,7 @@ static void send_calls(struct zr_rendezvous *r, int code, const char *text)
         return; /* the rank that asked waits until its own time is over */
     zr_called_copy(&r->calls, copy);
     memcpy(copy + 1, text, n_text);
-    zr_hub_send_about(r, 0, ZR_FRAME_CALLS, code, copy, sizeof *copy + n_text);
+    zr_hub_send(r, 0, ZR_FRAME_CALLS, code, copy, sizeof *copy + n_text);
     free(copy);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub_beat.c: beats between hosts, by which a network that is cut without a word is found.
+/* beat.c: beats between hosts, by which a network that is cut without a word is found.
  *
  * A host that crashes, is stopped or is cut off closes no connection. So from the detach on both ends of a
  * link between hosts send a small frame every so often, and an end that has heard nothing at all for
@@ -125,7 +125,7 @@ static void send_beats(struct zr_rendezvous *r)
     zr_hub_describe(r, r->w.rank, call);
     for (struct zr_link *l = r->links; l; l = l->next)
         if (beats(r, l))
-            (void)zr_hub_send_about(r, l->rank, ZR_FRAME_BEAT, 0, call, strlen(call));
+            (void)zr_hub_send(r, l->rank, ZR_FRAME_BEAT, 0, call, strlen(call));
 }
 
 void zr_hub_on_beat(struct zr_rendezvous *r, int rank, const char *payload)
