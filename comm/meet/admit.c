@@ -463,9 +463,9 @@ static int hand_over(struct zr_rendezvous *r, struct zr_listener *s, int fd)
     return err;
 }
 
-static int open_at(const union zr_address *at)
+/* fd is bound, or a negative errno. Returns it, or what is wrong. */
+static int begin_to_listen(int fd)
 {
-    int fd = zr_address_bind(at);
     if (fd >= 0 && listen(fd, BACKLOG)) {
         int err = -errno;
         close(fd);
@@ -485,7 +485,7 @@ static int open_sockets(const union zr_address *at, int n, int fd[2], const unio
 {
     int n_open = 0, err = 0;
     for (int i = 0; i < 2; i++) {
-        fd[i] = i < n && (!err || is_absent(err)) ? open_at(&at[i]) : -1;
+        fd[i] = i < n && (!err || is_absent(err)) ? begin_to_listen(zr_address_bind(&at[i])) : -1;
         n_open += fd[i] >= 0;
         if (i < n && fd[i] < 0 && (!err || is_absent(err))) {
             err = fd[i];
@@ -508,12 +508,11 @@ static int open_anywhere(struct zr_rendezvous *r, int fd[2], const union zr_addr
     const int family = r->to[0].any.sa_family;
     char given[ZR_ADDRESS_CHARS];
     zr_address_print_host(&r->to[0], given);
-    int err = -EADDRNOTAVAIL;
-    for (int i = 0; i < 2 && is_absent(err); i++) {
-        zr_address_parse(i ? "0.0.0.0" : "::", r->w.port, &r->to[0]);
-        r->n_to = 1;
-        err = open_sockets(r->to, 1, fd, failed);
-    }
+    fd[0] = begin_to_listen(zr_address_bind_all(r->w.port, &r->to[0]));
+    fd[1] = -1;
+    r->n_to = 1;
+    *failed = &r->to[0];
+    int err = fd[0] < 0 ? fd[0] : 0;
     if (!err && was_given)
         zr_hub_note(r, ZR_TROUBLE_NOBODY,
                     "%s is not an address of this host%s, so rank 0 listens at all of its addresses", given,

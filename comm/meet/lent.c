@@ -26,14 +26,9 @@ static uint64_t loopback_hash(void)
  * may listen there meanwhile, and nobody who asks for any port gets it. */
 static int hold_port(int *held, union zr_address *bound)
 {
-    union zr_address a;
     socklen_t n = sizeof *bound;
-    int fd = -EAFNOSUPPORT;
+    int fd = zr_address_bind_all(0, bound);
     char why[ZR_SYSTEM_WORDS];
-    for (int i = 0; i < 2 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL); i++) {
-        zr_address_parse(i ? "0.0.0.0" : "::", 0, &a);
-        fd = zr_address_bind(&a);
-    }
     *held = fd < 0 ? -1 : fd;
     if (fd < 0 || getsockname(fd, &bound->any, &n))
         return zr_fail(ZR_ERR_SYSTEM, "rank 0 has no port for the rendezvous: %s",

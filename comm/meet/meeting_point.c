@@ -139,22 +139,19 @@ static bool is_ipv6(const char *text)
     return strchr(text, ':') && zr_address_parse(text, 0, &a);
 }
 
-/* "host:port" or "[ipv6]:port"; false: it is neither. port: what is behind the last colon. */
-static bool split_place(const char *text, char host[sizeof((struct zr_world *)0)->host], const char **port)
+/* Copies the n characters of a name or an address, an IPv6 one without its brackets. false: it is neither. */
+static bool take_host(const char *text, size_t n, char host[sizeof((struct zr_world *)0)->host])
 {
-    const char *colon = strrchr(text, ':'), *from = text, *end = colon;
-    bool in_brackets = *text == '[' && colon && colon > text && colon[-1] == ']';
+    bool in_brackets = n > 2 && text[0] == '[' && text[n - 1] == ']';
     if (in_brackets) {
-        from++;
-        end--;
+        text++;
+        n -= 2;
     }
-    size_t n = colon ? (size_t)(end - from) : 0;
     if (n == 0 || n >= sizeof((struct zr_world *)0)->host)
         return false;
-    memcpy(host, from, n);
+    memcpy(host, text, n);
     host[n] = 0;
-    *port = colon + 1;
-    return in_brackets ? is_ipv6(host) : !strpbrk(host, "/[]");
+    return in_brackets || strchr(host, ':') ? is_ipv6(host) : !strpbrk(host, "/[]");
 }
 
 /* Of "file:///path". What is behind the colon and two slashes is the path as it stands. */
@@ -175,11 +172,10 @@ static int read_file_url(const char *name, const char *path, struct zr_world *w)
 int zr_meeting_url(const char *name, const char *url, struct zr_world *w)
 {
     char host[sizeof w->host], port_name[64];
-    const char *port;
     if (strncmp(url, "file://", 7) == 0)
         return read_file_url(name, url + 7, w);
-    if (strncmp(url, "tcp://", 6) != 0 || !split_place(url + 6, host, &port) ||
-        (url[6] != '[' && strchr(host, ':') && !is_ipv6(host)))
+    const char *colon = strncmp(url, "tcp://", 6) ? NULL : strrchr(url + 6, ':');
+    if (!colon || !take_host(url + 6, (size_t)(colon - url - 6), host))
         return zr_fail(ZR_ERR_ARG,
                        "%s is \"%.200s\": tcp://host:port or tcp://[ipv6]:port is allowed, with a name or an "
                        "address of up to %zu characters, or file:///path",
@@ -187,9 +183,9 @@ int zr_meeting_url(const char *name, const char *url, struct zr_world *w)
     if (url[6] != '[' && strchr(host, ':'))
         return zr_fail(ZR_ERR_ARG,
                        "%s is \"%.200s\": put an IPv6 address into brackets, as in tcp://[%s]:%.16s", name,
-                       url, host, port);
+                       url, host, colon + 1);
     snprintf(port_name, sizeof port_name, "the port in %s", name);
-    int err = zr_meeting_number(port_name, port, 1, 65535, &w->port);
+    int err = zr_meeting_number(port_name, colon + 1, 1, 65535, &w->port);
     if (!err)
         memcpy(w->host, host, sizeof host);
     return err;
@@ -197,17 +193,7 @@ int zr_meeting_url(const char *name, const char *url, struct zr_world *w)
 
 bool zr_meeting_host(const char *text, char host[sizeof((struct zr_world *)0)->host])
 {
-    size_t n = strlen(text), n_most = sizeof((struct zr_world *)0)->host - 1;
-    bool in_brackets = n > 2 && text[0] == '[' && text[n - 1] == ']';
-    if (in_brackets) {
-        text++;
-        n -= 2;
-    }
-    if (n == 0 || n > n_most)
-        return false;
-    memcpy(host, text, n);
-    host[n] = 0;
-    return in_brackets || strchr(host, ':') ? is_ipv6(host) : !strpbrk(host, "/[]");
+    return take_host(text, strlen(text), host);
 }
 
 /* MASTER_ADDR and MASTER_PORT; *found: they are set. */

@@ -290,6 +290,16 @@ int zr_address_bind(const union zr_address *at)
     return fd;
 }
 
+int zr_address_bind_all(int port, union zr_address *at)
+{
+    int fd = -EAFNOSUPPORT;
+    for (int i = 0; i < 2 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL); i++) {
+        zr_address_parse(i ? "0.0.0.0" : "::", port, at);
+        fd = zr_address_bind(at);
+    }
+    return fd;
+}
+
 /* Connecting a datagram socket sends nothing, and chooses the address that it would be sent from. */
 int zr_address_source(const union zr_address *to, union zr_address *from)
 {

@@ -64,6 +64,8 @@ void zr_interface_of(const union zr_address *a, char name[ZR_INTERFACE_CHARS]);
 /* A TCP socket that is bound to it; others with SO_REUSEADDR may listen there while it does not. ::, all
  * addresses of this host, has the IPv4 ones with it. A descriptor, or a negative errno. */
 int zr_address_bind(const union zr_address *at);
+/* The same on all addresses of this host; without IPv6 on all of IPv4. *at: which of the two. */
+int zr_address_bind_all(int port, union zr_address *at);
 
 /* From which address of this host a connection to it would leave; nothing is sent. 0, or an errno:
  * ENETUNREACH, there is no route. The port is 0. */
