@@ -44,7 +44,7 @@ static const char *waiting_name(const struct zr_rendezvous *r, int rank)
     return m->waits_as ? m->waits_as : m->state == ZR_MEMBER_HERE ? r->w.name : NULL;
 }
 
-/* Appends the ranks that wait with the name of `first`, the lowest of them. */
+/* Appends the ranks that wait with the name of rank `first`, which is the lowest of them. */
 static size_t say_name(const struct zr_rendezvous *r, int first, bool is_first, char *text, size_t n_text)
 {
     const char *name = waiting_name(r, first);
@@ -111,7 +111,7 @@ void zr_hub_stop_listening(struct zr_rendezvous *r)
 
 /* --- unidentified connections and ranks --- */
 
-/* An unidentified connection is told nothing, not even why. */
+/* Ends an unidentified connection, and does not tell it why. */
 static void send_away(struct zr_rendezvous *r, struct zr_link *l, const char *why)
 {
     struct zr_frame f = {.type = ZR_FRAME_REFUSE, .about = ZR_ERR_MISMATCH};
@@ -139,7 +139,7 @@ static void refuse(struct zr_rendezvous *r, struct zr_link *l, int code, const c
     refuse_as(r, l, ZR_FRAME_REFUSE, code, text);
 }
 
-/* All have met: whoever comes now cannot join, and the others go on. */
+/* All ranks have met. Whoever comes now cannot join, and the others go on. */
 static void refuse_late(struct zr_rendezvous *r, struct zr_link *l)
 {
     const int rank = l->shake.rank;
@@ -155,7 +155,7 @@ static void refuse_late(struct zr_rendezvous *r, struct zr_link *l)
     refuse(r, l, ZR_ERR_MISMATCH, text);
 }
 
-/* A rank of this job that cannot be right: no rank can go on, and each is told why. */
+/* A rank of this job is wrong, so no rank can go on. All hear why. */
 static void refuse_all(struct zr_rendezvous *r, struct zr_link *l, const char *text)
 {
     refuse(r, l, ZR_ERR_MISMATCH, text);
@@ -202,8 +202,8 @@ static void let_in(struct zr_rendezvous *r, struct zr_link *l)
         zr_hub_fail_all(r, err, zr_error_text());
 }
 
-/* Whether the two may be of one part of a job: a part is a run of ranks, or every so many-th rank. Equal
- * ranks are inherited from one shell. */
+/* Returns whether the two ranks may be of one part of a job. A part is a run of ranks, or every n-th rank.
+ * Equal ranks were inherited from one shell. */
 static bool may_be_one_part(const struct zr_rendezvous *r, const struct zr_shake *s)
 {
     const struct zr_start *a = &r->w.start, *b = &s->start;
@@ -214,7 +214,7 @@ static bool may_be_one_part(const struct zr_rendezvous *r, const struct zr_shake
     return is_run || (int64_t)(a->rank - b->rank) * s->world == (int64_t)(r->w.rank - s->rank) * a->world;
 }
 
-/* The rank has what it takes to meet this one, but a launcher started it for another job, or another part. */
+/* The rank could meet this one, but a launcher started it for another job, or for another part of it. */
 static bool is_started_otherwise(const struct zr_rendezvous *r, const struct zr_link *l, char *text, size_t n)
 {
     const struct zr_shake *s = &l->shake;
@@ -328,7 +328,7 @@ static struct zr_listener *find_awaited(struct zr_rendezvous *r)
     return NULL;
 }
 
-/* libuv offers nobody else at this listener until this one is taken. */
+/* Takes the connection that waits. Until then libuv offers no other one at this listener. */
 static void take_awaited(struct zr_rendezvous *r, struct zr_listener *s)
 {
     struct zr_link *l = zr_hub_add_link(r);
@@ -347,7 +347,7 @@ static void take_awaited(struct zr_rendezvous *r, struct zr_listener *s)
         zr_link_drop(l);
 }
 
-/* Now, or when the oldest of too many unidentified connections has had its time. */
+/* Lets the next one in, now, or when the oldest of too many unidentified connections has had its time. */
 void zr_hub_admit(struct zr_rendezvous *r)
 {
     struct zr_listener *s = find_awaited(r);
@@ -442,7 +442,7 @@ static void on_connection(uv_stream_t *server, int status)
         zr_hub_admit(r);
 }
 
-/* fd listens already: whatever can go wrong with an address has gone well. */
+/* Hands a socket to the loop. It listens already, so nothing can be wrong with its address. */
 static int hand_over(struct zr_rendezvous *r, struct zr_listener *s, int fd)
 {
     int err = uv_tcp_init(r->loop, &s->tcp);
@@ -463,7 +463,7 @@ static int hand_over(struct zr_rendezvous *r, struct zr_listener *s, int fd)
     return err;
 }
 
-/* fd is bound, or a negative errno. Returns it, or what is wrong. */
+/* Listens on fd, which is bound, or a negative errno. Returns fd, or the error. */
 static int begin_to_listen(int fd)
 {
     if (fd >= 0 && listen(fd, BACKLOG)) {
@@ -479,8 +479,8 @@ static bool is_absent(int err)
     return err == -EADDRNOTAVAIL || err == -EAFNOSUPPORT;
 }
 
-/* All of these or none, but those that this host has not, if it has one; fd: those that are open, else -1.
- * Returns 0, or what is wrong with *failed. */
+/* Opens all of these addresses or none. An address that this host does not have may be missing if another
+ * one is there. fd gets the sockets, -1 for those that are missing. Returns 0, or an error and *failed. */
 static int open_sockets(const union zr_address *at, int n, int fd[2], const union zr_address **failed)
 {
     int n_open = 0, err = 0;
@@ -500,8 +500,8 @@ static int open_sockets(const union zr_address *at, int n, int fd[2], const unio
     return err;
 }
 
-/* On all addresses, where what was given is none of this host, as that of a gateway or of a container's host
- * is not; without IPv6 on all of IPv4. */
+/* Listens on all addresses, because the given one is none of this host. That may be the address of a
+ * gateway, or of a container's host. Without IPv6 it listens on all of IPv4. */
 static int open_anywhere(struct zr_rendezvous *r, int fd[2], const union zr_address **failed)
 {
     const bool was_given = !zr_address_is_any(&r->to[0]);
@@ -545,8 +545,8 @@ static void say_cannot_listen(struct zr_rendezvous *r, const union zr_address *a
     }
 }
 
-/* Rank 0 has a descriptor for each other rank. Where a large world leaves less than as many for the rest of
- * the program, the process gets a higher limit. */
+/* Rank 0 has a descriptor for each other rank. If a large world leaves fewer than that for the rest of the
+ * program, the process gets a higher limit. */
 static void make_room_for_ranks(struct zr_rendezvous *r)
 {
     const unsigned long long n = (unsigned long long)r->w.world;
@@ -610,8 +610,8 @@ bool zr_hub_all_came(const struct zr_rendezvous *r)
     return true;
 }
 
-/* libuv takes connections and closes them again while the process has no descriptor for them, and tells
- * nobody. So this rank looks, unless connections that it drops soon may give it one. */
+/* While the process has no descriptor, libuv takes connections and closes them again, and reports nothing.
+ * So this rank looks, unless connections that it drops soon may give it a descriptor. */
 static void check_descriptors(struct zr_rendezvous *r)
 {
     int error = zr_no_descriptors(1);

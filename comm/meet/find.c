@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* find.c: at which addresses ranks meet. Rank 0 listens there, and the others try one after the other.
+/* find.c: finds at which addresses ranks meet. Rank 0 listens there, and the others try one after the
+ * other.
  *
- * They are those of the name or number that stands for rank 0, of either family; those that rank 0 has
- * written into a file (meeting_file.h); or those of one of this host's network interfaces. Each host may ask
- * for an interface of its own (struct zr_world). Without that the routes of the system decide. What goes over
- * loopback has no other way.
+ * They come from the name or number that stands for rank 0, from a file that rank 0 has written
+ * (meeting_file.h), or from a network interface of this host. Each host may ask for a different interface
+ * (struct zr_world). Otherwise the routes of the system decide. Loopback offers no choice.
  *
- * With a file, rank 0 listens at a free port and writes the file, and the others read it again and again
- * until it leads them to rank 0. If a file of its job is there already, rank 0 first goes where that leads,
- * and replaces it only if no other rank 0 of this job answers, because two jobs would take each other's
+ * With a file, rank 0 listens at a free port and writes the file. The others read it again and again until
+ * it leads them to rank 0. If a file of its job is there already, rank 0 first goes where that leads. It
+ * replaces the file only if no other rank 0 of this job answers, because two jobs would take each other's
  * ranks. What is at an address that an old file names may be anything. If it refuses a rank, that is no
  * reason to give up, because rank 0 may be about to write another file. */
 #include "comm/meet/hub.h"
@@ -67,7 +67,7 @@ static bool take_interface(struct zr_rendezvous *r)
     return true;
 }
 
-/* Those of all that rank 0 listens at, into all. */
+/* Keeps those addresses at which rank 0 listens. */
 static void keep_listening(const struct zr_rendezvous *r, struct zr_interfaces *all)
 {
     int n = 0;
@@ -274,7 +274,8 @@ static bool read_meeting_file(struct zr_rendezvous *r)
     return true;
 }
 
-/* A name does not decide where a rank is, but it says enough of why loopback does not lead to rank 0. */
+/* A host's name does not decide where a rank is. But it is enough to say why loopback does not lead to
+ * rank 0. */
 static bool is_elsewhere(const struct zr_meeting_file *f)
 {
     char host[sizeof f->host] = "";
@@ -300,7 +301,7 @@ static void say_file(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS])
 
 /* --- addresses --- */
 
-/* Without a key ranks meet on loopback only: the other addresses go. Fails where none is left. */
+/* Drops all addresses but loopback if there is no key. Fails if none is left. */
 static bool keep_usable(struct zr_rendezvous *r)
 {
     if (r->w.key.n_bytes)
@@ -323,7 +324,7 @@ static bool keep_usable(struct zr_rendezvous *r)
     return false;
 }
 
-/* Of each family the first. */
+/* Keeps the first address of each family. */
 static void keep_one_of_each(struct zr_rendezvous *r)
 {
     int n = 1;
@@ -376,9 +377,9 @@ static void add_number(struct zr_rendezvous *r, const char *number)
         r->n_to++;
 }
 
-/* Addresses for which nobody has to be asked. What is rank 0's name may stand for loopback here and for a
- * network interface elsewhere, so with a name rank 0 listens on all addresses, if there is a key; and so it
- * does where it has told the others a list. */
+/* Finds addresses without a look-up. The name of rank 0 may stand for loopback here and for a network
+ * interface elsewhere. So with a name and a key rank 0 listens on all addresses. It does the same if it
+ * has told the others a list. */
 static bool find_at_once(struct zr_rendezvous *r)
 {
     bool listens = r->w.rank == 0;
@@ -444,7 +445,7 @@ void zr_hub_find(struct zr_rendezvous *r)
         zr_hub_fail(r, err, "rank %d: rendezvous: %s", r->w.rank, zr_error_text());
 }
 
-/* The first of them. */
+/* Writes the first of the addresses. Returns how many characters. */
 static int say_list(const union zr_address *at, int n, char text[ZR_PLACE_CHARS])
 {
     char list[ZR_ADDRESS_LIST_CHARS];

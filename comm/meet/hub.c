@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub.c: what happens on the links of a rendezvous: frames come and are sent, ranks fail or are lost, and in
- * the end everything is closed. Runs on the thread that runs the loop. Ranks meet in admit.c (rank 0) and
- * reach.c (the others). */
+/* hub.c: what happens on the links of a rendezvous. Frames come and are sent, ranks fail or are lost, and
+ * in the end everything is closed. All of it runs on the thread that runs the loop. admit.c (rank 0) and
+ * reach.c (the others) are how ranks meet. */
 #include "comm/meet/hub.h"
 #include "comm/fork.h"
 
@@ -135,7 +135,7 @@ void zr_hub_report_failure(struct zr_rendezvous *r)
         r->on_failed(r->arg, r->code, r->text);
 }
 
-/* A rank that had failed before it ended is not the cause: its failure becomes this one's. */
+/* A rank that had failed before it ended is not the cause. Its failure becomes this rank's. */
 static void adopt(struct zr_rendezvous *r, int code, const char *text)
 {
     bool first = !r->code;
@@ -160,9 +160,9 @@ void zr_hub_describe(const struct zr_rendezvous *r, int rank, char text[ZR_HUB_C
         r->describe(r->describe_arg, rank, text, ZR_HUB_CALL_CHARS);
 }
 
-/* How a rank was lost, as this one has it and tells it on, with the other's last call. Whoever saw it first
- * may be of another host, and know only which call the other has told: a rank that can read it says it
- * instead. */
+/* Writes how a rank was lost, with its last call, for this rank and those that it tells. Whoever saw the
+ * loss first may be on another host, and know only the call that the lost rank told last. A rank that can
+ * read its last call replaces that. */
 static void say_how_lost(struct zr_rendezvous *r, int rank, const char *why, char text[ZR_FRAME_TEXT_BYTES])
 {
     const char *last_heard = r->members[rank].last_heard;
@@ -328,9 +328,9 @@ void zr_hub_deliver(struct zr_rendezvous *r)
 
 /* --- frames --- */
 
-/* Nothing that comes in is looked at any more. At exit the other ranks learn one after the other that this
- * rank ends, and those who know leave at once: to those who do not know yet their leaving must not look like
- * the cause. */
+/* Returns whether frames are ignored from now on. At exit the other ranks learn one after the other that
+ * this rank ends, and those who know leave at once. To those who do not know yet, their leaving must not
+ * look like the cause. */
 static bool is_deaf(const struct zr_rendezvous *r)
 {
     return r->closing || zr_fork_ending();
@@ -353,7 +353,7 @@ static bool on_goodbye(struct zr_rendezvous *r, struct zr_link *l)
     return true;
 }
 
-/* A rank's program exits with its context open. Where it had failed before, it says that. */
+/* A rank's program exits with its context open. If it had failed before, the frame says how. */
 static bool on_exit_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                           const char *text)
 {
@@ -414,7 +414,7 @@ static bool on_lost_frame(struct zr_rendezvous *r, const struct zr_frame *f, con
     return true;
 }
 
-/* What only rank 0 says. false: it makes no sense. */
+/* Handles what only rank 0 says. Returns false if it makes no sense. */
 static bool on_frame_of_rank_0(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                                const char *text)
 {
@@ -434,7 +434,7 @@ static bool on_frame_of_rank_0(struct zr_rendezvous *r, struct zr_link *l, const
     }
 }
 
-/* From a rank that is here. false: it makes no sense. */
+/* Handles a frame from a rank that is here. Returns false if it makes no sense. */
 static bool on_frame_of_rank(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                              const char *payload)
 {
@@ -480,8 +480,8 @@ static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *pa
     }
 }
 
-/* A rank may send its blob of the next exchange before rank 0 has begun it. A frame that is too large
- * for this exchange is of another one than ours, which is a failure of all ranks. */
+/* A rank may send its blob of the next exchange before rank 0 has begun it. A frame that is too large for
+ * this exchange belongs to another exchange, which is a failure of all ranks. */
 static bool on_large(struct zr_link *l, const struct zr_frame *f)
 {
     struct zr_rendezvous *r = l->owner;
@@ -587,7 +587,7 @@ void zr_hub_handle_closed(uv_handle_t *h)
     r->n_handles--;
 }
 
-/* The deadline's timer bounds the wait for goodbyes, so it is closed last. */
+/* The timer of the deadline bounds the wait for goodbyes, and is the last handle to be closed. */
 static void check_links(struct zr_rendezvous *r)
 {
     if (r->closing && !r->links && !uv_is_closing((uv_handle_t *)&r->deadline))

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* hub.h: the inside of a rendezvous: a star, with rank 0 in the middle and a link to each other rank.
  *
- * rendezvous.c has what callers see. find.c knows at which addresses ranks meet; admit.c is how rank 0
- * listens and lets ranks in, reach.c how the others reach it. hub.c handles frames, failures, losses and the
- * end; compare.c compares what programs called; beat.c finds ranks that are silent.
+ * rendezvous.c has what callers see. find.c knows at which addresses ranks meet. admit.c is how rank 0
+ * listens and lets ranks in, and reach.c how the others reach it. hub.c handles frames, failures, losses
+ * and the end. compare.c compares what programs called, and beat.c finds ranks that are silent.
  *
- * The first failure is kept. Before the detach the blocking calls return it. Afterwards on_failed is told,
+ * The first failure is kept. Before the detach the blocking calls return it. Afterwards on_failed gets it,
  * unless it is this rank's own. */
 #ifndef ZR_COMM_HUB_H
 #define ZR_COMM_HUB_H
@@ -21,7 +21,7 @@
  * have nothing left to do here. */
 enum zr_phase { ZR_PHASE_MEET, ZR_PHASE_IDLE, ZR_PHASE_EXCHANGE };
 
-/* What kept a rank from reaching rank 0; a later entry says more. */
+/* Why a rank has not reached rank 0 yet. A later entry says more. */
 enum zr_trouble {
     ZR_TROUBLE_NONE,
     ZR_TROUBLE_NOBODY,  /* nobody was reached */
@@ -35,12 +35,12 @@ enum zr_trouble {
 
 enum zr_member_state { ZR_MEMBER_EMPTY, ZR_MEMBER_HERE, ZR_MEMBER_LEFT, ZR_MEMBER_LOST };
 
-/* What is known of one rank. */
+/* One rank, as this one knows it. */
 struct zr_member {
     enum zr_member_state state;
     /* Rank 0 has one to each other rank, and the others have one to rank 0. */
     struct zr_link *link;
-    /* What it sent for the exchange under way. GIVE or VERDICT; 0: nothing yet. */
+    /* Its part of the exchange under way: GIVE or VERDICT; 0: nothing has come yet. */
     uint16_t gave;
     char *given;
     size_t n_given;
@@ -168,7 +168,7 @@ struct zr_rendezvous {
     /* Messages that came before the detach. Once these are delivered, others are as they come. */
     struct zr_message *messages;
     bool may_deliver;
-    /* Which links need beats; NULL: all. The caller's. */
+    /* Says which links need beats; NULL: all. The caller's. */
     const struct zr_topology *hosts;
     uv_timer_t beat;
     /* when it is to come next */
@@ -185,7 +185,7 @@ struct zr_rendezvous {
     char report_text[ZR_FRAME_TEXT_BYTES];
     /* The loop's thread: that became the first failure. */
     bool reported;
-    /* What is said of it if the process exits before it was sent. */
+    /* The last word if the process exits before the report was sent. */
     struct zr_last_failure last_failure;
     /* With the lock: the first doubt that this rank wants explained by a comparison; 0: none. */
     int doubt_code;
@@ -210,10 +210,10 @@ extern const struct zr_link_calls zr_hub_calls;
 /* Makes a link, for which nobody has proved anything yet: its rank is -1, and it may carry little. NULL: no
  * memory. */
 struct zr_link *zr_hub_add_link(struct zr_rendezvous *r);
-/* The link leads to a rank of ours: if this process exits, that rank is told. */
+/* The link leads to a rank of ours. If this process exits, it says a last word there. */
 void zr_hub_keep(struct zr_rendezvous *r, struct zr_link *l);
 /* Sends to a rank; does nothing if that is not here. Returns an error if it cannot be sent, which is no
- * failure of the rendezvous yet. A connection that is broken is told later. */
+ * failure of the rendezvous yet. on_end reports a broken connection later. */
 int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
                 const void *payload, size_t n);
 /* Rank 0: the same to all others. On other ranks it does nothing. */
@@ -225,7 +225,7 @@ int zr_hub_send_all(struct zr_rendezvous *r, enum zr_frame_type type, int32_t ab
 /* Keeps the failure if it is the first. Rank 0 then tells the others. Returns the code that is kept. */
 int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* The same for a failure that this rank has found itself, which rank 0 is told too. Before the detach. */
+/* The same for a failure that this rank has found itself. It also tells rank 0. Before the detach. */
 int zr_hub_fail_all(struct zr_rendezvous *r, int code, const char *text);
 /* Notes what went wrong while waiting. */
 void zr_hub_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *fmt, ...)
@@ -240,7 +240,7 @@ void zr_hub_report_unreported(struct zr_rendezvous *r);
 int zr_hub_check(struct zr_rendezvous *r);
 /* The other end of a link is lost, though it has not closed the link. */
 void zr_hub_lose(struct zr_rendezvous *r, struct zr_link *l, const char *why);
-/* The same for a link that is lost together with another one, of which all were told. */
+/* The same for a link that is lost together with another one. Nobody hears of it. */
 void zr_hub_let_go(struct zr_rendezvous *r, struct zr_link *l);
 /* What this process knows of a rank's last call (zr_rendezvous_describe), or "". Any thread. */
 enum { ZR_HUB_CALL_CHARS = 192 };

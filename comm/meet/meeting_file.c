@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* meeting_file.c: see meeting_file.h. */
+/* meeting_file.c: writes, reads and removes the file in which rank 0 says where it waits. */
 #include "comm/meet/meeting_file.h"
 #include "comm/meet/handshake.h"
 #include "comm/meet/net_address.h"
@@ -52,12 +52,12 @@ void zr_meeting_file_print(const struct zr_meeting_file *f, char text[ZR_MEETING
     snprintf(text + n, (size_t)(ZR_MEETING_FILE_BYTES - n), "end\n");
 }
 
-/* What is not read yet. */
+/* The part of a text that is not read yet. */
 struct text {
     const char *at, *end;
 };
 
-/* The next line is "NAME VALUE"; false: it is not, and is still the next. */
+/* Takes the next line if it is "NAME VALUE". Otherwise returns false, and it is still the next. */
 static bool take_value(struct text *t, const char *name, char value[LINE_CHARS])
 {
     size_t n_name = strlen(name);
@@ -152,7 +152,7 @@ static void folder_of(const char *path, char folder[ZR_MEETING_PATH_CHARS])
         slash[slash == folder] = 0;
 }
 
-/* What is at path now. Returns its bytes, or -errno. */
+/* Reads what is at path now. Returns its bytes, or -errno. */
 static ssize_t load_meeting(const char *path, struct stat *st, char text[ZR_MEETING_FILE_BYTES])
 {
     char folder[ZR_MEETING_PATH_CHARS];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* meeting_point.c: see meeting_point.h. */
+/* meeting_point.c: reads addresses, lists of hosts and names of jobs, and chooses where ranks meet. */
 #include "comm/meet/meeting_point.h"
 #include "comm/meet/net_address.h"
 
@@ -61,7 +61,7 @@ static int read_number(struct reader *r, int64_t *out)
     return r->at > from ? 0 : refuse_list(r, "no number");
 }
 
-/* What is between a bracket and the one that closes it; the first number of it is the name's. */
+/* Reads a group in brackets. Its first number becomes part of the name. */
 static int read_group(struct reader *r)
 {
     int64_t n = 0;
@@ -154,7 +154,7 @@ static bool take_host(const char *text, size_t n, char host[sizeof((struct zr_wo
     return in_brackets || strchr(host, ':') ? is_ipv6(host) : !strpbrk(host, "/[]");
 }
 
-/* Of "file:///path". What is behind the colon and two slashes is the path as it stands. */
+/* Reads the path of "file:///path", which is taken as it stands. */
 static int read_file_url(const char *name, const char *path, struct zr_world *w)
 {
     size_t n = strlen(path);
@@ -236,7 +236,7 @@ static const char *first_set(const char *const names[2])
     return getenv(names[0]) ? names[0] : getenv(names[1]) ? names[1] : NULL;
 }
 
-/* What is known of the hosts that a job's ranks are on. */
+/* The hosts that a job's ranks are on, as far as known. */
 struct hosts {
     /* 0: not how many */
     int64_t n;
@@ -406,7 +406,7 @@ static int meet_by_launcher(const struct zr_launcher *l, struct zr_world *w)
                      : "");
 }
 
-/* Of a world of more than one rank. */
+/* Finds where ranks meet, in a world of more than one rank. */
 static int find_place(const struct zr_launcher *l, const char *want_url, bool by_mpi, struct zr_world *w)
 {
     const char *url = want_url ? want_url : getenv("ZERO_RENDEZVOUS");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* net_address.c: see net_address.h. */
+/* net_address.c: addresses, interfaces and look-ups. All but the look-up ask the kernel and keep nothing. */
 #include "comm/meet/net_address.h"
 #include "kernels/limits.h"
 #include "kernels/thread.h"
@@ -18,7 +18,7 @@
 
 /* --- one address --- */
 
-/* An IPv6 address that stands for an IPv4 one is that. */
+/* Returns an IPv4 address for an IPv6 one that stands for it. */
 static union zr_address plain(const union zr_address *a)
 {
     union zr_address out = *a;
@@ -146,7 +146,7 @@ static bool is_wanted(const uv_interface_address_t *i, const char *want)
     return same_host(&own, &number);
 }
 
-/* How soon it is to be tried: global before link-local, loopback last; of each IPv4 before IPv6. */
+/* Orders addresses: global before link-local, loopback last; of each, IPv4 before IPv6. */
 static int turn_of(const union zr_address *a)
 {
     return (zr_address_is_loopback(a) ? 4 : is_link_local(a) ? 2 : 0) + (a->any.sa_family == AF_INET6);
@@ -162,7 +162,7 @@ static void sort_interfaces(struct zr_interfaces *c)
         }
 }
 
-/* Those of an interface that has better ones. */
+/* Drops the link-local addresses of an interface that has better ones. */
 static void drop_link_local(struct zr_interfaces *c)
 {
     int n = 0;
@@ -176,7 +176,7 @@ static void drop_link_local(struct zr_interfaces *c)
     c->n = n;
 }
 
-/* want "": all. */
+/* Lists the addresses that want names; "": all. */
 static int find(const char *want, struct zr_interfaces *out)
 {
     uv_interface_address_t *all;
@@ -300,7 +300,7 @@ int zr_address_bind_all(int port, union zr_address *at)
     return fd;
 }
 
-/* Connecting a datagram socket sends nothing, and chooses the address that it would be sent from. */
+/* To connect a datagram socket sends nothing, and chooses the address from which it would send. */
 int zr_address_source(const union zr_address *to, union zr_address *from)
 {
     socklen_t n = sizeof *from;

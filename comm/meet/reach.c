@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reach.c: how a rank reaches rank 0: finds its address, connects, and makes sure that it is rank 0 of
- * this job before it believes a word (handshake.h).
+/* reach.c: how a rank reaches rank 0. It finds the address, connects, and believes nothing until the other
+ * side has proved to be rank 0 of this job (handshake.h).
  *
- * Whatever else listens there may be gone in a moment, so that is no failure: the rank tries again until its
- * time is over. Only where somebody who speaks the protocol refuses it for seconds does it give up earlier,
- * for that will be another job, or the key is not the same. */
+ * Whatever else listens there may be gone in a moment, so that is no failure. The rank tries again until
+ * its time is over. It gives up earlier only if somebody who speaks the protocol refuses it for seconds:
+ * that is another job, or one with another key. */
 #include "comm/meet/hub.h"
 #include "kernels/limits.h"
 
@@ -122,8 +122,8 @@ void zr_hub_on_connect(struct zr_link *l, int status)
     r->members[0].link = l;
 }
 
-/* A connection that nobody takes or refuses: packets are lost, or the host is down. Begun anew it is not for
- * the system to say when the next packet goes out. */
+/* Nobody takes or refuses the connection: packets are lost, or the host is down. A new attempt sends its
+ * packets at once, where the old one would wait for the system's next retry. */
 static void give_up_connecting(struct zr_rendezvous *r)
 {
     struct zr_link *l = r->links;
@@ -150,7 +150,7 @@ void zr_hub_give_up_slow(struct zr_rendezvous *r)
 
 /* --- who is it? --- */
 
-/* Not rank 0 of this job, at the moment. */
+/* It is not rank 0 of this job, at the moment. */
 static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_trouble trouble, const char *text)
 {
     zr_hub_note(r, trouble, "%s", text);

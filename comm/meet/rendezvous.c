@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rendezvous.c: what callers of a rendezvous see: opening, exchanging, agreeing, detaching, closing.
  *
- * The blocking calls run the caller's loop until what they wait for is there, something failed or the time is
- * over. Ranks other than 0 wait a little longer than they are told: rank 0 knows who is missing, and its
- * message should be the one seen. In an exchange every rank sends rank 0 its own, and rank 0 sends all of
- * them the result. */
+ * The blocking calls run the caller's loop until what they wait for is there, something failed or the time
+ * is over. Ranks other than 0 wait a little longer than rank 0, because rank 0 knows who is missing, and
+ * users should see its message. In an exchange every rank sends rank 0 its part, and rank 0 sends the
+ * result to all of them. */
 #include "comm/meet/hub.h"
 #include "comm/verdict.h"
 #include "kernels/log.h"
@@ -18,8 +18,8 @@
 
 enum { GRACE_MS = 1000, LOOK_MS = 100 };
 
-/* Writes for whom this rank waits, and has waited ms. That text is the failure when the time is over, and is
- * logged before, unless say returns false: then another rank knows better. */
+/* Writes for whom this rank waits, and has waited ms. The text is logged during the wait, unless the
+ * function returns false because another rank knows better. It is the failure when the time is over. */
 typedef bool say_wait(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS]);
 
 static void on_deadline(uv_timer_t *t)
@@ -35,7 +35,8 @@ static void start_deadline(struct zr_rendezvous *r, int64_t ms)
     uv_timer_start(&r->deadline, on_deadline, ms > 0 ? (uint64_t)ms : 0, 0);
 }
 
-/* At most a fourth of the time that ranks wait. */
+/* How much longer the others wait than rank 0, and how long rank 0 stays after a failure to tell those who
+ * come. It is at most a fourth of the time that ranks wait. */
 static int64_t stay_ms(const struct zr_rendezvous *r)
 {
     return r->timeout_ms < 4 * GRACE_MS ? r->timeout_ms / 4 : GRACE_MS;
@@ -47,7 +48,7 @@ static void on_look(uv_timer_t *t)
     r->looks = true;
 }
 
-/* Whether rank 0 has a rank already; of the others only it knows. */
+/* Returns whether a rank is here already. Only rank 0 knows that of others. */
 static bool is_not_missing(const struct zr_rendezvous *r, int rank)
 {
     const struct zr_member *m = &r->members[rank];
@@ -123,7 +124,7 @@ static int run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const
     uv_timer_stop(&r->deadline);
     uv_timer_stop(&r->look);
     zr_sigpipe_release(&hold);
-    /* A result that has arrived whole is returned, even where a rank failed just after it: the next call
+    /* A result that has arrived whole is returned, even if a rank failed just after it. The next call
      * reports that. */
     return done(r) ? 0 : zr_fail(r->code, "%s", r->text);
 }
@@ -195,8 +196,8 @@ static bool all_here(const struct zr_rendezvous *r)
     return r->w.rank == 0 ? r->n_here == r->w.world : r->ready;
 }
 
-/* Rank 0 has failed. Ranks that connect a moment later are told why, so that
- * they do not look for it until their own time is over. */
+/* Rank 0 has failed. It tells ranks that connect a moment later why, so that they do not look for it until
+ * their own time is over. */
 static void stay_to_refuse(struct zr_rendezvous *r)
 {
     struct zr_sigpipe_hold hold;
@@ -403,7 +404,7 @@ void zr_rendezvous_hosts(struct zr_rendezvous *r, const struct zr_topology *t)
 
 void zr_rendezvous_silence(struct zr_rendezvous *r, int64_t ms)
 {
-    r->timeout_ms = ms + (ms + 2) / 3; /* of which beat.c waits three fourths */
+    r->timeout_ms = ms + (ms + 2) / 3; /* beat.c waits for three fourths */
 }
 
 void zr_rendezvous_limit(struct zr_rendezvous *r, int64_t timeout_ms)
@@ -488,8 +489,6 @@ void zr_rendezvous_free(struct zr_rendezvous *r)
     free_tables(r);
 }
 
-/* --- exchanging --- */
-
 enum { MOST_EXCHANGE_BYTES = 1 << 30 };
 
 /* --- exchanging --- */
@@ -542,8 +541,8 @@ static bool say_who_does_not_take(const struct zr_rendezvous *r, int64_t ms, cha
     return true;
 }
 
-/* Rank 0 has what the others sent. It is then ready for the next: a fast rank may send what is of the next
- * exchange while a slow one still reads. */
+/* Rank 0 waits for what the others send. It is then ready for the next exchange: a fast rank may send its
+ * part of that while a slow one still reads. */
 static int gather(struct zr_rendezvous *r)
 {
     int err = r->code ? r->code : run_from(r, r->exchange_ms, all_given, say_who_has_not_given);
@@ -575,7 +574,7 @@ static void forget_given(struct zr_member *member)
     member->gave = 0;
 }
 
-/* The loop may not be run again for a while, so what does not fit into the sockets' buffers is written now. A
+/* Writes what does not fit into the sockets' buffers, because the loop may not be run again for a while. A
  * rank that has the result may leave meanwhile, which is no failure of this exchange. */
 static int send_to_the_end(struct zr_rendezvous *r)
 {
@@ -626,7 +625,7 @@ static int exchange_as_other(struct zr_rendezvous *r, const void *mine, size_t n
     return err ? zr_fail(r->code, "%s", r->text) : 0;
 }
 
-/* An exchange may begin. */
+/* Begins an exchange, if that is possible now. */
 static int begin_exchange(struct zr_rendezvous *r)
 {
     if (r->detached || r->closing)
@@ -659,7 +658,7 @@ int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, 
 
 /* --- how it went --- */
 
-/* Who speaks, and what it says: what a VERDICT carries, up to the end of the text. */
+/* The rank that failed and its message, as a VERDICT carries them, up to the end of the text. */
 struct said {
     int32_t rank;
     char text[ZR_ERROR_BYTES];
@@ -670,7 +669,7 @@ static size_t said_bytes(const struct said *s)
     return offsetof(struct said, text) + strlen(s->text);
 }
 
-/* Of what another rank sent. */
+/* Reads what another rank sent. */
 static int32_t read_verdict(const char *payload, size_t n, int32_t code, struct said *s)
 {
     memset(s, 0, sizeof *s);
@@ -678,7 +677,7 @@ static int32_t read_verdict(const char *payload, size_t n, int32_t code, struct 
     return zr_verdict_code(code);
 }
 
-/* The lowest rank that failed speaks. */
+/* Rank 0 takes the failure of the lowest rank that failed. */
 static int gather_verdicts(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
     struct said other = {.rank = -1};

@@ -231,8 +231,8 @@ int zr_rendezvous_explain(const struct zr_rendezvous *r, int code, const char *t
 
 /* Says which rank is on which host. After the detach both ends of a link between hosts send a beat every
  * timeout_ms / 16 (10 to 1000 ms). An end that has heard nothing for three fourths of timeout_ms takes the
- * other end for lost, and all ranks of its host that are silent too. t stays the caller's until r is freed.
- * NULL, or not called: every rank may be on another host. */
+ * other end for lost. All ranks of that host that are silent too are lost with it. t stays the caller's
+ * until r is freed. NULL, or not called: every rank may be on another host. */
 void zr_rendezvous_hosts(struct zr_rendezvous *r, const struct zr_topology *t);
 
 /* From the detach on, an end of a link may be silent for ms, whatever timeout_ms was when ranks met. Equal on
@@ -309,8 +309,8 @@ bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text);
  * closed, and then zr_rendezvous_free is called. A failed or single rank may do this at any time. On the
  * loop's thread. */
 void zr_rendezvous_close(struct zr_rendezvous *r);
-/* Frees r. If closing is not finished, or not even begun, it runs the loop for it, for some 300 ms at most;
- * then only on the thread that may run the loop. NULL is allowed. */
+/* Frees r. If closing is not finished, or not even begun, it runs the loop for it, for some 300 ms at
+ * most. Then only the thread that may run the loop may call it. NULL is allowed. */
 void zr_rendezvous_free(struct zr_rendezvous *r);
 
 #endif
