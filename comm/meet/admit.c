@@ -32,6 +32,7 @@ enum {
 
 /* --- who waits with which name --- */
 
+/* A rank has come with this rank's name. */
 static void drop_other_name(struct zr_rendezvous *r, int rank)
 {
     free(r->members[rank].waits_as);
@@ -120,6 +121,7 @@ static void send_away(struct zr_rendezvous *r, struct zr_link *l, const char *wh
     zr_link_finish(l);
 }
 
+/* Refuses a rank that has proved what it is. */
 static void refuse_as(struct zr_rendezvous *r, struct zr_link *l, enum zr_frame_type type, int code,
                       const char *text)
 {
@@ -162,6 +164,7 @@ static void refuse_all(struct zr_rendezvous *r, struct zr_link *l, const char *t
     zr_hub_fail(r, ZR_ERR_MISMATCH, "%s", text);
 }
 
+/* A rank waits with another name. Another context takes its connection over, or it must come again. */
 static void other_name(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                        const char *payload)
 {
@@ -305,6 +308,7 @@ static struct zr_link *oldest_unidentified(struct zr_rendezvous *r)
     return oldest;
 }
 
+/* Drops incoming links that have taken too long to prove what they are. */
 static void drop_slow(struct zr_rendezvous *r)
 {
     int64_t now = zr_hub_now_ms(r);
@@ -382,6 +386,7 @@ void zr_hub_seal(struct zr_rendezvous *r)
 
 /* --- other contexts of this process --- */
 
+/* Takes over a connection whose HELLO another context of this process has read. */
 static void take_handed(struct zr_rendezvous *r, const struct zr_handed *h)
 {
     struct zr_link *l = zr_hub_add_link(r);
@@ -427,7 +432,7 @@ void zr_hub_ignore_handed(struct zr_rendezvous *r)
     if (!r->awaits_handed)
         return;
     r->awaits_handed = false;
-    zr_open_name_ignore(r->w.open_name);
+    zr_open_name_await(r->w.open_name, NULL);
     uv_close((uv_handle_t *)&r->handed, zr_hub_handle_closed);
 }
 

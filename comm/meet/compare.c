@@ -33,15 +33,7 @@ void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_called *c)
 
 bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text)
 {
-    uv_mutex_lock(&r->report_lock);
-    bool will = r->may_report;
-    if (will && !r->doubt_code) {
-        snprintf(r->doubt_text, sizeof r->doubt_text, "%s", text);
-        r->doubt_code = code;
-        uv_async_send(&r->report);
-    }
-    uv_mutex_unlock(&r->report_lock);
-    return will;
+    return zr_hub_put_report(r, &r->doubted, code, text);
 }
 
 /* ---- rank 0 looks at all of them ---- */
@@ -217,19 +209,15 @@ static void send_calls(struct zr_rendezvous *r, int code, const char *text)
 
 void zr_hub_compare(struct zr_rendezvous *r)
 {
-    char text[sizeof r->doubt_text];
-    uv_mutex_lock(&r->report_lock);
-    int code = r->doubt_code;
-    memcpy(text, r->doubt_text, sizeof text);
-    uv_mutex_unlock(&r->report_lock);
-    if (!code || r->doubt_sent || r->code || r->closing)
+    const struct zr_reported n = zr_hub_take_report(r, &r->doubted);
+    if (!n.code || r->has_doubted || r->code || r->closing)
         return;
-    r->doubt_sent = true;
+    r->has_doubted = true;
     if (r->w.rank != 0) {
-        send_calls(r, code, text);
+        send_calls(r, n.code, n.text);
         return;
     }
-    begin_comparison(r, 0, code, text);
+    begin_comparison(r, 0, n.code, n.text);
     if (r->comparison.begun && all_answered(r))
         decide(r);
 }

@@ -41,6 +41,8 @@ static int find_mine(const struct zr_rendezvous *r, struct zr_interfaces *out)
 
 /* --- rank 0 --- */
 
+/* Rank 0: takes the addresses of the interface that was asked for. Returns false if none was, or if ranks
+ * meet on loopback. An interface that does not exist is a failure. */
 static bool take_interface(struct zr_rendezvous *r)
 {
     struct zr_interfaces mine;
@@ -84,6 +86,8 @@ static void keep_listening(const struct zr_rendezvous *r, struct zr_interfaces *
     all->n = n;
 }
 
+/* Writes on what rank 0 listens: " (on eth0 (10.77.0.1, fd77::1), lo (127.0.0.1, ::1))"; "" if only on
+ * loopback. */
 static void say_listening(const struct zr_rendezvous *r, char *text, size_t n_text)
 {
     struct zr_interfaces all;
@@ -98,6 +102,8 @@ static void say_listening(const struct zr_rendezvous *r, char *text, size_t n_te
 
 /* --- a port that was bound --- */
 
+/* Lists by which addresses a socket that is bound there is reached: those by which other hosts may come,
+ * and loopback last. Returns how many, at least 1. */
 static int list_reachable(const union zr_address *bound, union zr_address at[ZR_LOOKUP_MOST])
 {
     struct zr_interfaces here;
@@ -129,6 +135,8 @@ int zr_hub_source(const struct zr_rendezvous *r, union zr_address *from)
     return UV_EADDRNOTAVAIL;
 }
 
+/* Others: a name may stand for loopback on its own host (127.0.1.1). Then rank 0 is on this host, and
+ * listens on the interface that was asked for, whose addresses replace those of loopback. */
 static void leave_loopback(struct zr_rendezvous *r)
 {
     struct zr_interfaces mine;
@@ -176,6 +184,7 @@ int zr_hub_again_ms(struct zr_rendezvous *r)
     return ms < AGAIN_SOONEST_MS ? AGAIN_SOONEST_MS : ms > AGAIN_LATEST_MS ? AGAIN_LATEST_MS : (int)ms;
 }
 
+/* Rank 0: listens at a free port, and then writes the file. */
 static void listen_for_file(struct zr_rendezvous *r)
 {
     zr_address_parse(r->w.key.n_bytes ? "::" : "127.0.0.1", 0, &r->to[0]);
@@ -261,6 +270,7 @@ void zr_hub_remove_file(struct zr_rendezvous *r)
     r->has_written = false;
 }
 
+/* Others: takes the addresses to try from the file. Returns false if it says none, which is noted. */
 static bool read_meeting_file(struct zr_rendezvous *r)
 {
     char why[ZR_MEETING_WHY_CHARS];

@@ -68,7 +68,7 @@ int zr_hub_send_all(struct zr_rendezvous *r, enum zr_frame_type type, int32_t ab
         return 0;
     struct zr_shared_bytes *shared = zr_shared_bytes_new(payload, n);
     if (!shared)
-        return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", n);
+        return ZR_ERR_NOMEM;
     for (int i = 1; i < r->w.world; i++) {
         struct zr_link *l = r->members[i].state == ZR_MEMBER_HERE ? r->members[i].link : NULL;
         int its = l ? zr_link_send_shared(l, frame_of(r, type, about), shared) : 0;
@@ -115,18 +115,35 @@ void zr_hub_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *f
     va_end(ap);
 }
 
+bool zr_hub_put_report(struct zr_rendezvous *r, struct zr_reported *report, int code, const char *text)
+{
+    uv_mutex_lock(&r->report_lock);
+    bool listens = r->may_report;
+    if (listens && !report->code) {
+        snprintf(report->text, sizeof report->text, "%s", text);
+        report->code = code;
+        uv_async_send(&r->report); /* with the lock: the handle is not closed meanwhile */
+    }
+    uv_mutex_unlock(&r->report_lock);
+    return listens;
+}
+
+struct zr_reported zr_hub_take_report(struct zr_rendezvous *r, const struct zr_reported *report)
+{
+    uv_mutex_lock(&r->report_lock);
+    struct zr_reported taken = *report;
+    uv_mutex_unlock(&r->report_lock);
+    return taken;
+}
+
 void zr_hub_send_report(struct zr_rendezvous *r, bool leaving)
 {
-    char text[sizeof r->report_text];
-    uv_mutex_lock(&r->report_lock);
-    int code = r->report_code;
-    memcpy(text, r->report_text, sizeof text);
-    uv_mutex_unlock(&r->report_lock);
-    if (!code || r->code || r->closing || (code == ZR_ERR_PEER && !leaving))
+    const struct zr_reported n = zr_hub_take_report(r, &r->reported);
+    if (!n.code || r->code || r->closing || (n.code == ZR_ERR_PEER && !leaving))
         return;
-    r->reported = true;
-    zr_hub_fail(r, code, "%s", text);
-    (void)zr_hub_send(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+    r->has_reported = true;
+    zr_hub_fail(r, n.code, "%s", n.text);
+    (void)zr_hub_send(r, 0, ZR_FRAME_FAIL, r->code, r->text, strlen(r->text));
 }
 
 void zr_hub_report_failure(struct zr_rendezvous *r)
@@ -207,7 +224,8 @@ static void report_lost(struct zr_rendezvous *r, int rank, const char *why)
 
 void zr_hub_report_unreported(struct zr_rendezvous *r)
 {
-    if (r->code && !r->reported) /* reported by a rank that had finished the last exchange before this one */
+    if (r->code &&
+        !r->has_reported) /* reported by a rank that had finished the last exchange before this one */
         zr_hub_report_failure(r);
     for (int i = 0; i < r->w.world && !r->closing; i++) {
         struct zr_member *member = &r->members[i];
@@ -296,6 +314,7 @@ static bool keep_message(struct zr_rendezvous *r, int from, const char *data, si
     return true;
 }
 
+/* A message has come. Before the detach it is kept. Returns false if too many are. */
 static bool deliver_or_keep(struct zr_rendezvous *r, int from, const char *data, size_t n)
 {
     if (!r->may_deliver)
@@ -624,12 +643,9 @@ void zr_hub_close(struct zr_rendezvous *r)
     zr_hub_stop_listening(r);
     if (r->lookup)
         zr_lookup_leave(r->lookup);
-    uv_close((uv_handle_t *)&r->retry, zr_hub_handle_closed);
-    uv_close((uv_handle_t *)&r->patience, zr_hub_handle_closed);
-    uv_close((uv_handle_t *)&r->admit, zr_hub_handle_closed);
-    uv_close((uv_handle_t *)&r->answers, zr_hub_handle_closed);
-    uv_close((uv_handle_t *)&r->beat, zr_hub_handle_closed);
-    uv_close((uv_handle_t *)&r->look, zr_hub_handle_closed);
+    uv_timer_t *const timers[] = {&r->retry, &r->patience, &r->admit, &r->answers, &r->beat, &r->look};
+    for (size_t i = 0; i < sizeof timers / sizeof *timers; i++)
+        uv_close((uv_handle_t *)timers[i], zr_hub_handle_closed);
     zr_hub_forget_comparison(r);
     uv_close((uv_handle_t *)&r->report, zr_hub_handle_closed);
     uv_timer_start(&r->deadline, lingered, LINGER_MS, 0);

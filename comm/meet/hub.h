@@ -57,6 +57,12 @@ struct zr_member {
     struct zr_called_ring *calls;
 };
 
+/* A failure that any thread hands to the loop's. code 0: none. */
+struct zr_reported {
+    int code;
+    char text[ZR_FRAME_TEXT_BYTES];
+};
+
 /* Rank 0 compares what the programs of all ranks called. */
 struct zr_comparison {
     bool begun;
@@ -180,18 +186,13 @@ struct zr_rendezvous {
     uv_mutex_t report_lock;
     /* With the lock: detached and not closing, so report is open. */
     bool may_report;
-    /* With the lock: the first failure that this rank reported; 0: none. */
-    int report_code;
-    char report_text[ZR_FRAME_TEXT_BYTES];
-    /* The loop's thread: that became the first failure. */
-    bool reported;
+    /* With the lock: the first failure that this rank reported, and the first that it wants explained by a
+     * comparison. */
+    struct zr_reported reported, doubted;
+    /* The loop's thread: the first became the first failure; the second has gone to rank 0. */
+    bool has_reported, has_doubted;
     /* The last word if the process exits before the report was sent. */
     struct zr_last_failure last_failure;
-    /* With the lock: the first doubt that this rank wants explained by a comparison; 0: none. */
-    int doubt_code;
-    char doubt_text[ZR_FRAME_TEXT_BYTES];
-    /* The loop's thread: it has gone to rank 0. */
-    bool doubt_sent;
 
     /* --- what programs called --- */
 
@@ -230,6 +231,11 @@ int zr_hub_fail_all(struct zr_rendezvous *r, int code, const char *text);
 /* Notes what went wrong while waiting. */
 void zr_hub_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+/* Hands a failure to the loop's thread, if none was handed to it as *report before. Returns whether that
+ * thread still listens. Any thread. */
+bool zr_hub_put_report(struct zr_rendezvous *r, struct zr_reported *report, int code, const char *text);
+/* Returns what was handed over as *report. */
+struct zr_reported zr_hub_take_report(struct zr_rendezvous *r, const struct zr_reported *report);
 /* Sends what this rank has reported, if it is the first failure known here. leaving: a ZR_ERR_PEER too. */
 void zr_hub_send_report(struct zr_rendezvous *r, bool leaving);
 /* Tells on_failed of the failure, once it can be told. */

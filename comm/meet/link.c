@@ -271,16 +271,16 @@ int zr_link_adopt(struct zr_link *l, int fd)
 struct sending {
     uv_write_t req;
     struct zr_frame frame;
-    /* NULL: the payload is behind it */
-    struct zr_shared_bytes *shared;
-    char payload[];
+    struct zr_shared_bytes *payload;
 };
 
 struct zr_shared_bytes *zr_shared_bytes_new(const void *bytes, size_t n)
 {
     struct zr_shared_bytes *s = malloc(sizeof *s + n);
-    if (!s)
+    if (!s) {
+        zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", n);
         return NULL;
+    }
     s->n_users = 1;
     s->n = n;
     if (n)
@@ -296,7 +296,7 @@ void zr_shared_bytes_leave(struct zr_shared_bytes *s)
 
 static void free_sending(struct sending *s)
 {
-    zr_shared_bytes_leave(s->shared);
+    zr_shared_bytes_leave(s->payload);
     free(s);
 }
 
@@ -306,19 +306,23 @@ static void sent(uv_write_t *req, int status)
     free_sending(req->data);
 }
 
-/* Takes s over, whose payload is at bytes. */
-static int write_frame(struct zr_link *l, struct sending *s, struct zr_frame f, char *bytes, size_t n)
+int zr_link_send_shared(struct zr_link *l, struct zr_frame f, struct zr_shared_bytes *payload)
 {
+    struct sending *s = malloc(sizeof *s);
+    if (!s)
+        return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", payload->n);
     f.magic = ZR_FRAME_MAGIC;
     f.version = ZR_FRAME_VERSION;
-    f.n_bytes = (uint32_t)n;
+    f.n_bytes = (uint32_t)payload->n;
     s->frame = f;
+    s->payload = payload;
+    payload->n_users++;
     s->req.data = s;
-    uv_buf_t buf = uv_buf_init((char *)&s->frame, (unsigned)sizeof s->frame);
-    uv_buf_t bufs[2] = {buf, uv_buf_init(bytes, (unsigned)n)};
+    uv_buf_t bufs[2] = {uv_buf_init((char *)&s->frame, (unsigned)sizeof s->frame),
+                        uv_buf_init(payload->bytes, (unsigned)payload->n)};
     struct zr_sigpipe_hold hold;
     zr_sigpipe_hold(&hold);
-    int err = uv_write(&s->req, (uv_stream_t *)&l->tcp, bufs, n ? 2 : 1, sent);
+    int err = uv_write(&s->req, (uv_stream_t *)&l->tcp, bufs, payload->n ? 2 : 1, sent);
     zr_sigpipe_release(&hold);
     if (!err)
         return 0;
@@ -328,23 +332,12 @@ static int write_frame(struct zr_link *l, struct sending *s, struct zr_frame f, 
 
 int zr_link_send(struct zr_link *l, struct zr_frame f, const void *payload, size_t n)
 {
-    struct sending *s = malloc(sizeof *s + n);
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", n);
-    s->shared = NULL;
-    if (n)
-        memcpy(s->payload, payload, n);
-    return write_frame(l, s, f, s->payload, n);
-}
-
-int zr_link_send_shared(struct zr_link *l, struct zr_frame f, struct zr_shared_bytes *shared)
-{
-    struct sending *s = malloc(sizeof *s);
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", shared->n);
-    s->shared = shared;
-    shared->n_users++;
-    return write_frame(l, s, f, shared->bytes, shared->n);
+    struct zr_shared_bytes *copy = zr_shared_bytes_new(payload, n);
+    if (!copy)
+        return ZR_ERR_NOMEM;
+    int err = zr_link_send_shared(l, f, copy);
+    zr_shared_bytes_leave(copy);
+    return err;
 }
 
 static void shut(uv_shutdown_t *req, int status)

@@ -90,7 +90,7 @@ struct zr_shared_bytes {
     size_t n;
     char bytes[];
 };
-/* Makes a copy of n bytes, which the caller must leave. NULL: no memory. */
+/* Makes a copy of n bytes, which the caller must leave. NULL: there is no memory, and it has failed. */
 struct zr_shared_bytes *zr_shared_bytes_new(const void *bytes, size_t n);
 void zr_shared_bytes_leave(struct zr_shared_bytes *s);
 int zr_link_send_shared(struct zr_link *l, struct zr_frame f, struct zr_shared_bytes *s);

@@ -118,32 +118,34 @@ bool zr_address_reaches_far(const union zr_address *a)
 
 /* --- interfaces --- */
 
+static union zr_address address_of(const uv_interface_address_t *i)
+{
+    union zr_address a = {.v4 = {.sin_family = AF_UNSPEC}};
+    if (i->address.address4.sin_family == AF_INET6)
+        a.v6 = i->address.address6;
+    else
+        a.v4 = i->address.address4;
+    return a;
+}
+
 static void add_interface(struct zr_interfaces *c, const uv_interface_address_t *i)
 {
     if (c->n == (int)(sizeof c->of / sizeof *c->of))
         return;
-    memset(&c->of[c->n], 0, sizeof c->of[c->n]);
-    snprintf(c->of[c->n].name, sizeof c->of[c->n].name, "%.47s", i->name);
-    if (i->address.address4.sin_family == AF_INET6)
-        c->of[c->n].address.v6 = i->address.address6;
-    else
-        c->of[c->n].address.v4 = i->address.address4;
-    zr_address_set_port(&c->of[c->n].address, 0);
-    c->n++;
+    struct zr_interface *to = &c->of[c->n++];
+    memset(to, 0, sizeof *to);
+    snprintf(to->name, sizeof to->name, "%.47s", i->name);
+    to->address = address_of(i);
+    zr_address_set_port(&to->address, 0);
 }
 
 static bool is_wanted(const uv_interface_address_t *i, const char *want)
 {
-    union zr_address number, own = {.v4 = {.sin_family = AF_UNSPEC}};
+    union zr_address number;
+    const union zr_address own = address_of(i);
     if (!*want || !strcmp(i->name, want))
         return true;
-    if (!zr_address_parse(want, 0, &number))
-        return false;
-    if (i->address.address4.sin_family == AF_INET6)
-        own.v6 = i->address.address6;
-    else
-        own.v4 = i->address.address4;
-    return same_host(&own, &number);
+    return zr_address_parse(want, 0, &number) && same_host(&own, &number);
 }
 
 /* Orders addresses: global before link-local, loopback last; of each, IPv4 before IPv6. */

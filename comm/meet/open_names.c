@@ -203,16 +203,8 @@ void zr_open_name_await(struct zr_open_name *e, uv_async_t *async)
         return;
     pthread_mutex_lock(&lock);
     e->async = async;
-    pthread_mutex_unlock(&lock);
-}
-
-void zr_open_name_ignore(struct zr_open_name *e)
-{
-    if (!e)
-        return;
-    pthread_mutex_lock(&lock);
-    e->async = NULL;
-    drop_handed(e);
+    if (!async)
+        drop_handed(e);
     pthread_mutex_unlock(&lock);
 }
 

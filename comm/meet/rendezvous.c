@@ -28,6 +28,7 @@ static void on_deadline(uv_timer_t *t)
     r->late = true;
 }
 
+/* `late` is false now, and true in ms. */
 static void start_deadline(struct zr_rendezvous *r, int64_t ms)
 {
     r->late = false;
@@ -67,6 +68,7 @@ static void look_for_ended(struct zr_rendezvous *r)
         }
 }
 
+/* Returns what bounded a wait of ms that is over, " (start_timeout_ms)"; "" for one that goes on. */
 static const char *limit_of(const struct zr_rendezvous *r, int64_t ms)
 {
     return ms < r->timeout_ms ? "" : r->limit;
@@ -102,6 +104,7 @@ static void start_looking(struct zr_rendezvous *r)
         uv_timer_start(&r->look, on_look, LOOK_MS, LOOK_MS);
 }
 
+/* Runs the loop until done or failed, or until timeout_ms are over since from_ms. Returns the failure. */
 static int run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const struct zr_rendezvous *r),
                     say_wait *say)
 {
@@ -134,6 +137,7 @@ static int run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rende
     return run_from(r, zr_hub_now_ms(r), done, say);
 }
 
+/* Writes "rank 2, rank 5" of the ranks that missing() names. Returns how many there are. */
 static int list_ranks(const struct zr_rendezvous *r, bool (*missing)(const struct zr_rendezvous *r, int rank),
                       char *text, size_t n_text)
 {
@@ -238,17 +242,14 @@ static int open_handles(struct zr_rendezvous *r)
     int err = uv_async_init(r->loop, &r->report, on_report);
     if (err)
         return zr_fail(ZR_ERR_SYSTEM, "rendezvous: uv_async_init: %s", uv_strerror(err));
-    uv_unref((uv_handle_t *)&r->report);
     r->report.data = r;
-    r->deadline.data = r->retry.data = r->patience.data = r->admit.data = r->answers.data = r->beat.data = r;
-    uv_timer_init(r->loop, &r->deadline); /* cannot fail */
-    uv_timer_init(r->loop, &r->retry);
-    uv_timer_init(r->loop, &r->patience);
-    uv_timer_init(r->loop, &r->admit);
-    uv_timer_init(r->loop, &r->answers);
-    uv_timer_init(r->loop, &r->look);
-    r->look.data = r;
-    uv_timer_init(r->loop, &r->beat);
+    uv_unref((uv_handle_t *)&r->report);
+    uv_timer_t *const timers[] = {&r->deadline, &r->retry, &r->patience, &r->admit,
+                                  &r->answers,  &r->look,  &r->beat};
+    for (size_t i = 0; i < sizeof timers / sizeof *timers; i++) {
+        uv_timer_init(r->loop, timers[i]); /* cannot fail */
+        timers[i]->data = r;
+    }
     uv_unref((uv_handle_t *)&r->beat);
     r->n_handles = 8;
     return 0;
@@ -462,13 +463,7 @@ void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, in
 void zr_rendezvous_report(struct zr_rendezvous *r, int code, const char *text)
 {
     zr_fork_last_failure(&r->last_failure, code, text);
-    uv_mutex_lock(&r->report_lock);
-    if (r->may_report && !r->report_code) {
-        snprintf(r->report_text, sizeof r->report_text, "%s", text);
-        r->report_code = code;
-        uv_async_send(&r->report); /* with the lock: the handle is not closed meanwhile */
-    }
-    uv_mutex_unlock(&r->report_lock);
+    (void)zr_hub_put_report(r, &r->reported, code, text);
 }
 
 void zr_rendezvous_close(struct zr_rendezvous *r)
