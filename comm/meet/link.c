@@ -118,7 +118,7 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
         buf->base = zr_frame_room(&l->in, &buf->len);
 }
 
-/* The owner may still wait for this link, and learns of its end. */
+/* The frame is too large. The owner may still wait for this link, and learns of its end. */
 static void refuse_large(struct zr_link *l)
 {
     char why[128];
@@ -225,8 +225,8 @@ static int start_link(struct zr_link *l)
     return uv_read_start((uv_stream_t *)&l->tcp, on_alloc, on_read);
 }
 
-/* Retrying a port of the ephemeral range can connect a socket to itself: TCP calls that a simultaneous open.
- * Such a link would answer its own hello and keep rank 0 from binding. */
+/* Returns whether the socket is connected to itself. Retrying a port of the ephemeral range can do that
+ * (TCP's simultaneous open). Such a link would answer its own hello and keep rank 0 from binding. */
 static bool is_own_mirror(struct zr_link *l)
 {
     union zr_address here, there;

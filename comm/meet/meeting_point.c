@@ -196,7 +196,7 @@ bool zr_meeting_host(const char *text, char host[sizeof((struct zr_world *)0)->h
     return take_host(text, strlen(text), host);
 }
 
-/* MASTER_ADDR and MASTER_PORT; *found: they are set. */
+/* Reads MASTER_ADDR and MASTER_PORT. *found: they are set. */
 static int find_master(struct zr_world *w, bool *found)
 {
     const char *addr = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
@@ -299,8 +299,8 @@ static void add_to_job(const char *const names[3], struct zr_world *w)
     }
 }
 
-/* Without --rdzv-id torchrun names each of its jobs "none". Two of them that live at the same time have other
- * addresses of their agents' store. */
+/* Names a job of torchrun, which calls each of its jobs "none" without --rdzv-id. Two of them that live at
+ * the same time have different addresses of their agents' store. */
 static void name_torchruns_job(struct zr_world *w)
 {
     const char *addr = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
@@ -324,7 +324,7 @@ static void find_job(const struct zr_launcher *l, struct zr_world *w)
         name_torchruns_job(w);
 }
 
-/* How often the job was started again, as zero-run says, or l. */
+/* Reads how often the job was started again, as zero-run or l says. */
 static int find_attempt(const struct zr_launcher *l, struct zr_world *w)
 {
     const char *const names[] = {"ZERO_ATTEMPT", l ? l->attempt : NULL};
@@ -338,7 +338,7 @@ static int find_attempt(const struct zr_launcher *l, struct zr_world *w)
 
 /* --- the meeting point --- */
 
-/* Below the ephemeral range; only this job's name leads there. */
+/* Derives the port from the job's name. It is below the ephemeral range. */
 static void use_port_of_job(struct zr_world *w)
 {
     const char *own = getenv("ZERO_JOB");
@@ -346,7 +346,8 @@ static void use_port_of_job(struct zr_world *w)
     w->is_port_of_own_job = own && *own;
 }
 
-/* MPICH's launcher gives its jobs no names. Its process is one for all ranks of a host. */
+/* Names a job of MPICH by its launcher's process, which is the same for all ranks of a host: MPICH gives
+ * its jobs no names. */
 static void name_by_process(const struct zr_launcher *l, struct zr_world *w)
 {
     long process = (long)zr_launcher_process(l);
@@ -367,7 +368,8 @@ static void meet_on_loopback(const struct zr_launcher *l, const struct hosts *h,
     snprintf(w->way, sizeof w->way, "%s", h->n ? "the launcher's only host" : "the launcher names no host");
 }
 
-/* Rank 0 is on another host of the list where the tasks were distributed otherwise: only itself knows. */
+/* Meets at the first host of Slurm's list. If the tasks were distributed otherwise, rank 0 is on another
+ * host, which only rank 0 knows. */
 static int meet_at_first(const struct hosts *h, struct zr_world *w)
 {
     const char *own = getenv("SLURMD_NODENAME");
@@ -382,7 +384,7 @@ static int meet_at_first(const struct hosts *h, struct zr_world *w)
     return 0;
 }
 
-/* An MPI's launcher or Slurm's, which give no address. */
+/* Finds where ranks meet if an MPI's launcher or Slurm started them, which give no address. */
 static int meet_by_launcher(const struct zr_launcher *l, struct zr_world *w)
 {
     struct hosts h;

@@ -322,7 +322,7 @@ int zr_address_source(const union zr_address *to, union zr_address *from)
 
 /* --- as text, with ports --- */
 
-/* A decimal number without zeros before it, from 1 to 65535. */
+/* Reads a decimal number without zeros before it, from 1 to 65535. 0: it is none. */
 static int read_port(const char *text)
 {
     int port = 0;
@@ -412,7 +412,7 @@ struct zr_lookup {
     char host[256];
 };
 
-/* With the lock, which is released. */
+/* Called with the lock, which it releases. Whoever is last frees l. */
 static void drop_hold(struct zr_lookup *l)
 {
     bool last = --l->n_holders == 0;

@@ -37,7 +37,8 @@ static void unlock_names(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* The parent's contexts are not the child's. Only what is safe in a signal handler is called. */
+/* Empties the list in a forked child: the parent's contexts are not the child's. Calls only what is safe
+ * in a signal handler. */
 static void empty_names(void)
 {
     for (struct zr_open_name *e = all; e; e = e->next)

@@ -322,6 +322,8 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
     return 0;
 }
 
+/* --- what is known of other ranks --- */
+
 void zr_rendezvous_describe(struct zr_rendezvous *r,
                             void (*describe)(void *arg, int rank, char *text, size_t n_text), void *arg)
 {
